@@ -57,6 +57,7 @@ from agentfsm.core.usage import AgentCost, SessionCost, Usage
 from agentfsm.engine.follow import JournalEvent
 from agentfsm.engine.replay import Divergence, Replay
 from agentfsm.ports.store import Filter
+from agentfsm.runs import Runs
 from agentfsm.streaming.stream import (
     AgentEvent,
     AgentEventType,
@@ -136,6 +137,7 @@ __all__ = [
     "RunEnded",
     "RunError",
     "RunNotFoundError",
+    "Runs",
     "SessionCost",
     "Settings",
     "State",

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from agentfsm.core.inbox import PostedItem
 from agentfsm.core.limits import Limits
 from agentfsm.core.run import Run
 from agentfsm.core.usage import AgentCost
 from agentfsm.engine.driver import Driver
 from agentfsm.ports.store import Clock, Store
+from agentfsm.runs import Runs
 from agentfsm.tools.permission import Permissions
 
 
@@ -55,6 +55,11 @@ class RunnableAgent(Protocol):
         """Driver of its runs. `driver.config` has its model, its tools and the rest of its settings."""
         ...
 
+    @property
+    def runs(self) -> Runs:
+        """Runs of its store, to look at and to decide in; `tools` check edited arguments."""
+        ...
+
     def with_(self, **changes: Any) -> RunnableAgent:
         """Return a variant of the agent."""
         ...
@@ -79,30 +84,6 @@ class RunnableAgent(Protocol):
 
     async def load(self, run_id: str) -> Run[Any]:
         """Return a run from its journal."""
-        ...
-
-    async def send(self, run_id: str, content: str) -> PostedItem:
-        """Give a run more input."""
-        ...
-
-    async def approve(
-        self,
-        run_id: str,
-        call_id: str,
-        *,
-        by: str = "",
-        arguments: Mapping[str, Any] | None = None,
-        digest: str | None = None,
-    ) -> None:
-        """Approve a call."""
-        ...
-
-    async def reject(self, run_id: str, call_id: str, *, message: str = "", by: str = "") -> None:
-        """Reject a call."""
-        ...
-
-    async def answer(self, run_id: str, call_id: str, content: str | None = None, *, by: str = "") -> None:
-        """Answer a question."""
         ...
 
     def cost(self, run: Run[Any]) -> AgentCost:

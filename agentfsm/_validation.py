@@ -44,6 +44,9 @@ def _are_functions(value: object) -> bool:
     return isinstance(value, Sequence) and all(map(callable, value))
 
 
+_is_store: Final = _has_members("create", "append", "post", "read", "subscribe", "aclose")
+_STORE_WANTED: Final = "a store, for example SQLiteStore('runs.db')"
+
 # What a field of an agent has to be, and what to give where it is something else.
 _AGENT_FIELDS: Final[Mapping[str, tuple[Predicate, str]]] = {
     "instructions": (_is_instance_of(str), "one text, '' for none"),
@@ -65,10 +68,7 @@ _AGENT_FIELDS: Final[Mapping[str, tuple[Predicate, str]]] = {
         "Reflector(model=...) of agentfsm.reflection, or a Judge of your own",
     ),
     "clock": (_has_members("now", "monotonic"), "a Clock, for example SystemClock()"),
-    "store": (
-        _has_members("create", "append", "post", "read", "subscribe", "aclose"),
-        "a store, for example SQLiteStore('runs.db')",
-    ),
+    "store": (_is_store, _STORE_WANTED),
     "durability": (lambda value: value in ("full", "normal"), "'full' or 'normal'"),
     "new_id": (callable, "a function that makes ids"),
     "target": (_is_instance_of(str), "'module:attribute'"),
@@ -85,6 +85,16 @@ def check_agent(agent: object) -> None:
         value = getattr(agent, name)
         if not fits(value):
             raise MisuseError(f"Agent({name}={_shorten_repr(value)}): give {wanted}")
+
+
+def check_store(store: object) -> None:
+    """Refuse an object that is not a store.
+
+    Raises:
+        MisuseError: naming it, and what to give.
+    """
+    if not _is_store(store):
+        raise MisuseError(f"Runs({_shorten_repr(store)}): give {_STORE_WANTED}")
 
 
 def _shorten_repr(value: object) -> str:

@@ -6,7 +6,6 @@ the same while somebody watches, `run_sync` the same from code that is not async
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import datetime
@@ -26,39 +25,32 @@ from agentfsm._validation import (
     as_messages,
     as_roles,
     as_states,
-    as_text,
     check_agent,
-    check_audit_query,
-    check_call_id,
     check_count,
     check_new_id,
     check_run,
     check_seconds,
     check_start_options,
-    check_version,
     to_plain_json,
 )
 from agentfsm.context import AutoSelect, SlidingWindow, TrimResults
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.header import Header
-from agentfsm.core.inbox import Cancel, Input, InputKind, Pause, Priority, Reject
+from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.json_text import round_timestamp
 from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, Message, Part, as_parts, check_history
-from agentfsm.core.pending import PendingKind
 from agentfsm.core.run import A_co, Run, begin_run
 from agentfsm.core.settings import Settings
-from agentfsm.core.usage import AgentCost, SessionCost, Usage
-from agentfsm.decisions import build_answer, build_approval, build_settlement, find_pending, post_decision, wake_callers
-from agentfsm.engine.audit import AuditTrail, audit_run_tree
+from agentfsm.core.usage import AgentCost, SessionCost
+from agentfsm.decisions import wake_callers
 from agentfsm.engine.driver import Driver
 from agentfsm.engine.execution import journal as journals
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.cost import calculate_run_cost, calculate_session_cost
 from agentfsm.engine.execution.fairness import StepThrottle
-from agentfsm.engine.follow import JournalFollower
 from agentfsm.engine.fork import build_fork_events
 from agentfsm.engine.replay import Replay, replay
 from agentfsm.models.model_names import resolve_model
@@ -66,6 +58,7 @@ from agentfsm.ports.context import Context
 from agentfsm.ports.model import Model, OutputMode
 from agentfsm.ports.policies import Judge, ToolSelector
 from agentfsm.ports.store import ALL_RUNS, Clock, Durability, Filter, Store, SystemClock
+from agentfsm.runs import Prompt, Runs
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.rules import check_run_id
 from agentfsm.streaming import log
@@ -99,8 +92,6 @@ WORKER_POLL_S: Final = 1.0
 # Of a run's nonce: enough that no two runs ever have the same.
 NONCE_BYTES: Final = 8
 
-Prompt = str | Part | tuple[Part, ...] | list[Part]
-
 
 class StartOptions(TypedDict, total=False):
     """What `Agent.start` takes beside the prompt, and says what it means."""
@@ -129,7 +120,7 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
     check_agent(agent)
     log.preload()
     if agent.limits.usd is not None:
-        agent.model.cost_usd(Usage(input_tokens=1))  # loads the price list, 0.4 s: here, not in the event loop
+        agent.model.prepare()  # here, and not in the event loop, where `check_price` asks for a price
     answers = _build_answers(agent)
     added = "" if answers is None else answers.instructions
     engine = EngineConfig(
@@ -149,6 +140,16 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
         log_prompts=agent.log_prompts,
     )
     return Driver(config=engine, store=agent.store, durability=agent.durability, pause_before=agent.pause_before)
+
+
+def _build_client(agent: Agent[Any]) -> Runs:
+    return Runs(
+        agent.store,
+        tools={agent.name: agent.tools},
+        clock=agent.clock,
+        durability=agent.durability,
+        ended_runs=agent.driver.ended_runs,
+    )
 
 
 def _build_answers(agent: Agent[Any]) -> OutputSpec | None:
@@ -225,6 +226,8 @@ class Agent(Generic[A_co]):
     # Whether prompts are logged at DEBUG, masked.
     driver: Driver[A_co] = attrs.field(init=False, default=attrs.Factory(_build_driver, takes_self=True))
     # Drives the runs, for all that is written with the verbs below and for who serves them to others.
+    runs: Runs = attrs.field(init=False, default=attrs.Factory(_build_client, takes_self=True))
+    # Client for the runs in the agent's store. It also lists and deletes them.
 
     def __repr__(self) -> str:
         tools = ", ".join([*self.tools.names, *("..." for _ in self.tools.sources)])
@@ -419,50 +422,20 @@ class Agent(Generic[A_co]):
             await anyio.sleep(LEASE_POLL_S)
 
     async def load(self, run_id: str, *, at: int | None = None) -> Run[A_co]:
-        """Return a run from its journal: as it stands, or as it was at version `at`.
-
-        Raises:
-            RunNotFoundError: when the store holds no such run.
-            MisuseError: when the run has no such version.
-        """
-        check_run_id(run_id)
-        return await self.driver.load(run_id, at)
+        """Return a run from its journal: as it stands, or as it was at version `at`. See `Runs.load`."""
+        return self.driver.attach_decoder(await self.runs.load(run_id, at=at))
 
     async def history(self, run_id: str) -> tuple[Event, ...]:
-        """Return the journal of a run: what happened, oldest first; event number n made version n.
-
-        Raises:
-            RunNotFoundError: when the store holds no such run.
-        """
-        check_run_id(run_id)
-        return (await self.store.read(run_id)).events
+        """Return the events of a run's journal, oldest first. See `Runs.history`."""
+        return await self.runs.history(run_id)
 
     async def audit(self, run_id: str) -> tuple[AuditRecord, ...]:
-        """Return a record of each call of a run, oldest first: who asked for what, who let it run, how it ended.
-
-        It is read off the journal. The calls of an agent that is a tool stand right behind the call that it served.
-
-        Raises:
-            RunNotFoundError: when the store holds no such run.
-        """
-        check_run_id(run_id)
-        return await audit_run_tree(self.store, run_id)
+        """Return a record of each call of a run, oldest first. See `Runs.audit`."""
+        return await self.runs.audit(run_id)
 
     def audits(self, where: Filter = ALL_RUNS, *, since: float = -inf) -> AsyncIterator[AuditRecord]:
-        """Return the calls of all runs that a filter takes, each once: `async for record in agent.audits(): ...`.
-
-        The newest run comes first, and each run's calls in their order; the store is read page by page. A run of an
-        agent that is a tool is one among the others here.
-
-        Args:
-            where: Which runs, whoever's they are.
-            since: Seconds since 1970: runs that were over before are left out.
-
-        Raises:
-            MisuseError: when one of the two is of a wrong type.
-        """
-        check_audit_query(where, since)
-        return AuditTrail(self.store, where, since)
+        """Return a record of each call of all runs that a filter takes. See `Runs.audits`."""
+        return self.runs.audits(where, since=since)
 
     async def fork(
         self,
@@ -578,39 +551,14 @@ class Agent(Generic[A_co]):
         await worker.run(until_idle=until_idle)
 
     def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[JournalEvent]:
-        """Return the events of a run's journal, as they are written: `async for item in agent.events(run_id): ...`.
-
-        Any process may drive the run; watching it costs that process nothing. The iteration ends with the run. While
-        the run waits for a person, or no worker drives it, the iterator waits too. It is safe to break out of the loop
-        or to cancel the task at any time. The store wakes the iterator where it can. The iterator also polls each
-        second, and each 0.1 s while it finds events that the store did not announce, as with a SQLite file that
-        another process writes.
-
-        Args:
-            run_id: The run.
-            after: The version to begin after: 0 for all events, `item.version` of the last one seen to go on.
-
-        Raises:
-            RunNotFoundError: by the iteration, when the store holds no such run, or no longer.
-            MisuseError: when `after` is no version, or the iteration finds that the run has not come to it.
-        """
-        check_run_id(run_id)
-        check_version(after)
-        return JournalFollower(self.store, run_id, after)
+        """Return the events of a run's journal as they are written, by any process. See `Runs.events`."""
+        return self.runs.events(run_id, after=after)
 
     async def wait(self, run_id: str) -> Run[A_co]:
-        """Return a run that others drive, once it is over or waits for a person, for input or for a time.
+        """Return a run that a worker drives, once it is over or waits. See `Runs.wait`."""
+        return self.driver.attach_decoder(await self.runs.wait(run_id))
 
-        A posted decision counts before a worker has read it: after `approve` this waits for the outcome. If no worker
-        drives the run, this waits for ever; set a bound with `anyio.fail_after`.
-
-        Raises:
-            RunNotFoundError: when the store holds no such run, or no longer.
-        """
-        check_run_id(run_id)
-        return await self.driver.wait(run_id)
-
-    # What anybody may say to a run, from any process.
+    # Decisions and requests, from any process. `Runs` has the same without an agent.
 
     async def approve(
         self,
@@ -621,35 +569,12 @@ class Agent(Generic[A_co]):
         arguments: Mapping[str, Any] | None = None,
         digest: str | None = None,
     ) -> None:
-        """Let a call run; it does when the run is resumed.
-
-        Args:
-            run_id: The run, as `run.pending` names it: a sub-agent's own, where that waits.
-            call_id: The call.
-            by: Who says so.
-            arguments: Run it with these in place of the model's own, as plain JSON; the history then says the same.
-            digest: Of what was shown to whoever decides (`Pending.digest`): a yes to anything else is refused. None:
-                whatever the run asks now.
-
-        Raises:
-            MisuseError: when the run has no such call, or the arguments do not fit its tool.
-            ConflictError: when it was decided already, the time is up, or it is another call than was shown.
-        """
-        check_call_id(run_id, call_id)
-        run, item = await find_pending(self.store, run_id, call_id, PendingKind.APPROVAL, digest=digest)
-        tool = self.tools.get(item.tool) if run.header.agent == self.name else None
-        await post_decision(self.store, run, item, build_approval(item, arguments, tool, by=by))
+        """Approve a call, perhaps with edited `arguments`. It runs when the run is resumed. See `Runs.approve`."""
+        await self.runs.approve(run_id, call_id, by=by, arguments=arguments, digest=digest)
 
     async def reject(self, run_id: str, call_id: str, *, message: str = "", by: str = "") -> None:
-        """Do not let a call run; the model reads the message.
-
-        Raises:
-            MisuseError: when the run has no such call.
-            ConflictError: when it was decided already, or the time is up.
-        """
-        check_call_id(run_id, call_id)
-        run, item = await find_pending(self.store, run_id, call_id, PendingKind.APPROVAL)
-        await post_decision(self.store, run, item, Reject(call_id=call_id, by=by, message=as_text(message, "message")))
+        """Reject a call. It does not run, and the model reads the message. See `Runs.reject`."""
+        await self.runs.reject(run_id, call_id, message=message, by=by)
 
     async def answer(
         self,
@@ -662,30 +587,8 @@ class Agent(Generic[A_co]):
         by: str = "",
         digest: str | None = None,
     ) -> None:
-        """Answer a question: give the result of a call that comes from outside, or what a tool has asked in its call.
-
-        The result of `ask_user`, or of a tool with `external=True`, is text. What a tool asks with `InputRequired` is
-        answered with an object that fits the question's schema, or with plain text where that is one string; several
-        questions are answered at once, by their keys. The tool is then called again.
-
-        Args:
-            run_id: The run, as `run.pending` names it.
-            call_id: The call.
-            content: What the model reads; or the answer to the tool, None where there is nothing to fill in. Of
-                several answers, None declines one.
-            failed: Whether a result is an error.
-            declined: The person does not want to answer the tool.
-            by: Who says so.
-            digest: Of what was shown to whoever answers (`Pending.digest`): an answer to anything else is refused.
-                None: whatever the call asks now.
-
-        Raises:
-            MisuseError: when the run waits for no such answer, or it does not fit what was asked; nothing is lost.
-            ConflictError: when it was answered already, the time is up, or something else is asked than was shown.
-        """
-        check_call_id(run_id, call_id)
-        run, item = await find_pending(self.store, run_id, call_id, PendingKind.QUESTION, digest=digest)
-        await post_decision(self.store, run, item, build_answer(item, content, failed=failed, declined=declined, by=by))
+        """Give the result of a call that comes from outside, or the input that a tool asks for. See `Runs.answer`."""
+        await self.runs.answer(run_id, call_id, content, failed=failed, declined=declined, by=by, digest=digest)
 
     async def settle(
         self,
@@ -697,24 +600,8 @@ class Agent(Generic[A_co]):
         rerun: bool = False,
         by: str = "",
     ) -> None:
-        """Say what became of a call that was in flight when its worker died.
-
-        Args:
-            run_id: The run.
-            call_id: The call.
-            result: It was done, and this is what it returned.
-            failed: It failed, and this is how.
-            rerun: Run it again, under the same idempotency key.
-            by: Who says so.
-
-        Raises:
-            MisuseError: when not exactly one of the three is given, or the run has no such call.
-            ConflictError: when it was decided already.
-        """
-        check_call_id(run_id, call_id)
-        decision = build_settlement(call_id, result, failed, rerun=rerun, by=by)
-        run, item = await find_pending(self.store, run_id, call_id, PendingKind.OUTCOME)
-        await post_decision(self.store, run, item, decision)
+        """Record the outcome of a call that was in flight when its worker died. See `Runs.settle`."""
+        await self.runs.settle(run_id, call_id, result=result, failed=failed, rerun=rerun, by=by)
 
     async def send(
         self,
@@ -726,61 +613,16 @@ class Agent(Generic[A_co]):
         at: datetime | float | None = None,
         key: str | None = None,
     ) -> PostedItem:
-        """Give a run more input; it reads it at its next OBSERVE. Durable when this returns.
-
-        Args:
-            run_id: A run that is not over.
-            content: Text or parts.
-            kind: The user's own words, or a note of the system.
-            priority: What goes first where several inputs wait.
-            at: A datetime with its time zone, or seconds since 1970, before which it is not read: a timer. It does not
-                keep a run from ending.
-            key: Unique in the run: a second input of the same key is not taken in again.
-
-        Raises:
-            ConflictError: when the run is over, or 1,000 posts wait in its inbox: it has to take some in first.
-            MisuseError: when there is no such kind or priority, or `at` is no time; nothing was posted.
-        """
-        check_run_id(run_id)
-        item = Input(kind=kind, parts=self._check_prompt(content), priority=priority, due_at=at)
-        posted = await self.store.post(run_id, f"input:{key or secrets.token_hex(8)}", item)
-        header = await journals.read_header(self.store, run_id)
-        await wake_callers(self.store, run_id, header.parent, posted.key)
-        return posted
+        """Send a run more input that the model can take. The run reads it at its next OBSERVE. See `Runs.send`."""
+        return await self.runs.send(run_id, self._check_prompt(content), kind=kind, priority=priority, at=at, key=key)
 
     async def pause(self, run_id: str, *, by: str = "", message: str = "") -> None:
-        """Let a run rest at its next boundary between two steps, until it is resumed.
-
-        Whoever drives it stops there, within seconds where that is another process; a call to a model or a tool that
-        is under way ends first.
-
-        Raises:
-            ConflictError: when the run is over.
-            MisuseError: when it works for another run, which is the one to pause.
-        """
-        check_run_id(run_id)
-        parent = (await journals.read_header(self.store, run_id)).parent
-        if parent is not None:
-            raise MisuseError(f"run {run_id!r} works for run {parent!r}: pause that one")
-        await self.store.post(run_id, f"pause:{secrets.token_hex(8)}", Pause(by=by, message=message))
-        await self._apply_posted(run_id)
+        """Pause a run at its next boundary between two steps, until it is resumed. See `Runs.pause`."""
+        await self.runs.pause(run_id, by=by, message=message)
 
     async def cancel(self, run_id: str, *, by: str = "", message: str = "") -> None:
-        """End a run: at once if nobody drives it, else as soon as its driver hears of it (seconds).
-
-        Raises:
-            ConflictError: when the run is over, and not because it was cancelled.
-        """
-        check_run_id(run_id)
-        posted = await self.store.post(run_id, "cancel", Cancel(by=by, message=message))
-        await self._apply_posted(run_id)
-        header = await journals.read_header(self.store, run_id)
-        await wake_callers(self.store, run_id, header.parent, posted.key)
-
-    async def _apply_posted(self, run_id: str) -> None:
-        """Do what was just posted, if nobody drives the run who would."""
-        with suppress(LeaseHeldError):
-            await self.driver.run_until_blocked(run_id, None, apply_requests_only=True)
+        """End a run and the runs of the agents below it. See `Runs.cancel`."""
+        await self.runs.cancel(run_id, by=by, message=message)
 
     # What it may be to others.
 

@@ -103,27 +103,33 @@ async def post_decision(store: Store, run: Run, item: Pending, decision: Decisio
     await wake_callers(store, run.id, run.header.parent, _build_key(run, item))
 
 
-def build_approval(
-    item: Pending, arguments: Mapping[str, Any] | None, tool: Tool[..., Any] | None, *, by: str
-) -> Approve:
-    """Return the yes to a call.
+def build_approval(item: Pending, arguments: Mapping[str, Any] | None, *, by: str) -> Approve:
+    """Return the approval of a call.
 
     Args:
-        item: What was asked.
-        arguments: A person's, in place of the model's; None where these stand.
-        tool: What is called; None where it is another agent's, who sees later whether the arguments fit.
-        by: Who says so.
+        item: The question.
+        arguments: A person's arguments, in place of the model's; None to keep the model's.
+        by: Who approves.
 
     Raises:
-        MisuseError: when the arguments are no JSON or do not fit the tool; nothing is posted.
+        MisuseError: when the arguments are no JSON.
     """
     edited = None if arguments is None else json.dumps(to_plain_json(arguments, "arguments"), ensure_ascii=False)
-    if edited is not None and tool is not None:
-        try:
-            tool.bind_and_check(edited)
-        except ArgumentsError as error:
-            raise MisuseError(f"{item.call_id} was not approved: {error}") from None
     return Approve(call_id=item.call_id, by=by, arguments=edited, digest=item.digest)
+
+
+def check_edited_arguments(approval: Approve, tool: Tool[..., Any] | None) -> None:
+    """Validate the edited arguments of an approval, if there are any and the tool is known.
+
+    Raises:
+        MisuseError: when they do not fit the tool.
+    """
+    if approval.arguments is None or tool is None:
+        return
+    try:
+        tool.bind_and_check(approval.arguments)
+    except ArgumentsError as error:
+        raise MisuseError(f"{approval.call_id} was not approved: {error}") from None
 
 
 def build_settlement(call_id: str, result: str | None, failed: str | None, *, rerun: bool, by: str) -> Settle | Rerun:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,13 +18,12 @@ from agentfsm._runnable_agent import RunnableAgent
 from agentfsm._validation import check_count, check_seconds
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.fingerprint import short_hash
-from agentfsm.core.inbox import Cancel
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.core.tool_traits import Level, ToolKind
-from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.parent import Parent, child_run_id
 from agentfsm.engine.tool_calls.child_runs import build_final_result, build_unresponsive_result
+from agentfsm.engine.unattended import cancel_child_run
 from agentfsm.streaming.stream import AgentEvent, AgentEventType
 from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 from agentfsm.tools.schema.binding import Arguments
@@ -69,7 +67,7 @@ def make_agent_tool(
     if told := {"read_only", "idempotent", "kind", "grace_s"} & options.keys():
         raise MisuseError(f"as_tool() takes no {', '.join(sorted(told))}: that follows from the agent's own tools")
     config = agent.driver.config
-    config.model.cost_usd(Usage(input_tokens=1))  # loads the price list, 0.4 s: here, not in the event loop
+    config.model.prepare()  # here, and not in the event loop of a caller
     agent.driver.check_price()
     child = _SubagentTool(agent, prompt, turns, timeout_s)
     tools = list(config.registry)
@@ -125,14 +123,9 @@ class _SubagentTool:
 
     async def end_run(self, store: Store, clock: Clock, run_id: str) -> ToolReturn:
         """End a run of the agent for good, since its caller or the call of it ends, and tell what it did."""
-        agent = self.agent.with_(store=store, clock=clock)
-        run = await agent.load(run_id)
-        if not run.is_over:
-            with suppress(ConflictError):  # it has ended meanwhile, or another has its lease
-                await store.post(run_id, "cancel", Cancel(by="its caller"))
-                await agent.driver.run_until_blocked(run_id, None, apply_requests_only=True)
-            run = await agent.load(run_id)
-        model = agent.driver.config.model
+        driver = self.agent.driver
+        model, tools = driver.config.model, driver.config.registry
+        run = await cancel_child_run(store, run_id, clock=clock, tools=tools, durability=driver.durability)
         return build_final_result(run, model) if run.is_over else build_unresponsive_result(run, model)
 
     def _build_prompt(self, arguments: dict[str, Any]) -> str:

@@ -26,6 +26,17 @@ FAMILIES = {"context", "reflection"}
 FRONT = {
     *("_runnable_agent", "_validation", "agent", "cli", "decisions", "mcp", "subagent", "testing", "worker"),
     *("__init__", "__main__"),
+    "_validation",
+    "agent",
+    "cli",
+    "decisions",
+    "mcp",
+    "runs",
+    "subagent",
+    "testing",
+    "worker",
+    "__init__",
+    "__main__",
 }
 
 # Part of the package -> the parts that it may import, also inside functions and under TYPE_CHECKING.

@@ -84,7 +84,7 @@ def test_two_packages_with_one_name(installed):
     """Neither is chosen in silence."""
     install(installed, "other-package", "[agentfsm.stores]\nshelf = other_package:open_shelf\n")
     find_plugins.cache_clear()
-    with pytest.raises(MisuseError, match="'shelf' of agentfsm.stores is provided by .*other-package"):
+    with pytest.raises(MisuseError, match=r"'shelf' of agentfsm.stores is provided by .*other-package"):
         open_store("shelf://x")
 
 

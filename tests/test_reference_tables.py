@@ -7,7 +7,7 @@ from pathlib import Path
 from agentfsm import StopReason
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.parser import build_parser
-from agentfsm.core import errors
+from agentfsm.core import errors, run
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -41,8 +41,9 @@ def test_the_stop_reasons():
 
 def test_the_errors():
     """docs/errors.md names each error class, and no other."""
+    modules = vars(errors) | vars(run)
     classes = {
-        name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.AgentError)
+        name for name, value in modules.items() if isinstance(value, type) and issubclass(value, errors.AgentError)
     }
     named = {word for word in words(ERRORS) if word.endswith("Error") or word == "ModelRetry"}
     assert named == classes

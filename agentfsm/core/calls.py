@@ -68,6 +68,8 @@ class OpenCall(Value):
     # What it will do, for the person who approves it.
     digest: str = ""
     # Of the tool and the arguments that the person is asked about.
+    error: str = ""
+    # Why the last approval was not carried out, while the person is asked again.
     pending: tuple[Pending, ...] = ()
     # What it waits for, in the phase PAUSED.
     inquiry: Inquiry | None = None

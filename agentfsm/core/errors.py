@@ -5,7 +5,7 @@ AgentError
         IllegalTransitionError   the event does not fit the state
         DuplicateToolError       two tools of one name
         ClosedError              used after it was closed
-    RunError                 the run did not end in DONE; carries the run
+    RunError                 the run did not end in DONE; carries the run (defined in `run`)
     StepError                the world failed inside a step; the engine turns it into an event
         ModelError               the model could not be asked, or its answer not be used
             ModelUnavailableError    overload, outage, time-out: asking again may help

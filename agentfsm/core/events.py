@@ -202,6 +202,8 @@ class ApprovalAsked(Event):
     # What the call will do, where the tool says so.
     digest: str = ""
     # Of the tool and the arguments that are asked about: a yes holds for nothing else.
+    error: str = ""
+    # Why the last approval was not carried out; empty where the call was not approved before.
 
 
 @attrs.frozen(kw_only=True)

@@ -57,5 +57,7 @@ class Pending(Value):
     # None: it waits for ever.
     digest: str = ""
     # Of what is asked: what an approval, or the answer to a tool's questions, is bound to.
+    error: str = ""
+    # Why the last approval was not carried out: its arguments did not fit the tool. Empty otherwise.
     questions: tuple[Question, ...] = ()
     # What a tool asks in the middle of its call, all answered at once; empty where the answer is the call's result.

@@ -183,7 +183,9 @@ def _reduce_tool_finished(run: RunFields, event: e.ToolFinished) -> Changes:
 
 def _reduce_tool_lost(run: RunFields, event: e.ToolLost) -> Changes:
     losses = run.open_call(event.call_id).losses + 1
-    return _evolve_call(run, event, phase=Phase.OUTCOME_UNKNOWN, losses=losses, expires_at=None, digest="", pending=())
+    return _evolve_call(
+        run, event, phase=Phase.OUTCOME_UNKNOWN, losses=losses, expires_at=None, digest="", error="", pending=()
+    )
 
 
 def _reduce_tool_paused(run: RunFields, event: e.ToolPaused) -> Changes:
@@ -208,16 +210,17 @@ def _reduce_approval_asked(run: RunFields, event: e.ApprovalAsked) -> Changes:
         expires_at=event.expires_at,
         description=event.description,
         digest=event.digest,
+        error=event.error,
     )
 
 
 def _reduce_approval_given(run: RunFields, event: e.ApprovalGiven) -> Changes:
     if event.arguments is None:
-        return _evolve_call(run, event, phase=Phase.APPROVED, expires_at=None)
+        return _evolve_call(run, event, phase=Phase.APPROVED, expires_at=None, error="")
     # A person's arguments stand in the place of the model's, also in the message that asked for the call.
     own = run.open_call(event.call_id).call
     call = attrs.evolve(own, arguments=event.arguments, key=event.key or own.key)
-    changes = _evolve_call(run, event, phase=Phase.APPROVED, expires_at=None, call=call)
+    changes = _evolve_call(run, event, phase=Phase.APPROVED, expires_at=None, error="", call=call)
     calls = tuple([entry.call for entry in changes["open"]])
     return {**changes, "reply": None if run.reply is None else attrs.evolve(run.reply, calls=calls)}
 

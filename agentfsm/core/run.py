@@ -292,6 +292,7 @@ def _call_pending(run: Run[Any], entry: OpenCall) -> tuple[Pending, ...]:
         description=entry.description,
         expires_at=entry.expires_at,
         digest=entry.digest,
+        error=entry.error,
     )
     return (own,)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import attrs
 
@@ -19,13 +19,12 @@ from agentfsm.core.events import Resumed
 from agentfsm.core.machine import State
 from agentfsm.core.run import A_co, Run
 from agentfsm.core.usage import Usage
-from agentfsm.engine.execution import journal as journals
 from agentfsm.engine.execution.budget import Budget
 from agentfsm.engine.execution.config import EngineConfig
+from agentfsm.engine.execution.execution import build_execution
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.execution.journal import Journal
-from agentfsm.engine.follow import wait_until_blocked
-from agentfsm.engine.step import apply_requests, build_execution, run_steps
+from agentfsm.engine.step import run_steps
 from agentfsm.ports.store import Durability, Lease, Store
 from agentfsm.tokens.ledger import TokenLedger
 from agentfsm.tools.builtin import find_builtin
@@ -52,20 +51,8 @@ class Driver(Generic[A_co]):
     pause_before: frozenset[State]
     # States before which a run rests until it is resumed.
     _ledgers: OrderedDict[tuple[str, float], TokenLedger] = attrs.field(init=False, factory=OrderedDict)
-    _ended_runs: OrderedDict[str, Run[Any]] = attrs.field(init=False, factory=OrderedDict)
+    ended_runs: OrderedDict[str, Run[Any]] = attrs.field(init=False, factory=OrderedDict)
     # The last runs of conversations, by id.
-
-    async def load(self, run_id: str, at: int | None = None) -> Run[A_co]:
-        """Return a run from its journal: as it stands, or as it was at version `at`.
-
-        Raises:
-            RunNotFoundError: when the store holds no such run.
-        """
-        return self.attach_decoder(await journals.load_run(self.store, run_id, at, self._ended_runs))
-
-    async def wait(self, run_id: str) -> Run[A_co]:
-        """Return a run that others drive once it is over or waits for something that has not come."""
-        return self.attach_decoder(await wait_until_blocked(self.store, run_id, self._ended_runs))
 
     def attach_decoder(self, run: Run[Any]) -> Run[A_co]:
         """Return the run with what makes its `output`."""
@@ -78,7 +65,6 @@ class Driver(Generic[A_co]):
         deps: Any,
         *,
         once: bool = False,
-        apply_requests_only: bool = False,
         resume: bool = False,
         takeover: bool = False,
         lease: Lease | None = None,
@@ -93,7 +79,6 @@ class Driver(Generic[A_co]):
             run: A run as somebody has it, which must be the newest one; or the id of one that is in the store.
             deps: Handed to tools as `ctx.deps`; never stored.
             once: Whether to perform a single effect.
-            apply_requests_only: Whether to do only what the run's inbox asks for, such as to end it.
             resume: Whether a pause of the run ends.
             takeover: Whether to take the run from the worker that drives it.
             lease: Of this very run, where the caller holds it: it is given back with the end of this call.
@@ -112,7 +97,7 @@ class Driver(Generic[A_co]):
         if not is_stored:
             self.check_price()
         engine = self.config
-        if engine.registry.sources and not apply_requests_only:
+        if engine.registry.sources:
             await engine.registry.refresh()
             run = self._refresh_fingerprint(run)
         journal = await Journal.open(
@@ -126,22 +111,20 @@ class Driver(Generic[A_co]):
             must_be_new=once,
             durability=self.durability,
             pause_before=self.pause_before,
-            ended_runs=self._ended_runs,
+            ended_runs=self.ended_runs,
         )
         del run  # the journal has its newest value: this one would stay for as long, at 900 bytes
-        journal.run = cast("Run", self.attach_decoder(journal.run))
+        journal.run = self.attach_decoder(journal.run)
         try:
-            if not apply_requests_only and (is_stored or journal.run.version) and not journal.run.is_over:
+            if (is_stored or journal.run.version) and not journal.run.is_over:
                 if is_stored:
                     self.check_price()
                 self._record_resumption(journal, resume=resume)
             drive = build_execution(
                 engine, journal, deps, self._take_ledger(journal.run), parent_budget, resume=resume, takeover=takeover
             )
-            await (apply_requests(drive) if apply_requests_only else run_steps(drive, throttle, once=once))
+            await run_steps(drive, throttle, once=once)
             self._cache(journal.run, drive.ledger)
-            drive.close()
-            return cast("Run[A_co]", journal.run)
         except GeneratorExit:  # the coroutine was closed, perhaps after its event loop: it can wait for nothing more
             journal.release()
             raise
@@ -156,6 +139,7 @@ class Driver(Generic[A_co]):
             ) from cancellation
         finally:
             await journal.close()
+        return journal.run
 
     def check_price(self) -> None:
         """Refuse a limit of money that cannot be kept, since the price is unknown.
@@ -200,13 +184,13 @@ class Driver(Generic[A_co]):
                     "agent does not have: resume it with an agent that has it, or cancel it; nothing was changed",
                 )
 
-    def _take_ledger(self, run: Run) -> TokenLedger:
+    def _take_ledger(self, run: Run[Any]) -> TokenLedger:
         own = self._ledgers.pop((run.id, run.created_at), None)
         return own or self._take_predecessor_ledger(run) or TokenLedger(own_start=run.own_start)
 
     def _take_predecessor_ledger(self, run: Run) -> TokenLedger | None:
         """Take the count of the run that this one goes on from, where that is at hand."""
-        last = self._ended_runs.get(run.header.after or "")
+        last = self.ended_runs.get(run.header.after or "")
         if last is None or last.messages is not run.prior:
             return None
         tally = self._ledgers.pop((last.id, last.created_at), None)
@@ -214,13 +198,13 @@ class Driver(Generic[A_co]):
             tally.resume_from(run.own_start)
         return tally
 
-    def _cache(self, run: Run, ledger: TokenLedger) -> None:
+    def _cache(self, run: Run[Any], ledger: TokenLedger) -> None:
         """Keep what the next driving call, or the next run of the conversation, would have to read or count anew."""
         if run.is_over:
             if run.header.session is None and not run.prior:
                 return
-            self._ended_runs.pop(run.header.after or "", None)
-            _put_bounded(self._ended_runs, run.id, run, MAX_CONVERSATIONS)
+            self.ended_runs.pop(run.header.after or "", None)
+            _put_bounded(self.ended_runs, run.id, run, MAX_CONVERSATIONS)
         _put_bounded(self._ledgers, (run.id, run.created_at), ledger, MAX_LEDGERS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -10,12 +11,16 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core import loop_detection
 from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import JSON
 from agentfsm.core.usage import Usage
 from agentfsm.core.verdict import Action, Verdict
+from agentfsm.engine.execution.outcome import StepOutcome
+from agentfsm.engine.execution.run_end import stop_at_limit
 from agentfsm.engine.execution.tool_access import build_context
 from agentfsm.engine.model_calls.side_request import send_side_request
+from agentfsm.engine.stop_requests import find_requested_stop
 from agentfsm.ports.model import OutputForm, OutputMode
 from agentfsm.tools.queue.result_text import describe_error
 
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.execution.output import OutputSpec
+    from agentfsm.engine.tool_calls.host import ToolCalls
     from agentfsm.ports.policies import Judge, JudgeAsk
 
 # What a finding says, the first and the second time; the third stops the run.
@@ -39,65 +45,74 @@ _LOOP_STOP_NOTE: Final = "You are repeating yourself: {what}."
 _REFUSAL_NOTE: Final = "Your answer was refused: {why}\n{how}"
 
 
-async def review_results(execution: Execution, effect: Reflect) -> None:
-    """Go on after tools, unless a limit is reached, the run goes round in circles, or a judge wants it otherwise."""
-    engine, journal = execution.config, execution.journal
+async def reflect(execution: Execution, effect: Reflect, _calls: ToolCalls) -> StepOutcome:
+    """Review the results of tools, or the draft of an answer, and return how the run goes on."""
+    if effect.draft is None:
+        return await _review_results(execution, effect)
+    objection = await _review_draft(execution, effect)
+    return await _accept_draft(execution) if objection is None else objection
+
+
+async def _review_results(execution: Execution, effect: Reflect) -> StepOutcome:
+    """Go on after tools, unless a limit is reached, the run repeats itself, or a judge wants it otherwise."""
+    config, journal = execution.config, execution.journal
     if (stop := execution.budget.find_stop_reason()) is not None:
-        return execution.stop_at_limit(*stop)
+        return stop_at_limit(execution, *stop)
     if effect.verdict is not None:
-        return journal.commit(_build_continuation(effect.verdict))
+        return StepOutcome((_build_continuation(effect.verdict),))
     if (loop := _find_loop(execution)) is not None:
         return _warn_of_loop(execution, loop, e.Continued())
-    if engine.judge is not None and engine.judge.wants(journal.run):
-        return await _run_judge(execution, engine.judge)
-    return journal.commit(e.Continued())
+    if config.judge is not None and config.judge.wants(journal.run):
+        return await _run_judge(execution, config.judge)
+    return StepOutcome((e.Continued(),))
 
 
-async def review_draft(execution: Execution, effect: Reflect) -> bool:
-    """Whether a draft may be accepted; else commit what is said against it.
+async def _review_draft(execution: Execution, effect: Reflect) -> StepOutcome | None:
+    """Return the objection to a draft, or the verdict of a judge to be recorded; None if the draft may be accepted."""
+    config, journal, verdict = execution.config, execution.journal, effect.verdict
+    if verdict is not None:
+        return None if verdict.action is Action.ACCEPT else _send_back(execution, _build_continuation(verdict))
+    spec = config.output_spec
+    if spec is not None and (why := await spec.check(effect.draft or "", build_context(execution))) is not None:
+        return _refuse_draft(execution, spec, why)
+    if config.judge is not None and config.judge.wants(journal.run):
+        return await _run_judge(execution, config.judge)
+    return None
+
+
+async def _accept_draft(execution: Execution, *, reread: bool = False) -> StepOutcome:
+    """Accept the draft, unless input has arrived that it does not answer.
 
     Args:
-        execution: The driving call.
-        effect: Holds the draft, and what a judge has said of it already.
+        execution: The execution of the run.
+        reread: Whether to read the inbox anew, since something arrived before the end was written. It may be a late
+            decision and no input: then the draft still stands, and the model must not go on from it.
     """
-    engine, journal, verdict = execution.config, execution.journal, effect.verdict
-    if verdict is None:
-        answers = engine.output_spec
-        if (
-            answers is not None
-            and (why := await answers.check(effect.draft or "", build_context(execution))) is not None
-        ):
-            _refuse_draft(execution, answers, why)
-            return False
-        if engine.judge is not None and engine.judge.wants(journal.run):
-            await _run_judge(execution, engine.judge)
-            return False
-    elif verdict.action is not Action.ACCEPT:
-        _send_back(execution, _build_continuation(verdict))
-        return False
-    return True
+    rows = await execution.journal.read_inbox(force=reread)
+    if (stop := await find_requested_stop(execution, rows)) is not None:
+        return stop
+    if any(isinstance(row.item, Input) for row in rows):
+        return StepOutcome((e.Continued(),))
+    retry = partial(_accept_draft, execution, reread=True)
+    return StepOutcome((e.Accepted(),), [row.number for row in rows], otherwise=retry)
 
 
-def _send_back(execution: Execution, note: e.Continued) -> None:
-    """Commit what is said against a draft, and that it is the same draft again, where it is."""
+def _send_back(execution: Execution, note: e.Continued) -> StepOutcome:
+    """Return an objection to a draft, with a warning if the same draft was given before."""
     loop = None if note.asks else _find_loop(execution)  # a person may see what comes next
-    if loop is None:
-        execution.journal.commit(note)
-    else:
-        _warn_of_loop(execution, loop, note)
+    return StepOutcome((note,)) if loop is None else _warn_of_loop(execution, loop, note)
 
 
 # The form of an answer
 
 
-def _refuse_draft(execution: Execution, spec: OutputSpec, why: str) -> None:
-    """Send a draft back with what is wrong, or end the run where that was done often enough."""
+def _refuse_draft(execution: Execution, spec: OutputSpec, why: str) -> StepOutcome:
+    """Send a draft back with the reason, or end the run after too many refusals."""
     refusals = execution.journal.run.refusals
     if refusals >= execution.config.limits.answer_retries:
         times = f"answers refused: {refusals + 1}, the last one: {why}"
-        return execution.stop_at_limit(
-            StopReason.TOO_MANY_ERRORS, times, note=_REFUSAL_NOTE.format(why=why, how=spec.correction_hint)
-        )
+        note = _REFUSAL_NOTE.format(why=why, how=spec.correction_hint)
+        return stop_at_limit(execution, StopReason.TOO_MANY_ERRORS, times, note=note)
     execution.journal.log.warning("answer_refused", turn=execution.journal.run.turn, refusals=refusals + 1)
     return _send_back(
         execution, e.Continued(note=_REFUSAL_NOTE.format(why=why, how=spec.correction_hint), refused=True)
@@ -107,7 +122,7 @@ def _refuse_draft(execution: Execution, spec: OutputSpec, why: str) -> None:
 # Judges
 
 
-async def _run_judge(execution: Execution, judge: Judge) -> None:
+async def _run_judge(execution: Execution, judge: Judge) -> StepOutcome:
     """Have the draft or the results judged. Where that cannot be done, a person is asked: unjudged is not accepted."""
     journal = execution.journal
     spent = Usage()
@@ -137,7 +152,7 @@ async def _run_judge(execution: Execution, judge: Judge) -> None:
             journal.commit(e.Judged(verdict=_build_failed_verdict(error), usage=spent))
         raise
     journal.log.info("judged", turn=journal.run.turn, action=verdict.action.value)
-    journal.commit(e.Judged(verdict=verdict, usage=spent))
+    return StepOutcome((e.Judged(verdict=verdict, usage=spent),))
 
 
 async def _call_judge(judge: Judge, run: Run, ask: JudgeAsk) -> Verdict:
@@ -202,7 +217,7 @@ def _find_loop(execution: Execution) -> loop_detection.DetectedLoop | None:
     )
 
 
-def _warn_of_loop(execution: Execution, loop: loop_detection.DetectedLoop, note: e.Continued) -> None:
+def _warn_of_loop(execution: Execution, loop: loop_detection.DetectedLoop, note: e.Continued) -> StepOutcome:
     """Add to a note that the model repeats itself: first a nudge, then the tools are withdrawn, then the run stops."""
     journal, run = execution.journal, execution.journal.run
     change: dict[str, Any] = {}
@@ -215,8 +230,7 @@ def _warn_of_loop(execution: Execution, loop: loop_detection.DetectedLoop, note:
         change = {"loop": True, "disabled": loop.tools if run.loops else ()}
     else:
         told = f"{note.note}\n{_LOOP_STOP_NOTE.format(what=loop.description)}".lstrip()
-        return execution.stop_at_limit(
-            StopReason.LOOP_DETECTED, f"{loop.description}, after {run.loops} warnings", note=told
-        )
+        message = f"{loop.description}, after {run.loops} warnings"
+        return stop_at_limit(execution, StopReason.LOOP_DETECTED, message, note=told)
     journal.log.warning("loop", turn=run.turn, what=loop.description)
-    return journal.commit(attrs.evolve(note, note=f"{note.note}\n{text}".lstrip(), **change))
+    return StepOutcome((attrs.evolve(note, note=f"{note.note}\n{text}".lstrip(), **change),))

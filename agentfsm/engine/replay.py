@@ -14,9 +14,9 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.value import Value
+from agentfsm.engine.execution.execution import build_execution
 from agentfsm.engine.execution.journal import Journal, load_predecessor
 from agentfsm.engine.model_calls.tool_selection import list_offered_tools
-from agentfsm.engine.step import build_execution
 from agentfsm.ports.store import Lease, Store
 from agentfsm.streaming.log import RunLogger
 from agentfsm.tokens.ledger import TokenLedger

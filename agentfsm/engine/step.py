@@ -1,63 +1,113 @@
-"""The edge: one coroutine for each effect, which does it and commits what happened.
+"""The engine step: perform the run's effect, and commit the events that its handler returns.
 
-`step` is the whole control flow: take the effect, do it, commit the event. What comes next is the table's business.
-New behaviour is a new event or effect and one function here, never a branch in the step. THINK, ACT and REFLECT have
-files of their own.
+Each effect has one handler, a coroutine in a module of its own. OBSERVE, THINK and REFLECT return their events, and the
+step commits them. ACT commits while it runs, through `RunHost.record`, since the start and the result of each call have
+to be in the journal before what depends on them. The transition table decides what comes next. New behaviour is a new
+event or effect with one handler, never a branch in the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 import anyio
 
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.effects import AskModel, Effect, ReadInbox, Reflect, RunTools, Wait
-from agentfsm.core.inbox import PRIORITY_ORDER, Cancel, Input, Pause, PostedItem
+from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.pending import PendingKind
-from agentfsm.core.verdict import Action, Verdict
-from agentfsm.engine.execution.budget import Budget
-from agentfsm.engine.execution.config import EngineConfig
+from agentfsm.engine.act import act
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.fairness import StepThrottle
-from agentfsm.engine.reflect import review_draft, review_results
+from agentfsm.engine.execution.journal import Journal
+from agentfsm.engine.execution.outcome import StepOutcome
+from agentfsm.engine.execution.run_end import end_after_last_answer, stop_at_limit
+from agentfsm.engine.observe import observe
+from agentfsm.engine.reflect import reflect
+from agentfsm.engine.stop_requests import build_usage_events, cancel_run, end_children, find_requested_stop
 from agentfsm.engine.think import think
-from agentfsm.engine.tool_calls.child_runs import end_child_runs, load_child_spending
-from agentfsm.engine.tool_calls.host import act, create_queue
-from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, TokenLedger, count_message
+from agentfsm.engine.tool_calls.child_runs import load_child_spending
+from agentfsm.engine.tool_calls.host import ToolCalls
 
-if TYPE_CHECKING:
-    from agentfsm.engine.execution.journal import Journal
-
-# The part of the window's room, for what comes in at once: the other half is for what was said before.
-INPUT_SHARE: Final = 0.5
-# Before them a run goes by the gate of its event loop; what is done in other states is short, and goes along.
+# States before which a step takes its turn in the event loop; steps in other states are short.
 _THROTTLED_STATES: Final = frozenset({State.THINK, State.ACT})
-# What became of an attempt at a model that was paid for.
-_CUT_OFF_ERROR: Final = "cut off before a usable reply came"
+
+
+async def _wait(execution: Execution, effect: Wait, calls: ToolCalls) -> StepOutcome | None:
+    """Check whether the thing that the run waits for has come. A pause ends only when the run is resumed."""
+    run = execution.journal.run
+    if run.paused is None and not run.asks:
+        await act(execution, effect, calls)
+        return None
+    rows = await execution.journal.read_inbox()  # they count as read: no worker is woken for them again
+    if run.paused is None and any(isinstance(row.item, Input) for row in rows):
+        return await observe(execution, ReadInbox(), calls)
+    return None
+
+
+Handler: TypeAlias = Callable[[Execution, Any, ToolCalls], Awaitable[StepOutcome | None]]
+HANDLERS: Mapping[type[Effect], Handler] = {
+    ReadInbox: observe,
+    AskModel: think,
+    RunTools: act,
+    Reflect: reflect,
+    Wait: _wait,
+}
+
+
+async def step(execution: Execution, calls: ToolCalls) -> None:
+    """Perform the run's effect, and commit what its handler returns. This is the whole control flow."""
+    journal, lease = execution.journal, execution.journal.lease
+    outcome = None
+    if lease.cancelled:
+        outcome = await cancel_run(execution)
+    elif lease.inbox_head > lease.inbox_read or journal.has_pause_request:
+        outcome = await find_requested_stop(execution, await journal.read_inbox())
+    if outcome is None and (effect := journal.run.effect) is not None:
+        outcome = await HANDLERS[type(effect)](execution, effect, calls)
+    if outcome is None:
+        return
+    if outcome.otherwise is None and outcome.scope is None:
+        journal.commit(*outcome.events, taken=outcome.taken)
+    else:
+        await _commit(journal, outcome)
+
+
+async def _commit(journal: Journal, outcome: StepOutcome) -> None:
+    """Commit an outcome in its scope. If new input forestalls the end of the run, commit the alternative instead."""
+    if outcome.scope is not None:
+        async with outcome.scope:
+            return await _commit(journal, outcome._replace(scope=None))
+    while outcome.otherwise is not None:
+        if await journal.try_commit_final(*outcome.events, taken=outcome.taken):
+            return None
+        outcome = await outcome.otherwise()
+    return journal.commit(*outcome.events, taken=outcome.taken)
 
 
 async def run_steps(execution: Execution, throttle: StepThrottle, *, once: bool = False) -> None:
-    """Perform effects until the run is over or waits, within the active time that its limits leave."""
+    """Perform steps until the run is over or waits, within the active time that its limits leave."""
     limits, journal = execution.config.limits, execution.journal
     if journal.run.open:
         await load_child_spending(execution)
-    is_wanted = not journal.run.is_over and not journal.lease.cancelled
-    if is_wanted and journal.run.paused is None and journal.lease.crashes >= limits.crashes:
-        return await _park(execution)
-    while await _run_until_limit(execution, throttle, once=once):
+    is_suspect = journal.lease.crashes >= limits.crashes and not journal.lease.cancelled
+    if is_suspect and journal.run.paused is None and not journal.run.is_over:
+        await _commit(journal, _park(execution))
+        return await journal.flush()
+    calls = ToolCalls(execution)
+    while await _run_until_limit(execution, calls, throttle, once=once):
         pass
     return await journal.flush()
 
 
-async def _run_until_limit(execution: Execution, throttle: StepThrottle, *, once: bool) -> bool:
-    """Perform effects within the time that is left; whether a limit was reached, and the last answer is asked for next.
+async def _run_until_limit(execution: Execution, calls: ToolCalls, throttle: StepThrottle, *, once: bool) -> bool:
+    """Perform steps within the time that is left. Return whether a limit was reached and the last answer comes next.
 
-    It has time of its own, so it is performed under a deadline of its own.
+    The last answer has time of its own, so it is performed under a deadline of its own.
     """
     limits, journal = execution.config.limits, execution.journal
     reached = journal.run.limit_reached
@@ -69,43 +119,16 @@ async def _run_until_limit(execution: Execution, throttle: StepThrottle, *, once
         while not (before := journal.run).is_over:
             if before.state in _THROTTLED_STATES and not throttle.try_acquire():
                 await throttle.acquire()
-            await step(execution)
+            await step(execution, calls)
             if once or journal.run is before or journal.run.limit_reached is not reached:
                 break
     if scope.cancelled_caught and (journal.run.limit_reached is reached or journal.lease.cancelled):
-        await _record_interruption(execution)
+        await _commit(journal, await _interrupt(execution))
     return not once and journal.run.limit_reached is not reached and not journal.run.is_over
 
 
-async def apply_requests(execution: Execution) -> None:
-    """End the run or let it rest, if somebody has asked for that, and do nothing else."""
-    journal = execution.journal
-    if journal.run.is_over:
-        return
-    await load_child_spending(execution)
-    if journal.lease.cancelled:
-        await cancel_run(execution)
-    else:
-        await stop_if_requested(execution, await journal.read_inbox())
-    await journal.flush()
-
-
-async def step(execution: Execution) -> None:
-    """Perform the run's effect: do it, and commit what happened. This is the whole control flow."""
-    journal = execution.journal
-    effect = journal.run.effect
-    if journal.lease.cancelled:
-        await cancel_run(execution)
-    elif (journal.has_unread_inbox or journal.has_pause_request) and await stop_if_requested(
-        execution, await journal.read_inbox()
-    ):
-        return
-    elif effect is not None:
-        await HANDLERS[type(effect)](execution, effect)
-
-
-async def _record_interruption(execution: Execution) -> None:
-    """Commit why the effect in flight was cut off: somebody asked for the end, or the time is up.
+async def _interrupt(execution: Execution) -> StepOutcome:
+    """Return why the effect in flight was cut off: the run was cancelled, or its time is up.
 
     Raises:
         LeaseLostError: when another worker has taken the run.
@@ -115,17 +138,15 @@ async def _record_interruption(execution: Execution) -> None:
     await execution.journal.flush()
     used_s, limit_s = execution.journal.active_s, execution.config.limits.seconds
     if (reached := execution.journal.run.limit_reached) is not None:
-        return execution.end_after_last_answer(
-            reached, f"no last answer came within {limit_s:.1f} seconds", *build_usage_events(execution)
-        )
+        message = f"no last answer came within {limit_s:.1f} seconds"
+        return end_after_last_answer(execution, reached, message, *build_usage_events(execution))
     message = f"{used_s:.1f} of {limit_s:.1f} seconds used, and what ran was cut off; a larger seconds= allows more"
-    return execution.stop_at_limit(
-        StopReason.TIMEOUT, message, *build_usage_events(execution), *await end_child_runs(execution)
-    )
+    events = *build_usage_events(execution), *await end_children(execution)
+    return stop_at_limit(execution, StopReason.TIMEOUT, message, *events)
 
 
-async def _park(execution: Execution) -> None:
-    """Pause a run that one worker after another died of: it is driven again when a person resumes it."""
+def _park(execution: Execution) -> StepOutcome:
+    """Return the pause of a run that one worker after another died of. A person has to resume it."""
     journal = execution.journal
     run, crashes = journal.run, journal.lease.crashes
     calls = ", ".join(f"{entry.call.name} ({entry.call.id})" for entry in run.open if entry.phase is not Phase.FINISHED)
@@ -134,152 +155,4 @@ async def _park(execution: Execution) -> None:
         f"{crashes} workers died while they drove it and no other run, {where}; see what they died of, then resume"
     )
     journal.log.error("run_paused", reason=message)
-    journal.commit(e.Paused(kind=PendingKind.CRASH, message=message))
-    await journal.flush()
-
-
-async def stop_if_requested(execution: Execution, rows: Sequence[PostedItem]) -> bool:
-    """Whether somebody asked for the end of the run, or for a rest at this boundary between two steps; then do it."""
-    if any(isinstance(row.item, Cancel) for row in rows):
-        await cancel_run(execution)
-        return True
-    wishes = [(row.number, row.item) for row in rows if isinstance(row.item, Pause)]
-    if not wishes:
-        return False
-    wish = wishes[0][1]
-    execution.journal.commit(e.Paused(by=wish.by, message=wish.message), taken=[number for number, _ in wishes])
-    return True
-
-
-async def _check_wait(execution: Execution, effect: Wait) -> None:
-    """See whether what the run waits for has come; a pause ends with `resume` only."""
-    run = execution.journal.run
-    if run.paused is None and not run.asks:
-        return await act(execution, effect)
-    rows = await execution.journal.read_inbox()  # they are seen: nobody need be woken for them again
-    if run.paused is None and any(isinstance(row.item, Input) for row in rows):
-        return await observe(execution, ReadInbox())
-    return None
-
-
-async def cancel_run(execution: Execution) -> None:
-    """End the run as its cancel request says, and the child runs with it."""
-    rows = await execution.journal.store.inbox(execution.journal.run.id)
-    wish = next((row.item for row in rows if isinstance(row.item, Cancel)), Cancel())
-    words = [f"cancelled by {wish.by}" if wish.by else "cancelled", *([wish.message] if wish.message else [])]
-    execution.fail(
-        StopReason.CANCELLED, ": ".join(words), *build_usage_events(execution), *await end_child_runs(execution)
-    )
-
-
-def build_usage_events(execution: Execution) -> tuple[e.Event, ...]:
-    """Return what brings into the journal what attempts at the model have cost of which no reply came."""
-    usage = execution.budget.unjournalled_usage
-    if not usage.tokens:
-        return ()
-    if execution.journal.run.state is State.REFLECT:
-        return (e.Judged(verdict=Verdict(action=Action.ESCALATE, note=_CUT_OFF_ERROR), usage=usage),)
-    return (e.ModelFaltered(error=_CUT_OFF_ERROR, usage=usage),)
-
-
-async def observe(execution: Execution, _effect: ReadInbox) -> None:
-    """Take in the inputs that wait in the inbox, unless a stop was requested."""
-    journal = execution.journal
-    rows = await journal.read_inbox()
-    if not rows:
-        return journal.commit(e.Observed())
-    if await stop_if_requested(execution, rows):
-        return None
-    taken = _select_inputs(execution, rows)
-    inputs = tuple([row.item for row in taken if isinstance(row.item, Input)])
-    return journal.commit(e.Observed(inputs=inputs), taken=[row.number for row in taken])
-
-
-def _select_inputs(execution: Execution, rows: Sequence[PostedItem]) -> list[PostedItem]:
-    """Return what is taken in now, most urgent first: inputs that half of the window holds, one at least.
-
-    The others wait for the next OBSERVE. What is no input is taken in any case: nothing is left to be decided here.
-    """
-    inputs = [(row, row.item) for row in rows if isinstance(row.item, Input)]
-    engine = execution.config
-    inputs.sort(key=lambda pair: PRIORITY_ORDER[pair[1].priority])
-    room = (
-        engine.room_tokens(execution.ledger, engine.resolve_settings(execution.journal.run))
-        * INPUT_SHARE
-        * (BYTES_PER_TOKEN if execution.ledger.counter is BYTE_COUNTER else 1)
-    )
-    fitting: list[PostedItem] = []
-    for row, item in inputs:
-        room -= count_message(item.message, execution.ledger.counter)
-        if room < 0 and fitting:
-            break
-        fitting.append(row)
-    return fitting + [row for row in rows if not isinstance(row.item, Input)]
-
-
-async def reflect(execution: Execution, effect: Reflect) -> None:
-    """Review the results of the turn, or the draft of the answer."""
-    if effect.draft is None:
-        await review_results(execution, effect)
-    elif await review_draft(execution, effect):
-        await _accept_draft(execution)
-
-
-async def _accept_draft(execution: Execution) -> None:
-    """Accept the draft, unless input has arrived that it does not answer."""
-    journal = execution.journal
-    rows = await journal.read_inbox()
-    while not await stop_if_requested(execution, rows):
-        if any(isinstance(row.item, Input) for row in rows):
-            journal.commit(e.Continued())
-            return
-        if await journal.try_commit_final(e.Accepted(), taken=[row.number for row in rows]):
-            return
-        # What came meanwhile may be a late click, and no input: the model would go on from its own draft.
-        rows = await journal.read_inbox(force=True)
-
-
-Handler: TypeAlias = Callable[[Execution, Any], Awaitable[None]]
-HANDLERS: Final[Mapping[type[Effect], Handler]] = {
-    ReadInbox: observe,
-    AskModel: think,
-    RunTools: act,
-    Wait: _check_wait,
-    Reflect: reflect,
-}
-
-
-def build_execution(
-    config: EngineConfig,
-    journal: Journal,
-    deps: Any,
-    ledger: TokenLedger,
-    parent_budget: Budget | None = None,
-    *,
-    resume: bool = False,
-    takeover: bool = False,
-) -> Execution:
-    """Return a driving call.
-
-    Args:
-        config: Of the agent.
-        journal: Of the run, under its lease.
-        deps: Handed to tools.
-        ledger: The count of the run's tokens.
-        parent_budget: The budget of the run that this one works for.
-        resume: Whether somebody has resumed the run, and not a worker.
-        takeover: Whether the run was taken from the worker that drove it.
-    """
-    return Execution(
-        config=config,
-        journal=journal,
-        deps=deps,
-        ledger=ledger,
-        budget=Budget(config.limits, journal, parent_budget, config.last_answer),
-        make_queue=create_queue,
-        is_resumed=resume,
-        is_takeover=takeover,
-        orphaned_calls=frozenset([entry.call.id for entry in journal.run.open])
-        if journal.lease.abandoned
-        else frozenset(),
-    )
+    return StepOutcome((e.Paused(kind=PendingKind.CRASH, message=message),))

@@ -1,11 +1,12 @@
-"""THINK: what is settled before the model is asked, asking it, and what its reply is committed as.
+"""THINK: prepare the request, ask the model, and turn its reply into an event.
 
 A reply is calls, an answer, a draft of one, or nothing that can be used; each is an event of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,83 +26,82 @@ from agentfsm.core.messages import AssistantMessage, replace_surrogates
 from agentfsm.core.stops import find_near_limits
 from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.execution import Execution
+from agentfsm.engine.execution.outcome import StepOutcome
+from agentfsm.engine.execution.run_end import end_after_last_answer, fail, stop_at_limit
 from agentfsm.engine.model_calls.compaction import compact_after_refusal, compact_if_needed
 from agentfsm.engine.model_calls.eager_calls import EagerCalls
 from agentfsm.engine.model_calls.request import UNUSABLE_ANSWERS, PreparedRequest, ask_model
 from agentfsm.engine.model_calls.tool_selection import list_offered_tools, select_tools
-from agentfsm.engine.tool_calls.host import build_calls, create_eager_calls, run_deferring_changes
+from agentfsm.engine.tool_calls.host import ToolCalls, build_calls, create_eager_calls
 from agentfsm.ports.model import FinishReason, Reply
 from agentfsm.streaming.stream import BudgetWarning, UsageReported
 
 if TYPE_CHECKING:
+    from agentfsm.core.messages import ToolCall
     from agentfsm.engine.execution.journal import Journal
 
 
-async def think(execution: Execution, effect: AskModel) -> None:
-    """Perform AskModel: settle what the model is shown, ask it, and commit what it said."""
-    engine, journal = execution.config, execution.journal
+async def think(execution: Execution, effect: AskModel, calls: ToolCalls) -> StepOutcome:
+    """Settle what the model is shown, ask it, and return what it said."""
+    config, journal = execution.config, execution.journal
     if (reached := journal.run.limit_reached) is not None:
         return await _ask_last_answer(execution, effect, reached)
     if (stop := execution.budget.find_stop_reason()) is not None:
-        return execution.stop_at_limit(*stop)
-    if nearing := find_near_limits(journal.run, engine.limits):
-        _warn_of_limits(execution, nearing)
-    request = ""
+        return stop_at_limit(execution, *stop)
+    if near := find_near_limits(journal.run, config.limits):
+        _warn_of_limits(execution, near)
+    digest = ""
     try:
-        question = await _prepare_request(execution, effect)
-        if not isinstance(question, PreparedRequest):
-            return journal.commit(question)
-        request = question.digest
-        if question.is_streamed and engine.registry.eager_tools and State.ACT not in journal.pause_before:
-            async with create_eager_calls(execution) as early:
-                await _commit_reply(execution, request, *await ask_model(question, early), early)
-        else:
-            await _commit_reply(execution, request, *await ask_model(question))
+        request = await _prepare_request(execution, effect)
+        if not isinstance(request, PreparedRequest):
+            return StepOutcome((request,))
+        digest = request.digest
+        if request.is_streamed and config.registry.eager_tools and State.ACT not in journal.pause_before:
+            return await _ask_with_eager_calls(execution, request, calls)
+        return _read_reply(execution, digest, *await ask_model(request))
     except LimitError as error:
-        return execution.stop_at_limit(StopReason(error.reason), str(error), *_build_faltered(error))
+        return stop_at_limit(execution, StopReason(error.reason), str(error), *_build_faltered(error))
     except ModelError as error:
-        return await _commit_error(execution, error, request)
-    return None
+        return await _read_error(execution, error, digest)
 
 
-async def _commit_error(execution: Execution, error: ModelError, request: str) -> None:
-    """Commit that the model failed, retries included: the next turn asks again, with less to read, or the run ends."""
+async def _read_error(execution: Execution, error: ModelError, digest: str) -> StepOutcome:
+    """Return that the model failed, retries included: the next turn asks again, with less to read, or the run ends."""
     journal = execution.journal
     if isinstance(error, ModelUnavailableError | ModelReplyError):
         journal.log.warning("model_faltered", turn=journal.run.turn + 1, error=type(error).__name__)
-        faltered = e.ModelFaltered(error=str(error), usage=error.usage or Usage(), request=request)
+        faltered = e.ModelFaltered(error=str(error), usage=error.usage or Usage(), request=digest)
         if not execution.config.limits.fails_fast(journal.run.header):
-            return journal.commit(faltered)
-        return execution.fail(StopReason.MODEL_ERROR, str(error), faltered)
+            return StepOutcome((faltered,))
+        return fail(execution, StopReason.MODEL_ERROR, str(error), faltered)
     if isinstance(error, ContextTooLongError) and (cut := await compact_after_refusal(execution, error)) is not None:
-        return journal.commit(*_build_faltered(error), cut)
-    return execution.fail(StopReason.MODEL_ERROR, str(error), *_build_faltered(error))
+        return StepOutcome((*_build_faltered(error), cut))
+    return fail(execution, StopReason.MODEL_ERROR, str(error), *_build_faltered(error))
 
 
-async def _ask_last_answer(execution: Execution, effect: AskModel, reached: e.LimitReached) -> None:
-    """Ask for the last answer, once, and end the run: `Run.partial` has it, and the stop reason stays the limit's."""
-    request = ""
+async def _ask_last_answer(execution: Execution, effect: AskModel, reached: e.LimitReached) -> StepOutcome:
+    """Ask once for the last answer, and end the run: it is in `Run.partial`, and the stop reason stays the limit's."""
+    digest = ""
     try:
-        question = await _prepare_request(execution, effect)
-        if not isinstance(question, PreparedRequest):
-            return execution.journal.commit(question)
-        request = question.digest
-        reply, usage = await ask_model(question)
+        request = await _prepare_request(execution, effect)
+        if not isinstance(request, PreparedRequest):
+            return StepOutcome((request,))
+        digest = request.digest
+        reply, usage = await ask_model(request)
     except LimitError as error:
-        return execution.end_after_last_answer(
-            reached, f"no room was left for a last answer: {error}", *_build_faltered(error)
-        )
+        message = f"no room was left for a last answer: {error}"
+        return end_after_last_answer(execution, reached, message, *_build_faltered(error))
     except ModelError as error:
-        faltered = e.ModelFaltered(error=str(error), usage=error.usage or Usage(), request=request)
-        return execution.end_after_last_answer(reached, f"no last answer came: {error}", faltered)
+        faltered = e.ModelFaltered(error=str(error), usage=error.usage or Usage(), request=digest)
+        return end_after_last_answer(execution, reached, f"no last answer came: {error}", faltered)
     _report_turn(execution.journal, 0, usage)
     if execution.config.output_spec is not None:
         reply = execution.config.output_spec.unwrap_reply(reply)
     if text := replace_surrogates(reply.text).strip():
-        said = e.AnswerDrafted(message=AssistantMessage(text=text), usage=usage, request=request)
-        return execution.end_after_last_answer(reached, "its last answer is in run.partial", said)
-    silent = e.ModelFaltered(error="the last reply said nothing", usage=usage, request=request)
-    return execution.end_after_last_answer(reached, "the last reply said nothing", silent)
+        said = e.AnswerDrafted(message=AssistantMessage(text=text), usage=usage, request=digest)
+        return end_after_last_answer(execution, reached, "its last answer is in run.partial", said)
+    silent = e.ModelFaltered(error="the last reply said nothing", usage=usage, request=digest)
+    return end_after_last_answer(execution, reached, "the last reply said nothing", silent)
 
 
 async def _prepare_request(execution: Execution, effect: AskModel) -> PreparedRequest | e.ToolsOffered | e.Compacted:
@@ -134,63 +134,71 @@ def _build_faltered(error: LimitError | ModelError) -> tuple[e.ModelFaltered, ..
     return (e.ModelFaltered(error=str(error), usage=usage),) if usage.tokens else ()
 
 
-def _warn_of_limits(execution: Execution, nearing: Iterable[tuple[str, float, float]]) -> None:
-    """Tell of limits that the run nears, of each once in a driving call."""
-    journal, run = execution.journal, execution.journal.run
-    for limit, used, of in nearing:
-        if limit in execution.warned_limits:
+def _warn_of_limits(execution: Execution, near: Iterable[tuple[str, float, float]]) -> None:
+    """Report limits that the run nears, each of them once in an execution."""
+    journal, run, budget = execution.journal, execution.journal.run, execution.budget
+    for limit, used, of in near:
+        if limit in budget.warned_limits:
             continue
-        execution.warned_limits |= {limit}
+        budget.warned_limits |= {limit}
         journal.log.warning("budget_warning", which=limit, used=used, limit=of)
         if journal.on_event is not None:
             journal.on_event(BudgetWarning(run_id=run.id, turn=run.turn, limit=limit, used=used, of=of))
 
 
-async def _commit_reply(
-    execution: Execution, request: str, reply: Reply, usage: Usage, eager: EagerCalls | None = None
-) -> None:
-    """Commit what the model said: calls, an answer, or one that cannot be used."""
-    engine, journal = execution.config, execution.journal
+def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -> StepOutcome:
+    """Return what the model said: calls, an answer, or one that cannot be used."""
+    config, journal = execution.config, execution.journal
     _report_turn(journal, len(reply.calls), usage)
-    if engine.output_spec is not None:
-        reply = engine.output_spec.unwrap_reply(reply)
-    model = "" if reply.model == engine.model.name else reply.model
-    proposed = () if reply.finish_reason is FinishReason.CONTENT_FILTER else reply.calls
-    if eager is not None and not proposed:
-        eager.discard()
-    if proposed:
-        calls = build_calls(execution, proposed, is_truncated=reply.finish_reason is FinishReason.LENGTH)
-        if mended := [call.id for call in calls if call.repaired is not None]:
-            journal.log.warning("arguments_repaired", calls=", ".join(mended))
+    if config.output_spec is not None:
+        reply = config.output_spec.unwrap_reply(reply)
+    model = "" if reply.model == config.model.name else reply.model
+    if reply.calls and reply.finish_reason is not FinishReason.CONTENT_FILTER:
+        calls = build_calls(execution, reply.calls, is_truncated=reply.finish_reason is FinishReason.LENGTH)
+        if repaired := [call.id for call in calls if call.repaired is not None]:
+            journal.log.warning("arguments_repaired", calls=", ".join(repaired))
         message = AssistantMessage(text=replace_surrogates(reply.text), calls=calls, native=reply.native)
-        journal.commit(e.ToolsChosen(message=message, usage=usage, request=request, model=model))
-        if eager is not None and eager.keep_matching(calls):
-            await _finish_eager_calls(execution, eager)
-        return
+        return StepOutcome((e.ToolsChosen(message=message, usage=usage, request=digest, model=model),))
     message = AssistantMessage(text=replace_surrogates(reply.text), native=reply.native)
-    draft = partial(e.AnswerDrafted, message=message, usage=usage, request=request, model=model)
+    draft = partial(e.AnswerDrafted, message=message, usage=usage, request=digest, model=model)
     if (flaw := UNUSABLE_ANSWERS.get(reply.finish_reason)) is not None:
         # A model that thinks may be cut off before its first word, and no provider takes an empty message back.
-        said = draft() if message.text.strip() else e.ModelFaltered(error=flaw, usage=usage, request=request)
-        journal.commit(said, e.Failed(reason=StopReason.MODEL_ERROR, message=flaw))
-    elif engine.reviews_answers or not await journal.try_commit_final(
-        e.AnswerGiven(message=message, usage=usage, request=request, model=model)
-    ):
-        journal.commit(draft())
-    return
+        said = draft() if message.text.strip() else e.ModelFaltered(error=flaw, usage=usage, request=digest)
+        return StepOutcome((said, e.Failed(reason=StopReason.MODEL_ERROR, message=flaw)))
+    if config.reviews_answers:
+        return StepOutcome((draft(),))
+
+    async def review() -> StepOutcome:
+        return StepOutcome((draft(),))
+
+    answer = e.AnswerGiven(message=message, usage=usage, request=digest, model=model)
+    return StepOutcome((answer,), otherwise=review)
 
 
-async def _finish_eager_calls(execution: Execution, eager: EagerCalls) -> None:
-    """Commit the results of calls that started while the reply streamed, and wait for those still in flight."""
-    execution.unfinished_calls = len(execution.journal.run.open)
-    await run_deferring_changes(execution, _drain_eager_calls(execution, eager))
+async def _ask_with_eager_calls(execution: Execution, request: PreparedRequest, calls: ToolCalls) -> StepOutcome:
+    """Ask the model, and start read-only calls while its reply streams.
+
+    Those calls go on while the step commits the reply, and end in the scope of the outcome.
+    """
+    async with AsyncExitStack() as stack:
+        eager = await stack.enter_async_context(create_eager_calls(execution, calls.queue))
+        outcome = _read_reply(execution, request.digest, *await ask_model(request, eager))
+        chosen = outcome.events[0]
+        if not isinstance(chosen, e.ToolsChosen):
+            eager.discard()
+            return outcome._replace(scope=stack.pop_all())
+        return outcome._replace(scope=_finish_after_commit(stack.pop_all(), calls, eager, chosen.message.calls))
 
 
-async def _drain_eager_calls(execution: Execution, eager: EagerCalls) -> None:
-    await eager.finish()
-    execution.drained_pending = execution.unfinished_calls > 0
-    if not execution.drained_pending:
-        await execution.queue.emit_drained()
+@asynccontextmanager
+async def _finish_after_commit(
+    stack: AsyncExitStack, calls: ToolCalls, eager: EagerCalls, chosen: Sequence[ToolCall]
+) -> AsyncIterator[None]:
+    """Once the reply is committed, commit the results of calls that started early, and wait for those in flight."""
+    async with stack:
+        yield
+        if eager.keep_matching(chosen):
+            await calls.finish_eager_calls(eager)
 
 
 def _report_turn(journal: Journal, calls: int, usage: Usage) -> None:

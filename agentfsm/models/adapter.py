@@ -7,7 +7,6 @@ for the packages of OpenAI and Anthropic.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import partial
 from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeAlias, TypeVar, cast
 
@@ -21,7 +20,7 @@ from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 from agentfsm.models import provider_errors as t
 from agentfsm.models.context_windows import find_window_tokens
-from agentfsm.models.prices import find_list_cost_usd, find_price
+from agentfsm.models.prices import find_list_cost_usd, find_price, load_list_prices
 from agentfsm.models.wire import SizeLimitError
 from agentfsm.ports.model import (
     MAX_REPLY_CALLS,
@@ -161,6 +160,11 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
             raise self._translate_error(error) from None
         return self._check_size(reply)
 
+    def prepare(self) -> None:
+        """Load the public price list, unless the model has a price of its own. Takes 0.4 s once in a process."""
+        if self._price is None:
+            load_list_prices(self.name, self._base_url)
+
     def cost_usd(self, usage: Usage) -> float | None:
         """US dollars for the usage of one reply, or None where no price is known."""
         if self._price is not None:
@@ -179,8 +183,8 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         """Return the client of the running event loop; open it where there is none, or it was closed."""
         loop = self._loop_key()
         if not self._is_open(loop):
-            if self._price is None:  # this loads the list, which takes 0.4 s: the event loop does not wait for it
-                await start_in_thread(partial(self.cost_usd, Usage())).wait()
+            if self._price is None:
+                await start_in_thread(self.prepare).wait()
             if not self._is_open(loop):  # of replies that begin at once, the first behind the wait opens for all
                 await self._replace(loop)
         return self._clients[loop].client

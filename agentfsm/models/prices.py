@@ -78,6 +78,11 @@ def find_price(model: str, prices: Prices | None) -> Price | None:
     return prices[max(beginnings, key=len)] if beginnings else None
 
 
+def load_list_prices(model: str, base_url: str) -> None:
+    """Load the list that comes with genai-prices, and what it says of a model. Takes 0.4 s once in a process."""
+    _load_price_tiers(model, base_url, int(time.time() // _CACHE_S))
+
+
 def find_list_cost_usd(model: str, base_url: str, usage: Usage) -> float | None:
     """Look the cost up in the list that comes with genai-prices; the network is never asked.
 

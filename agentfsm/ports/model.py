@@ -233,6 +233,10 @@ class Model(Protocol):
         """US dollars for the usage of one reply, or None where no price is known; it is asked for after each reply."""
         return None
 
+    def prepare(self) -> None:
+        """Load what would hold up the event loop later, such as a price list. May block; the default loads nothing."""
+        return
+
     async def aclose(self) -> None:
         """Close what the model holds open; the default holds nothing."""
         return
@@ -248,6 +252,7 @@ _MODEL_MEMBERS: Final = (
     "unsupported_settings",
     "unsupported_schema",
     "cost_usd",
+    "prepare",
     "aclose",
 )
 

@@ -1,6 +1,7 @@
 """Agents among the tools, as the command line shows them: how far they are, what they wait for, whom to answer."""
 
 import json
+import sys
 
 import anyio
 import pytest
@@ -197,15 +198,36 @@ def test_arguments_that_are_no_json_object(here, arguments):
 
 
 def test_arguments_for_a_run_that_does_not_say_whose_it_is(here):
-    """They are taken, that is said, and they are checked when the call runs."""
+    """They are taken, that is said, and they are checked when the call runs: a misfit is asked about again."""
     agent = load_agent("app:teller").with_(store=SQLiteStore("python.db"))
     agent.run_sync("Pay Bob.", id="p")
     anyio.run(agent.aclose)
     words = ("--store", "python.db")
     here("approve", "p", "t1.0", "--arguments", '{"account": "Ann", "cents": "many"}', *words)
     assert "the arguments are checked when the call runs" in here.err
-    assert "do not fit" in here("resume", "p", "--agent", "app:teller", *words)
+    here("resume", "p", "--agent", "app:teller", *words, code=3)
+    assert "the arguments given by" in here.err
+    assert "do not fit" in here.err
     assert not (here.folder / "paid.txt").exists()
+
+
+def test_deciding_needs_neither_the_agents_module_nor_a_key(here):
+    """Approve, reject, pause, cancel and delete work where the agent cannot be loaded; arguments are checked later."""
+    for run_id in ("a", "b", "c"):
+        here("run", "app:payer", "Pay.", "--id", run_id, code=3)
+    (here.folder / "app.py").rename(here.folder / "gone.py")
+    sys.modules.pop("app")
+    here("approve", "a", "t1.0", "--by", "ann")
+    here("approve", "b", "t1.0", "--arguments", "{}")
+    assert "there is no module 'app'" in here.err
+    assert "the arguments are checked when the call runs" in here.err
+    here("pause", "c")
+    assert here.json("cancel", "c", "--by", "ann")["state"] == "error"
+    assert here("delete", "c") == "removed run c\n"
+    (here.folder / "gone.py").rename(here.folder / "app.py")
+    assert here("resume", "a") == "paid 5 to 17\n"
+    here("resume", "b", code=3)
+    assert "do not fit" in here.err
 
 
 def test_tools_that_were_chosen_are_told(here):

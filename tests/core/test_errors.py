@@ -25,7 +25,9 @@ from agentfsm.core.run import RunError
 from agentfsm.core.usage import Usage
 from tests.support.sample_runs import observing
 
-CLASSES = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
+# All are in `errors` but RunError, which needs `Run`.
+MEMBERS = vars(errors) | {"RunError": RunError}
+CLASSES = [value for value in MEMBERS.values() if isinstance(value, type) and issubclass(value, Exception)]
 
 # One of each class that carries facts.
 ERRORS = [
@@ -44,7 +46,7 @@ def drawn():
     tree, path = {}, {}
     for line in errors.__doc__.splitlines():
         depth, name = len(line) - len(line.lstrip()), line.split(" ")[(len(line) - len(line.lstrip()))]
-        if name.isidentifier() and hasattr(errors, name):
+        if name.isidentifier() and name in MEMBERS:
             path[depth] = name
             tree[name] = path.get(depth - 4)
     return tree

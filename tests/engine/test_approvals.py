@@ -394,15 +394,16 @@ async def test_a_persons_arguments_have_to_fit(store, arguments):
 
 
 async def test_arguments_that_nobody_could_check_are_checked_when_the_call_runs(store):
-    """An agent without the tool may approve with any arguments: what does not fit does not run."""
+    """An agent without the tool may approve with any arguments: what does not fit does not run, and is asked again."""
     world = World()
-    agent = world.agent(store, say("", call("pay", to="Ann")), say("done", expect="cents"))
+    agent = world.agent(store, say("", call("pay", to="Ann")), "done")
     run = await agent.run("go")
     await Agent(ScriptedModel(), store=store).approve(run.id, "t1.0", arguments={"cents": "much"})
-    done = await agent.resume(run.id)
-    assert (done.output, world.did) == ("done", [])
-    assert [record.outcome for record in done.calls] == [Outcome.FAILED]
-    await sound(agent, done)
+    run = await agent.resume(run.id)
+    assert (run.is_waiting, world.did) == (True, [])
+    assert "cents" in run.pending[0].error
+    await agent.reject(run.id, "t1.0")
+    await sound(agent, await agent.resume(run.id))
 
 
 # What a person is shown, and who is asked

@@ -32,7 +32,7 @@ async def over_a_death(server, *, calls=1):
     )
     async with Agent(model, tools=[server]) as agent:
         await agent.run("act")
-        await until(lambda: server.link._thread_state.connection is None)
+        await until(lambda: server.connection._thread_state.connection is None)
         run = await agent.run("act again")
         results = [message for message in run.messages if isinstance(message, ToolResult)]
         third = await agent.run("and again")

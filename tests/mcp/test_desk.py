@@ -33,9 +33,7 @@ class Server:
     async def call(self, name, told=None, *, asks=False):
         """Make a call, which asks or waits for its door."""
         self.doors[name] = anyio.Event()
-        self.ends[name] = await self.desk.run_call(
-            told or ElicitationState([], {}), _SubagentCall(self, name, asks=asks)
-        )
+        self.ends[name] = await self.desk.run_call(told or ElicitationState([], {}), _Attempt(self, name, asks=asks))
 
 
 def mark():
@@ -45,13 +43,13 @@ def mark():
     return json.loads(asked.state)["asked"][0][1]
 
 
-class _SubagentCall:
+class _Attempt:
     """An attempt, as the desk knows it."""
 
     def __init__(self, server, name, *, asks):
         self.server, self.name, self.asks = server, name, asks
 
-    async def once(self):
+    async def send(self):
         """Do it."""
         try:
             if self.asks:
@@ -108,7 +106,7 @@ async def test_a_question_whose_call_has_ended_is_not_taken_for_another_calls(se
 
 async def test_from_then_on_its_calls_come_one_by_one(server):
     """So that the next question is known at once."""
-    server.desk.alone = True
+    server.desk.is_serial = True
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.call, "first")
         await anyio.wait_all_tasks_blocked()
@@ -128,7 +126,7 @@ async def test_two_that_ask_at_once_are_given_up_and_the_model_is_told(server):
     assert all(end.is_error for end in server.ends.values())
     await anyio.wait_all_tasks_blocked()
     assert server.replies == {"a": "cancel", "b": "cancel"}
-    assert server.desk.alone
+    assert server.desk.is_serial
 
 
 async def test_what_was_answered_is_answered_at_once(server):
@@ -139,7 +137,7 @@ async def test_what_was_answered_is_answered_at_once(server):
 
 async def test_a_call_that_is_cancelled_leaves_no_trace(server):
     """The next one is not kept waiting for it."""
-    server.desk.alone = True
+    server.desk.is_serial = True
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.call, "lost")
         await anyio.wait_all_tasks_blocked()

@@ -87,7 +87,7 @@ async def test_resources_become_tools_on_request(shelf):
     """Without the request the model has no way to them, with it two tools that only read."""
     await shelf.update()
     assert [tool.name for tool in shelf.tools] == ["shelf__learn"]
-    shelf.resources_as_tools, shelf.has_news = True, True
+    shelf.resources_as_tools, shelf.needs_refresh = True, True
     turns = [
         say("", call("shelf__list_resources"), call("shelf__read_resource", uri="note://today")),
         say("", call("shelf__read_resource", uri="note://picture"), call("shelf__read_resource", uri="note://gone")),

@@ -214,7 +214,7 @@ async def test_the_list_is_loaded_beside_the_event_loop(monkeypatch):
     """The first reply of a loop has it loaded in a thread: 0.4 s in which nothing else would run."""
     threads = []
     monkeypatch.setattr(
-        "agentfsm.models.adapter.find_list_cost_usd", lambda *_: threads.append(threading.current_thread()) or 0.5
+        "agentfsm.models.adapter.load_list_prices", lambda *_: threads.append(threading.current_thread())
     )
     with LocalServer([Say(text="one"), Say(text="two")]) as server:
         model = OpenAIChat("m", base_url=server.base_url)

@@ -27,7 +27,7 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Approve
-from agentfsm.engine import step
+from agentfsm.engine import stop_requests, unattended
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.tool_calls import approvals
 from agentfsm.engine.tool_calls.host import RunHost
@@ -253,7 +253,8 @@ def leave_children(patch: Any) -> None:
     async def nobody(*_: Any) -> list[Any]:
         return []
 
-    patch.setattr(step, "end_child_runs", nobody)
+    patch.setattr(unattended, "end_child_runs", nobody)
+    patch.setattr(stop_requests, "end_child_runs", nobody)
 
 
 def lose_input(patch: Any) -> None:
@@ -305,7 +306,7 @@ FAULTS: dict[Callable[[Any], None], tuple[int, int, str, dict[str, Any]]] = {
     leave_children: (238, 500, "P6", {"faults": 0.0}),
     lose_input: (39, 300, "P1", {}),
     trust_the_lease: (10, 100, "P4", {"stalls": 0.3}),
-    share_a_nonce: (41, 100, "P3", {"reuses": True}),
+    share_a_nonce: (122, 300, "P3", {"reuses": True}),
     park_for_the_deaths_of_others: (141, 1000, "P11", {"poison": True, "runs": 4}),
 }
 

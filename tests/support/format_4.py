@@ -6,6 +6,7 @@ It stays open until the release of 0.2.0: what is added before that is added to 
 import attrs
 
 from agentfsm.core import events as e
+from agentfsm.core.effects import Pending
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.limits import StopReason
@@ -17,6 +18,18 @@ from tests.support.format_3 import FORMAT_3
 from tests.support.formats import Format
 
 HEADER = attrs.evolve(FORMAT_3.header, nonce="9f3c61d07a5be284", format=4)
+MISFIT = "not run: the arguments given by bob do not fit: cents is missing"
+# The same question, asked by the run of an agent below.
+BELOW = Pending(
+    kind=PendingKind.APPROVAL,
+    run_id="order-17.t6.2",
+    call_id="t1.0",
+    tool="pay",
+    arguments={"cents": 1700},
+    expires_at=1700604800.0,
+    digest="aa",
+    error=MISFIT,
+)
 FURTHER = (
     *FORMAT_3.further,
     e.ApprovalGiven(call_id="t5.0", by="bob", arguments='{"cents":900}', key="9f3c61d07a5be284:t5.0:4ae81572"),
@@ -24,6 +37,8 @@ FURTHER = (
     e.LimitReached(reason=StopReason.MAX_TURNS, message="20 of 20 turns used", note="Answer now."),
     e.ToolStarted(call_id="t6.0", repeatable=True, read_only=True, since=1700000200.5, attempts=2),
     e.ToolCutOff(call_id="t6.0", started_at=1700000200.5, duration_s=0.25, undone=True),
+    e.ApprovalAsked(call_id="t6.1", expires_at=1700604800.0, description="Pays 17.00 €.", digest="aa", error=MISFIT),
+    e.ToolPaused(call_id="t6.2", pending=(BELOW,)),
 )
 
 FORMAT_4 = Format(
@@ -36,6 +51,8 @@ FORMAT_4 = Format(
         {
             (Header, "nonce"),
             (e.ApprovalGiven, "key"),
+            (e.ApprovalAsked, "error"),
+            (Pending, "error"),
             (e.Paused, "kind"),
             PendingKind.CRASH,
             e.LimitReached,

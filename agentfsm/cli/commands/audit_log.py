@@ -23,8 +23,8 @@ from agentfsm.cli.render.formatting import (
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.text_safety import one_line
-from agentfsm.engine.audit import AuditTrail, audit_run_tree
 from agentfsm.ports.store import Filter
+from agentfsm.runs import Runs
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
@@ -61,12 +61,12 @@ def audit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 async def _iter_records(store: Store, args: argparse.Namespace) -> AsyncGenerator[AuditRecord, None]:
     if args.id is not None:
-        for record in await audit_run_tree(store, args.id):
+        for record in await Runs(store).audit(args.id):
             if _matches(args, record):
                 yield record
         return
     where = Filter(session=args.session, agent=args.agent, user=args.user, before=args.until)
-    async for record in AuditTrail(store, where, _start_time(args)):
+    async for record in Runs(store).audits(where, since=_start_time(args)):
         if _matches(args, record):
             yield record
 

@@ -26,7 +26,6 @@ from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.text_safety import one_line
-from agentfsm.engine.execution.journal import read_header
 from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def _load_messages(path: str) -> tuple[Message, ...]:
 async def _check_same_agent(agent: Agent, run_id: str) -> None:
     """See that a run of this id, where there is one, is of this agent: the same id and prompt go on with it."""
     try:
-        target = (await read_header(agent.store, run_id)).target
+        target = (await agent.runs.header(run_id)).target
     except RunNotFoundError:
         return
     theirs, own = split_target(target)[0], split_target(agent.target)[0]

@@ -16,20 +16,18 @@ from agentfsm.cli.render.json_documents import (
 from agentfsm.cli.render.text import format_events, format_run, format_summaries
 from agentfsm.cli.resolve.agent_target import is_target, load_agent
 from agentfsm.cli.resolve.command_hint import CommandHint
-from agentfsm.cli.resolve.run_lookup import find_root_header, run_in_store
+from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
 from agentfsm.core import diagram
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
-from agentfsm.core.run import begin_run
-from agentfsm.engine.execution import journal
 from agentfsm.ports.store import Filter
+from agentfsm.runs import Runs
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.events import Event
     from agentfsm.core.run import Run
-    from agentfsm.ports.store import RunSummary, Store
 
 
 def runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -45,7 +43,7 @@ def runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     )
     store = open_existing_store(args.store)
     is_whole = args.all or args.parent is not None
-    found = run_in_store(store, lambda: _list_runs(store, where, args.limit, with_subagents=is_whole))
+    found = run_in_store(store, lambda: Runs(store).list(where, limit=args.limit, subagents=is_whole))
     if terminal.json:
         terminal.document({"runs": [build_summary_json(each) for each in found]})
     for line in [] if terminal.json else format_summaries(found):
@@ -53,17 +51,6 @@ def runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     if not found:
         terminal.err("no runs")
     return ExitCode.DONE
-
-
-async def _list_runs(store: Store, filter_by: Filter, limit: int, *, with_subagents: bool) -> tuple[RunSummary, ...]:
-    """Return the newest runs; those of sub-agents only where the list is to be whole."""
-    size = limit
-    while True:
-        page = await store.runs(filter_by, limit=size)
-        shown = [each for each in page if with_subagents or each.parent is None]
-        if len(shown) >= limit or len(page) < size:
-            return tuple(shown[:limit])
-        size *= 4  # asked again from the start: no run can slip in between two pages
 
 
 def show(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -97,13 +84,10 @@ def _load_run(run_id: str, at: int | None, given: str | None) -> tuple[Run, tupl
     store = open_existing_store(given)
 
     async def act() -> tuple[Run, tuple[Event, ...], str]:
-        stored = await store.read(run_id)
-        newest = len(stored.events)
-        if at is not None and not 0 <= at <= newest:
-            raise MisuseError(f"run {run_id} has the versions 0 to {newest}, and not {at}")
-        events = stored.events[:at]
-        found = begin_run(stored.header, await journal.load_predecessor(store, stored.header)).fold(events)
-        return found, events, (await find_root_header(store, stored.header)).id
+        runs = Runs(store)
+        events = await runs.history(run_id)
+        found = await runs.load(run_id, at=len(events) if at is None else at)
+        return found, events[: found.version], (await runs.root(run_id)).id
 
     return run_in_store(store, act)
 

@@ -10,16 +10,13 @@ from agentfsm.cli.render.formatting import format_count, format_time
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.errors import MisuseError
-from agentfsm.ports.store import Filter
+from agentfsm.runs import Runs
 from agentfsm.stores.sqlite.store import SQLiteStore
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.ports.store import Store
 
 DAY_S: Final = 86_400.0
-# More calls of agents than any run makes.
-MAX_CALLEES: Final = 1_000_000
 
 
 def delete(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -32,25 +29,13 @@ def delete(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         raise MisuseError("name either a run, or a session with --session")
     store = open_existing_store(args.store)
     if args.session is not None:
-        count = run_in_store(store, lambda: store.delete_session(args.session))
+        count = run_in_store(store, lambda: Runs(store).delete_session(args.session))
         if not count:
             raise MisuseError(f"there is no run of the session {args.session!r}: `agentfsm runs` lists what there is")
         return _report_removed(terminal, count, f"the session {args.session}, {format_count(count, 'run')}")
-    count = run_in_store(store, lambda: _delete_tree(store, args.id))
+    count = run_in_store(store, lambda: Runs(store).delete(args.id))
     below = f", and {format_count(count - 1, 'run')} of agents below it" if count > 1 else ""
     return _report_removed(terminal, count, f"run {args.id}{below}")
-
-
-async def _delete_tree(store: Store, run_id: str) -> int:
-    """Remove a run; return how many that were, with those below it."""
-    count = 1 + await _count_below(store, run_id)
-    await store.delete(run_id)
-    return count
-
-
-async def _count_below(store: Store, run_id: str) -> int:
-    callees = await store.runs(Filter(parent=run_id), limit=MAX_CALLEES)
-    return len(callees) + sum([await _count_below(store, each.id) for each in callees])
 
 
 def prune(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -59,7 +44,7 @@ def prune(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
     async def act() -> tuple[int, float]:
         before = await store.now() - args.older_than * DAY_S if args.before is None else args.before
-        return await store.prune(before), before
+        return await Runs(store).prune(before), before
 
     count, before = run_in_store(store, act)
     return _report_removed(terminal, count, f"{format_count(count, 'run')} that ended before {format_time(before)}")

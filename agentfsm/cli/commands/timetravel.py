@@ -16,7 +16,7 @@ from agentfsm.cli.session.attended_run import build_hint
 from agentfsm.core.codec import message_to_json
 from agentfsm.core.diff import difference
 from agentfsm.core.errors import MisuseError
-from agentfsm.engine.execution import journal
+from agentfsm.runs import Runs
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
@@ -83,8 +83,9 @@ def diff(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     store = open_existing_store(args.store)
 
     async def act() -> Difference:
-        before = await journal.load_run(store, args.id, args.at)
-        return difference(before, await journal.load_run(store, args.other or args.id, args.to))
+        runs = Runs(store)
+        before = await runs.load(args.id, at=args.at)
+        return difference(before, await runs.load(args.other or args.id, at=args.to))
 
     found = run_in_store(store, act)
     if terminal.json:

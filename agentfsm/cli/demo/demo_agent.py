@@ -18,7 +18,6 @@ from agentfsm.cli.demo.scripted_model import answer_request
 from agentfsm.cli.demo.survey_tools import list_folder, read_file, search_text, write_report
 from agentfsm.cli.resolve.store_location import HOME_FOLDER, make_folder
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.inbox import Approve, Decision
 from agentfsm.core.limits import Limits
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.text_safety import one_line
@@ -27,7 +26,7 @@ from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.testing.fake_llm.server import LocalServer
 
 if TYPE_CHECKING:
-    from agentfsm.cli.session.prompts import DecideFunction
+    from agentfsm.cli.session.prompts import DecideFunction, Submission
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.pending import Pending
 
@@ -118,10 +117,10 @@ def prepare_survey(folder: str) -> SurveyStart:
 def build_report_approver(terminal: Terminal) -> DecideFunction:
     """Return what approves the report where nobody sits at a terminal, and says so."""
 
-    def approve(item: Pending) -> Decision | None:
+    def approve(item: Pending) -> Submission | None:
         if item.kind is not PendingKind.APPROVAL or item.tool != write_report.name:
             return None
         terminal.err(f"Nobody sits at a terminal, so the demo approves {item.tool} ({item.call_id}) by itself.")
-        return Approve(call_id=item.call_id, by="agentfsm demo", digest=item.digest)
+        return lambda runs: runs.approve(item.run_id, item.call_id, by="agentfsm demo", digest=item.digest)
 
     return approve

@@ -80,7 +80,8 @@ def format_deadline(item: Pending, consequence: str) -> str:
 
 
 def _format_approval(item: Pending) -> str:
-    what = f" {one_line(item.description, NOTE_CHARS)}" if item.description.strip() else ""
+    texts = [one_line(text, NOTE_CHARS) for text in (item.error, item.description) if text.strip()]
+    what = "".join(f" {text}" for text in texts)
     call = one_line(escape_hidden(f"{item.tool}({format_arguments(item.arguments)})"), NOTE_CHARS)
     return f"may {call} run?{what}{format_deadline(item, 'is a no')}"
 

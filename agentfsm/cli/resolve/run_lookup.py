@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import attrs
@@ -15,10 +15,8 @@ from agentfsm.cli.resolve.agent_target import iter_agents, join_target, load_age
 from agentfsm.cli.resolve.mcp_servers import join_servers
 from agentfsm.cli.resolve.store_location import create_store, open_existing_store, resolve_location
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.limits import Limits
 from agentfsm.core.value import Value
-from agentfsm.engine.execution import journal
-from agentfsm.ports.model import Model
+from agentfsm.runs import Runs
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.sqlite.store import SQLiteStore
 
@@ -26,33 +24,10 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.header import Header
     from agentfsm.core.run import Run
-    from agentfsm.ports.model import Emit, Reply, Request
     from agentfsm.ports.store import Store
 
 T = TypeVar("T")
 Command = Callable[[argparse.Namespace, "Terminal"], ExitCode]
-
-# Limits of an agent that only hands something on: no run is ever at the end of such limits, so none is ended by them.
-_UNLIMITED: Final = 1e9
-
-
-class NoModel(Model):
-    """Stands for the model where an agent is only needed to say something to a run."""
-
-    name = "none"
-
-    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:  # noqa: ARG002  nothing is asked
-        """Refuse.
-
-        Raises:
-            MisuseError: always.
-        """
-        raise MisuseError("this command drives no run: use `agentfsm resume`")
-
-
-def build_store_agent(store: Store) -> Agent:
-    """Return an agent that can say something to the runs of a store, and drives none."""
-    return Agent(NoModel(), store=store, limits=Limits(seconds=_UNLIMITED, crashes=int(_UNLIMITED)))
 
 
 def attach_store(agent: Agent, target: str, given: str | None) -> tuple[Agent, str | None]:
@@ -131,15 +106,8 @@ def load_run_agent(run: Run, root: Header) -> Agent | None:
 
 async def load_with_root(store: Store, run_id: str) -> tuple[Run, Header]:
     """Return a run, and the header of the one that it works for in the end, or its own."""
-    run = await journal.load_run(store, run_id)
-    return run, await find_root_header(store, run.header)
-
-
-async def find_root_header(store: Store, header: Header) -> Header:
-    """Return the header of the run that a sub-agent's run works for in the end; of any other run its own."""
-    while header.parent is not None:
-        header = await journal.read_header(store, header.parent)
-    return header
+    runs = Runs(store)
+    return await runs.load(run_id), await runs.root(run_id)
 
 
 def run_in_store(store: Store, act: Callable[[], Awaitable[T]]) -> T:

@@ -18,7 +18,7 @@ from agentfsm.cli.render.progress import PlainView
 from agentfsm.cli.render.text import format_used
 from agentfsm.cli.resolve.agent_target import join_target, split_target
 from agentfsm.cli.resolve.command_hint import CommandHint
-from agentfsm.cli.session.prompts import build_prompter, leave_undecided, submit_decisions
+from agentfsm.cli.session.prompts import build_prompter, leave_undecided
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import ConflictError, LeaseHeldError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from agentfsm.agent import Agent
     from agentfsm.cli.render.progress import RunView
-    from agentfsm.cli.session.prompts import DecideFunction, RunDecision
+    from agentfsm.cli.session.prompts import DecideFunction, Submission
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.pending import Pending
     from agentfsm.core.run import Run
@@ -109,11 +109,14 @@ class AttendedRun:
         while True:
             with stdout_to_stderr():  # what tools print is no result
                 self._runner.run(self._run_with_view)
-            words = [word for item in self._open_items() if (word := self._decide(item)) is not None]
-            if not words:
+            submissions = [each for item in self._open_items() if (each := self._decide(item)) is not None]
+            if not submissions:
                 return
-            for refusal in self._runner.run(submit_decisions, self.agent, words):
-                self.terminal.err(refusal)
+            for submit in submissions:
+                try:
+                    self._runner.run(submit, self.agent.runs)
+                except ConflictError as error:  # another person has decided it
+                    self.terminal.err(str(error))
 
     def _open_items(self) -> list[Pending]:
         if self.run.paused is not None:
@@ -121,13 +124,12 @@ class AttendedRun:
         pending = self.run.pending if self.run.is_waiting else ()
         return [item for item in pending if (item.run_id, item.call_id) not in self._deferred]
 
-    def _decide(self, item: Pending) -> RunDecision | None:
-        answer = build_prompter(self.terminal, self.run.id) if self.terminal.can_ask else self.unattended_decide
-        decision = answer(item)
-        if decision is None:
+    def _decide(self, item: Pending) -> Submission | None:
+        decide = build_prompter(self.terminal, self.run.id) if self.terminal.can_ask else self.unattended_decide
+        submission = decide(item)
+        if submission is None:
             self._deferred.add((item.run_id, item.call_id))
-            return None
-        return item.run_id, item.kind, decision
+        return submission
 
     async def _run_with_view(self) -> None:
         """Drive the run with a view on it; wait while another worker drives it."""

@@ -14,10 +14,9 @@ from agentfsm.decisions import build_input
 from agentfsm.tools.schema.arguments import describe_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.core.inbox import GiveInput
     from agentfsm.core.pending import Pending, Question
 
 
@@ -32,16 +31,14 @@ def parse_answer(
     fields: Sequence[tuple[str, str]],
     *,
     declined: bool,
-    by: str,
-) -> GiveInput:
-    """Return the answer that a command line gives.
+) -> Any:
+    """Return the content of the answer that a command line gives; None where it declines.
 
     Args:
         item: What is asked.
         text: A JSON object, or plain text; None where there is none.
         fields: Names of properties and their values; with a key and a dot in front, where several questions are asked.
         declined: Whether the person declines.
-        by: Who says so.
 
     Raises:
         MisuseError: when it does not fit what is asked.
@@ -51,17 +48,21 @@ def parse_answer(
     if declined and (text is not None or fields):
         raise MisuseError("give an answer, or --decline, and not both")
     if text is None:
-        return build_input(item, _parse_fields(item, fields) if fields else None, declined=declined, by=by)
+        content: Any = _parse_fields(item, fields) if fields else None
+        build_input(item, content, declined=declined, by="")
+        return content
     try:
         value, flaw = json.loads(text), None
     except (ValueError, RecursionError) as error:
         value, flaw = text, error
+    content = value if isinstance(value, dict) else text
     try:
-        return build_input(item, value if isinstance(value, dict) else text, declined=False, by=by)
+        build_input(item, content, declined=False, by="")
     except MisuseError:
         if flaw is not None and text.lstrip().startswith("{"):  # meant as an object
             raise MisuseError(f"the answer is not JSON ({flaw}): {text[:ANSWER_CHARS]}") from None
         raise
+    return content
 
 
 def _parse_fields(item: Pending, fields: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -92,20 +93,22 @@ def _parse_value(question: Question, name: str, text: str) -> Any:
     return [each.strip() for each in text.split(",")] if kind == "array" and not isinstance(value, list) else value
 
 
-def ask_questions(terminal: Terminal, item: Pending, by: str) -> GiveInput | None:
-    """Put what a tool asks to whoever sits at the terminal; None leaves it for later."""
-    contents: dict[str, Any] = {}
+def ask_questions(terminal: Terminal, item: Pending) -> Mapping[str, Any] | None:
+    """Ask the person at the terminal a tool's questions.
+
+    Returns:
+        The answers by key, None for one that was declined; or None to leave all of them for later.
+    """
+    answers: dict[str, Any] = {}
     for question in item.questions:
-        answer = _ask_question(terminal, item, question, by)
+        answer = _ask_question(terminal, item, question)
         if answer is None:
             return None
-        contents |= answer.answers
-    if all(content is None for content in contents.values()):
-        return build_input(item, None, declined=True, by=by)
-    return build_input(item, contents if len(contents) > 1 else contents[item.questions[0].key], declined=False, by=by)
+        answers |= answer
+    return answers
 
 
-def _ask_question(terminal: Terminal, item: Pending, question: Question, by: str) -> GiveInput | None:
+def _ask_question(terminal: Terminal, item: Pending, question: Question) -> Mapping[str, Any] | None:
     """Ask one question until the answer fits."""
     alone = attrs.evolve(item, questions=(question,))
     terminal.err(format_exact_json(question.message)[1:-1])
@@ -116,14 +119,14 @@ def _ask_question(terminal: Terminal, item: Pending, question: Question, by: str
         if word is None:
             return None
         if word.lower() in {"n", "no"}:
-            return build_input(alone, None, declined=True, by=by)
+            return {question.key: None}
         if word.lower() not in {"y", "yes"}:
             continue
         fields = _ask_fields(terminal, question)
         if fields is None:
             return None
         try:
-            return build_input(alone, _parse_fields(alone, fields), declined=False, by=by)
+            return build_input(alone, _parse_fields(alone, fields), declined=False, by="").answers
         except MisuseError as error:
             terminal.err(str(error))
 

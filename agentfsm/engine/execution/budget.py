@@ -118,6 +118,8 @@ class Budget:
     # Spent by this run and not in its journal...
     _usage_version: int = -1
     # ...as long as that is at this version.
+    warned_limits: frozenset[str] = frozenset()
+    # Names of the limits that a warning was given for.
     _open_calls: int = 0
     # Calls that have their place among those allowed, and no result in the journal.
 

@@ -116,7 +116,7 @@ class Journal:
 
     store: Store
     lease: Lease
-    run: Run
+    run: Run[Any]
     clock: Clock
     on_event: Listener | None = None
     on_run: Callable[[Run], None] | None = None

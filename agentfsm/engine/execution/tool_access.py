@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.engine.execution.execution import Execution
-from agentfsm.tools.builtin import FIND_TOOLS
+from agentfsm.tools.builtin import FIND_TOOLS, find_builtin
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.dispatch import CallOutcome, failed_outcome
 from agentfsm.tools.run_context import RunContext
@@ -16,6 +16,14 @@ from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
+
+
+def find_engine_tool(execution: Execution, name: str) -> Tool[..., Any] | None:
+    """Return the tool of that name that the engine brings along, or the one that gives the answer."""
+    if (tool := find_builtin(execution.journal.run, name)) is not None:
+        return tool
+    spec = execution.config.output_spec  # a call of its tool that comes here came too early
+    return None if spec is None or spec.tool is None or spec.tool.name != name else spec.tool
 
 
 def check_available(execution: Execution, tool: Tool[..., Any]) -> CallOutcome | None:

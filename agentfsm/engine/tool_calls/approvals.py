@@ -1,4 +1,4 @@
-"""What is said of open calls before any runs: who has to be asked, what was decided, what became of those in flight.
+"""Settle open calls before any call runs: who has to be asked, what was decided, what became of calls in flight.
 
 The store's clock is read before the inbox is. So a decision that is not there when the time is up comes too late, since
 a store refuses it from that moment on; and one that is there was made in time, whenever it is read.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from inspect import isawaitable, iscoroutinefunction
-from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from math import inf, nextafter
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 import attrs
@@ -33,6 +33,7 @@ from agentfsm.engine.tool_calls.child_runs import build_deleted_result, waits_on
 from agentfsm.ports.store import Store
 from agentfsm.tools import callback_errors
 from agentfsm.tools.queue import result_text
+from agentfsm.tools.queue.dispatch import QueueHost
 from agentfsm.tools.queue.result_text import build_decided_result
 from agentfsm.tools.run_context import Found, InputRequired, RunContext
 from agentfsm.tools.schema.binding import Arguments
@@ -55,20 +56,57 @@ class _InboxSnapshot(Value):
     has_input: bool
 
 
-async def apply_decisions(execution: Execution) -> None:
-    """Commit what is to be said of open calls before any runs."""
+@attrs.frozen
+class Decisions(Value):
+    """What is settled about open calls before any call runs."""
+
+    events: tuple[e.Event, ...]
+    taken: tuple[int, ...]
+    # Numbers of the inbox rows that the events use up.
+    approvals: dict[str, PostedItem]
+    # Decisions that let a call run, by call id; the append that marks the call as started uses them up.
+    resumable: frozenset[str]
+    # Paused calls that may go on, by id.
+
+
+LastWaits: TypeAlias = dict[str, tuple[Pending, ...]]
+
+
+async def decide_open_calls(execution: Execution, host: QueueHost, last_waits: LastWaits) -> Decisions:
+    """Return what is settled about open calls before any call runs.
+
+    Args:
+        execution: The execution of the run.
+        host: Serves its calls.
+        last_waits: The things that paused calls waited for when they were last woken, by call id; updated.
+    """
     arrived = await _read_decisions(execution)
-    facts: list[e.Event] = []
+    events: list[e.Event] = []
     taken: list[int] = []
+    approvals: dict[str, PostedItem] = {}
+    resumable: set[str] = set()
     for entry in execution.journal.run.open:
-        row = arrived.decisions.get(entry.call.id)
+        call_id = entry.call.id
+        row = arrived.decisions.get(call_id)
         if row is not None and _permits_run(execution.config, entry, row):
-            execution.approvals[entry.call.id] = row  # spent in the very append that marks the call as started
-        elif (fact := await _resolve_open_call(execution, entry, row, arrived)) is not None:
-            facts.append(fact)
+            question = _ask_again_if_misfit(execution.config, entry, row, arrived.now)
+            if question is None:
+                approvals[call_id] = row
+            else:
+                events.append(question)
+                taken.append(row.number)
+        elif waits_on_child(execution.journal.run, entry):
+            if not await _child_exists(execution, entry):  # taken up again it would do everything anew
+                ended = build_deleted_result(entry)
+                events.append(e.ToolFinished(result=build_decided_result(entry, ended.outcome, ended.content)))
+                taken += [row.number] if row is not None else []
+            elif last_waits.get(call_id) != entry.pending and await _is_child_unblocked(execution, entry, arrived.now):
+                last_waits[call_id] = entry.pending
+                resumable.add(call_id)
+        elif (event := await _resolve_open_call(execution, entry, row, arrived, host)) is not None:
+            events.append(event)
             taken += [row.number] if row is not None else []
-    if facts:
-        execution.journal.commit(*facts, taken=taken)
+    return Decisions(tuple(events), tuple(taken), approvals, frozenset(resumable))
 
 
 async def _read_decisions(execution: Execution) -> _InboxSnapshot:
@@ -86,26 +124,21 @@ async def _read_decisions(execution: Execution) -> _InboxSnapshot:
 # Agents below.
 
 
-async def _wake_if_unblocked(execution: Execution, entry: OpenCall, now: float) -> e.ToolFinished | None:
-    """Wake a paused call when what its agent waits for first was decided, or is due; once for each thing waited for.
-
-    Where the agent's run was deleted, return the call's end: taken up again it would do everything anew.
-    """
-    call_id, store = entry.call.id, execution.journal.store
-    first = {item.run_id: item for item in reversed(entry.pending)}
-    execution.resumable -= {call_id}
+async def _child_exists(execution: Execution, entry: OpenCall) -> bool:
+    """Whether the run of the agent behind a call was not deleted."""
     try:
-        await read_header(store, child_run_id(execution.journal.run.id, call_id))
+        await read_header(execution.journal.store, child_run_id(execution.journal.run.id, entry.call.id))
     except RunNotFoundError:
-        ended = build_deleted_result(entry)
-        return e.ToolFinished(result=build_decided_result(entry, ended.outcome, ended.content))
-    is_resumed = execution.is_resumed and any(item.kind is PendingKind.CRASH for item in entry.pending)
-    if execution.last_waits.get(call_id) != entry.pending and (
-        is_resumed or any([await is_wait_over(store, each, now) for each in first.values()])
-    ):
-        execution.last_waits[call_id] = entry.pending
-        execution.resumable |= {call_id}
-    return None
+        return False
+    return True
+
+
+async def _is_child_unblocked(execution: Execution, entry: OpenCall, now: float) -> bool:
+    """Whether the thing that the agent behind a paused call waits for first was decided, or is due."""
+    if execution.is_resumed and any(item.kind is PendingKind.CRASH for item in entry.pending):
+        return True
+    first = {item.run_id: item for item in reversed(entry.pending)}
+    return any([await is_wait_over(execution.journal.store, each, now) for each in first.values()])
 
 
 async def is_wait_over(store: Store, item: Pending, now: float) -> bool:
@@ -145,18 +178,16 @@ def _permits_run(config: EngineConfig, entry: OpenCall, row: PostedItem) -> bool
 
 
 async def _resolve_open_call(
-    execution: Execution, entry: OpenCall, row: PostedItem | None, arrived: _InboxSnapshot
+    execution: Execution, entry: OpenCall, row: PostedItem | None, arrived: _InboxSnapshot, host: QueueHost
 ) -> e.Event | None:
     """Return what is to be recorded of an open call before any call runs, if anything."""
     call, now = entry.call, arrived.now
-    if waits_on_child(execution.journal.run, entry):
-        return await _wake_if_unblocked(execution, entry, now)
     is_late = entry.expires_at is not None and now >= entry.expires_at
     match entry.phase, row.item if row is not None else None:
         case Phase.INTENDED, _:
             return _request_decision(execution, call, now)
         case Phase.RUNNING, _:
-            return await _recover_call(execution, entry)
+            return await _recover_call(execution, entry, host)
         case Phase.AWAITING_APPROVAL, Reject(by=by, message=message):
             reason = f" ({message})" if message else ""
             return e.ToolFinished(result=_build_rejection(entry, f"a person rejected it{reason}"), by=by)
@@ -212,6 +243,30 @@ def _request_decision_again(execution: Execution, entry: OpenCall, now: float) -
     return e.ToolFinished(result=build_decided_result(entry, Outcome.SKIPPED, content))
 
 
+def _ask_again_if_misfit(config: EngineConfig, entry: OpenCall, row: PostedItem, now: float) -> e.ApprovalAsked | None:
+    """Return the repeated question if the arguments of an approval do not fit the tool; None if the call may run.
+
+    Whoever approved may have had no agent at hand, and so no tool to validate the arguments against.
+    """
+    tool = config.registry.get(entry.call.name)
+    if tool is None or not isinstance(row.item, Approve) or row.item.arguments is None:
+        return None
+    try:
+        tool.bind_and_check(row.item.arguments)
+    except ArgumentsError as error:
+        by = f" by {row.item.by}" if row.item.by else ""
+        text = f"not run: the arguments given{by} do not fit: {error}"
+        return e.ApprovalAsked(
+            call_id=entry.call.id,
+            # Later than the last deadline, also where the clock stands still: it tells the two questions apart.
+            expires_at=max(now + tool.approval_expires_s, nextafter(entry.expires_at or 0.0, inf)),
+            description=entry.description,
+            digest=entry.digest,
+            error=replace_surrogates(text[:DESCRIPTION_CHARS]),
+        )
+    return None
+
+
 def _bind_if_runnable(execution: Execution, tool: Tool[..., Any], call: ToolCall) -> Arguments | None:
     """Return the arguments of a call that could run; None where it will be refused, whoever says yes to it."""
     if call.malformed is not None or check_available(execution, tool) is not None:
@@ -261,9 +316,7 @@ def _build_rejection(entry: OpenCall, why: str) -> ToolResult:
 def _build_settled_result(execution: Execution, entry: OpenCall, outcome: Outcome, content: str) -> ToolResult:
     """Return a result that comes from outside, of which the model is shown no more than of the tool's own."""
     tool, result = execution.config.registry.get(entry.call.name), build_decided_result(entry, outcome, content)
-    shown = (
-        None if tool is None else result_text.count_shown_chars(result.content, tool, execution.queue.host.count_tokens)
-    )
+    shown = None if tool is None else result_text.count_shown_chars(result.content, tool, execution.count_tokens)
     return attrs.evolve(result, shown_chars=shown)
 
 
@@ -333,11 +386,11 @@ def _resolve_wait(entry: OpenCall, arrived: _InboxSnapshot) -> e.ToolFinished | 
 # A call that was in flight when its worker died.
 
 
-async def _recover_call(execution: Execution, entry: OpenCall) -> e.Event | None:
+async def _recover_call(execution: Execution, entry: OpenCall, host: QueueHost) -> e.Event | None:
     """Return what is recorded of it; None where it is run again."""
     call = entry.call
     tool = None if call.invented else execution.config.registry.get(call.name)
-    policy = "ask" if tool is None else await _resolve_on_unknown(execution, tool, call)
+    policy = "ask" if tool is None else await _resolve_on_unknown(execution, tool, call, host)
     if isinstance(policy, Found):
         content, parts = result_text.render_result(policy.result)
         result = attrs.evolve(_build_settled_result(execution, entry, Outcome.DONE, content), parts=parts)
@@ -352,14 +405,16 @@ async def _recover_call(execution: Execution, entry: OpenCall) -> e.Event | None
     return None if policy == "rerun" else e.ToolLost(call_id=call.id)
 
 
-async def _resolve_on_unknown(execution: Execution, tool: Tool[..., Any], call: ToolCall) -> str | Found:
+async def _resolve_on_unknown(
+    execution: Execution, tool: Tool[..., Any], call: ToolCall, host: QueueHost
+) -> str | Found:
     """Return what the tool declares, or what its function finds out; one that cannot tell leaves it to a person."""
     if isinstance(tool.on_unknown, str):
         return tool.on_unknown
     limit_s = tool.timeout_s or execution.config.limits.tool_timeout_s
     try:
         arguments = tool.to_namespace(tool.bind(call.arguments))
-        ctx = execution.queue.host.build_context(call, tool, execution.config.clock.now() + limit_s)
+        ctx = host.build_context(call, tool, execution.config.clock.now() + limit_s)
         with anyio.fail_after(limit_s):
             found = await _call_on_unknown(tool.on_unknown, ctx, arguments)
     except BaseException as error:

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
-from agentfsm.core import events as e
 from agentfsm.core.calls import OpenCall, Phase
-from agentfsm.core.errors import AgentError, RunNotFoundError, StoreError
-from agentfsm.core.inbox import Cancel
+from agentfsm.core.errors import RunNotFoundError, StoreError
 from agentfsm.core.limits import BUDGET_REASONS, StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
@@ -24,7 +22,6 @@ from agentfsm.engine.execution.journal import CLOSE_TIMEOUT_S, load_run
 from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.ports.store import Store
 from agentfsm.tools.queue.dispatch import CallOutcome
-from agentfsm.tools.queue.result_text import build_decided_result
 from agentfsm.tools.run_context import ToolReturn
 from agentfsm.tools.tool import Tool
 
@@ -66,50 +63,20 @@ def add_child_cost(execution: Execution, result: ToolResult) -> ToolResult:
     spent = execution.budget.pop_child(child_run_id(execution.journal.run.id, result.call_id))
     if result.child is not None or spent is None:
         return result
-    return attrs.evolve(result, child=attrs.evolve(calculate_run_cost(spent.run), usage=spent.usage))
+    return attrs.evolve(result, child=_build_cost(spent))
 
 
-async def end_child_runs(execution: Execution) -> list[e.ToolFinished]:
-    """End the agents at work for a run that is about to end, and return what they did as results of their calls."""
-    results = []
-    for entry in execution.journal.run.open:
-        if entry.phase is not Phase.FINISHED and (ended := await _end_child_run(execution, entry)) is not None:
-            result = attrs.evolve(build_decided_result(entry, ended.outcome, ended.content), child=ended.child)
-            results.append(e.ToolFinished(result=add_child_cost(execution, result)))
-    return results
-
-
-async def _end_child_run(execution: Execution, entry: OpenCall) -> ToolReturn | None:
-    """End the agent behind an open call, and return what it did; None where there is none at work."""
-    journal, tool = execution.journal, execution.config.registry.get(entry.call.name)
+async def load_child_cost(store: Store, run_id: str) -> AgentCost | None:
+    """Return what the run of an agent has cost, with the open calls of agents below it; None if it cannot be read."""
     try:
-        if tool is None:
-            return await _request_child_cancel(execution, entry)
-        if tool.end_child_run is None:
-            return None
-        return await tool.end_child_run(journal.store, journal.clock, child_run_id(journal.run.id, entry.call.id))
-    except RunNotFoundError:
-        return build_deleted_result(entry) if waits_on_child(journal.run, entry) else None  # else it never began
-    except AgentError as error:
-        journal.log.warning("child_not_ended", call=entry.call.id, error=type(error).__name__)
-        text = f"the agent of {entry.call.name} could not be told to stop. Check before you repeat anything."
-        return ToolReturn(outcome=Outcome.UNKNOWN, content=text)
+        spent = await _load_spending(store, run_id)
+    except StoreError:
+        return None
+    return None if spent is None else _build_cost(spent)
 
 
-async def _request_child_cancel(execution: Execution, entry: OpenCall) -> ToolReturn:
-    """Leave word for the agents below a call whose caller ends without the tools that drive them.
-
-    Raises:
-        RunNotFoundError: when there is none, or it was deleted.
-    """
-    store, run_id = execution.journal.store, child_run_id(execution.journal.run.id, entry.call.id)
-    run = await load_run(store, run_id)
-    for each in dict.fromkeys([run_id, *[item.run_id for item in entry.pending]]):
-        try:
-            await store.post(each, "cancel", Cancel(by="its caller"))
-        except StoreError as error:
-            execution.journal.log.warning("child_not_told", child=each, error=type(error).__name__)
-    return build_final_result(run) if run.is_over else build_unresponsive_result(run)
+def _build_cost(spent: RunSpending) -> AgentCost:
+    return attrs.evolve(calculate_run_cost(spent.run), usage=spent.usage)
 
 
 async def end_interrupted_child(

@@ -1,4 +1,4 @@
-"""ACT: decisions are taken in, calls run, and what happens to each is a fact in the journal before it counts."""
+"""The run's side of the tool queue: each call's start and result is in the journal before it counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.calls import (
-    UNDECIDED_PHASES,
     Inquiry,
     OpenCall,
     Phase,
@@ -18,27 +17,32 @@ from agentfsm.core.calls import (
     parse_index,
     replace_arguments,
 )
-from agentfsm.core.effects import RunTools, Wait
 from agentfsm.core.errors import AgentError
 from agentfsm.core.inbox import Approve, GiveInput, PostedItem, Rerun
 from agentfsm.core.json_text import round_duration, round_timestamp
-from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, ToolResult, replace_surrogates
+from agentfsm.core.machine import State
+from agentfsm.core.messages import ErrorType, Media, ToolCall, ToolResult, replace_surrogates
+from agentfsm.core.pending import Pending
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.parent import Parent
-from agentfsm.engine.execution.tool_access import build_context, check_available, check_permitted, current_turn
+from agentfsm.engine.execution.tool_access import (
+    build_context,
+    check_available,
+    check_permitted,
+    current_turn,
+    find_engine_tool,
+)
 from agentfsm.engine.model_calls.eager_calls import EagerAttempt, EagerCalls
 from agentfsm.engine.model_calls.tool_selection import search_tools
-from agentfsm.engine.tool_calls.approvals import apply_decisions, build_pending_question, needs_approval
+from agentfsm.engine.tool_calls.approvals import build_pending_question, needs_approval
 from agentfsm.engine.tool_calls.child_runs import add_child_cost, end_interrupted_child
 from agentfsm.ports.model import ProposedCall
 from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
-from agentfsm.tokens.ledger import BYTE_COUNTER, estimate_tokens
-from agentfsm.tools.builtin import find_builtin
 from agentfsm.tools.question_validation import MAX_ROUNDS
 from agentfsm.tools.queue.dispatch import CallOutcome, QueueHost, ToolJob, failed_outcome
-from agentfsm.tools.queue.result_text import build_decided_result, too_many_rounds_text
-from agentfsm.tools.queue.scheduler import ToolQueue
+from agentfsm.tools.queue.result_text import too_many_rounds_text
+from agentfsm.tools.queue.scheduler import EventHook, ToolQueue
 from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext
 from agentfsm.tools.schema.arguments import check_object, normalise_text, repair_object
 from agentfsm.tools.schema.binding import BoundArguments
@@ -54,73 +58,7 @@ MALFORMED_CHARS: Final = 2_000
 _ILLEGAL_NAME_CHARS: Final = re.compile(r"[^a-zA-Z0-9_-]")
 
 
-async def act(execution: Execution, effect: RunTools | Wait) -> None:
-    """Run what may run; where nothing may and calls are open, leave the run as it is: it waits for a person."""
-    entries, asking, intended = execution.journal.run.open, execution.config.registry.interactive_tools, Phase.INTENDED
-    calls = effect.calls if isinstance(effect, RunTools) else ()
-    execution.unfinished_calls = len(entries)
-    special = [each for each in entries if each.phase is not intended or each.call.name in asking]
-    refused = execution.budget.admit_calls(_list_unfinished(entries) if special else entries)
-    if refused:
-        _refuse_over_budget(execution, refused)
-    if special or refused:
-        await apply_decisions(execution)
-        calls, waiting = _list_ready_calls(execution), _list_unfinished(execution.journal.run.open)
-        execution.unfinished_calls = len(waiting)
-        execution.budget.admit_calls(waiting)  # some may have their result now
-    if execution.drained_pending and not (calls and execution.unfinished_calls):
-        await execution.queue.emit_drained()
-    execution.drained_pending = False
-    if not execution.unfinished_calls:
-        execution.journal.commit(e.ToolsReturned())
-    elif calls:
-        await run_deferring_changes(execution, execution.queue.execute_all(calls))
-
-
-async def run_deferring_changes(execution: Execution, running: Awaitable[object]) -> None:
-    """Await calls that run. A turn that ends with them is told after them, as it stands in the journal."""
-    journal = execution.journal
-    journal.defers_changes = True
-    try:
-        await running
-    finally:
-        if journal.on_event is not None:
-            journal.emit_changes()
-
-
-def _list_unfinished(entries: Sequence[OpenCall]) -> list[OpenCall]:
-    return [each for each in entries if each.phase is not Phase.FINISHED]
-
-
-def _refuse_over_budget(execution: Execution, entries: Sequence[OpenCall]) -> None:
-    """Commit the results of calls that the budget has no place for, before anybody is asked about them."""
-    text = execution.budget.format_refusal()
-    results = [build_decided_result(entry, Outcome.SKIPPED, text) for entry in entries]
-    execution.journal.log.warning("calls_refused", turn=execution.journal.run.turn, calls=len(results))
-    execution.journal.commit(
-        *[e.ToolFinished(result=attrs.evolve(each, error_type=ErrorType.BUDGET)) for each in results],
-    )
-
-
-def _list_ready_calls(execution: Execution) -> tuple[ToolCall, ...]:
-    """Return the calls that may run now: those before the first one that still needs a decision."""
-    ready: list[ToolCall] = []
-    execution.restarted_calls = frozenset([entry.call.id for entry in execution.journal.run.open if entry.attempts])
-    for entry in execution.journal.run.open:
-        call_id = entry.call.id
-        if (
-            entry.phase in UNDECIDED_PHASES
-            and call_id not in execution.approvals
-            and call_id not in execution.resumable
-        ):
-            break
-        if entry.phase is not Phase.FINISHED:
-            row = execution.approvals.get(call_id)
-            ready.append(entry.call if row is None else _apply_edited_arguments(execution.journal.run, entry.call, row))
-    return tuple(ready)
-
-
-def _apply_edited_arguments(run: Run, call: ToolCall, row: PostedItem) -> ToolCall:
+def apply_edited_arguments(run: Run, call: ToolCall, row: PostedItem) -> ToolCall:
     """Return the call as a person let it run: with other arguments, where they changed them."""
     edited = row.item.arguments if isinstance(row.item, Approve) else None
     return call if edited is None else replace_arguments(run.header, call, edited)
@@ -128,22 +66,24 @@ def _apply_edited_arguments(run: Run, call: ToolCall, row: PostedItem) -> ToolCa
 
 @attrs.define(eq=False, repr=False)
 class RunHost(QueueHost):
-    """Serves the calls of a run: what happens to each is committed, and what may not run is refused."""
+    """Serves the calls of a run: commits what happens to each, and refuses what may not run."""
 
     execution: Execution
-    held_records: list[ToolResult | list[e.Event] | ToolEvent] | None = None
-    # What became of calls that started before the reply was in the journal; None where it is committed as it comes.
-    is_discarded: bool = False
-    # Whether the reply that asked for them is not used.
+    unfinished: int = 0
+    # Calls of the turn that have no result yet. The result that makes it 0 ends the turn.
+    approvals: dict[str, PostedItem] = attrs.field(factory=dict)
+    # Decisions that let a call run, by call id. The append that marks the call as started takes them from the inbox.
+    restarted_calls: frozenset[str] = frozenset()
+    # Calls that have started before and run again, by id.
+
+    def record(self, *events: e.Event, taken: Sequence[int] = ()) -> None:
+        """Commit what happened to calls. If none is left without a result, the same append ends the turn."""
+        ending = () if self.unfinished else (e.ToolsReturned(),)
+        self.execution.journal.commit(*events, *ending, taken=taken)
 
     def find_tool(self, registry: ToolRegistry, name: str) -> Tool[..., Any] | None:
         """Return the tool of that name: the agent's, or one that the engine brings along."""
-        return registry.get(name) or find_builtin(self.execution.journal.run, name) or self._find_answer_tool(name)
-
-    def _find_answer_tool(self, name: str) -> Tool[..., Any] | None:
-        """Return the tool whose arguments are the answer; a call of it that comes here came too early."""
-        answers = self.execution.config.output_spec
-        return None if answers is None or answers.tool is None or answers.tool.name != name else answers.tool
+        return registry.get(name) or find_engine_tool(self.execution, name)
 
     def list_tool_names(self, registry: ToolRegistry) -> Sequence[str]:
         """Return the names of the tools that the run has and may use."""
@@ -205,7 +145,7 @@ class RunHost(QueueHost):
 
     def _check_approved(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
         """Refuse a call that could not run when others were asked for their word, and now could."""
-        if not tool.is_interactive or call.id in self.execution.approvals:
+        if not tool.is_interactive or call.id in self.approvals:
             return None
         if self.execution.journal.run.open_call(call.id).phase is not Phase.INTENDED:
             return None
@@ -216,22 +156,22 @@ class RunHost(QueueHost):
 
     async def on_start(self, call: ToolCall, tool: Tool[..., Any]) -> None:
         """Record that a call is about to run; what may have an effect does not start before that is durable."""
-        read_only, granted, journal = tool.read_only, call.id in self.execution.approvals, self.execution.journal
-        is_known = call.id in self.execution.restarted_calls
+        read_only, granted, journal = tool.read_only, call.id in self.approvals, self.execution.journal
+        is_known = call.id in self.restarted_calls
         if read_only and not granted and not is_known:
             return
         facts, taken = self._spend_decision(call.id)
         if is_known or not read_only:
             facts.append(e.ToolStarted(call_id=call.id, repeatable=tool.repeatable, read_only=read_only))
-        journal.commit(*facts, taken=taken)
+        self.record(*facts, taken=taken)
         if not read_only or granted:
             await journal.flush()
         if not read_only:
             journal.check_lease()
 
     def _spend_decision(self, call_id: str) -> tuple[list[e.Event], list[int]]:
-        """Spend the decision that lets a call run: return what is to be recorded of it, and its row in the inbox."""
-        row = self.execution.approvals.pop(call_id, None)
+        """Spend the decision that lets a call run: return its event, and its row in the inbox."""
+        row = self.approvals.pop(call_id, None)
         if row is None or not isinstance(row.item, Approve | Rerun | GiveInput):
             return [], []
         if isinstance(row.item, GiveInput):
@@ -239,7 +179,7 @@ class RunHost(QueueHost):
         fact = e.ApprovalGiven(call_id=call_id, by=row.item.by)
         if isinstance(row.item, Approve) and row.item.arguments is not None:
             run = self.execution.journal.run
-            call = _apply_edited_arguments(run, run.open_call(call_id).call, row)
+            call = apply_edited_arguments(run, run.open_call(call_id).call, row)
             fact = attrs.evolve(fact, arguments=call.arguments, key=call.key)
         return [fact], [row.number]
 
@@ -248,59 +188,29 @@ class RunHost(QueueHost):
         self.execution.journal.log.warning("tool_raised", call=call.id, tool=call.name, exc_info=error)
 
     def on_result(self, result: ToolResult) -> None:
-        """Record a call's result, as it comes; the last one ends the turn, in the same append."""
-        if self.held_records is not None:
-            self.held_records.append(result)
-            return
-        journal, drive = self.execution.journal, self.execution
-        drive.unfinished_calls -= 1
-        if drive.budget.children:
-            result = add_child_cost(drive, result)
+        """Commit a call's result as it comes."""
+        execution = self.execution
+        budget, log = execution.budget, execution.journal.log
+        self.unfinished -= 1
+        if budget.children:
+            result = add_child_cost(execution, result)
         finished = e.ToolFinished(result=result)
-        ending = () if drive.unfinished_calls else (e.ToolsReturned(),)
-        facts, taken = self._spend_decision(result.call_id)  # where it was let run, and could not
-        journal.commit(*facts, finished, *ending, taken=taken)
-        drive.budget.record_call_finished()
-        if journal.log.is_info_enabled:
-            # What a model invents is no fact.
-            tool = result.tool if result.tool in drive.queue.registry else "(unknown)"
-            outcome, wall_s = result.outcome.value, result.duration_s
-            journal.log.info("call", call=result.call_id, tool=tool, outcome=outcome, wall_s=wall_s)
-
-    def release(self) -> None:
-        """Record what was held back: the reply that asked for it is in the journal."""
-        held, self.held_records = self.held_records or [], None
-        for each in held:
-            if isinstance(each, ToolResult):
-                self.on_result(each)
-            elif isinstance(each, ToolEvent):
-                self.execution.queue.emit(each)
-            else:
-                self.execution.journal.commit(*each)
-
-    def discard(self) -> None:
-        """Discard the results of early calls, since the reply that asked for them is not used; watchers see the end."""
-        self.is_discarded = True
-        for each in self.held_records or ():
-            if isinstance(each, ToolEvent):
-                self.execution.queue.emit(_mark_discarded(each))
-        if self.held_records is not None:
-            self.held_records.clear()
-
-    def forward_event(self, event: StreamEvent) -> None:
-        """Tell what happens to calls; the end of one whose result is held back comes with that."""
-        if self.held_records is None or not isinstance(event, ToolEvent) or not event.is_end:
-            self.execution.queue.emit(event)
-        elif self.is_discarded:
-            self.execution.queue.emit(_mark_discarded(event))
+        if self.approvals:  # it was let run, and could not
+            facts, taken = self._spend_decision(result.call_id)
+            self.record(*facts, finished, taken=taken)
         else:
-            self.held_records.append(event)
+            self.record(finished)
+        budget.record_call_finished()
+        if log.is_info_enabled:
+            # What a model invents is no fact.
+            tool = result.tool if result.tool in execution.config.registry else "(unknown)"
+            log.info("call", call=result.call_id, tool=tool, outcome=result.outcome.value, wall_s=result.duration_s)
 
     def on_cut_off(self, job: ToolJob, duration_s: float) -> None:
         """Record how far a cut-off call has come, for the end of the run or the next worker."""
         journal = self.execution.journal
-        if self.held_records is not None or journal.lease.lost:
-            return  # the journal does not know the call, or takes nothing more
+        if journal.lease.lost:
+            return  # the journal takes nothing more
         facts = self._build_late_start(job)
         if facts or (job.announced_attempts and _find_entry(journal.run, job.call).phase is Phase.RUNNING):
             cut = e.ToolCutOff(
@@ -310,7 +220,7 @@ class RunHost(QueueHost):
                 undone=job.attempts < job.announced_attempts,
             )
             try:
-                journal.commit(*facts, cut)
+                self.record(*facts, cut)
             except AgentError as error:  # what has cut the call off goes on as it is
                 journal.log.error("cut_off_not_recorded", call=job.call.id, error=type(error).__name__)  # noqa: TRY400  a fact, no trace
 
@@ -334,12 +244,11 @@ class RunHost(QueueHost):
             now = await self.execution.journal.store.now()
             waits = (build_pending_question(run, tool, call, pause, rounds=rounds, now=now),)
             state = pause.state
-        facts = [*self._build_late_start(job), e.ToolPaused(call_id=call.id, pending=waits, state=state)]
-        if self.held_records is None:
-            self.execution.journal.commit(*facts)
-        else:
-            self.held_records.append(facts)
+        self._record_pause(*self._build_late_start(job), e.ToolPaused(call_id=call.id, pending=waits, state=state))
         return None
+
+    def _record_pause(self, *events: e.Event) -> None:
+        self.record(*events)
 
     async def end_interrupted_child(self, call: ToolCall, tool: Tool[..., Any], end: CallOutcome) -> CallOutcome:
         """End an agent whose call has ended without a word of it: its run must not stay open, nor hide what it did."""
@@ -347,8 +256,67 @@ class RunHost(QueueHost):
 
     def count_tokens(self, text: str) -> int:
         """Return the tokens of a text, exactly where a vocabulary is loaded."""
-        counter = self.execution.ledger.counter
-        return estimate_tokens(text) if counter is BYTE_COUNTER else counter.count(text)
+        return self.execution.count_tokens(text)
+
+
+@attrs.define(eq=False, repr=False)
+class EagerHost(RunHost):
+    """Serves calls that start before the reply is in the journal: holds back what happens to them until it is."""
+
+    emit: EventHook = attrs.field(kw_only=True)
+    # Takes the events for watchers.
+    held_records: list[ToolResult | tuple[e.Event, ...] | ToolEvent] | None = attrs.field(factory=list, init=False)
+    # None once the reply is in the journal: from then on everything is committed as it comes.
+    is_discarded: bool = attrs.field(default=False, init=False)
+    # Whether the reply that asked for the calls is not used.
+
+    def on_result(self, result: ToolResult) -> None:
+        """Hold a result back, or commit it."""
+        if self.held_records is None:
+            super().on_result(result)
+        else:
+            self.held_records.append(result)
+
+    def on_cut_off(self, job: ToolJob, duration_s: float) -> None:
+        """Record how far a cut-off call has come, if the journal knows the call."""
+        if self.held_records is None:
+            super().on_cut_off(job, duration_s)
+
+    def _record_pause(self, *events: e.Event) -> None:
+        if self.held_records is None:
+            self.record(*events)
+        else:
+            self.held_records.append(events)
+
+    def release(self) -> None:
+        """Commit what was held back: the reply that asked for it is in the journal."""
+        self.unfinished = len(self.execution.journal.run.open)
+        held, self.held_records = self.held_records or [], None
+        for each in held:
+            if isinstance(each, ToolResult):
+                self.on_result(each)
+            elif isinstance(each, ToolEvent):
+                self.emit(each)
+            else:
+                self.record(*each)
+
+    def discard(self) -> None:
+        """Discard the results of early calls, since the reply that asked for them is not used; watchers see the end."""
+        self.is_discarded = True
+        for each in self.held_records or ():
+            if isinstance(each, ToolEvent):
+                self.emit(_mark_discarded(each))
+        if self.held_records is not None:
+            self.held_records.clear()
+
+    def forward_event(self, event: StreamEvent) -> None:
+        """Pass an event on to watchers; the end of a call whose result is held back comes with that."""
+        if self.held_records is None or not isinstance(event, ToolEvent) or not event.is_end:
+            self.emit(event)
+        elif self.is_discarded:
+            self.emit(_mark_discarded(event))
+        else:
+            self.held_records.append(event)
 
 
 def _mark_discarded(event: ToolEvent) -> ToolEvent:
@@ -363,18 +331,21 @@ def _find_entry(run: Run, call: ToolCall) -> OpenCall:
     return OpenCall(call=call) if found is None else found
 
 
-def create_eager_calls(execution: Execution) -> EagerCalls:
-    """Return what starts read-only calls while a reply streams; their results wait for the reply to be journalled."""
+def create_eager_calls(execution: Execution, queue: ToolQueue) -> EagerCalls:
+    """Create the starter of read-only calls while a reply streams; their results wait until the reply is journalled.
 
-    def prepare() -> EagerAttempt:
-        host = RunHost(execution, held_records=[])
+    Args:
+        execution: The execution of the run.
+        queue: The queue of its calls.
+    """
+
+    def make_attempt() -> EagerAttempt:
+        host = EagerHost(execution, emit=queue.emit)
         execution.budget.reset_open_calls()
-        queue = attrs.evolve(
-            execution.queue, host=host, on_event=host.forward_event if execution.queue.is_watched else None
-        )
-        return EagerAttempt(queue, host.release, host.discard, execution.budget.try_start_call)
+        own = attrs.evolve(queue, host=host, on_event=host.forward_event if queue.is_watched else None)
+        return EagerAttempt(own, host.release, host.discard, execution.budget.try_start_call)
 
-    return EagerCalls(prepare, build_call=lambda index, call: build_call(execution, index, call))
+    return EagerCalls(make_attempt, build_call=lambda index, call: build_call(execution, index, call))
 
 
 def build_calls(execution: Execution, proposed: Sequence[ProposedCall], *, is_truncated: bool) -> tuple[ToolCall, ...]:
@@ -393,7 +364,7 @@ def build_call(execution: Execution, index: int, proposed: ProposedCall) -> Tool
     """Give a call of the reply its id and key, mend its arguments if need be, and set aside what is no JSON object."""
     run = execution.journal.run
     call_id = f"t{run.turns_before + run.turn + 1}.{index}"
-    known = execution.queue.host.find_tool(execution.queue.registry, proposed.name) is not None
+    known = (execution.config.registry.get(proposed.name) or find_engine_tool(execution, proposed.name)) is not None
     arguments = normalise_text(proposed.arguments)
     flaw, mended = check_object(arguments), None
     if flaw is not None:
@@ -420,17 +391,64 @@ def _sanitize_name(name: str) -> str:
     return _ILLEGAL_NAME_CHARS.sub("_", name)[:64] or "unnamed"
 
 
-def create_queue(execution: Execution) -> ToolQueue:
-    """Return the queue of a driving call, which records each call's start and end in the journal."""
-    engine, journal, limits = execution.config, execution.journal, execution.config.limits
-    serial = engine.resolve_settings(journal.run).parallel_tool_calls is False
+@attrs.define(eq=False, repr=False)
+class ToolCalls:
+    """The tool calls of one execution: what ACT keeps from one step to the next."""
+
+    execution: Execution
+    last_waits: dict[str, tuple[Pending, ...]] = attrs.field(factory=dict)
+    # The things that paused calls waited for when they were last woken, by call id.
+    drained_pending: bool = False
+    # Whether calls ran early, and watchers were not told yet that no other call can run.
+    _queue: ToolQueue | None = None
+    _host: RunHost | None = None
+
+    @property
+    def host(self) -> RunHost:
+        """Serves the calls; created with the first of them."""
+        if self._host is None:
+            self._host = RunHost(self.execution)
+        return self._host
+
+    @property
+    def queue(self) -> ToolQueue:
+        """Runs the calls; created with the first of them, since many runs have none."""
+        if self._queue is None:
+            self._queue = _create_queue(self.execution, self.host)
+        return self._queue
+
+    async def finish_eager_calls(self, eager: EagerCalls) -> None:
+        """Commit the results of calls that started while the reply streamed, and wait for those still in flight."""
+        await self.run_deferring_changes(self._drain_eager_calls(eager))
+
+    async def _drain_eager_calls(self, eager: EagerCalls) -> None:
+        await eager.finish()
+        self.drained_pending = self.execution.journal.run.state is State.ACT  # some have no result yet
+        if not self.drained_pending:
+            await self.queue.emit_drained()
+
+    async def run_deferring_changes(self, running: Awaitable[object]) -> None:
+        """Await calls that run. Listeners hear of a turn that ends with them after them, as in the journal."""
+        journal = self.execution.journal
+        journal.defers_changes = True
+        try:
+            await running
+        finally:
+            if journal.on_event is not None:
+                journal.emit_changes()
+
+
+def _create_queue(execution: Execution, host: RunHost) -> ToolQueue:
+    """Create the queue of an execution."""
+    config, journal, limits = execution.config, execution.journal, execution.config.limits
+    serial = config.resolve_settings(journal.run).parallel_tool_calls is False
     return ToolQueue(
-        engine.registry,
+        config.registry,
         limit=1 if serial else limits.parallel,
         timeout_s=limits.tool_timeout_s,
-        clock=engine.clock,
+        clock=config.clock,
         owner=journal.run.id,
-        host=RunHost(execution),
+        host=host,
         on_event=_create_tool_listener(journal) if journal.on_event is not None else None,
         retries_per_tool=limits.retries_per_tool,
         retries_per_run=limits.retries_per_run,

@@ -24,7 +24,6 @@ from agentfsm.core.codec import message_to_json
 from agentfsm.core.errors import AgentError, ArgumentsError, MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
-from agentfsm.engine.execution.journal import read_header
 from agentfsm.mcp.server.event_bus import EventBus
 from agentfsm.mcp.server.resources import Resource
 from agentfsm.ports.store import Filter, RunSummary
@@ -275,7 +274,7 @@ class ServedRuns:
             text: What to tell it.
         """
         await self._load_own(run_id)
-        await self.agent.send(run_id, text)
+        await self.agent.runs.send(run_id, text)
         self._wake_workers()
         return {"run_id": run_id, "noted": "the agent reads it at its next turn"}
 
@@ -324,11 +323,11 @@ class ServedRuns:
         """
         await self._load_own(run_id)
         if decision == "approve":
-            await self.agent.approve(run_id, call_id, by=by, arguments=arguments, digest=digest)
+            await self.agent.runs.approve(run_id, call_id, by=by, arguments=arguments, digest=digest)
         elif decision == "reject":
-            await self.agent.reject(run_id, call_id, message=text, by=by)
+            await self.agent.runs.reject(run_id, call_id, message=text, by=by)
         elif text:
-            await self.agent.answer(run_id, call_id, text, by=by)
+            await self.agent.runs.answer(run_id, call_id, text, by=by)
         else:
             raise MisuseError("an answer needs its text: give it as text=")
         self._wake_workers()
@@ -343,7 +342,7 @@ class ServedRuns:
         run = await self.agent.load(run_id)
         header = run.header
         while header.agent != self.agent.name and header.parent is not None:
-            header = await read_header(self.agent.store, header.parent)
+            header = await self.agent.runs.header(header.parent)
         if header.agent != self.agent.name:
             raise RunNotFoundError(f"there is no run {run_id!r} of {self.agent.name!r} in the store")
         return run
@@ -371,7 +370,7 @@ class ServedRuns:
         if not run.is_waiting:
             return False
         newest_first = Filter(agent=self.agent.name, before=math.nextafter(run.created_at, math.inf))
-        lines = await self.agent.store.runs(newest_first, limit=MAX_SIMULTANEOUS_RUNS)
+        lines = await self.agent.runs.list(newest_first, limit=MAX_SIMULTANEOUS_RUNS)
         at = next((line.ready_at for line in lines if line.id == run_id), None)
         return at is None or at > await self.agent.store.now()
 
@@ -429,7 +428,7 @@ class ServedRuns:
         """
         before, known = (None, 0) if cursor is None else _parse_cursor(cursor)
         where = Filter(agent=self.agent.name, before=before)
-        lines = (await self.agent.store.runs(where, limit=known + PAGE_SIZE))[known:]
+        lines = (await self.agent.runs.list(where, limit=known + PAGE_SIZE))[known:]
         if len(lines) < PAGE_SIZE:
             return [_to_mcp_resource(line) for line in lines], None
         last = lines[-1].created_at

@@ -52,6 +52,11 @@ class CompositeModel(Model):
         """Say why one of the models cannot be held to this schema: any of them may have to answer."""
         return next((why for model in self.models if (why := model.unsupported_schema(schema)) is not None), None)
 
+    def prepare(self) -> None:
+        """Prepare all of them."""
+        for model in self.models:
+            model.prepare()
+
     def cost_usd(self, usage: Usage) -> float | None:
         """US dollars for the usage of one reply at most: by the dearest model; None where one has no known price.
 

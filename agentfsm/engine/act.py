@@ -1,0 +1,83 @@
+"""ACT: apply the decisions that have come in, and run the calls that may run.
+
+ACT commits while it runs, through `RunHost.record`: what happens to a call is in the journal before it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from agentfsm.core import events as e
+from agentfsm.core.calls import UNDECIDED_PHASES, OpenCall, Phase
+from agentfsm.core.effects import RunTools, Wait
+from agentfsm.core.messages import ErrorType, Outcome, ToolCall
+from agentfsm.engine.tool_calls.approvals import Decisions, decide_open_calls
+from agentfsm.engine.tool_calls.host import RunHost, ToolCalls, apply_edited_arguments
+from agentfsm.tools.queue.result_text import build_decided_result
+
+if TYPE_CHECKING:
+    from agentfsm.core.run import Run
+    from agentfsm.engine.execution.execution import Execution
+
+
+async def act(execution: Execution, effect: RunTools | Wait, calls: ToolCalls) -> None:
+    """Run what may run. If no call may run and some are open, the run stays as it is and waits for a person."""
+    host, budget = calls.host, execution.budget
+    entries, asking, intended = execution.journal.run.open, execution.config.registry.interactive_tools, Phase.INTENDED
+    ready = effect.calls if isinstance(effect, RunTools) else ()
+    host.unfinished = len(entries)
+    special = [each for each in entries if each.phase is not intended or each.call.name in asking]
+    refused = budget.admit_calls(_list_unfinished(entries) if special else entries)
+    if refused:
+        _refuse_over_budget(execution, host, refused)
+    if special or refused:
+        ready = await _apply_decisions(execution, calls)
+        waiting = _list_unfinished(execution.journal.run.open)
+        host.unfinished = len(waiting)
+        budget.admit_calls(waiting)  # some may have their result now
+    if calls.drained_pending and not (ready and host.unfinished):
+        await calls.queue.emit_drained()
+    calls.drained_pending = False
+    if not host.unfinished:
+        host.record()
+    elif ready:
+        await calls.run_deferring_changes(calls.queue.execute_all(ready))
+
+
+def _list_unfinished(entries: Sequence[OpenCall]) -> list[OpenCall]:
+    return [each for each in entries if each.phase is not Phase.FINISHED]
+
+
+def _refuse_over_budget(execution: Execution, host: RunHost, entries: Sequence[OpenCall]) -> None:
+    """Commit the results of calls that the budget has no place for, before anybody is asked about them."""
+    text = execution.budget.format_refusal()
+    results = [build_decided_result(entry, Outcome.SKIPPED, text) for entry in entries]
+    execution.journal.log.warning("calls_refused", turn=execution.journal.run.turn, calls=len(results))
+    host.record(*[e.ToolFinished(result=attrs.evolve(each, error_type=ErrorType.BUDGET)) for each in results])
+
+
+async def _apply_decisions(execution: Execution, calls: ToolCalls) -> tuple[ToolCall, ...]:
+    """Commit what is settled about open calls, and return the calls that may run now."""
+    host = calls.host
+    decisions = await decide_open_calls(execution, host, calls.last_waits)
+    if decisions.events:
+        host.record(*decisions.events, taken=decisions.taken)
+    run = execution.journal.run
+    host.approvals = decisions.approvals
+    host.restarted_calls = frozenset([entry.call.id for entry in run.open if entry.attempts])
+    return _list_ready_calls(run, decisions)
+
+
+def _list_ready_calls(run: Run, decisions: Decisions) -> tuple[ToolCall, ...]:
+    """Return the calls that may run now: those before the first one that still needs a decision."""
+    ready: list[ToolCall] = []
+    for entry in run.open:
+        row = decisions.approvals.get(entry.call.id)
+        if entry.phase in UNDECIDED_PHASES and row is None and entry.call.id not in decisions.resumable:
+            break
+        if entry.phase is not Phase.FINISHED:
+            ready.append(entry.call if row is None else apply_edited_arguments(run, entry.call, row))
+    return tuple(ready)

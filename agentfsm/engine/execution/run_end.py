@@ -1,0 +1,94 @@
+"""The events that end a run: at a limit, after its last answer, or for any other failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from agentfsm.core import events as e
+from agentfsm.core.calls import OpenCall, Phase
+from agentfsm.core.messages import Outcome
+from agentfsm.engine.execution.outcome import StepOutcome
+from agentfsm.tools.queue.result_text import build_decided_result
+
+if TYPE_CHECKING:
+    from agentfsm.core.limits import StopReason
+    from agentfsm.core.run import Run
+    from agentfsm.engine.execution.execution import Execution
+    from agentfsm.tools.registry import ToolRegistry
+
+_LAST_ANSWER_PROMPT: Final = (
+    "This run has to stop ({reason}). This is your last reply, and no tool can be called: give the best answer that "
+    "you can with what you have, and say what is missing."
+)
+_UNSTARTED: Final = frozenset({Phase.INTENDED, Phase.APPROVED})
+_DOUBTFUL_TEXT: Final = (
+    "no result: the run was stopped ({reason}). Whether the call had begun when an earlier worker died is not known; "
+    "nothing was changed by it."
+)
+
+
+def stop_at_limit(
+    execution: Execution, reason: StopReason, message: str, *before: e.Event, note: str = ""
+) -> StepOutcome:
+    """Return the end of a run at a limit, or the request for its last answer if it has one and a turn is left.
+
+    Args:
+        execution: The execution of the run.
+        reason: The limit.
+        message: For people: the number reached.
+        *before: Events that are committed before the end.
+        note: Told to the model before the request for its last answer.
+    """
+    journal = execution.journal
+    if not execution.config.last_answer or journal.run.fold(before).turn >= execution.config.limits.turns:
+        return fail(execution, reason, message, *before)
+    journal.log.warning("limit_reached", reason=reason.value, turn=journal.run.turn)
+    told = f"{note}\n{_LAST_ANSWER_PROMPT.format(reason=reason)}".lstrip()
+    reached = e.LimitReached(reason=reason, message=message, note=told)
+    return StepOutcome((*before, *_find_doubtful_ends(execution, reason, before), reached))
+
+
+def end_after_last_answer(execution: Execution, reached: e.LimitReached, outcome: str, *before: e.Event) -> StepOutcome:
+    """Return the end of a run whose last answer was requested; `outcome` says in words whether it came."""
+    return fail(execution, reached.reason, f"{reached.message}; {outcome}", *before)
+
+
+def fail(execution: Execution, reason: StopReason, message: str, *before: e.Event) -> StepOutcome:
+    """Return the end of a run in ERROR, after the events that come before it."""
+    journal = execution.journal
+    journal.log.error("run_failed", reason=reason.value, turn=journal.run.turn)
+    doubtful = _find_doubtful_ends(execution, reason, before)
+    return StepOutcome((*before, *doubtful, e.Failed(reason=reason, message=message)))
+
+
+def _find_doubtful_ends(execution: Execution, reason: StopReason, before: Iterable[e.Event]) -> list[e.Event]:
+    orphaned, tools = execution.orphaned_calls, execution.config.registry
+    return build_doubtful_ends(execution.journal.run, orphaned, tools, reason, before)
+
+
+def build_doubtful_ends(
+    run: Run, orphaned_calls: frozenset[str], tools: ToolRegistry, reason: StopReason, before: Iterable[e.Event]
+) -> list[e.Event]:
+    """Return the ends of calls of which it is not known whether a worker that died had begun them.
+
+    Args:
+        run: The run, which is about to end.
+        orphaned_calls: Calls that were open when an earlier worker died over the run, by id.
+        tools: Tools of the run's agent, as far as they are known.
+        reason: Why the run ends.
+        before: Events that are committed before these: a call that ends with one of them is left out.
+    """
+    ended = {event.result.call_id for event in before if isinstance(event, e.ToolFinished)}
+    return [
+        e.ToolFinished(result=build_decided_result(entry, Outcome.CANCELLED, _DOUBTFUL_TEXT.format(reason=reason)))
+        for entry in run.open
+        if entry.call.id in orphaned_calls - ended and _may_have_started(entry, tools)
+    ]
+
+
+def _may_have_started(entry: OpenCall, tools: ToolRegistry) -> bool:
+    """Whether a worker that died may have begun a call whose start is not in the journal."""
+    tool = tools.get(entry.call.name)
+    is_known = tool is not None and not tool.read_only  # its start would be in the journal
+    return entry.phase in _UNSTARTED and not (entry.attempts or is_known)

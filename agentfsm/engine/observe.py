@@ -1,0 +1,54 @@
+"""OBSERVE: take in the inputs that the window has room for, most urgent first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from agentfsm.core import events as e
+from agentfsm.core.inbox import PRIORITY_ORDER, Input, PostedItem
+from agentfsm.engine.execution.outcome import StepOutcome
+from agentfsm.engine.stop_requests import find_requested_stop
+from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, count_message
+
+if TYPE_CHECKING:
+    from agentfsm.core.effects import ReadInbox
+    from agentfsm.engine.execution.execution import Execution
+    from agentfsm.engine.tool_calls.host import ToolCalls
+
+# Share of the window's room for inputs that are taken in at once; the rest is left for the history.
+INPUT_SHARE: Final = 0.5
+
+
+async def observe(execution: Execution, _effect: ReadInbox, _calls: ToolCalls) -> StepOutcome:
+    """Read the inbox, and return the inputs that are taken in."""
+    rows = await execution.journal.read_inbox()
+    if not rows:
+        return StepOutcome((e.Observed(),))
+    if (stop := await find_requested_stop(execution, rows)) is not None:
+        return stop
+    taken = _select_inputs(execution, rows)
+    inputs = tuple([row.item for row in taken if isinstance(row.item, Input)])
+    return StepOutcome((e.Observed(inputs=inputs),), [row.number for row in taken])
+
+
+def _select_inputs(execution: Execution, rows: Sequence[PostedItem]) -> list[PostedItem]:
+    """Return the rows that are taken now: inputs that fit into half of the window, at least one, and all other rows.
+
+    The remaining inputs wait for the next OBSERVE. Other rows are taken in any case: there is nothing to decide here.
+    """
+    inputs = [(row, row.item) for row in rows if isinstance(row.item, Input)]
+    config, ledger = execution.config, execution.ledger
+    inputs.sort(key=lambda pair: PRIORITY_ORDER[pair[1].priority])
+    room = (
+        config.room_tokens(ledger, config.resolve_settings(execution.journal.run))
+        * INPUT_SHARE
+        * (BYTES_PER_TOKEN if ledger.counter is BYTE_COUNTER else 1)
+    )
+    fitting: list[PostedItem] = []
+    for row, item in inputs:
+        room -= count_message(item.message, ledger.counter)
+        if room < 0 and fitting:
+            break
+        fitting.append(row)
+    return fitting + [row for row in rows if not isinstance(row.item, Input)]

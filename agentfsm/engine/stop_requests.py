@@ -1,0 +1,53 @@
+"""Requests to cancel or pause a run, as outcomes that a step commits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from agentfsm.core import events as e
+from agentfsm.core.inbox import Cancel, PostedItem
+from agentfsm.core.limits import StopReason
+from agentfsm.core.machine import State
+from agentfsm.core.verdict import Action, Verdict
+from agentfsm.engine.execution.outcome import StepOutcome
+from agentfsm.engine.execution.run_end import fail
+from agentfsm.engine.tool_calls.child_runs import add_child_cost
+from agentfsm.engine.unattended import build_pause, end_child_runs, format_cancel_message
+
+if TYPE_CHECKING:
+    from agentfsm.engine.execution.execution import Execution
+
+# Recorded for requests to a model that were paid for and gave no reply.
+_CUT_OFF_ERROR: Final = "cut off before a usable reply came"
+
+
+async def find_requested_stop(execution: Execution, rows: Sequence[PostedItem]) -> StepOutcome | None:
+    """Return the end or the pause of the run that rows of the inbox ask for, or None."""
+    if any(isinstance(row.item, Cancel) for row in rows):
+        return await cancel_run(execution)
+    return build_pause(rows)
+
+
+async def cancel_run(execution: Execution) -> StepOutcome:
+    """End the agents below the run, and return the end of the run."""
+    rows = await execution.journal.store.inbox(execution.journal.run.id)
+    request = next((row.item for row in rows if isinstance(row.item, Cancel)), Cancel())
+    events = *build_usage_events(execution), *await end_children(execution)
+    return fail(execution, StopReason.CANCELLED, format_cancel_message(request), *events)
+
+
+async def end_children(execution: Execution) -> list[e.ToolFinished]:
+    """End the agents below a run that is about to end, and return what they did as results of their calls."""
+    results = await end_child_runs(execution.journal, execution.config.registry)
+    return [e.ToolFinished(result=add_child_cost(execution, result)) for result in results]
+
+
+def build_usage_events(execution: Execution) -> tuple[e.Event, ...]:
+    """Return the event that records the cost of requests that gave no reply; empty if there was no cost."""
+    usage = execution.budget.unjournalled_usage
+    if not usage.tokens:
+        return ()
+    if execution.journal.run.state is State.REFLECT:
+        return (e.Judged(verdict=Verdict(action=Action.ESCALATE, note=_CUT_OFF_ERROR), usage=usage),)
+    return (e.ModelFaltered(error=_CUT_OFF_ERROR, usage=usage),)

@@ -1,0 +1,152 @@
+"""Stop a run that no worker drives: apply the cancel and pause requests in its inbox, with only its store.
+
+No agent, model or tool is needed. Where the tools are unknown, the record of the run's open calls is conservative: each
+call that may have started says so. The runs of agents below a cancelled run end with it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from agentfsm.core import events as e
+from agentfsm.core.calls import OpenCall, Phase
+from agentfsm.core.errors import AgentError, ConflictError, RunNotFoundError
+from agentfsm.core.inbox import Cancel, Pause, PostedItem
+from agentfsm.core.limits import StopReason
+from agentfsm.core.messages import Outcome, ToolResult
+from agentfsm.engine.execution.journal import Journal, load_run
+from agentfsm.engine.execution.outcome import StepOutcome
+from agentfsm.engine.execution.parent import child_run_id
+from agentfsm.engine.execution.run_end import build_doubtful_ends
+from agentfsm.engine.tool_calls.child_runs import (
+    build_deleted_result,
+    build_final_result,
+    build_unresponsive_result,
+    load_child_cost,
+    waits_on_child,
+)
+from agentfsm.ports.store import Clock, Durability, Store
+from agentfsm.tools.queue.result_text import build_decided_result
+from agentfsm.tools.registry import ToolRegistry
+from agentfsm.tools.run_context import ToolReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from agentfsm.core.run import Run
+
+# The tools of an agent that is not at hand.
+NO_TOOLS: Final = ToolRegistry()
+
+
+async def apply_stop_requests(
+    store: Store, run_id: str, *, clock: Clock, tools: ToolRegistry = NO_TOOLS, durability: Durability = "full"
+) -> None:
+    """Cancel or pause a run if its inbox asks for that. Do nothing else.
+
+    Args:
+        store: The store that holds the run.
+        run_id: The run.
+        clock: Clock for the times in the journal.
+        tools: Tools of the run's agent, as far as they are known.
+        durability: Durability of the events that are appended.
+
+    Raises:
+        LeaseHeldError: when a worker drives the run. It applies the requests itself.
+        RunNotFoundError: when the store holds no such run.
+    """
+    journal = await Journal.open(store, run_id, clock, durability=durability)
+    try:
+        if not journal.run.is_over:
+            stop = await _find_requested_stop(journal, await journal.read_inbox(force=True), tools)
+            if stop is not None:
+                journal.commit(*stop.events, taken=stop.taken)
+            await journal.flush()
+    except GeneratorExit:  # the coroutine was closed, perhaps after its event loop: it can wait for nothing more
+        journal.release()
+        raise
+    finally:
+        await journal.close()
+
+
+async def _find_requested_stop(journal: Journal, rows: Sequence[PostedItem], tools: ToolRegistry) -> StepOutcome | None:
+    cancels = [row.item for row in rows if isinstance(row.item, Cancel)]
+    if not cancels:
+        return build_pause(rows)
+    ended = [e.ToolFinished(result=result) for result in await end_child_runs(journal, tools)]
+    orphaned = frozenset([entry.call.id for entry in journal.run.open]) if journal.lease.abandoned else frozenset()
+    doubtful = build_doubtful_ends(journal.run, orphaned, tools, StopReason.CANCELLED, ended)
+    journal.log.error("run_failed", reason=StopReason.CANCELLED.value, turn=journal.run.turn)
+    failed = e.Failed(reason=StopReason.CANCELLED, message=format_cancel_message(cancels[0]))
+    return StepOutcome((*ended, *doubtful, failed))
+
+
+def build_pause(rows: Iterable[PostedItem]) -> StepOutcome | None:
+    """Return the pause that rows of the inbox ask for, or None."""
+    requests = [(row.number, row.item) for row in rows if isinstance(row.item, Pause)]
+    if not requests:
+        return None
+    first = requests[0][1]
+    return StepOutcome((e.Paused(by=first.by, message=first.message),), [number for number, _ in requests])
+
+
+def format_cancel_message(request: Cancel) -> str:
+    """Return the stop message of a run that was cancelled."""
+    who = f"cancelled by {request.by}" if request.by else "cancelled"
+    return f"{who}: {request.message}" if request.message else who
+
+
+# Runs of agents below.
+
+
+async def cancel_child_run(
+    store: Store, run_id: str, *, clock: Clock, tools: ToolRegistry = NO_TOOLS, durability: Durability = "full"
+) -> Run:
+    """Cancel the run of an agent because its caller, or the call of it, ends.
+
+    Returns:
+        The run. It is not over if another worker drives it; that worker ends it later.
+
+    Raises:
+        RunNotFoundError: when the agent never began, or its run was deleted.
+    """
+    run = await load_run(store, run_id)
+    if not run.is_over:
+        with suppress(ConflictError):  # it has ended meanwhile, or another worker has its lease
+            await store.post(run_id, "cancel", Cancel(by="its caller"))
+            await apply_stop_requests(store, run_id, clock=clock, tools=tools, durability=durability)
+        run = await load_run(store, run_id)
+    return run
+
+
+async def end_child_runs(journal: Journal, tools: ToolRegistry) -> list[ToolResult]:
+    """Cancel the agents below a run that is about to end, and return the results of their calls."""
+    results: list[ToolResult] = []
+    for entry in journal.run.open:
+        if entry.phase is not Phase.FINISHED and (ended := await _end_child_run(journal, tools, entry)) is not None:
+            result = build_decided_result(entry, ended.outcome, ended.content)
+            results.append(attrs.evolve(result, child=ended.child))
+    return results
+
+
+async def _end_child_run(journal: Journal, tools: ToolRegistry, entry: OpenCall) -> ToolReturn | None:
+    """Cancel the agent behind an open call, and return what it did; None where no agent is at work."""
+    tool, child_id = tools.get(entry.call.name), child_run_id(journal.run.id, entry.call.id)
+    try:
+        if tool is None:
+            child = await cancel_child_run(
+                journal.store, child_id, clock=journal.clock, durability=journal.lease.durability
+            )
+            return build_final_result(child) if child.is_over else build_unresponsive_result(child)
+        if tool.end_child_run is None:
+            return None
+        return await tool.end_child_run(journal.store, journal.clock, child_id)
+    except RunNotFoundError:
+        return build_deleted_result(entry) if waits_on_child(journal.run, entry) else None  # else it never began
+    except AgentError as error:
+        journal.log.warning("child_not_ended", call=entry.call.id, error=type(error).__name__)
+        text = f"the agent of {entry.call.name} could not be told to stop. Check before you repeat anything."
+        return ToolReturn(outcome=Outcome.UNKNOWN, content=text, child=await load_child_cost(journal.store, child_id))
