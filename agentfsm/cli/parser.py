@@ -29,12 +29,13 @@ from agentfsm.cli.commands import (
     timetravel,
 )
 from agentfsm.cli.resolve.agent_target import MCP_OPTION
-from agentfsm.cli.resolve.store_location import DEFAULT_STORE, STORE_VARIABLE, mask_password
+from agentfsm.cli.resolve.store_location import DEFAULT_STORE, STORE_VARIABLE
 from agentfsm.core.calls import Phase
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
+from agentfsm.stores.loading import mask_password
 
 if TYPE_CHECKING:
     from agentfsm.cli.resolve.run_lookup import Command

@@ -23,9 +23,10 @@ from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import list_declarations
 from agentfsm.cli.resolve.agent_target import load_agent
 from agentfsm.cli.resolve.mcp_servers import join_servers
-from agentfsm.cli.resolve.store_location import is_url, mask_password, open_existing_store, resolve_location
+from agentfsm.cli.resolve.store_location import is_url, open_existing_store, resolve_location
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.value import Value
+from agentfsm.stores.loading import mask_password
 from agentfsm.stores.sqlite.file import connect_sqlite3
 from agentfsm.tools.lint import Finding
 

@@ -18,7 +18,7 @@ from agentfsm.cli.render.text import format_run
 from agentfsm.cli.resolve.agent_target import join_target, load_agent, split_target
 from agentfsm.cli.resolve.command_hint import CommandHint
 from agentfsm.cli.resolve.run_lookup import attach_store, load_with_root, resolve_agent, resolve_run, run_in_store
-from agentfsm.cli.resolve.store_location import mask_password, open_existing_store, resolve_location
+from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
 from agentfsm.cli.session.attended_run import AttendedRun, build_hint, describe_end, report_run
 from agentfsm.cli.session.prompts import DecideFunction, leave_undecided
 from agentfsm.cli.session.signals import InterruptibleRunner
@@ -26,6 +26,7 @@ from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.text_safety import one_line
+from agentfsm.stores.loading import mask_password
 from agentfsm.worker import Worker
 
 if TYPE_CHECKING:

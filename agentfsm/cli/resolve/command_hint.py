@@ -11,10 +11,11 @@ from pathlib import Path
 
 import attrs
 
-from agentfsm.cli.resolve.store_location import DEFAULT_STORE, STORE_VARIABLE, is_url, mask_password
+from agentfsm.cli.resolve.store_location import DEFAULT_STORE, STORE_VARIABLE, is_url
 from agentfsm.core.machine import State
 from agentfsm.core.run import Run
 from agentfsm.core.value import Value
+from agentfsm.stores.loading import mask_password
 
 
 @attrs.frozen(kw_only=True)
