@@ -326,8 +326,8 @@ def forgetful() -> None:
 def hushed_up() -> None:
     """Say of a call in flight that it was not run."""
 
-    async def recovered(_drive: Any, call: Any) -> ToolFinished:
-        return ToolFinished(result=build_decided_result(call, Outcome.SKIPPED, "not run"))
+    async def recovered(_execution: Any, entry: Any, *_: Any) -> ToolFinished:
+        return ToolFinished(result=build_decided_result(entry, Outcome.SKIPPED, "not run"))
 
     engine_approvals._recover_call = recovered
 
