@@ -65,7 +65,7 @@ async def step(execution: Execution, calls: ToolCalls) -> None:
     outcome = None
     if lease.cancelled:
         outcome = await cancel_run(execution)
-    elif lease.inbox_head > lease.inbox_read or journal.has_pause_request:
+    elif lease.inbox_head > lease.inbox_read or journal.has_pause_request:  # as `has_unread_inbox`, without its call
         outcome = await find_requested_stop(execution, await journal.read_inbox())
     if outcome is None and (effect := journal.run.effect) is not None:
         outcome = await HANDLERS[type(effect)](execution, effect, calls)

@@ -20,7 +20,7 @@ from agentfsm.core.messages import Outcome, ToolResult
 from agentfsm.engine.execution.journal import Journal, load_run
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.parent import child_run_id
-from agentfsm.engine.execution.run_end import build_doubtful_ends
+from agentfsm.engine.execution.run_end import build_doubtful_ends, build_failure
 from agentfsm.engine.tool_calls.child_runs import (
     build_deleted_result,
     build_final_result,
@@ -77,11 +77,9 @@ async def _find_requested_stop(journal: Journal, rows: Sequence[PostedItem], too
     if not cancels:
         return build_pause(rows)
     ended = [e.ToolFinished(result=result) for result in await end_child_runs(journal, tools)]
-    orphaned = frozenset([entry.call.id for entry in journal.run.open]) if journal.lease.abandoned else frozenset()
+    orphaned = journal.list_orphaned_calls()
     doubtful = build_doubtful_ends(journal.run, orphaned, tools, StopReason.CANCELLED, ended)
-    journal.log.error("run_failed", reason=StopReason.CANCELLED.value, turn=journal.run.turn)
-    failed = e.Failed(reason=StopReason.CANCELLED, message=format_cancel_message(cancels[0]))
-    return StepOutcome((*ended, *doubtful, failed))
+    return build_failure(journal, doubtful, StopReason.CANCELLED, format_cancel_message(cancels[0]), *ended)
 
 
 def build_pause(rows: Iterable[PostedItem]) -> StepOutcome | None:

@@ -64,7 +64,5 @@ def build_execution(
         budget=Budget(config.limits, journal, parent_budget, config.last_answer),
         is_resumed=resume,
         is_takeover=takeover,
-        orphaned_calls=frozenset([entry.call.id for entry in journal.run.open])
-        if journal.lease.abandoned
-        else frozenset(),
+        orphaned_calls=journal.list_orphaned_calls(),
     )

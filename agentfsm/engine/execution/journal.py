@@ -309,6 +309,10 @@ class Journal:
         now = self.lease.timers_read_at = await self.store.now()
         return tuple([row for row in rows if (due_at(row.item) or 0.0) <= now])
 
+    def list_orphaned_calls(self) -> frozenset[str]:
+        """Return the ids of the open calls if an earlier worker died over the run; ask before the first step."""
+        return frozenset([entry.call.id for entry in self.run.open]) if self.lease.abandoned else frozenset()
+
     @property
     def has_unread_inbox(self) -> bool:
         """Whether the store has told of rows in the inbox that nobody here has seen."""

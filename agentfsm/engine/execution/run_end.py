@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from agentfsm.core.limits import StopReason
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.execution import Execution
+    from agentfsm.engine.execution.journal import Journal
     from agentfsm.tools.registry import ToolRegistry
 
 _LAST_ANSWER_PROMPT: Final = (
@@ -56,9 +57,22 @@ def end_after_last_answer(execution: Execution, reached: e.LimitReached, outcome
 
 def fail(execution: Execution, reason: StopReason, message: str, *before: e.Event) -> StepOutcome:
     """Return the end of a run in ERROR, after the events that come before it."""
-    journal = execution.journal
+    return build_failure(execution.journal, _find_doubtful_ends(execution, reason, before), reason, message, *before)
+
+
+def build_failure(
+    journal: Journal, doubtful: Iterable[e.Event], reason: StopReason, message: str, *before: e.Event
+) -> StepOutcome:
+    """Log the end of a run in ERROR, and return it.
+
+    Args:
+        journal: Journal of the run.
+        doubtful: Ends of calls that an earlier worker may have begun, from `build_doubtful_ends`.
+        reason: Why the run ends.
+        message: For people: what happened.
+        *before: Events that are committed before the end.
+    """
     journal.log.error("run_failed", reason=reason.value, turn=journal.run.turn)
-    doubtful = _find_doubtful_ends(execution, reason, before)
     return StepOutcome((*before, *doubtful, e.Failed(reason=reason, message=message)))
 
 
