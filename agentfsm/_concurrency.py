@@ -98,7 +98,7 @@ def is_waker_dead(wake: Callable[[], None] | None) -> bool:
 
 
 class ThreadWaiter:
-    """What a coroutine waits for, and `notify_all` sets off from any thread."""
+    """An event of one event loop that `notify_all` sets from any thread, to wake the coroutine that waits for it."""
 
     __slots__ = ("event", "scheduler")
 
@@ -182,7 +182,7 @@ def start_in_thread(function: Callable[[], T], on_done: Callable[[], object] = l
 
     Args:
         function: What to run.
-        on_done: Called in the thread when the function has ended, also when nobody waits any more.
+        on_done: Called in the thread when the function has ended, even if its result is no longer awaited.
     """
     handover: ThreadFuture[T] = ThreadFuture()
     context = contextvars.copy_context()

@@ -31,7 +31,7 @@ def parse_time(text: str) -> TimeResolver:
     span_s = float(found[1]) * _UNIT_SECONDS[found[2]] if found is not None else MAX_SPAN_S + 1
     if span_s > MAX_SPAN_S:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no span of up to ten years: write for example +90s, +15m, +2h or +3d",
+            f"{text!r} is not a valid duration: give at most ten years, for example +90s, +15m, +2h or +3d",
         )
     return lambda now: now + span_s
 
@@ -53,7 +53,7 @@ def parse_date(text: str) -> float:
 def parse_days(text: str) -> float:
     """Read a number of days."""
     if not re.fullmatch(r"\d{1,6}(?:\.\d+)?", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of days: write for example 30")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid number of days: give a number, for example 30")
     return float(text)
 
 
@@ -101,5 +101,5 @@ def parse_seconds(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid number of seconds: give a number above 0")
     return value

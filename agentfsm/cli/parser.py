@@ -184,7 +184,7 @@ _STATUSES: Final = [str(each) for each in (*Outcome, *Phase) if each is not Phas
 def _add_decide(add: AddParser) -> None:
     approve = _add_command(add, decide.approve, text="let a call run that waits for a yes")
     reject = _add_command(add, decide.reject, text="do not let a call run that waits for a yes")
-    settle = _add_command(add, decide.settle, text="say what became of a call whose end nobody saw")
+    settle = _add_command(add, decide.settle, text="record the outcome of a call whose worker crashed")
     answer = _add_command(
         add, decide.answer, text="answer a question, or give the result of a call that comes from outside"
     )

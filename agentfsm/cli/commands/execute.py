@@ -207,7 +207,7 @@ def worker(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class _WorkerReport:
-    """What a worker has done since it began."""
+    """Executes the runs of a worker, reports each, and counts how they end."""
 
     agent: Agent
     terminal: Terminal

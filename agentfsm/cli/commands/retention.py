@@ -31,7 +31,7 @@ def delete(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     if args.session is not None:
         count = run_in_store(store, lambda: Runs(store).delete_session(args.session))
         if not count:
-            raise MisuseError(f"there is no run of the session {args.session!r}: `agentfsm runs` lists what there is")
+            raise MisuseError(f"there is no run of the session {args.session!r}: `agentfsm runs` lists the runs")
         return _report_removed(terminal, count, f"the session {args.session}, {format_count(count, 'run')}")
     count = run_in_store(store, lambda: Runs(store).delete(args.id))
     below = f", and {format_count(count - 1, 'run')} of agents below it" if count > 1 else ""

@@ -1,4 +1,4 @@
-"""What a run waits for, in words, and the command lines that end the wait."""
+"""Describe what a run waits for, and give the command lines that end the wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_QUESTION_CHARS: Final = 1_000
 # The built-in tool that asks the user.
 ASK_USER: Final = "ask_user"
-# Why nobody knows what became of a call.
+# Explains why the outcome of a call is unknown.
 OUTCOME_UNKNOWN_TEXT: Final = "was under way when its worker died or was stopped, or when the run was forked"
 
 

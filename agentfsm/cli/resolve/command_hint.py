@@ -20,7 +20,7 @@ from agentfsm.stores.loading import mask_password
 
 @attrs.frozen(kw_only=True)
 class CommandHint(Value):
-    """How to get back to a run: command lines, to be shown."""
+    """Builds the command lines that are shown to users, so that they find a run again."""
 
     location: str | None
     # Path or URL of the store; None where only the agent knows how to open it.

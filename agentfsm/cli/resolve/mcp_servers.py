@@ -81,7 +81,7 @@ def load_servers(file: str, consent: TerminalConsent | None) -> tuple[MCPServer,
 
     Args:
         file: Its path.
-        consent: Whom to ask; None for nobody.
+        consent: Asks a person to approve what a server wants; None to ask no one.
 
     Raises:
         MisuseError: when the file is not there, or does not say what servers there are.
