@@ -1,10 +1,13 @@
-"""What callers hand to an agent, looked at where it comes in: what is wrong is said there, and not where it is used."""
+"""Validate arguments at the public boundary: mistakes are reported to the caller, and not deep inside the engine."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
+
+import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.json_text import encode_json
@@ -13,10 +16,21 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import Message, replace_surrogates
 from agentfsm.core.run import Run
 from agentfsm.core.settings import Settings
+from agentfsm.core.validation import (
+    BOOL,
+    NAME,
+    STRING,
+    ValueRule,
+    require_choice,
+    require_members,
+    require_type,
+    shorten_repr,
+)
 from agentfsm.ports.context import Context
 from agentfsm.ports.store import Filter
 from agentfsm.stores.rules import check_run_id
 from agentfsm.tools.permission import Permissions
+from agentfsm.tools.registry import ToolRegistry
 
 if TYPE_CHECKING:
     from agentfsm.ports.context import ContextPolicy
@@ -24,82 +38,58 @@ if TYPE_CHECKING:
 # Characters of a run's id: what any store takes as a key, also with the calls of a chain of agents behind it.
 MAX_ID_CHARS: Final = 200
 
-Predicate = Callable[[Any], bool]
+_RUN: Final = require_type(Run, wanted="the run itself, for example await agent.load(run_id)")
+STORE: Final = require_members(
+    *("create", "append", "post", "read", "subscribe", "aclose"), wanted="a store, for example SQLiteStore('runs.db')"
+)
+CLOCK: Final = require_members("now", "monotonic", wanted="a Clock, for example SystemClock()")
+DURABILITY: Final = require_choice("full", "normal")
 
-
-def _is_instance_of(*kinds: type) -> Predicate:
-    return lambda value: isinstance(value, kinds)
-
-
-def _has_members(*names: str) -> Predicate:
-    """Return a test of what some port asks for; a class has the names, too, and is none."""
-    return lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in names)
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _are_functions(value: object) -> bool:
-    return isinstance(value, Sequence) and all(map(callable, value))
-
-
-_is_store: Final = _has_members("create", "append", "post", "read", "subscribe", "aclose")
-_STORE_WANTED: Final = "a store, for example SQLiteStore('runs.db')"
-
-# What a field of an agent has to be, and what to give where it is something else.
-_AGENT_FIELDS: Final[Mapping[str, tuple[Predicate, str]]] = {
-    "instructions": (_is_instance_of(str), "one text, '' for none"),
-    "permissions": (
-        _is_instance_of(Permissions, type(None)),
-        "Permissions(...), for example Permissions(level='write')",
+_AGENT_RULES: Final[Mapping[str, ValueRule]] = {
+    "instructions": require_type(str, wanted="one string, '' for none"),
+    "permissions": require_type(
+        Permissions, NoneType, wanted="Permissions(...), for example Permissions(level='write')"
     ),
-    "selector": (_has_members("wants", "select", "find"), "a ToolSelector, for example AutoSelect()"),
-    "name": (_is_name, "a text that is not empty: a worker finds the agent's runs by it"),
-    "version": (_is_instance_of(str), "a text"),
-    "limits": (_is_instance_of(Limits), "Limits(...), for example Limits(turns=3)"),
-    "settings": (
-        lambda value: isinstance(value, Settings) or callable(value),
-        "Settings(...), for example Settings(temperature=0), or a function of the run that returns such",
+    "selector": require_members("wants", "select", "find", wanted="a ToolSelector, for example AutoSelect()"),
+    "name": attrs.evolve(NAME, wanted=f"{NAME.wanted}: a worker finds the agent's runs by it"),
+    "version": STRING,
+    "limits": require_type(Limits, wanted="Limits(...), for example Limits(turns=3)"),
+    "settings": ValueRule(
+        fits=lambda value: isinstance(value, Settings) or (callable(value) and not isinstance(value, type)),
+        wanted="Settings(...), for example Settings(temperature=0), or a function of the run that returns them",
     ),
-    "output_validators": (_are_functions, "a list of functions, also where it is one: [check]"),
-    "reflector": (
-        lambda value: value is None or _has_members("model", "answer_tokens", "wants", "judge")(value),
-        "Reflector(model=...) of agentfsm.reflection, or a Judge of your own",
+    "output_validators": ValueRule(
+        fits=lambda value: isinstance(value, Sequence) and all(map(callable, value)),
+        wanted="a list of functions, also where it is one: [check]",
     ),
-    "clock": (_has_members("now", "monotonic"), "a Clock, for example SystemClock()"),
-    "store": (_is_store, _STORE_WANTED),
-    "durability": (lambda value: value in ("full", "normal"), "'full' or 'normal'"),
-    "new_id": (callable, "a function that makes ids"),
-    "target": (_is_instance_of(str), "'module:attribute'"),
+    "reflector": require_members(
+        *("model", "answer_tokens", "wants", "judge"),
+        wanted="Reflector(model=...) of agentfsm.reflection, or a Judge of your own",
+    ).or_none(),
+    "last_answer": BOOL,
+    "clock": CLOCK,
+    "store": STORE,
+    "durability": DURABILITY,
+    "new_id": ValueRule(fits=callable, wanted="a function that returns a new id"),
+    "target": require_type(str, wanted="'module:attribute'"),
+    "log_prompts": BOOL,
 }
+
+# Of the fields of a `Runs`.
+TOOLS_BY_AGENT: Final = ValueRule(
+    fits=lambda value: isinstance(value, Mapping) and all(isinstance(each, ToolRegistry) for each in value.values()),
+    wanted="a mapping from the name of an agent to its ToolRegistry, for example {agent.name: agent.tools}",
+)
 
 
 def check_agent(agent: object) -> None:
-    """Refuse an agent of which a field is not what it has to be.
+    """Check the fields of an agent.
 
     Raises:
-        MisuseError: naming the first, and what to give.
+        MisuseError: naming the first field that does not fit, and what to give.
     """
-    for name, (fits, wanted) in _AGENT_FIELDS.items():
-        value = getattr(agent, name)
-        if not fits(value):
-            raise MisuseError(f"Agent({name}={_shorten_repr(value)}): give {wanted}")
-
-
-def check_store(store: object) -> None:
-    """Refuse an object that is not a store.
-
-    Raises:
-        MisuseError: naming it, and what to give.
-    """
-    if not _is_store(store):
-        raise MisuseError(f"Runs({_shorten_repr(store)}): give {_STORE_WANTED}")
-
-
-def _shorten_repr(value: object) -> str:
-    text = value.__name__ if isinstance(value, type) else repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."  # noqa: PLR2004  the width of a line
+    for name, rule in _AGENT_RULES.items():
+        rule.check("Agent", name, getattr(agent, name))
 
 
 def as_context(context: Context | ContextPolicy | Iterable[ContextPolicy]) -> Context:
@@ -123,7 +113,7 @@ def as_states(states: Iterable[State]) -> frozenset[State]:
         chosen = frozenset(State(state) for state in states)
     except (TypeError, ValueError):
         there = ", ".join(sorted(set(State) - {State.DONE, State.ERROR}))
-        raise MisuseError(f"pause_before={_shorten_repr(states)}: give a set of states, out of {there}") from None
+        raise MisuseError(f"pause_before={shorten_repr(states)}: give a set of states, out of {there}") from None
     if final := chosen & {State.DONE, State.ERROR}:
         raise MisuseError(f"pause_before={sorted(final)}: a run that is over does not go on; give other states")
     return chosen
@@ -155,26 +145,27 @@ def to_plain_json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
         raise MisuseError(f"{what} must be plain JSON, since they are stored with the run: {error}") from None
 
 
+_USER: Final = STRING.or_none()
+_SESSION: Final = NAME.or_none()
+_SETTINGS: Final = require_type(Settings, NoneType, wanted="Settings(...), for example Settings(temperature=0)")
+
+
 def check_start_options(user: object, session: object, settings: object, after: object, parent: object) -> None:
-    """Refuse what begins no run; for what is left out, nothing is called: this is on the way of each run.
+    """Check the optional arguments of `Agent.start`; those left out cost nothing, since every run passes here.
 
     Raises:
-        MisuseError: naming it, and what to give.
+        MisuseError: naming the argument that does not fit, and what to give.
     """
-    if user is not None and not isinstance(user, str):
-        raise MisuseError(f"user={_shorten_repr(user)}: give a text, for example {str(user)!r}")
-    if session is not None and not _is_name(session):
-        raise MisuseError(f"session={_shorten_repr(session)}: give a text that is not empty, or None for no session")
-    if settings is not None and not isinstance(settings, Settings):
-        raise MisuseError(
-            f"settings={_shorten_repr(settings)}: give Settings(...), for example Settings(temperature=0)"
-        )
-    if after is not None and not isinstance(after, Run):
-        raise MisuseError(
-            f"after={_shorten_repr(after)}: give the run itself, for example await agent.load({str(after)!r})"
-        )
-    if parent is not None and not isinstance(parent, Run):
-        raise MisuseError(f"parent={_shorten_repr(parent)}: give the run itself, whose tool this one is")
+    if user is not None:
+        _USER.check("start", "user", user)
+    if session is not None:
+        _SESSION.check("start", "session", session)
+    if settings is not None:
+        _SETTINGS.check("start", "settings", settings)
+    if after is not None:
+        _RUN.check("start", "after", after)
+    if parent is not None:
+        _RUN.check("start", "parent", parent)
 
 
 def as_roles(roles: Iterable[str]) -> tuple[str, ...]:
@@ -188,7 +179,7 @@ def as_roles(roles: Iterable[str]) -> tuple[str, ...]:
     given: tuple[Any, ...] = tuple(roles) if isinstance(roles, Iterable) and not isinstance(roles, str) else (roles,)
     if isinstance(roles, str) or not all(isinstance(role, str) for role in given):
         names = ", ".join(repr(role) for role in given if role is not None)
-        raise MisuseError(f"roles are several names, not {_shorten_repr(roles)}: write roles=[{names}]")
+        raise MisuseError(f"roles are several names, not {shorten_repr(roles)}: write roles=[{names}]")
     return given
 
 
@@ -201,7 +192,7 @@ def as_messages(messages: Iterable[Message] | None) -> tuple[Message, ...]:
     if messages is None:
         return ()
     if isinstance(messages, str) or not isinstance(messages, Iterable):
-        raise MisuseError(f"messages={_shorten_repr(messages)}: give a list of messages, for example run.messages")
+        raise MisuseError(f"messages={shorten_repr(messages)}: give a list of messages, for example run.messages")
     return tuple(messages)
 
 
@@ -213,7 +204,7 @@ def check_run(run: object, method: str) -> None:
     """
     if not isinstance(run, Run):
         raise MisuseError(
-            f"agent.{method} takes a Run, not {_shorten_repr(run)}: write agent.{method}(agent.start('...')) for a new "
+            f"agent.{method} takes a Run, not {shorten_repr(run)}: write agent.{method}(agent.start('...')) for a new "
             "one, or "
             f"agent.{method}(await agent.load(run_id))"
         )
@@ -228,52 +219,11 @@ def check_call_id(run_id: object, call_id: object) -> None:
     check_run_id(run_id)
     if not isinstance(call_id, str):
         raise MisuseError(
-            f"this takes a call's id, a text: give the call_id out of run.pending, not {_shorten_repr(call_id)}"
+            f"this takes a call's id, a text: give the call_id out of run.pending, not {shorten_repr(call_id)}"
         )
 
 
-def check_audit_query(where: object, since: object) -> None:
-    """Refuse what chooses no runs.
-
-    Raises:
-        MisuseError: naming it, and what to give.
-    """
-    if not isinstance(where, Filter):
-        raise MisuseError(f"audits(where={_shorten_repr(where)}): give a Filter, for example Filter(user='ann')")
-    if not isinstance(since, int | float):
-        raise MisuseError(
-            f"audits(since={_shorten_repr(since)}): give seconds since 1970, for example moment.timestamp()"
-        )
-
-
-def check_count(name: str, count: object) -> None:
-    """Refuse what is no number of things, 1 or more.
-
-    Raises:
-        MisuseError: naming it.
-    """
-    if type(count) is not int or count < 1:
-        raise MisuseError(f"{name}={_shorten_repr(count)}: give a whole number, 1 or more")
-
-
-def check_version(version: object) -> None:
-    """Refuse what is no version of a run, 0 or more.
-
-    Raises:
-        MisuseError: naming what was given.
-    """
-    if type(version) is not int or version < 0:
-        raise MisuseError(f"after={_shorten_repr(version)}: give the version of a run, 0 or more")
-
-
-def check_seconds(name: str, time_s: object) -> None:
-    """Refuse what is no time, more than 0.
-
-    Raises:
-        MisuseError: naming it.
-    """
-    if not isinstance(time_s, int | float) or not time_s > 0:
-        raise MisuseError(f"{name}={_shorten_repr(time_s)}: give seconds, more than 0")
+FILTER: Final = require_type(Filter, wanted="a Filter, for example Filter(user='ann')")
 
 
 def as_text(text: object, what: str) -> str:
@@ -283,5 +233,5 @@ def as_text(text: object, what: str) -> str:
         MisuseError: when it is no text.
     """
     if not isinstance(text, str):
-        raise MisuseError(f"{what}={_shorten_repr(text)}: give a text")
+        raise MisuseError(f"{what}={shorten_repr(text)}: give a string")
     return replace_surrogates(text)

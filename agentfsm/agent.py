@@ -26,10 +26,8 @@ from agentfsm._validation import (
     as_roles,
     as_states,
     check_agent,
-    check_count,
     check_new_id,
     check_run,
-    check_seconds,
     check_start_options,
     to_plain_json,
 )
@@ -45,6 +43,7 @@ from agentfsm.core.messages import JSON, Message, Part, as_parts, check_history
 from agentfsm.core.run import A_co, Run, begin_run
 from agentfsm.core.settings import Settings
 from agentfsm.core.usage import AgentCost, SessionCost
+from agentfsm.core.validation import COUNT, SECONDS
 from agentfsm.decisions import wake_callers
 from agentfsm.engine.driver import Driver
 from agentfsm.engine.execution import journal as journals
@@ -545,8 +544,8 @@ class Agent(Generic[A_co]):
         Raises:
             MisuseError: when `parallel` or `poll_s` is too small, or no number.
         """
-        check_count("parallel", parallel)
-        check_seconds("poll_s", poll_s)
+        COUNT.check("worker", "parallel", parallel)
+        SECONDS.check("worker", "poll_s", poll_s)
         worker = Worker(agent=self, execute=self.driver.run_until_blocked, deps=deps, parallel=parallel, poll_s=poll_s)
         await worker.run(until_idle=until_idle)
 

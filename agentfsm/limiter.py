@@ -20,6 +20,7 @@ import attrs
 
 from agentfsm._concurrency import ThreadWaiter, notify_all
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.validation import COUNT
 from agentfsm.core.value import Value
 
 WakeCallback: TypeAlias = Callable[[], None]
@@ -54,11 +55,6 @@ class LimiterStatistics(Value):
     recent_cost: int
 
 
-def _check_limit(_limiter: object, field: attrs.Attribute[int | None], limit: int | None) -> None:
-    if limit is not None and limit < 1:
-        raise MisuseError(f"{field.name}={limit} would let nothing pass: give 1 or more, or None for no such limit")
-
-
 @attrs.define(eq=False, repr=False)
 class Limiter:
     """Limits how many hold a permit at once, and how many permits, or what cost, a minute may have.
@@ -70,11 +66,11 @@ class Limiter:
     The limits hold in this process only. Objects that are given the same limiter share it.
     """
 
-    concurrency: int | None = attrs.field(default=None, validator=_check_limit)
+    concurrency: int | None = attrs.field(default=None, validator=COUNT.or_none())
     # Permits held at once, 1 or more. None: any number.
-    per_minute: int | None = attrs.field(default=None, validator=_check_limit, kw_only=True)
+    per_minute: int | None = attrs.field(default=None, validator=COUNT.or_none(), kw_only=True)
     # Permits taken in any 60 seconds, 1 or more. None: any number.
-    cost_per_minute: int | None = attrs.field(default=None, validator=_check_limit, kw_only=True)
+    cost_per_minute: int | None = attrs.field(default=None, validator=COUNT.or_none(), kw_only=True)
     # The cost of these, 1 or more, for example in tokens. One that costs more than that passes alone. None: any cost.
     monotonic: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
     # The clock, seconds. Tests in virtual time give `anyio.current_time`.

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import attrs
 
 from agentfsm._validation import (
+    CLOCK,
+    DURABILITY,
+    FILTER,
+    STORE,
+    TOOLS_BY_AGENT,
     as_text,
-    check_audit_query,
     check_call_id,
-    check_store,
-    check_version,
 )
 from agentfsm.core.errors import LeaseHeldError, MisuseError
 from agentfsm.core.header import Header
@@ -27,6 +29,7 @@ from agentfsm.core.inbox import Cancel, Input, InputKind, Pause, Priority, Rejec
 from agentfsm.core.messages import Part, as_parts
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.run import Run
+from agentfsm.core.validation import COUNT, COUNT_OR_ZERO
 from agentfsm.decisions import (
     build_answer,
     build_approval,
@@ -40,7 +43,7 @@ from agentfsm.engine.audit import AuditTrail, audit_run_tree
 from agentfsm.engine.execution.journal import EndedRuns, load_run, read_header
 from agentfsm.engine.follow import JournalFollower, wait_until_blocked
 from agentfsm.engine.unattended import NO_TOOLS, apply_stop_requests
-from agentfsm.ports.store import ALL_RUNS, Clock, Durability, Filter, RunSummary, Store, SystemClock
+from agentfsm.ports.store import ALL_RUNS, TIMESTAMP, Clock, Durability, Filter, RunSummary, Store, SystemClock
 from agentfsm.stores.rules import check_run_id
 from agentfsm.tools.registry import ToolRegistry
 
@@ -66,17 +69,17 @@ class Runs:
     client applies it at once.
 
     Raises:
-        MisuseError: when `store` is not a store.
+        MisuseError: when a field is of a wrong type.
     """
 
-    store: Store = attrs.field(validator=lambda _runs, _field, store: check_store(store))
+    store: Store = attrs.field(validator=STORE)
     # `aclose` closes it.
-    tools: Mapping[str, ToolRegistry] = attrs.field(factory=dict, kw_only=True)
+    tools: Mapping[str, ToolRegistry] = attrs.field(factory=dict, kw_only=True, validator=TOOLS_BY_AGENT)
     # Tools by the name of their agent, where agents are at hand. With them, `approve` validates edited arguments at
     # once instead of when a worker takes up the call, and `cancel` knows which calls only read.
-    clock: Clock = attrs.field(factory=SystemClock, kw_only=True)
+    clock: Clock = attrs.field(factory=SystemClock, kw_only=True, validator=CLOCK)
     # For the times in the journal of a run that this client cancels or pauses.
-    durability: Durability = attrs.field(default="full", kw_only=True)
+    durability: Durability = attrs.field(default="full", kw_only=True, validator=DURABILITY)
     # Of what this client appends to a journal.
     ended_runs: EndedRuns = attrs.field(factory=dict, kw_only=True)
     # Runs at hand that are over, by id, so that a conversation is not read from its beginning each time.
@@ -131,7 +134,12 @@ class Runs:
             where: Which runs to return.
             limit: How many at most.
             subagents: Whether to include the runs of agents that other runs have called.
+
+        Raises:
+            MisuseError: when an argument is of a wrong type, or `limit` is below 1.
         """
+        FILTER.check("list", "where", where)
+        COUNT.check("list", "limit", limit)
         size = limit
         while True:
             page = await self.store.runs(where, limit=size)
@@ -167,7 +175,7 @@ class Runs:
             MisuseError: when `after` is no version, or the iteration finds that the run has not come to it.
         """
         check_run_id(run_id)
-        check_version(after)
+        COUNT_OR_ZERO.check("events", "after", after)
         return JournalFollower(self.store, run_id, after)
 
     async def wait(self, run_id: str) -> Run:
@@ -206,7 +214,8 @@ class Runs:
         Raises:
             MisuseError: when one of the two is of a wrong type.
         """
-        check_audit_query(where, since)
+        FILTER.check("audits", "where", where)
+        TIMESTAMP.check("audits", "since", since)
         return AuditTrail(self.store, where, since)
 
     # Decisions. The first one on a call counts.

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm._runnable_agent import RunnableAgent
-from agentfsm._validation import check_count, check_seconds
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.core.tool_traits import Level, ToolKind
+from agentfsm.core.validation import COUNT, SECONDS
 from agentfsm.engine.execution.parent import Parent, child_run_id
 from agentfsm.engine.tool_calls.child_runs import build_final_result, build_unresponsive_result
 from agentfsm.engine.unattended import cancel_child_run
@@ -62,8 +62,8 @@ def make_agent_tool(
     **options: Any,
 ) -> Tool[..., Any]:
     """Make a tool of an agent; `Agent.as_tool` is this."""
-    check_count("turns", turns)
-    check_seconds("timeout_s", timeout_s)
+    COUNT.check("as_tool", "turns", turns)
+    SECONDS.check("as_tool", "timeout_s", timeout_s)
     if told := {"read_only", "idempotent", "kind", "grace_s"} & options.keys():
         raise MisuseError(f"as_tool() takes no {', '.join(sorted(told))}: that follows from the agent's own tools")
     config = agent.driver.config

@@ -109,8 +109,14 @@ ODD: dict[str, tuple[Any, str]] = {
     "version": (lambda agent, run: agent.fork(run.id, edit={"2": run}), "there is no '2' to edit"),
     "call": (lambda agent, run: agent.approve(run.id, run.pending[0]), "give the call_id out of run.pending"),
     "rerun": (lambda agent, run: agent.settle(run.id, "t1.0", rerun=None), "exactly one of"),
-    "parallel": (lambda agent, _run: agent.worker(parallel="3"), "parallel='3': give a whole number, 1 or more"),
-    "poll_s": (lambda agent, _run: agent.worker(poll_s=None), "poll_s=None: give seconds, more than 0"),
+    "parallel": (
+        lambda agent, _run: agent.worker(parallel="3"),
+        r"worker\(parallel='3'\): give a whole number, 1 or more",
+    ),
+    "poll_s": (
+        lambda agent, _run: agent.worker(poll_s=None),
+        r"poll_s=None\): give a finite number of seconds",
+    ),
 }
 
 
@@ -131,8 +137,8 @@ def test_what_a_verb_that_is_not_awaited_cannot_take_is_said_too():
         (lambda: agent.cost("run-1"), r"agent\.cost\(await agent\.load\(run_id\)\)"),
         (lambda: agent.audits("ann"), r"give a Filter, for example Filter\(user='ann'\)"),
         (lambda: agent.audits(since="2026-01-31"), "give seconds since 1970"),
-        (lambda: agent.as_tool(turns="3"), "turns='3': give a whole number"),
-        (lambda: agent.as_tool(timeout_s=0), "timeout_s=0: give seconds, more than 0"),
+        (lambda: agent.as_tool(turns="3"), r"turns='3'\): give a whole number"),
+        (lambda: agent.as_tool(timeout_s=0), r"timeout_s=0\): give a finite number of seconds above 0"),
         (lambda: agent.as_tool(name=3), "a tool cannot be called 3"),
         (lambda: tool(search), r"'search' is a tool already: .*\(search\.function\)"),
     ):
@@ -186,7 +192,7 @@ async def test_who_says_something_is_a_text(store, odd):
     agent = Agent(ScriptedModel("done"), store=store)
     run = await agent.submit("q")
     for ask in (agent.pause, agent.cancel):
-        with pytest.raises(MisuseError, match=r"=3\): give a text"):
+        with pytest.raises(MisuseError, match=r"=3\): give a string"):
             await ask(run.id, **odd)
     assert (await agent.resume(run.id)).output == "done"
 
@@ -236,8 +242,10 @@ def test_what_is_no_model_is_refused(model, match):
         ({"permissions": "write"}, r"Permissions\(level='write'\)"),
         ({"limits": {"turns": 3}}, r"Limits\(turns=3\)"),
         ({"settings": {"temperature": 0}}, r"Settings\(temperature=0\)"),
-        ({"instructions": None}, "one text"),
-        ({"instructions": ["a", "b"]}, "one text"),
+        ({"settings": Settings}, r"settings=Settings\): give Settings"),
+        ({"last_answer": "no"}, r"last_answer='no'\): give True or False"),
+        ({"instructions": None}, "one string"),
+        ({"instructions": ["a", "b"]}, "one string"),
         ({"tools": search}, r"tools=\[search\]"),
         ({"tools": len}, r"tools=\[len\]"),
         ({"tools": "search"}, "tools"),
@@ -248,9 +256,9 @@ def test_what_is_no_model_is_refused(model, match):
         ({"reflector": "openai:gpt-4o"}, r"Reflector\(model=\.\.\.\)"),
         ({"selector": "all"}, "ToolSelector"),
         ({"clock": 3}, "Clock"),
-        ({"name": 3}, "a text that is not empty"),
-        ({"name": ""}, "a text that is not empty"),
-        ({"version": 2}, "a text"),
+        ({"name": 3}, "a string that is not empty"),
+        ({"name": ""}, "a string that is not empty"),
+        ({"version": 2}, "a string"),
         ({"new_id": "x"}, "a function"),
         ({"durability": "safe"}, "'full' or 'normal'"),
         ({"pause_before": None}, "a set of states, out of act, observe"),
@@ -269,14 +277,14 @@ def test_a_field_of_a_wrong_type_is_refused(fields, match):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"after": "run-id"}, r"await agent\.load\('run-id'\)"),
-        ({"user": 42}, "user=42: give a text"),
-        ({"session": 3}, "session=3: give a text"),
-        ({"session": ""}, "session='': give a text that is not empty"),
+        ({"after": "run-id"}, r"await agent\.load\(run_id\)"),
+        ({"user": 42}, r"start\(user=42\): give a string"),
+        ({"session": 3}, r"session=3\): give a string that is not empty, or None"),
+        ({"session": ""}, r"session=''\): give a string that is not empty"),
         ({"roles": "clerk"}, r"roles=\['clerk'\]"),
         ({"roles": 3}, r"roles=\[3\]"),
         ({"roles": None}, r"roles=\[\]"),
-        ({"parent": "run-id"}, "parent='run-id': give the run itself"),
+        ({"parent": "run-id"}, r"parent='run-id'\): give the run itself"),
         ({"settings": {"temperature": 0}}, r"Settings\(temperature=0\)"),
         ({"messages": "hello"}, "a list of messages"),
         ({"messages": 3}, "a list of messages"),

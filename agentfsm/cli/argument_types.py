@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 from collections.abc import Callable
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeVar
 
+from agentfsm.core.validation import COUNT, SECONDS, ValueRule
 from agentfsm.tools.schema.arguments import check_object
+
+N = TypeVar("N", int, float)
 
 # From the store's time to the moment that is meant, seconds since 1970.
 TimeResolver = Callable[[float], float]
@@ -89,17 +91,19 @@ def parse_object(text: str) -> str:
 
 def parse_count(text: str) -> int:
     """Read a number of 1 or more."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
-    return int(text)
+    return _parse(text, int, COUNT)
 
 
 def parse_seconds(text: str) -> float:
     """Read a number of seconds above 0."""
+    return _parse(text, float, SECONDS)
+
+
+def _parse(text: str, convert: Callable[[str], N], rule: ValueRule) -> N:
     try:
-        value = float(text)
+        value = convert(text)
     except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a valid number of seconds: give a number above 0")
+        value = None
+    if value is None or not rule.fits(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid: give {rule.wanted}")
     return value

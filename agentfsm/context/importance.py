@@ -9,10 +9,10 @@ from typing import Final
 
 import attrs
 
-from agentfsm.context.trim import at_least
 from agentfsm.context.window import drop_lowest
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, ToolResult
+from agentfsm.core.validation import COUNT
 from agentfsm.ports.context import CompactionBudget, ContextPolicy, GroupKind, MessageGroup
 
 # Source: document F, 7.2.
@@ -88,7 +88,7 @@ def _as_phrases(phrases: Iterable[str]) -> frozenset[str]:
 class DropAcknowledgements(ContextPolicy):
     """Leaves out what the model said only to say that it had understood."""
 
-    chars: int = attrs.field(default=ACKNOWLEDGEMENT_CHARS, validator=at_least(1))
+    chars: int = attrs.field(default=ACKNOWLEDGEMENT_CHARS, validator=COUNT)
     # What has so many or more is none.
     phrases: frozenset[str] = attrs.field(default=ACKNOWLEDGEMENTS, converter=_as_phrases)
     # What one is made of, in small letters.

@@ -18,10 +18,10 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.context.lexical import LexicalScorer
-from agentfsm.context.trim import at_least
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.messages import JSON
 from agentfsm.core.usage import Usage
+from agentfsm.core.validation import COUNT, COUNT_OR_ZERO
 from agentfsm.ports.model import ToolDefinition
 from agentfsm.ports.policies import MAX_FOUND_TOOLS, Scorer, Selection, SelectorAsk, ToolSelector
 from agentfsm.tokens.ledger import BYTE_COUNTER
@@ -88,7 +88,7 @@ class BySimilarity(ToolSelector):
     Where the scorer fails, or finds no tool nearer than another, it offers all; at most 128, the first.
     """
 
-    top: int = attrs.field(default=DEFAULT_TOP, validator=at_least(1))
+    top: int = attrs.field(default=DEFAULT_TOP, validator=COUNT)
     # How many.
     scorer: Scorer = attrs.field(factory=LexicalScorer)
     # What tells how like.
@@ -157,7 +157,7 @@ class TwoStage(ToolSelector):
     Costs one more call of the model. Where that fails, or names no tool, similarity chooses.
     """
 
-    picks: int = attrs.field(default=DEFAULT_PICKS, validator=at_least(1))
+    picks: int = attrs.field(default=DEFAULT_PICKS, validator=COUNT)
     # At most so many.
     similarity: BySimilarity = BySimilarity()
     # What chooses instead, and which summaries the model reads where all would be too long a list.
@@ -209,12 +209,12 @@ class TwoStage(ToolSelector):
 class AutoSelect(ToolSelector):
     """Offers all of a few tools, chooses among more by similarity, and among many in two stages."""
 
-    similar_above: int = attrs.field(default=SIMILAR_ABOVE, validator=at_least(0))
+    similar_above: int = attrs.field(default=SIMILAR_ABOVE, validator=COUNT_OR_ZERO)
     # Tools; up to here, all are offered.
-    two_stage_above: int = attrs.field(default=TWO_STAGE_ABOVE, validator=at_least(0))
+    two_stage_above: int = attrs.field(default=TWO_STAGE_ABOVE, validator=COUNT_OR_ZERO)
     # Tools; up to here, similarity chooses.
     similarity: BySimilarity = BySimilarity()
-    picks: int = attrs.field(default=DEFAULT_PICKS, validator=at_least(1))
+    picks: int = attrs.field(default=DEFAULT_PICKS, validator=COUNT)
     # How many the model may name in the first of two stages.
 
     def wants(self, count: int) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import attrs
 
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.validation import COUNT, COUNT_OR_ZERO
 from agentfsm.ports.context import CompactionBudget, ContextPolicy, MessageGroup, count_tokens
 
 # Characters of a result that the model has read (Source: document A, 8.3, and document G, 7).
@@ -20,17 +20,6 @@ KEEP_NEWEST: Final = 2
 _UNREAD_CHARS: Final = (16_000, 8_000, 4_000, 2_000, 1_000)
 
 
-def at_least(least: int) -> Callable[[object, attrs.Attribute[Any], int], None]:
-    """Return a validator: a whole number, so large at least."""
-
-    def check(policy: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if type(value) is not int or value < least:
-            name = f"{type(policy).__name__}({attribute.name}={value!r})"
-            raise MisuseError(f"{name}: give a whole number, {least} or more")
-
-    return check
-
-
 @attrs.frozen(kw_only=True)
 class TrimResults(ContextPolicy):
     """Shortens tool results that the model has read, the oldest first; it can read on in one with `read_result`.
@@ -39,11 +28,11 @@ class TrimResults(ContextPolicy):
     not read are shortened only where nothing else would make them fit, and as little as possible.
     """
 
-    chars: int = attrs.field(default=MAX_RESULT_CHARS, validator=at_least(1))
+    chars: int = attrs.field(default=MAX_RESULT_CHARS, validator=COUNT)
     # Of a result; a list may have four times as many.
-    items: int = attrs.field(default=MAX_RESULT_ITEMS, validator=at_least(0))
+    items: int = attrs.field(default=MAX_RESULT_ITEMS, validator=COUNT_OR_ZERO)
     # Of a list; 0 cuts lists as any other text.
-    keep: int = attrs.field(default=KEEP_NEWEST, validator=at_least(0))
+    keep: int = attrs.field(default=KEEP_NEWEST, validator=COUNT_OR_ZERO)
     # So many of the newest groups are left as they are.
 
     async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:

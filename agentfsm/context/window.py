@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from agentfsm.context.trim import at_least
+from agentfsm.core.validation import COUNT
 from agentfsm.ports.context import CompactionBudget, ContextPolicy, MessageGroup, count_tokens
 
 
@@ -23,7 +23,7 @@ class SlidingWindow(ContextPolicy):
 class Cut(ContextPolicy):
     """Shows the task, summaries, and the newest messages up to a number, whatever they hold."""
 
-    messages: int = attrs.field(validator=at_least(1))
+    messages: int = attrs.field(validator=COUNT)
     # How many. A call goes with its results, so there may be fewer; the newest group stays, and may be more.
 
     async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:  # noqa: ARG002  it counts no tokens

@@ -15,6 +15,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import Message, Outcome, Part, SystemMessage, TextPart, UserMessage
+from agentfsm.core.validation import STRING
 from agentfsm.core.value import Value
 
 
@@ -77,12 +78,6 @@ def _parse_time(value: datetime | float | None) -> float | None:
     return None if seconds is None else float(seconds)
 
 
-def _check_text(item: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Refuse what a journal could write, and not read again."""
-    if not isinstance(value, str):
-        raise MisuseError(f"{type(item).__name__}({attribute.name}={value!r}): give a text, for example {str(value)!r}")
-
-
 @attrs.frozen(kw_only=True)
 class Input(Value):
     """Something for OBSERVE to take in."""
@@ -111,7 +106,7 @@ class Approve(Value):
     """Let the call run."""
 
     call_id: str
-    by: str = attrs.field(default="", validator=_check_text)
+    by: str = attrs.field(default="", validator=STRING)
     # Who decided, for the record.
     arguments: str | None = None
     # A JSON object to run it with in place of the model's own; None to run it as it is.
@@ -124,8 +119,8 @@ class Reject(Value):
     """Do not let the call run; the model is told."""
 
     call_id: str
-    by: str = attrs.field(default="", validator=_check_text)
-    message: str = attrs.field(default="", validator=_check_text)
+    by: str = attrs.field(default="", validator=STRING)
+    message: str = attrs.field(default="", validator=STRING)
     # The reason, as the model shall read it.
 
 
@@ -134,7 +129,7 @@ class Settle(Value):
     """Say how a call ended that is not run here (a question to the user), or whose outcome nobody recorded."""
 
     call_id: str
-    by: str = attrs.field(default="", validator=_check_text)
+    by: str = attrs.field(default="", validator=STRING)
     outcome: Outcome
     # DONE or FAILED.
     content: str
@@ -146,7 +141,7 @@ class GiveInput(Value):
     """Answer what a tool has asked in the middle of its call; the call is made again."""
 
     call_id: str
-    by: str = attrs.field(default="", validator=_check_text)
+    by: str = attrs.field(default="", validator=STRING)
     answers: dict[str, Any]
     # By the question's key: an object that fits its schema, or None where the person declines.
     digest: str = ""
@@ -158,23 +153,23 @@ class Rerun(Value):
     """Run a call again whose outcome nobody recorded; it keeps its idempotency key."""
 
     call_id: str
-    by: str = attrs.field(default="", validator=_check_text)
+    by: str = attrs.field(default="", validator=STRING)
 
 
 @attrs.frozen(kw_only=True)
 class Cancel(Value):
     """End the run."""
 
-    by: str = attrs.field(default="", validator=_check_text)
-    message: str = attrs.field(default="", validator=_check_text)
+    by: str = attrs.field(default="", validator=STRING)
+    message: str = attrs.field(default="", validator=STRING)
 
 
 @attrs.frozen(kw_only=True)
 class Pause(Value):
     """Stop at the next boundary between two steps, until somebody resumes the run."""
 
-    by: str = attrs.field(default="", validator=_check_text)
-    message: str = attrs.field(default="", validator=_check_text)
+    by: str = attrs.field(default="", validator=STRING)
+    message: str = attrs.field(default="", validator=STRING)
 
 
 @attrs.frozen(kw_only=True)

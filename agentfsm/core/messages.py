@@ -19,6 +19,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.usage import AgentCost
+from agentfsm.core.validation import require_choice
 from agentfsm.core.value import Value
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
@@ -84,18 +85,13 @@ def _shorten_url(url: str) -> str:
     return f"{head!r}, and {len(data):,} characters of data" if comma else repr(url)
 
 
-def _check_detail(_part: object, _attribute: object, detail: str) -> None:
-    if detail not in {"auto", "low", "high"}:
-        raise MisuseError(f"ImagePart(detail={detail!r}): give 'auto', 'low' or 'high'")
-
-
 @attrs.frozen(kw_only=True)
 class ImagePart(Value):
     """An image, by reference or whole."""
 
     url: str = attrs.field(validator=_check_url("image/"), repr=_shorten_url)
     # An address that the provider can fetch, or a data: URL that carries the image.
-    detail: str = attrs.field(default="auto", validator=_check_detail)
+    detail: str = attrs.field(default="auto", validator=require_choice("auto", "low", "high"))
     # How closely the model looks: "auto", "low" or "high".
 
     @classmethod

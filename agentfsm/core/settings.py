@@ -2,42 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.validation import BOOL, COUNT, STRING, require_between, require_type
 from agentfsm.core.value import Value
-
-
-def _build_check(wanted: str, fits: Callable[[Any], bool]) -> Any:
-    """Return a check of a field, which is stored with a run: what no journal could read again is refused here."""
-
-    def check(_settings: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if not fits(value):
-            raise MisuseError(f"Settings({attribute.name}={value!r}): give {wanted}")
-
-    return check
-
-
-def _in_range(low: float, high: float) -> Any:
-    def fits(value: Any) -> bool:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return value is None or (is_number and low <= value <= high)
-
-    return _build_check(f"a number from {low:g} to {high:g}", fits)
-
-
-_CHECK_COUNT: Final = _build_check(
-    "a whole number, 1 or more", lambda value: value is None or (type(value) is int and value > 0)
-)
-_CHECK_WHOLE: Final = _build_check("a whole number", lambda value: value is None or type(value) is int)
-_CHECK_TEXT: Final = _build_check("a text", lambda value: value is None or isinstance(value, str))
-_CHECK_BOOL: Final = _build_check("True or False", lambda value: isinstance(value, bool))
-_CHECK_OPTIONAL_BOOL: Final = _build_check(
-    "True, False or None", lambda value: value is None or isinstance(value, bool)
-)
 
 
 def _as_stop_texts(texts: Iterable[str]) -> tuple[str, ...]:
@@ -60,21 +32,21 @@ class Settings(Value):
         MisuseError: when a value is out of its range, or of a wrong type.
     """
 
-    temperature: float | None = attrs.field(default=None, validator=_in_range(0, 2))
+    temperature: float | None = attrs.field(default=None, validator=require_between(0, 2).or_none())
     # 0 (the likeliest word) to 2; some models take no more than 1, some only their default.
-    top_p: float | None = attrs.field(default=None, validator=_in_range(0, 1))
+    top_p: float | None = attrs.field(default=None, validator=require_between(0, 1).or_none())
     # The share of likely words that is drawn from, 0 to 1.
-    max_tokens: int | None = attrs.field(default=None, validator=_CHECK_COUNT)
+    max_tokens: int | None = attrs.field(default=None, validator=COUNT.or_none())
     # The largest answer, tokens.
-    reasoning_effort: str | None = attrs.field(default=None, validator=_CHECK_TEXT)
+    reasoning_effort: str | None = attrs.field(default=None, validator=STRING.or_none())
     # How much the model thinks before it answers, in the provider's words: "low", "medium", "high".
-    tool_choice: str | None = attrs.field(default=None, validator=_CHECK_TEXT)
+    tool_choice: str | None = attrs.field(default=None, validator=STRING.or_none())
     # "auto", "none", "required", or the name of one tool.
-    parallel_tool_calls: bool | None = attrs.field(default=None, validator=_CHECK_OPTIONAL_BOOL)
+    parallel_tool_calls: bool | None = attrs.field(default=None, validator=BOOL.or_none())
     # Whether a reply may hold several calls; False also runs them one by one.
-    stream: bool = attrs.field(default=False, validator=_CHECK_BOOL)
+    stream: bool = attrs.field(default=False, validator=BOOL)
     # Whether to ask for a streamed reply also where nobody watches, so that read-only calls start early.
-    seed: int | None = attrs.field(default=None, validator=_CHECK_WHOLE)
+    seed: int | None = attrs.field(default=None, validator=require_type(int, wanted="a whole number").or_none())
     stop: tuple[str, ...] = attrs.field(default=(), converter=_as_stop_texts)
     # Texts at which the answer ends.
     extra_body: dict[str, Any] = attrs.field(factory=dict, converter=_copy)

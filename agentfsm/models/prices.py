@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 import time
 from collections.abc import Mapping
 from functools import cache, lru_cache
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
@@ -26,25 +26,22 @@ _CACHE_S: Final = 900
 _MAX_CACHED_MODELS: Final = 1_024
 
 
-def _check_price(_price: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
-    if value is not None and not (math.isfinite(value) and value >= 0):
-        msg = f"{attribute.name} is {value}, but a price is 0 or more US dollars"
-        raise MisuseError(msg)
+_USD: Final = attrs.evolve(NOT_NEGATIVE, wanted="US dollars, 0 or more")
 
 
 @attrs.frozen(kw_only=True)
 class Price(Value):
     """What a model costs, for example `Price(input_usd_per_million=2.5, output_usd_per_million=10)`."""
 
-    input_usd_per_million: float = attrs.field(validator=_check_price)
+    input_usd_per_million: float = attrs.field(validator=_USD)
     # US dollars for a million input tokens, 0 or more.
-    output_usd_per_million: float = attrs.field(validator=_check_price)
+    output_usd_per_million: float = attrs.field(validator=_USD)
     # US dollars for a million output tokens, 0 or more.
-    cached_usd_per_million: float | None = attrs.field(default=None, validator=_check_price)
+    cached_usd_per_million: float | None = attrs.field(default=None, validator=_USD.or_none())
     # US dollars for a million input tokens read from the provider's cache; None where they cost what others cost.
-    cache_write_usd_per_million: float | None = attrs.field(default=None, validator=_check_price)
+    cache_write_usd_per_million: float | None = attrs.field(default=None, validator=_USD.or_none())
     # US dollars for a million input tokens written into that cache; None likewise.
-    reply_usd: float = attrs.field(default=0.0, validator=_check_price)
+    reply_usd: float = attrs.field(default=0.0, validator=_USD)
     # US dollars for a reply beside its tokens, 0 or more: some providers that search the web bill so.
 
     def cost_usd(self, usage: Usage) -> float:

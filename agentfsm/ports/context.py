@@ -15,6 +15,7 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import Message
 from agentfsm.core.segments import Span, Summarised, build_note, render_segments
+from agentfsm.core.validation import SHARE
 from agentfsm.core.value import Value
 from agentfsm.ports.model import Model
 
@@ -152,12 +153,6 @@ def _check_policies(_context: object, _attribute: object, policies: tuple[Contex
             raise MisuseError(f"{policy!r} is no policy for the context: give for example [TrimResults(), Summarise()]")
 
 
-def _check_share(_context: object, _attribute: object, value: float) -> None:
-    if not 0 < value <= 1:
-        msg = f"share is {value}, but it is a part of the budget, above 0 and at most 1: 0.75 leaves room for the reply"
-        raise MisuseError(msg)
-
-
 @attrs.frozen
 class Context(Value):
     """What is done about a history that outgrows the context window: policies, in the order in which they are tried.
@@ -168,7 +163,7 @@ class Context(Value):
 
     policies: tuple[ContextPolicy, ...] = attrs.field(converter=_as_policies, validator=_check_policies)
     # Each takes up what those before it have left, until it fits.
-    share: float = attrs.field(default=0.75, kw_only=True, validator=_check_share)
+    share: float = attrs.field(default=0.75, kw_only=True, validator=SHARE)
     # The part of the room that messages may fill, above 0 to 1. A quarter stays for the reply, and for the difference
     # between our count and the provider's (Source: document B, step 4).
 

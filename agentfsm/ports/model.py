@@ -13,6 +13,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import JSON, Message, NativeReply, Part
 from agentfsm.core.settings import DEFAULT_SETTINGS, Settings
 from agentfsm.core.usage import Usage
+from agentfsm.core.validation import COUNT, NAME, ValueRule
 from agentfsm.core.value import Value
 
 # What follows "e.g." is small, what follows a sentence is not.
@@ -257,6 +258,14 @@ _MODEL_MEMBERS: Final = (
 )
 
 
+_OUTPUT_MODES: Final = ValueRule(
+    fits=lambda modes: (
+        isinstance(modes, tuple | list) and modes != () and all(isinstance(each, OutputMode) for each in modes)
+    ),
+    wanted="a tuple of at least one OutputMode",
+)
+
+
 def ensure_model(model: Model) -> Model:
     """Return what is a model.
 
@@ -275,17 +284,10 @@ def ensure_model(model: Model) -> Model:
             "OpenAIChat('gpt-4o'), or of your own subclass of agentfsm.ports.Model, with a name and an async reply",
         )
     what = type(model).__name__
-    if not isinstance(model.name, str) or not model.name.strip():
-        raise MisuseError(f"{what} has the name {model.name!r}: give a text that is not empty, such as 'gpt-4o'")
-    if not isinstance(model.window_tokens, int) or model.window_tokens < 1:
-        raise MisuseError(f"{what} has window_tokens={model.window_tokens!r}: give a whole number of tokens, 1 or more")
-    if not _are_output_modes(model.output_modes):
-        raise MisuseError(f"{what} has output_modes={model.output_modes!r}: give a tuple of at least one OutputMode")
+    NAME.check(what, "name", model.name)
+    COUNT.check(what, "window_tokens", model.window_tokens)
+    _OUTPUT_MODES.check(what, "output_modes", model.output_modes)
     return model
-
-
-def _are_output_modes(modes: object) -> bool:
-    return isinstance(modes, tuple | list) and bool(modes) and all(isinstance(mode, OutputMode) for mode in modes)
 
 
 def check_model(_owner: object, _attribute: object, model: Model | None) -> None:

@@ -16,6 +16,7 @@ from agentfsm.core.inbox import InboxItem, PostedItem
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.run import Run
+from agentfsm.core.validation import BOOL, STRING, ValueRule, is_number, require_choice
 from agentfsm.core.value import Value
 
 
@@ -152,18 +153,21 @@ class RunSummary(Value):
     # only something from outside can move it on, and when it is over or another run's.
 
 
+TIMESTAMP: Final = ValueRule(fits=is_number, wanted="seconds since 1970, for example moment.timestamp()")
+
+
 @attrs.frozen(kw_only=True)
 class Filter(Value):
     """Which runs a list shows; what is None lets all through."""
 
-    session: str | None = None
-    agent: str | None = None
-    user: str | None = None
-    state: State | None = None
-    waiting: bool | None = None
-    parent: str | None = None
+    session: str | None = attrs.field(default=None, validator=STRING.or_none())
+    agent: str | None = attrs.field(default=None, validator=STRING.or_none())
+    user: str | None = attrs.field(default=None, validator=STRING.or_none())
+    state: State | None = attrs.field(default=None, validator=require_choice(*State).or_none())
+    waiting: bool | None = attrs.field(default=None, validator=BOOL.or_none())
+    parent: str | None = attrs.field(default=None, validator=STRING.or_none())
     # Those whose caller is this run.
-    before: float | None = None
+    before: float | None = attrs.field(default=None, validator=TIMESTAMP.or_none())
     # Those created earlier, seconds since 1970: the next page begins at the last line of this one.
 
     def matches(self, summary: RunSummary) -> bool:

@@ -56,16 +56,6 @@ def check_durability(durability: Durability) -> Durability:
     return durability
 
 
-def check_patience_s(store: object, _attribute: object, value: float) -> None:
-    """Refuse a wait that is no number of seconds, or has no end.
-
-    Raises:
-        MisuseError: when it is less than 0, infinite or NaN.
-    """
-    if not 0 <= value < float("inf"):
-        raise MisuseError(f"{type(store).__name__}(patience_s={value!r}): give seconds, 0 or more")
-
-
 def check_run_id(run_id: object) -> None:
     """Refuse what is no run's id, before it is looked for.
 

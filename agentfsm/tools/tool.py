@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
 from functools import cached_property
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
-from math import inf
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -27,6 +26,7 @@ from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.tool_traits import Level, ToolKind
+from agentfsm.core.validation import BOOL, COUNT, FUNCTION, NOT_NEGATIVE, POSITIVE, STRING, ValueRule
 from agentfsm.limiter import Limiter
 from agentfsm.ports.model import ToolDefinition, to_mutable_json
 from agentfsm.ports.store import Clock, Store
@@ -244,10 +244,10 @@ class ToolDeclarations(TypedDict, total=False):
     answer_expires_s: float | Callable[[Arguments], float]
     concurrency_safe: bool | Callable[[Arguments], bool]
     locks: Callable[[Arguments], Iterable[Hashable]] | None
-    after: Iterable[str]
+    after: Collection[str]
     limit: int | None
     per_minute: int | None
-    tags: Iterable[str]
+    tags: Collection[str]
     permission: Level | str
     enabled: bool | Callable[[RunContext[Any]], bool]
     validate: Callable[[Arguments], str | None] | None
@@ -312,7 +312,7 @@ def make_tool(
     name = name or str(getattr(function, "__name__", type(function).__name__))
     _check_name(name)
     _check_function(name, function)
-    _check_declarations(name, concurrency_safe=concurrency_safe, **options)
+    _check_declarations(name, description=description, concurrency_safe=concurrency_safe, **options)
     signature = _read_signature(function, name, parameters, strict=strict)
     read_only = options.get("read_only", False)
     return Tool(
@@ -351,60 +351,50 @@ def _check_name(name: str) -> None:
         )
 
 
-# Declarations by what they may be.
-_NUMBERS: Final = frozenset({"timeout_s", "approval_expires_s", "shown_tokens", "shown_bytes"})
-_COUNTS: Final = frozenset({"limit", "per_minute"})
-_FLAGS: Final = frozenset({"read_only", "idempotent", "poll", "external"})
-_CHOICES: Final = frozenset({"enabled", "requires_approval", "concurrency_safe"})
-_CALLABLES: Final = frozenset({"validate", "describe", "locks"})
-_COLLECTIONS: Final = frozenset({"after", "tags"})
+_CHOICE: Final = ValueRule(
+    fits=lambda value: isinstance(value, bool) or callable(value), wanted="True, False or a function"
+).or_none()
+_STRINGS: Final = ValueRule(
+    fits=lambda value: (
+        isinstance(value, Collection) and not isinstance(value, str) and all(isinstance(each, str) for each in value)
+    ),
+    wanted="a tuple of strings, also where it is one: ('a',)",
+)
+
+# The options of a tool, and what each may be.
+_OPTION_RULES: Final[Mapping[str, ValueRule]] = {
+    **dict.fromkeys(("timeout_s", "approval_expires_s", "shown_tokens", "shown_bytes"), POSITIVE.or_none()),
+    "description": STRING.or_none(),
+    **dict.fromkeys(("limit", "per_minute"), COUNT.or_none()),
+    **dict.fromkeys(("read_only", "idempotent", "poll", "external"), BOOL),
+    **dict.fromkeys(("enabled", "requires_approval", "concurrency_safe"), _CHOICE),
+    **dict.fromkeys(("validate", "describe", "locks"), FUNCTION.or_none()),
+    **dict.fromkeys(("after", "tags"), _STRINGS),
+    "answer_expires_s": ValueRule(
+        fits=lambda value: callable(value) or NOT_NEGATIVE.fits(value),
+        wanted="a finite number, 0 or more, or a function",
+    ),
+    "on_unknown": ValueRule(
+        fits=lambda value: callable(value) or (isinstance(value, str) and value in UNKNOWN_OUTCOME_POLICIES),
+        wanted="'rerun', 'fail', 'ask' or a function",
+    ),
+}
 
 
 def _build_limiter(limit: int | None, per_minute: int | None) -> Limiter | None:
     return None if limit is None and per_minute is None else Limiter(limit, per_minute=per_minute)
 
 
-def _is_finite_duration(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < inf
-
-
-def _describe_expected(option: str, value: Any) -> str | None:
-    """Say what a declaration has to be, where it is something else."""
-    if option in _FLAGS:
-        return None if isinstance(value, bool) else "True or False"
-    if option == "answer_expires_s":
-        return None if callable(value) or _is_finite_duration(value) else "a finite number, 0 or more, or a function"
-    if value is None:
-        return None
-    if option in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf):
-        return "a finite number above 0"
-    if option in _COUNTS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        return "a whole number, 1 or more"
-    if option in _CHOICES and not isinstance(value, bool) and not callable(value):
-        return "True, False or a function"
-    if option in _CALLABLES and not callable(value):
-        return "a function"
-    return f"several: ({value!r},)" if option in _COLLECTIONS and isinstance(value, str) else None
-
-
 def _check_declarations(name: str, **declared: Any) -> None:
-    _check_on_unknown(name, declared)
-    if declared.get("external") and declared.get("requires_approval"):
-        raise MisuseError(f"tool {name!r}: an external call runs nothing that could be approved: leave that out")
     for option, value in declared.items():
-        if (wish := _describe_expected(option, value)) is not None:
-            raise MisuseError(f"tool {name!r}: {option}={value!r} makes no sense: give {wish}")
+        if (rule := _OPTION_RULES.get(option)) is not None:
+            rule.check(f"tool {name!r}", option, value)
         if iscoroutinefunction(value) and option != "on_unknown":
             raise MisuseError(
                 f"tool {name!r}: {option}= is asked while calls are planned and cannot wait: give a plain function"
             )
-
-
-def _check_on_unknown(name: str, declared: Mapping[str, Any]) -> None:
-    policy = declared.get("on_unknown", "ask")
-    if not callable(policy) and not (isinstance(policy, str) and policy in UNKNOWN_OUTCOME_POLICIES):
-        wish = "'rerun', 'fail', 'ask' or a function"
-        raise MisuseError(f"tool {name!r}: on_unknown={policy!r} makes no sense: give {wish}")
+    if declared.get("external") and declared.get("requires_approval"):
+        raise MisuseError(f"tool {name!r}: an external call runs nothing that could be approved: leave that out")
     if declared.get("read_only") and "on_unknown" in declared:
         raise MisuseError(f"tool {name!r} is read-only and simply runs again: leave out on_unknown=")
 

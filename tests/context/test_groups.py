@@ -155,7 +155,7 @@ def test_what_is_no_policy_is_told_when_the_context_is_made(wrong: Sequence[obje
 @pytest.mark.parametrize("share", [0, -1, 1.01, float("nan")])
 def test_a_share_is_a_part(share):
     """A wrong one is told when the context is made."""
-    with pytest.raises(MisuseError, match="above 0 and at most 1"):
+    with pytest.raises(MisuseError, match="above 0 and up to 1"):
         Context([SlidingWindow()], share=share)
 
 

@@ -95,5 +95,5 @@ def test_an_input_that_no_run_could_read_is_refused(odd, match):
 @pytest.mark.parametrize("odd", [{"by": None}, {"message": 3}], ids=repr)
 def test_who_decides_and_why_is_text(odd):
     """What a journal could write, and not read again, is refused."""
-    with pytest.raises(MisuseError, match=r"^Reject\(\w+=.*\): give a text"):
+    with pytest.raises(MisuseError, match=r"^Reject\(\w+=.*\): give a string"):
         Reject(call_id="t1.0", **odd)

@@ -153,5 +153,5 @@ def test_all_stores_wait_equally_long(path):
 @pytest.mark.parametrize("patience_s", [-1, float("inf"), float("nan")])
 def test_a_wait_has_an_end(path, patience_s):
     """A wait that is no number of seconds, or has no end, is refused."""
-    with pytest.raises(MisuseError, match=r"SQLiteStore.patience_s=.*give seconds, 0 or more"):
+    with pytest.raises(MisuseError, match=r"SQLiteStore.patience_s=.*give a finite number, 0 or more"):
         SQLiteStore(path, patience_s=patience_s)

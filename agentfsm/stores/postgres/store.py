@@ -20,9 +20,10 @@ import attrs
 
 from agentfsm._concurrency import boot_clock
 from agentfsm.core.codec import encode_header
-from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
+from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, RunNotFoundError
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, PostedItem
+from agentfsm.core.validation import NOT_NEGATIVE, ValueRule
 from agentfsm.core.value import Value
 from agentfsm.ports.store import Claim, Durability, Filter, Lease, RunSummary, lease_lost_error
 from agentfsm.stores.postgres import sql
@@ -34,7 +35,6 @@ from agentfsm.stores.rules import (
     check_deadline,
     check_inbox_capacity,
     check_not_over,
-    check_patience_s,
     check_same_prompt,
     continue_session,
     missing_predecessor_error,
@@ -51,6 +51,7 @@ from agentfsm.stores.threaded.lease_table import LeaseOwner, LeaseTable, lease_o
 from agentfsm.stores.threaded.owner import OwnerIdentity, group_by_process
 from agentfsm.stores.threaded.store import (
     LEASE_S,
+    LEASE_SECONDS,
     AppendRequest,
     CreateRequest,
     InboxPost,
@@ -58,7 +59,6 @@ from agentfsm.stores.threaded.store import (
     LeaseRequest,
     StoreWriter,
     ThreadedStore,
-    check_lease_s,
     decode_post,
     read_header,
 )
@@ -644,9 +644,10 @@ def _match_topic(announcement: str, topics: Iterable[str]) -> str | None:
     return next((topic for topic in topics if hash_topic(topic) == announcement), None)
 
 
-def _check_schema(_store: object, _attribute: object, value: object) -> None:
-    if not isinstance(value, str) or not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", value):
-        raise MisuseError(f"PostgresStore(schema={value!r}): give a name of lower case letters, digits and underscores")
+_SCHEMA_NAME: Final = ValueRule(
+    fits=lambda value: isinstance(value, str) and re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", value) is not None,
+    wanted="a name of lower case letters, digits and underscores",
+)
 
 
 @attrs.define(eq=False, repr=False)
@@ -675,9 +676,9 @@ class PostgresStore(ThreadedStore[_PostgresBackend]):
     """
 
     url: str = attrs.field(repr=False)
-    schema: str = attrs.field(default="agentfsm", kw_only=True, validator=_check_schema)
-    lease_s: float = attrs.field(default=LEASE_S, kw_only=True, validator=check_lease_s)
-    patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=check_patience_s)
+    schema: str = attrs.field(default="agentfsm", kw_only=True, validator=_SCHEMA_NAME)
+    lease_s: float = attrs.field(default=LEASE_S, kw_only=True, validator=LEASE_SECONDS)
+    patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=NOT_NEGATIVE)
     _address: PostgresAddress = attrs.field(
         default=attrs.Factory(lambda self: PostgresAddress.parse(self.url), takes_self=True),
         init=False,

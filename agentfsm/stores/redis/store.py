@@ -27,6 +27,7 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, Input, PostedItem
+from agentfsm.core.validation import SECONDS, require_choice
 from agentfsm.ports.store import Claim, Filter, Lease, RunSummary, lease_lost_error
 from agentfsm.stores.redis.server import (
     LOSS_DESCRIPTIONS,
@@ -58,6 +59,7 @@ from agentfsm.stores.threaded.outage import Outage
 from agentfsm.stores.threaded.owner import OwnerIdentity
 from agentfsm.stores.threaded.store import (
     LEASE_S,
+    LEASE_SECONDS,
     MAX_LEASE_S,
     AppendRequest,
     CreateRequest,
@@ -67,7 +69,6 @@ from agentfsm.stores.threaded.store import (
     RunColumns,
     StoreWriter,
     ThreadedStore,
-    check_lease_s,
     decode_post,
     read_header,
 )
@@ -473,16 +474,6 @@ def _check_url(_store: object, _attribute: object, url: str) -> None:
     build_connection(url)
 
 
-def _check_loss(_store: object, _attribute: object, loss: str) -> None:
-    if loss not in LOSS_DESCRIPTIONS:
-        raise MisuseError(f"RedisStore(accept_loss={loss!r}): give one of {', '.join(map(repr, LOSS_DESCRIPTIONS))}")
-
-
-def _check_seconds(_store: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
-    if value is not None and not 0 < value < math.inf:
-        raise MisuseError(f"RedisStore({attribute.name}={value!r}): give seconds above 0")
-
-
 @attrs.define(eq=False, repr=False)
 class RedisStore(ThreadedStore[_RedisBackend]):
     """Keeps journals in a Redis or Valkey that workers of several machines may share.
@@ -520,11 +511,11 @@ class RedisStore(ThreadedStore[_RedisBackend]):
     """
 
     url: str = attrs.field(repr=False, validator=_check_url)
-    accept_loss: Loss = attrs.field(default="nothing", kw_only=True, validator=_check_loss)
+    accept_loss: Loss = attrs.field(default="nothing", kw_only=True, validator=require_choice(*LOSS_DESCRIPTIONS))
     prefix: str = attrs.field(default=DEFAULT_PREFIX, kw_only=True)
-    ttl_s: float | None = attrs.field(default=None, kw_only=True, validator=_check_seconds)
-    lease_s: float = attrs.field(default=LEASE_S, kw_only=True, validator=check_lease_s)
-    patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=_check_seconds)
+    ttl_s: float | None = attrs.field(default=None, kw_only=True, validator=SECONDS.or_none())
+    lease_s: float = attrs.field(default=LEASE_S, kw_only=True, validator=LEASE_SECONDS)
+    patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=SECONDS)
 
     @property
     def address(self) -> str:

@@ -29,6 +29,7 @@ from agentfsm.core.errors import (
 )
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, PostedItem
+from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.core.value import Value
 from agentfsm.ports.store import Claim, Clock, Durability, Filter, Lease, RunSummary, SystemClock, lease_lost_error
 from agentfsm.stores.rules import (
@@ -38,7 +39,6 @@ from agentfsm.stores.rules import (
     check_deadline,
     check_inbox_capacity,
     check_not_over,
-    check_patience_s,
     check_same_prompt,
     continue_session,
     missing_predecessor_error,
@@ -56,6 +56,7 @@ from agentfsm.stores.threaded.outage import Outage
 from agentfsm.stores.threaded.owner import OwnerIdentity, group_by_process
 from agentfsm.stores.threaded.store import (
     LEASE_S,
+    LEASE_SECONDS,
     MAX_LEASE_S,
     AppendRequest,
     CreateRequest,
@@ -64,7 +65,6 @@ from agentfsm.stores.threaded.store import (
     LeaseRequest,
     StoreWriter,
     ThreadedStore,
-    check_lease_s,
     decode_post,
     read_header,
 )
@@ -747,8 +747,8 @@ class SQLiteStore(ThreadedStore[_SQLiteBackend]):
 
     path: str = attrs.field(converter=_absolute_path)
     connect: Connect = attrs.field(default=connect_sqlite3, kw_only=True)
-    lease_s: float = attrs.field(default=LEASE_S, kw_only=True, validator=check_lease_s)
-    patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=check_patience_s)
+    lease_s: float = attrs.field(default=LEASE_S, kw_only=True, validator=LEASE_SECONDS)
+    patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=NOT_NEGATIVE)
     clock: Clock = attrs.field(factory=SystemClock, kw_only=True)
     _clock: Callable[[], float] = attrs.field(default=boot_clock, init=False)
     # A test sets it before the first use, and need not wait for leases to end.

@@ -8,7 +8,6 @@ event loop that is busy for a while.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
@@ -24,11 +23,12 @@ import attrs
 
 from agentfsm._concurrency import ThreadWaiter, current_native_loop, start_in_thread
 from agentfsm.core import codec
-from agentfsm.core.errors import AgentError, ClosedError, CorruptError, MisuseError, TooNewError
+from agentfsm.core.errors import AgentError, ClosedError, CorruptError, TooNewError
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import InboxItem, PostedItem, due_at
 from agentfsm.core.machine import State
 from agentfsm.core.run import Run, begin_run
+from agentfsm.core.validation import SECONDS, ValueRule, is_number
 from agentfsm.core.value import Value
 from agentfsm.ports.store import ALL_RUNS, Claim, Durability, Filter, Lease, RunSummary, Store, StoredRun
 from agentfsm.stores.rules import check_durability, check_prune_time, check_run_id, next_expiry
@@ -49,6 +49,10 @@ _log = logging.getLogger("agentfsm.stores")
 LEASE_S: Final = 10.0
 # Seconds: an hour without a word is no worker any more.
 MAX_LEASE_S: Final = 3600.0
+LEASE_SECONDS: Final = ValueRule(
+    fits=lambda value: is_number(value) and 0 < value <= MAX_LEASE_S,
+    wanted=f"seconds above 0 and up to {MAX_LEASE_S:.0f}",
+)
 # Seconds: longer than any call that a careful author makes by mistake, shorter than a person waits for a run to move.
 BLOCKED_S: Final = 60.0
 # The largest integer of a database; a model may claim to have used more tokens than that.
@@ -327,12 +331,6 @@ class StoreWriter(GroupCommitWriter[L]):
         return owner
 
 
-def _check_blocked_s(store: object, _attribute: object, value: float) -> None:
-    """Refuse a time that no event loop may stand still for."""
-    if not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise MisuseError(f"{type(store).__name__}(blocked_s={value!r}): give a finite number of seconds above 0")
-
-
 @attrs.define(eq=False, repr=False)
 class ThreadedStore(Store, Generic[L]):
     """A store that hands all work to a thread of its own.
@@ -345,7 +343,7 @@ class ThreadedStore(Store, Generic[L]):
     what blocks it. After `blocked_s` seconds its leases are no longer renewed, and others take over its runs.
     """
 
-    blocked_s: float = attrs.field(default=BLOCKED_S, kw_only=True, validator=_check_blocked_s)
+    blocked_s: float = attrs.field(default=BLOCKED_S, kw_only=True, validator=SECONDS)
     # Seconds for which an event loop may stand still until its runs are given to others, above 0.
     _writers: dict[int, StoreWriter[L]] = attrs.field(factory=dict, init=False)
     # By process id: a forked child has no thread of its parent's, and must not touch its connection, even to close it.
@@ -570,13 +568,6 @@ class ThreadedStore(Store, Generic[L]):
     def _writer(self) -> StoreWriter[L]:
         pid = os.getpid()
         return self._writers.get(pid) or self._writers.setdefault(pid, StoreWriter(self._create_backend()))
-
-
-def check_lease_s(store: object, _attribute: object, value: float) -> None:
-    """Refuse a lease of no length, or of too great a one."""
-    if not 0 < value <= MAX_LEASE_S:
-        kind = type(store).__name__
-        raise MisuseError(f"{kind}(lease_s={value!r}): give seconds above 0 and up to {MAX_LEASE_S:.0f}")
 
 
 def decode_record(decode: Callable[[str], T], body: object, what: str) -> T:

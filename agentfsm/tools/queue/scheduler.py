@@ -19,9 +19,10 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from agentfsm._concurrency import make_waker, watch_first_suspend
 from agentfsm.core.calls import parse_arguments
-from agentfsm.core.errors import ArgumentsError, MisuseError, first_error
+from agentfsm.core.errors import ArgumentsError, first_error
 from agentfsm.core.json_text import round_duration, round_timestamp
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
+from agentfsm.core.validation import COUNT
 from agentfsm.core.value import Value
 from agentfsm.limiter import Limiter, WakeCallback
 from agentfsm.ports.store import Clock, SystemClock
@@ -66,11 +67,6 @@ class InFlight:
     calls: int = 0
 
 
-def _check_limit(_queue: object, _attribute: object, value: int) -> None:
-    if value < 1:
-        raise MisuseError(f"ToolQueue(limit={value}) could run nothing: give 1 or more calls in flight at once")
-
-
 def _to_callback_dispatcher(listen: EventCallback | CallbackDispatcher | None) -> CallbackDispatcher | None:
     return listen if listen is None or isinstance(listen, CallbackDispatcher) else CallbackDispatcher(listen)
 
@@ -94,7 +90,7 @@ class ToolQueue:
     """Runs the calls of a reply. Serves an agent, or by itself: `await ToolQueue(registry).execute_all(calls)`."""
 
     registry: ToolRegistry = attrs.field(kw_only=False)
-    limit: int = attrs.field(default=DEFAULT_LIMIT, validator=_check_limit)
+    limit: int = attrs.field(default=DEFAULT_LIMIT, validator=COUNT)
     # Calls in flight at once, 1 or more; 1 runs them one by one.
     timeout_s: float = DEFAULT_TIMEOUT_S
     listen: CallbackDispatcher | None = attrs.field(default=None, converter=_to_callback_dispatcher)

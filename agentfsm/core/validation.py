@@ -1,0 +1,117 @@
+"""Check values where they enter the package: a `ValueRule` knows which values fit, and what to give instead.
+
+One rule serves a field of a class (as its attrs validator), an argument of a function, a declaration of a tool and an
+option of the command line, so that the same mistake is always answered in the same words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.value import Value
+
+# Characters of a value that an error message shows: the width of a line.
+_MAX_REPR_CHARS: Final = 80
+
+
+@attrs.frozen(kw_only=True)
+class ValueRule(Value):
+    """A test of a value, and a description of the values that pass it; an attrs validator."""
+
+    fits: Callable[[Any], bool]
+    # Returns whether a value passes; it takes any object, and never raises.
+    wanted: str
+    # Completes the sentence "give ...": "a whole number, 1 or more".
+
+    def check(self, place: str, name: str, value: object) -> None:
+        """Check one argument.
+
+        Args:
+            place: What takes the argument, for example "Limits".
+            name: Name of the argument.
+            value: What was given.
+
+        Raises:
+            MisuseError: if the value does not fit.
+        """
+        if not self.fits(value):
+            raise MisuseError(f"{place}({name}={shorten_repr(value)}): give {self.wanted}")
+
+    def __call__(self, instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        """Check a field, as attrs asks its validators to."""
+        self.check(type(instance).__name__, attribute.alias or attribute.name, value)
+
+    def or_none(self) -> ValueRule:
+        """Return a rule that accepts None, too."""
+        fits = self.fits
+        return ValueRule(fits=lambda value: value is None or fits(value), wanted=f"{self.wanted}, or None")
+
+
+def shorten_repr(value: object) -> str:
+    """Return the repr of a value for an error message, or the name of a class."""
+    text = value.__name__ if isinstance(value, type) else repr(value)
+    return text if len(text) <= _MAX_REPR_CHARS else f"{text[:_MAX_REPR_CHARS]}..."
+
+
+def require_type(*kinds: type, wanted: str) -> ValueRule:
+    """Return a rule for instances of these classes."""
+    return ValueRule(fits=lambda value: isinstance(value, kinds), wanted=wanted)
+
+
+def require_choice(*choices: str) -> ValueRule:
+    """Return a rule for these strings."""
+    *most, last = [repr(str(each)) for each in choices]
+    return ValueRule(
+        fits=lambda value: isinstance(value, str) and value in choices, wanted=f"{', '.join(most)} or {last}"
+    )
+
+
+def require_members(*names: str, wanted: str) -> ValueRule:
+    """Return a rule for objects that implement an interface; its classes have the members, too, and do not fit."""
+    return ValueRule(
+        fits=lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in names), wanted=wanted
+    )
+
+
+def require_whole_number(low: int) -> ValueRule:
+    """Return a rule for int of at least `low`; a bool is not a number."""
+    return ValueRule(fits=lambda value: type(value) is int and value >= low, wanted=f"a whole number, {low} or more")
+
+
+def require_between(low: float, high: float) -> ValueRule:
+    """Return a rule for numbers from `low` to `high`, both included."""
+    return ValueRule(
+        fits=lambda value: is_number(value) and low <= value <= high, wanted=f"a number from {low:g} to {high:g}"
+    )
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is an int or a float, which may be infinite or NaN; a bool is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+STRING: Final = require_type(str, wanted="a string")
+NAME: Final = ValueRule(
+    fits=lambda value: isinstance(value, str) and bool(value.strip()), wanted="a string that is not empty"
+)
+BOOL: Final = require_type(bool, wanted="True or False")
+FUNCTION: Final = ValueRule(fits=callable, wanted="a function")
+COUNT: Final = require_whole_number(1)
+COUNT_OR_ZERO: Final = require_whole_number(0)
+POSITIVE: Final = ValueRule(
+    fits=lambda value: is_number(value) and 0 < value < math.inf, wanted="a finite number above 0"
+)
+NOT_NEGATIVE: Final = ValueRule(
+    fits=lambda value: is_number(value) and 0 <= value < math.inf, wanted="a finite number, 0 or more"
+)
+SHARE: Final = ValueRule(
+    fits=lambda value: is_number(value) and 0 < value <= 1, wanted="a share, above 0 and up to 1; 0.8 is four fifths"
+)
+SECONDS: Final = ValueRule(
+    fits=lambda value: is_number(value) and 0 < value < math.inf, wanted="a finite number of seconds above 0"
+)
