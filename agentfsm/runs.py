@@ -42,6 +42,7 @@ from agentfsm.decisions import (
 from agentfsm.engine.audit import AuditTrail, audit_run_tree
 from agentfsm.engine.execution.journal import EndedRuns, load_run, read_header
 from agentfsm.engine.follow import JournalFollower, wait_until_blocked
+from agentfsm.engine.run_list import RunIterator
 from agentfsm.engine.unattended import NO_TOOLS, apply_stop_requests
 from agentfsm.ports.store import ALL_RUNS, TIMESTAMP, Clock, Durability, Filter, RunSummary, Store, SystemClock
 from agentfsm.stores.rules import check_run_id
@@ -128,11 +129,11 @@ class Runs:
     async def list(
         self, where: Filter = ALL_RUNS, *, limit: int = 100, subagents: bool = True
     ) -> tuple[RunSummary, ...]:
-        """Return the newest runs that a filter takes, newest first.
+        """Return the newest runs that a filter takes, newest first; `iterate` returns all of them.
 
         Args:
             where: Which runs to return.
-            limit: How many at most.
+            limit: How many at most, 1 or more.
             subagents: Whether to include the runs of agents that other runs have called.
 
         Raises:
@@ -147,6 +148,21 @@ class Runs:
             if len(shown) >= limit or len(page) < size:
                 return tuple(shown[:limit])
             size *= 4  # read again from the start: no run can slip in between two pages
+
+    def iterate(self, where: Filter = ALL_RUNS) -> AsyncIterator[RunSummary]:
+        """Return all runs that a filter takes, newest first, each once: `async for summary in runs.iterate(): ...`.
+
+        The store is read page by page, so that a list of any length needs little memory. Runs that begin after the
+        first page was read may be missing.
+
+        Args:
+            where: Which runs to return.
+
+        Raises:
+            MisuseError: when `where` is not a Filter.
+        """
+        FILTER.check("iterate", "where", where)
+        return RunIterator(self.store, where)
 
     async def history(self, run_id: str) -> tuple[Event, ...]:
         """Return the events of a run's journal, oldest first; event number n made version n.
@@ -216,7 +232,7 @@ class Runs:
         """
         FILTER.check("audits", "where", where)
         TIMESTAMP.check("audits", "since", since)
-        return AuditTrail(self.store, where, since)
+        return AuditTrail(self.store, RunIterator(self.store, where), since)
 
     # Decisions. The first one on a call counts.
 

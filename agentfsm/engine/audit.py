@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator
-from math import inf, nextafter
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -12,13 +12,12 @@ import attrs
 from agentfsm.core.audit_records import AuditRecord, build_audit
 from agentfsm.core.errors import RunNotFoundError
 from agentfsm.engine.execution.parent import child_run_id
+from agentfsm.engine.run_list import RunIterator
 from agentfsm.ports.store import Filter, RunSummary, Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Runs that are listed at once.
-PAGE_SIZE: Final = 100
 # More calls of agents than any run makes.
 MAX_CHILD_RUNS: Final = 1_000_000
 
@@ -48,24 +47,14 @@ class AuditTrail(AsyncIterator[AuditRecord]):
     """
 
     _store: Store
-    _where: Filter
+    _runs: RunIterator
     _since: float = -inf
     # Seconds since 1970: runs that were over before are not read.
     _records: deque[AuditRecord] = attrs.field(factory=deque, init=False)
-    _summaries: deque[RunSummary] = attrs.field(factory=deque, init=False)
-    _listed_ids: set[str] = attrs.field(factory=set, init=False)
-    # Runs of the last moment that was listed: the next page begins with that moment again.
-    _page_size: int = attrs.field(default=PAGE_SIZE, init=False)
-    _is_exhausted: bool = attrs.field(default=False, init=False)
-    # Whether all runs were listed.
 
     async def __anext__(self) -> AuditRecord:
         while not self._records:
-            while not self._summaries:
-                if self._is_exhausted:
-                    raise StopAsyncIteration
-                await self._fetch_page()
-            self._records.extend(await self._read_records(self._summaries.popleft()))
+            self._records.extend(await self._read_records(await anext(self._runs)))
         return self._records.popleft()
 
     async def _read_records(self, line: RunSummary) -> Sequence[AuditRecord]:
@@ -76,16 +65,3 @@ class AuditTrail(AsyncIterator[AuditRecord]):
         except RunNotFoundError:  # removed since it was listed
             return ()
         return [record for record in build_audit(stored.header, stored.events) if not record.inherited]
-
-    async def _fetch_page(self) -> None:
-        page = await self._store.runs(self._where, limit=self._page_size)
-        news = [line for line in page if line.id not in self._listed_ids]
-        self._is_exhausted = len(page) < self._page_size
-        if not news:
-            self._page_size *= 4  # more runs of one moment than a page holds
-            return
-        self._page_size = PAGE_SIZE
-        last = page[-1].created_at
-        self._listed_ids = {line.id for line in page if line.created_at == last}
-        self._where = attrs.evolve(self._where, before=nextafter(last, inf))
-        self._summaries.extend(news)

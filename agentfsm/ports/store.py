@@ -168,7 +168,8 @@ class Filter(Value):
     parent: str | None = attrs.field(default=None, validator=STRING.or_none())
     # Those whose caller is this run.
     before: float | None = attrs.field(default=None, validator=TIMESTAMP.or_none())
-    # Those created earlier, seconds since 1970: the next page begins at the last line of this one.
+    # Those created earlier, seconds since 1970. Several runs may share one time, so that it does not tell pages apart:
+    # `Runs.iterate` does.
 
     def matches(self, summary: RunSummary) -> bool:
         """Whether the list shows this line."""

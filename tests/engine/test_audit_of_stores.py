@@ -5,11 +5,11 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from agentfsm import Agent, AuditRecord, Filter, Outcome, tool
+from agentfsm import Agent, AuditRecord, Filter, Outcome, Runs, tool
 from agentfsm.core.calls import Phase
 from agentfsm.core.errors import RunNotFoundError
 from agentfsm.core.messages import ToolResult
-from agentfsm.engine import audit as audits
+from agentfsm.engine.run_list import RunIterator
 from agentfsm.ports import ProposedCall, Reply
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
@@ -89,16 +89,33 @@ async def test_a_run_that_is_not_there():
         await Agent(ScriptedModel()).audit("x")
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 100])
-async def test_all_runs_are_told_page_by_page(size, monkeypatch):
-    """Newest first and each once, also where many were begun in one moment; a filter and a time leave some out."""
-    monkeypatch.setattr(audits, "PAGE_SIZE", size)
+@pytest.mark.parametrize("page_size", [1, 2, 3, 5, 100])
+async def test_all_runs_are_listed_page_by_page(page_size):
+    """Newest first and each once, although many were created at one time."""
+    times = [100.0, 100.0, 100.0, 100.0, 200.0, 300.0, 300.0]
+    store = await create_runs(times)
+    listed = await all_of(RunIterator(store, Filter(), page_size))
+    assert sorted(summary.id for summary in listed) == [f"r{number}" for number in range(7)]
+    assert [summary.created_at for summary in listed] == sorted(times, reverse=True)
+    assert len(await all_of(RunIterator(store, Filter(user="ann"), page_size))) == 3
+    assert [summary.id for summary in listed] == [summary.id async for summary in Runs(store).iterate()]
+
+
+async def create_runs(times):
+    """Return a store with a finished run for each time."""
     store = MemoryStore()
     agent = looker(store)
-    moments = [100.0, 100.0, 100.0, 100.0, 200.0, 300.0, 300.0]
-    for number, moment in enumerate(moments):
+    for number, time in enumerate(times):
         run = agent.start("Look.", id=f"r{number}", user="ann" if number % 2 else "bob")
-        await agent.finish(attrs.evolve(run, header=attrs.evolve(run.header, created_at=moment)))
+        await agent.finish(attrs.evolve(run, header=attrs.evolve(run.header, created_at=time)))
+    return store
+
+
+async def test_the_calls_of_all_runs_are_audited():
+    """Newest run first; a filter and a time leave some out."""
+    moments = [100.0, 100.0, 100.0, 100.0, 200.0, 300.0, 300.0]
+    store = await create_runs(moments)
+    agent = looker(store)
     told = briefly(await all_of(agent.audits()))
     assert sorted(told) == [(f"r{number}", "t1.0", "look") for number in range(7)]
     assert [moments[int(run_id[1:])] for run_id, *_ in told] == sorted(moments, reverse=True)
