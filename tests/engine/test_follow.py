@@ -289,7 +289,7 @@ async def test_a_run_that_is_not_there_is_refused(store):
         await agent.wait("nowhere")
     with pytest.raises(MisuseError, match=r"give run\.id"):
         agent.events(7)
-    with pytest.raises(MisuseError, match="after=-1: give the version of a run, 0 or more"):
+    with pytest.raises(MisuseError, match=r"events\(after=-1\): give a whole number, 0 or more"):
         agent.events("r", after=-1)
 
 

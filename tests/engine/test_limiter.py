@@ -36,7 +36,7 @@ def full(limit=1):
 @pytest.mark.parametrize("limit", [0, -1])
 def test_no_place_at_all_is_misuse(limit):
     """A limit below 1 would let no call go, and says so."""
-    with pytest.raises(MisuseError, match=rf"concurrency={limit} would let nothing pass: give 1 or more"):
+    with pytest.raises(MisuseError, match=rf"Limiter\(concurrency={limit}\): give a whole number, 1 or more"):
         Limiter(limit)
 
 

@@ -635,5 +635,5 @@ def test_a_tool_has_a_rate_of_its_own() -> None:
 @pytest.mark.parametrize("options", [{"per_minute": 0}, {"limit": 0}, {"per_minute": 1.5}, {"limit": True}], ids=str)
 def test_a_limit_is_a_whole_number(options: dict[str, Any]) -> None:
     """The error names the tool and the option."""
-    with pytest.raises(MisuseError, match=r"'work': (per_minute|limit)=.* give a whole number, 1 or more"):
+    with pytest.raises(MisuseError, match=r"'work'\((per_minute|limit)=.* give a whole number, 1 or more"):
         tool(name="work", **options)(lambda: "")

@@ -255,7 +255,7 @@ async def test_the_edited_arguments_are_those_that_are_asked_about(store):
 @pytest.mark.parametrize("policy", ["maybe", "", None, 5, True, ["ask"]], ids=str)
 def test_a_policy_that_makes_no_sense_is_misuse(policy):
     """The error names the tool, what was given, and what can be."""
-    with pytest.raises(MisuseError, match=r"'pay': on_unknown=.* 'rerun', 'fail', 'ask' or a function"):
+    with pytest.raises(MisuseError, match=r"'pay'\(on_unknown=.* 'rerun', 'fail', 'ask' or a function"):
         Bank().tool(on_unknown=policy)
 
 

@@ -28,13 +28,13 @@ def having(**fields: Any) -> Model:
 @pytest.mark.parametrize(
     ("model", "match"),
     [
-        ({"name": 5}, "Mine has the name 5: give a text"),
-        ({"name": " "}, "Mine has the name ' ': give a text"),
-        ({"window_tokens": None}, "Mine has window_tokens=None: give a whole number of tokens, 1 or more"),
-        ({"window_tokens": 0}, "Mine has window_tokens=0"),
-        ({"window_tokens": float("nan")}, "Mine has window_tokens=nan"),
-        ({"output_modes": "tool"}, "Mine has output_modes='tool': give a tuple of at least one OutputMode"),
-        ({"output_modes": ()}, r"Mine has output_modes=\(\)"),
+        ({"name": 5}, r"Mine\(name=5\): give a string"),
+        ({"name": " "}, r"Mine\(name=' '\): give a string"),
+        ({"window_tokens": None}, r"Mine\(window_tokens=None\): give a whole number, 1 or more"),
+        ({"window_tokens": 0}, r"Mine\(window_tokens=0\)"),
+        ({"window_tokens": float("nan")}, r"Mine\(window_tokens=nan\)"),
+        ({"output_modes": "tool"}, r"Mine\(output_modes='tool'\): give a tuple of at least one OutputMode"),
+        ({"output_modes": ()}, r"Mine\(output_modes=\(\)\)"),
     ],
     ids=repr,
 )
