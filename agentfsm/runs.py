@@ -441,8 +441,8 @@ class Runs:
 
         Raises:
             RunNotFoundError: when the store holds no such run.
-            ConflictError: when it, or one below it, is driven, or another run goes on from one of them: sessions are
-                deleted whole.
+            ConflictError: when it, or one below it, is driven, or another run goes on from one of them (sessions are
+                deleted whole), or it works for another run that is not over and would do its work again.
         """
         count = 1 + await self._count_descendants(run_id)
         await self.store.delete(run_id)

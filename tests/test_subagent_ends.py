@@ -14,6 +14,7 @@ from agentfsm.subagent import GRACE_S
 from agentfsm.testing.conformance.helpers import list_claimable
 from agentfsm.testing.models import ScriptedModel, call, fail, say
 from tests.support.checks import HANG_S, no_leases, results_of, sound, virtually
+from tests.support.failing_stores import lose_run
 
 CHILD, LEAF = "mine.t1.0", "mine.t1.0.t1.0"
 
@@ -338,26 +339,71 @@ async def test_a_waiting_agent_that_is_cancelled_wakes_its_callers(store, deep):
 
 
 @pytest.mark.parametrize("deep", [False, True], ids=["child", "grandchild"])
-async def test_a_waiting_agent_that_is_deleted_is_not_begun_anew(store, deep):
+async def test_a_waiting_agent_whose_run_is_lost_is_not_begun_anew(store, deep):
     """Nobody knows any more what it did: its caller is told so, and goes on."""
     bank = Bank()
     agent = family(store, bank.asking(), deep=deep)
     await agent.run("go", id="mine")
-    await store.delete(LEAF if deep else CHILD)
+    await lose_run(store, LEAF if deep else CHILD)
     run = await agent.resume("mine")
     await sound(agent, run)
     above = await agent.load(CHILD) if deep else run
     assert the_result(above).outcome is Outcome.UNKNOWN
-    assert "was deleted" in the_result(above).content
+    assert "no longer in the store" in the_result(above).content
     assert (run.output, bank.paid) == ("done", [])
     assert {line.id for line in await store.runs()} == {"mine", CHILD} - (set() if deep else {CHILD})
 
 
-async def test_a_caller_of_a_deleted_agent_can_be_cancelled(store):
+async def test_a_waiting_agent_is_not_deleted_by_itself(store):
+    """Nor is one below it; with the caller, it is."""
+    agent = family(store, Bank().asking(), deep=True)
+    await agent.run("go", id="mine")
+    for run_id, caller in ((CHILD, "mine"), (LEAF, CHILD)):
+        with pytest.raises(ConflictError, match=f"works for run '{caller}'"):
+            await agent.runs.delete(run_id)
+    assert await agent.runs.delete("mine") == 3
+    assert await store.runs() == ()
+
+
+async def test_an_agent_whose_worker_is_gone_is_not_deleted_by_itself(store):
+    """Its caller, resumed, would call it again, and it would pay again; as it is, it goes on behind the payment."""
+    paid: list[int] = []
+    inside = anyio.Event()
+
+    @tool
+    async def pay(cents: int) -> str:
+        """Pay."""
+        paid.append(cents)
+        return "paid"
+
+    @tool(read_only=True)
+    async def rest() -> str:
+        """Rest, the first time."""
+        if not inside.is_set():
+            inside.set()
+            await anyio.sleep_forever()
+        return "rested"
+
+    model = ScriptedModel(say("", call("pay", cents=5)), say("", call("rest")), "through")
+    child = Agent(model, tools=[pay, rest], name="clerk")
+    agent = Agent(asks("clerk"), tools=[child.as_tool()], store=store, name="boss")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(agent.finish, agent.start("go", id="mine"))
+        await inside.wait()
+        tasks.cancel_scope.cancel()
+    with pytest.raises(ConflictError, match="works for run 'mine'"):
+        await agent.runs.delete(CHILD)
+    run = await agent.resume("mine")
+    await sound(agent, run)
+    assert (run.output, the_result(run).outcome, paid) == ("done", Outcome.DONE, [5])
+    assert await agent.runs.delete(CHILD) == 1
+
+
+async def test_a_caller_of_a_lost_agent_can_be_cancelled(store):
     """The call is not said to be repeatable."""
     agent = family(store, Bank().asking())
     await agent.run("go", id="mine")
-    await store.delete(CHILD)
+    await lose_run(store, CHILD)
     await agent.cancel("mine")
     run = await agent.load("mine")
     assert (run.state, the_result(run).outcome) == (State.ERROR, Outcome.UNKNOWN)

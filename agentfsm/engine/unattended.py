@@ -22,8 +22,8 @@ from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.engine.execution.run_end import build_doubtful_ends, build_failure
 from agentfsm.engine.tool_calls.child_runs import (
-    build_deleted_result,
     build_final_result,
+    build_missing_result,
     build_unresponsive_result,
     load_child_cost,
     waits_on_child,
@@ -109,7 +109,7 @@ async def cancel_child_run(
         The run. It is not over if another worker drives it; that worker ends it later.
 
     Raises:
-        RunNotFoundError: when the agent never began, or its run was deleted.
+        RunNotFoundError: when the agent never began, or the store has lost its run.
     """
     run = await load_run(store, run_id)
     if not run.is_over:
@@ -143,7 +143,7 @@ async def _end_child_run(journal: Journal, tools: ToolRegistry, entry: OpenCall)
             return None
         return await tool.end_child_run(journal.store, journal.clock, child_id)
     except RunNotFoundError:
-        return build_deleted_result(entry) if waits_on_child(journal.run, entry) else None  # else it never began
+        return build_missing_result(entry) if waits_on_child(journal.run, entry) else None  # else it never began
     except AgentError as error:
         journal.log.warning("child_not_ended", call=entry.call.id, error=type(error).__name__)
         text = f"the agent of {entry.call.name} could not be told to stop. Check before you repeat anything."

@@ -333,8 +333,8 @@ class Store(Protocol):
 
         Raises:
             RunNotFoundError: when there is no such run.
-            ConflictError: when it, or one below it, is driven, or another run goes on from one of them: sessions are
-                deleted whole.
+            ConflictError: when it, or one below it, is driven, or another run goes on from one of them (sessions are
+                deleted whole), or it works for another run that is not over and would do its work again.
         """
         ...
 

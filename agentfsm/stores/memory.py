@@ -32,6 +32,7 @@ from agentfsm.ports.store import (
 from agentfsm.stores.rules import (
     LEASE_HELD_ADVICE,
     build_summary,
+    caller_open_error,
     check_deadline,
     check_durability,
     check_inbox_capacity,
@@ -388,7 +389,7 @@ class MemoryStore(Store):
             return len(runs) - len(kept)
 
     def _find_removable(self, ids: Iterable[str]) -> list[str]:
-        """Return these runs and those of agents below them, if nobody drives one of them or goes on from one."""
+        """Return these runs and those of agents below them, if nothing that stays needs one of them or drives it."""
         found = list(ids)
         for run_id in found:  # it grows while it is read
             found += [each for each, record in self._records.items() if record.run.header.parent == run_id]
@@ -397,6 +398,9 @@ class MemoryStore(Store):
                 raise LeaseHeldError(f"run {run_id!r} is being driven; cancel it before you delete it")
             if run_id not in found and (after := record.run.header.after) in found:
                 raise successor_exists_error(str(after), run_id)
+            caller = self._records.get(record.run.header.parent or "")
+            if run_id in found and caller is not None and caller.run.id not in found and not caller.run.is_over:
+                raise caller_open_error(run_id, caller.run.id)
         return found
 
     def _remove(self, ids: Iterable[str]) -> None:

@@ -189,6 +189,14 @@ def successor_exists_error(run_id: str, successor: str) -> ConflictError:
     )
 
 
+def caller_open_error(run_id: str, caller: str) -> ConflictError:
+    """Return the error of who deletes the run of an agent whose caller is not over."""
+    return ConflictError(
+        f"run {run_id!r} works for run {caller!r}, which is not over: without it, that run would have its work done "
+        f"again; cancel it instead, or delete run {caller!r}, which removes both",
+    )
+
+
 def _comparison_key(item: InboxItem) -> tuple[object, ...]:
     """Return what a post comes down to, whoever says it and in whatever words."""
     match item:

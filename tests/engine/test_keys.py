@@ -17,6 +17,7 @@ from agentfsm.core.messages import AssistantMessage, ToolCall
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, raw_call, say
 from tests.support.checks import keys_of, sound
+from tests.support.failing_stores import lose_run
 
 
 class Provider:
@@ -163,7 +164,7 @@ async def test_the_run_of_an_agent_that_is_lost_is_made_again_with_its_keys(stor
         tasks.start_soon(agent.finish, agent.start("go", id="mine"))
         await inside.wait()
         tasks.cancel_scope.cancel()
-    await store.delete("mine.t1.0")
+    await lose_run(store, "mine.t1.0")
     assert (await caller("done").resume("mine", deps="go on")).output == "done"
     assert list(provider.books.values()) == [500]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 
 import attrs
 from anyio.lowlevel import checkpoint
@@ -15,11 +17,22 @@ from agentfsm.core.events import Event
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import PostedItem
 from agentfsm.ports import Lease, PendingWrite, Store, StoredRun
-from agentfsm.stores import MemoryStore
+from agentfsm.stores import MemoryStore, SQLiteStore
 from tests.support.checks import (
     Trap,
     Wrapped,
 )
+
+
+async def lose_run(store: MemoryStore | SQLiteStore, run_id: str) -> None:
+    """Take a run out of a store behind its back, as a restored backup does."""
+    if isinstance(store, MemoryStore):
+        store._forget(run_id)
+        return
+    with closing(sqlite3.connect(store.path)) as db, db:
+        (number,) = db.execute("SELECT number FROM runs WHERE id = ?", (run_id,)).fetchone()
+        for table, column in (("inbox", "run"), ("events", "run"), ("runs", "number")):
+            db.execute(f"DELETE FROM {table} WHERE {column} = ?", (number,))  # noqa: S608
 
 
 class WorkerKilled(BaseException):

@@ -29,7 +29,7 @@ from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.journal import load_run, read_header
 from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
-from agentfsm.engine.tool_calls.child_runs import build_deleted_result, waits_on_child
+from agentfsm.engine.tool_calls.child_runs import build_missing_result, waits_on_child
 from agentfsm.ports.store import Store
 from agentfsm.tools import callback_errors
 from agentfsm.tools.queue import result_text
@@ -97,7 +97,7 @@ async def decide_open_calls(execution: Execution, host: QueueHost, last_waits: L
                 taken.append(row.number)
         elif waits_on_child(execution.journal.run, entry):
             if not await _child_exists(execution, entry):  # taken up again it would do everything anew
-                ended = build_deleted_result(entry)
+                ended = build_missing_result(entry)
                 events.append(e.ToolFinished(result=build_decided_result(entry, ended.outcome, ended.content)))
                 taken += [row.number] if row is not None else []
             elif last_waits.get(call_id) != entry.pending and await _is_child_unblocked(execution, entry, arrived.now):
@@ -125,7 +125,7 @@ async def _read_decisions(execution: Execution) -> _InboxSnapshot:
 
 
 async def _child_exists(execution: Execution, entry: OpenCall) -> bool:
-    """Whether the run of the agent behind a call was not deleted."""
+    """Whether the store still holds the run of the agent behind a call."""
     try:
         await read_header(execution.journal.store, child_run_id(execution.journal.run.id, entry.call.id))
     except RunNotFoundError:

@@ -112,9 +112,12 @@ def waits_on_child(run: Run, entry: OpenCall) -> bool:
 # What the caller's model reads of an agent.
 
 
-def build_deleted_result(entry: OpenCall) -> ToolReturn:
-    """Tell of an agent whose run was deleted while its caller waited for it."""
-    text = f"the run of {entry.call.name} was deleted, so nobody knows what it did. Check before you repeat anything."
+def build_missing_result(entry: OpenCall) -> ToolReturn:
+    """Return the result of an agent that had begun, and whose run the store has lost."""
+    text = (
+        f"the run of {entry.call.name} is no longer in the store, so it is not known what it did. Check before you "
+        "repeat anything."
+    )
     return ToolReturn(outcome=Outcome.UNKNOWN, content=text)
 
 

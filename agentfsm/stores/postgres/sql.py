@@ -310,6 +310,10 @@ SELECT number FROM below
 """
 LOCK_REMOVABLE: Final = "SELECT number, id, owner FROM runs WHERE number = ANY(%s) ORDER BY number FOR UPDATE"
 SELECT_SUCCESSOR: Final = "SELECT after, id FROM runs WHERE after = ANY(%s) AND id <> ALL(%s) ORDER BY number LIMIT 1"
+SELECT_OPEN_CALLER: Final = """
+SELECT runs.id, caller.id FROM runs JOIN runs AS caller ON caller.id = runs.parent
+WHERE runs.id = ANY(%s) AND caller.id <> ALL(%s) AND NOT caller.over ORDER BY runs.number LIMIT 1
+"""
 SELECT_SESSION_RUNS: Final = "SELECT id FROM runs WHERE session = %s ORDER BY number"
 DELETE_RUNS: Final = """
 DELETE FROM inbox WHERE run = ANY(%s); DELETE FROM events WHERE run = ANY(%s); DELETE FROM runs WHERE number = ANY(%s)

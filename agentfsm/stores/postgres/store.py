@@ -32,6 +32,7 @@ from agentfsm.stores.rules import (
     LEASE_HELD_ADVICE,
     PATIENCE_S,
     SUMMARY_COLUMNS,
+    caller_open_error,
     check_deadline,
     check_inbox_capacity,
     check_not_over,
@@ -518,7 +519,7 @@ class _PostgresBackend(PostgresConnection):
         return [number for run_id, number, _is_old in kin if run_id not in kept]
 
     def _remove_idle(self, ids: list[str]) -> None:
-        """Remove runs and those below them, if nobody drives any of them and nothing that stays goes on from them."""
+        """Remove runs and those below them, if nothing that stays needs one of them or drives it."""
         numbers = self._select_numbers(sql.SELECT_DESCENDANTS, ids)
         owners = {run_id: owner for _number, run_id, owner in self.execute(sql.LOCK_REMOVABLE, (numbers,)).fetchall()}
         if (follower := self.execute(sql.SELECT_SUCCESSOR, (list(owners), list(owners))).fetchone()) is not None:
@@ -527,6 +528,8 @@ class _PostgresBackend(PostgresConnection):
         for run_id, owner in owners.items():
             if self._is_driven(run_id, owner, living):
                 raise LeaseHeldError(f"run {run_id!r} is being driven; cancel it before you delete it")
+        if (caller := self.execute(sql.SELECT_OPEN_CALLER, (list(owners), list(owners))).fetchone()) is not None:
+            raise caller_open_error(*caller)
         self._remove(numbers)
 
     def _remove(self, numbers: list[int]) -> None:

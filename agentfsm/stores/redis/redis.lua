@@ -711,7 +711,7 @@ local function follower(run, leaving)
   end
 end
 
--- Remove the runs and those below them, unless one is driven or needed.
+-- Remove the runs and those below them, unless one is driven or needed, by what goes on from it or by its caller.
 local function remove_whole(asked, free)
   local count = #asked
   local runs, leaving = with_those_below(asked)
@@ -722,6 +722,10 @@ local function remove_whole(asked, free)
     local next = follower(run, leaving)
     if next then
       return { 'followed', run.id, next.id }
+    end
+    local caller = run.parent and find(run.parent)
+    if caller and not leaving[caller.entry] and not FINAL[caller.state] then
+      return { 'called', run.id, caller.id }
     end
   end
   remove(runs)

@@ -42,6 +42,7 @@ from agentfsm.stores.rules import (
     LEASE_HELD_ADVICE,
     MAX_INBOX_ROWS,
     PATIENCE_S,
+    caller_open_error,
     check_deadline,
     check_inbox_capacity,
     check_not_over,
@@ -458,10 +459,12 @@ def _parse_removed_count(answer: list[Any]) -> int:
     """Return how many runs were removed.
 
     Raises:
-        ConflictError: when another run goes on from one of them.
+        ConflictError: when another run goes on from one of them, or the caller of one of them is not over.
     """
     if answer[0] == b"followed":
         raise successor_exists_error(answer[1].decode(), answer[2].decode())
+    if answer[0] == b"called":
+        raise caller_open_error(answer[1].decode(), answer[2].decode())
     return int(answer[1])
 
 

@@ -36,6 +36,7 @@ from agentfsm.stores.rules import (
     LEASE_HELD_ADVICE,
     PATIENCE_S,
     SUMMARY_COLUMNS,
+    caller_open_error,
     check_deadline,
     check_inbox_capacity,
     check_not_over,
@@ -285,6 +286,10 @@ WITH RECURSIVE below (number, id) AS (
     SELECT number, id FROM runs WHERE id = ?
     UNION SELECT runs.number, runs.id FROM runs JOIN below ON runs.parent = below.id)
 SELECT runs.number, runs.id, runs.owner FROM runs JOIN below USING (number)
+"""
+_SELECT_OPEN_CALLER: Final = """
+SELECT caller.id FROM runs JOIN runs AS caller ON caller.id = runs.parent
+WHERE runs.id = ? AND caller.state NOT IN ('done', 'error')
 """
 _SELECT_SUCCESSORS: Final = "SELECT id FROM runs WHERE after = ? ORDER BY number"
 _SELECT_SESSION_RUNS: Final = "SELECT id FROM runs WHERE session = ? ORDER BY number"
@@ -639,7 +644,7 @@ class _SQLiteBackend(DatabaseFile):
         return len(old), last
 
     def _find_removable(self, ids: Iterable[str]) -> list[int]:
-        """Return the numbers of runs and those below them, if nobody drives one of them or goes on from one."""
+        """Return the numbers of runs and those below them, if nothing that stays needs one of them or drives it."""
         rows = [row for run_id in ids for row in self.execute(_SELECT_DESCENDANTS, (run_id,)).fetchall()]
         found = {run_id for _number, run_id, _owner in rows}
         for _number, run_id, owner in rows:
@@ -648,6 +653,9 @@ class _SQLiteBackend(DatabaseFile):
             for (follower,) in self.execute(_SELECT_SUCCESSORS, (run_id,)).fetchall():
                 if follower not in found:
                     raise successor_exists_error(run_id, follower)
+            for (caller,) in self.execute(_SELECT_OPEN_CALLER, (run_id,)).fetchall():
+                if caller not in found:
+                    raise caller_open_error(run_id, caller)
         return [number for number, *_ in rows]
 
     def _remove(self, numbers: Iterable[int]) -> None:

@@ -101,6 +101,29 @@ class DeletionConformance:
         await store.delete("r1")
         assert list_ids(await store.runs()) == ["r2.a"]
 
+    async def test_a_run_below_one_that_is_not_over_is_not_deleted(self, store: Store) -> None:
+        """Its caller would have its work done again, so it stays until that is over or is deleted with it."""
+        caller = await LeasedRun.create(store, make_header("r1"))
+        await create_finished_run(store, make_header("r1.a", parent="r1"))
+        await create_finished_run(store, make_header("r1.a.b", parent="r1.a"))
+        await create_finished_run(store, make_header("r1.c", parent="r1"))
+        with pytest.raises(ConflictError, match="works for run 'r1'"):
+            await store.delete("r1.a")
+        await caller.release()
+        with pytest.raises(ConflictError, match="works for run 'r1'"):
+            await store.delete("r1.a")
+        assert len(await store.runs()) == 4
+        await store.delete("r1.a.b")
+        caller = await LeasedRun.resume(store)
+        await caller.append(Failed(reason=StopReason.CANCELLED, message="")).wait()
+        await caller.release()
+        await store.delete("r1.a")
+        assert set(list_ids(await store.runs())) == {"r1", "r1.c"}
+        await (await LeasedRun.create(store, make_header("r2"))).release()
+        await (await LeasedRun.create(store, make_header("r2.a", parent="r2"))).release()
+        await store.delete("r2")
+        assert set(list_ids(await store.runs())) == {"r1", "r1.c"}
+
     async def test_a_run_above_one_that_is_driven_is_not_deleted(self, store: Store) -> None:
         """While an agent below is at work nothing is removed."""
         await create_finished_run(store, make_header("r1"))
