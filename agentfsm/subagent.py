@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm._runnable_agent import RunnableAgent
-from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
+from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.core.tool_traits import Level, ToolKind
 from agentfsm.core.validation import COUNT, SECONDS
 from agentfsm.engine.execution.parent import Parent, child_run_id
-from agentfsm.engine.tool_calls.child_runs import build_final_result, build_unresponsive_result
+from agentfsm.engine.tool_calls.child_runs import build_final_result, build_unresponsive_result, has_child_run
 from agentfsm.engine.unattended import cancel_child_run
 from agentfsm.streaming.stream import AgentEvent, AgentEventType
 from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
@@ -121,11 +121,11 @@ class _SubagentTool:
             return ToolReturn(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT)
         return await _SubagentCall(self._build_variant(ctx, parent), ctx, parent).run(self._build_prompt(arguments))
 
-    async def end_run(self, store: Store, clock: Clock, run_id: str) -> ToolReturn:
-        """End a run of the agent for good, since its caller or the call of it ends, and tell what it did."""
+    async def end_run(self, store: Store, clock: Clock, caller: str, call_id: str) -> ToolReturn:
+        """End the run of the agent behind a call for good, since the caller or the call ends; return what it did."""
         driver = self.agent.driver
         model, tools = driver.config.model, driver.config.registry
-        run = await cancel_child_run(store, run_id, clock=clock, tools=tools, durability=driver.durability)
+        run = await cancel_child_run(store, caller, call_id, clock=clock, tools=tools, durability=driver.durability)
         return build_final_result(run, model) if run.is_over else build_unresponsive_result(run, model)
 
     def _build_prompt(self, arguments: dict[str, Any]) -> str:
@@ -151,6 +151,10 @@ def _with_derived_nonce(run: Run, key: str) -> Run:
     So where the record of the agent's run is lost and the call is taken up again, its own calls have the same keys.
     """
     return attrs.evolve(run, header=attrs.evolve(run.header, nonce=short_hash(key, NONCE_DIGITS)))
+
+
+class _IdTakenError(AgentError):
+    """The id that the run of an agent needs is that of a run that does not work for its caller."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -184,6 +188,8 @@ class _SubagentCall:
         self._emit(AgentEventType.STARTED, run)
         try:
             run = await self._drive_child(run)
+        except _IdTakenError as error:
+            return ToolReturn(outcome=Outcome.FAILED, content=str(error), error_type=ErrorType.AGENT)
         finally:
             self._emit_end(run, since)
         if run.is_waiting:
@@ -215,6 +221,11 @@ class _SubagentCall:
         except ConflictError as error:
             if self.parent is None:
                 raise
+            if not await has_child_run(self.parent.store, self.ctx.run_id, self.ctx.call_id):
+                raise _IdTakenError(
+                    f"not called: the run of agent {self.agent.name} needs the id {run.id!r}, and a run that does not "
+                    "work for this one has it. Go on without it, or call the agent again, which takes another id."
+                ) from error
             if isinstance(error, LeaseHeldError):
                 if not self.parent.takeover:
                     raise

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import pytest
 
-from agentfsm import Agent, ConflictError, Limits, MisuseError, Outcome, Run, RunContext, State, StopReason, tool
+from agentfsm import Agent, ConflictError, Limits, MisuseError, Outcome, Run, RunContext, Runs, State, StopReason, tool
 from agentfsm.core.errors import ModelError, ModelUnavailableError, StoreError
 from agentfsm.core.messages import ErrorType, ToolResult
 from agentfsm.ports import Emit, Model, Reply, Request
@@ -499,3 +501,73 @@ def test_a_specialist_whose_model_is_away_is_given_up_soon(limits, retry_after_s
     assert run.duration_s <= longest_s
     (result,) = results_of(run.messages)
     assert (result.outcome, result.error_type, result.attempts) == (Outcome.FAILED, ErrorType.AGENT, 1)
+
+
+@pytest.fixture
+def asking(store) -> Agent:
+    """An agent of somebody else, whose runs wait for a person."""
+    script = ScriptedModel(say("", call("pay", cents=7)), "paid")
+    return Agent(script, tools=[Bank().asking()], store=store, name="other")
+
+
+async def snapshot(agent: Agent, run_id: str) -> tuple[Any, ...]:
+    """Return all that a store holds of a run."""
+    return await agent.load(run_id), await agent.history(run_id), await agent.store.inbox(run_id)
+
+
+@pytest.mark.parametrize("prompt", ["go", "another job"])
+@pytest.mark.parametrize("state", ["new", "waiting", "driven", "over"])
+async def test_an_agent_does_not_work_in_a_run_that_has_its_id_by_chance(store, asking, state, prompt):
+    """The call fails and says why; the other run is not driven, cancelled or counted."""
+    bank = Bank()
+    helper = clerk(bank.stuck()).with_(model=ScriptedModel("through"))
+    agent = Agent(asks("clerk"), tools=[helper.as_tool(prompt=lambda _: "go")], store=store)
+    if state == "new":
+        await asking.submit(prompt, id=CHILD, user="bob")
+    else:
+        await asking.run(prompt, id=CHILD, user="bob")
+    if state == "over":
+        await asking.cancel(CHILD)
+    before = await snapshot(asking, CHILD)
+    lease = await store.lease(CHILD) if state == "driven" else None
+    run = await agent.run("go", id="mine")
+    await sound(agent, run)
+    result = the_result(run)
+    assert (run.output, result.outcome, result.error_type) == ("done", Outcome.FAILED, ErrorType.AGENT)
+    assert f"needs the id '{CHILD}'" in result.content
+    assert run.usage.tokens == 2 * 15, "what the other run spent is not counted"
+    if lease is not None:
+        await store.release(lease).wait()
+    assert await snapshot(asking, CHILD) == before
+
+
+@pytest.mark.parametrize("knows_tools", [False, True], ids=["store only", "with its agent"])
+@pytest.mark.parametrize("state", ["waiting", "over"])
+async def test_a_cancel_leaves_a_run_that_has_the_id_of_an_agent_by_chance(store, asking, state, knows_tools):
+    """It is not taken for the run of a call: it goes on, and its end is not told as that of the call."""
+    bank = Bank()
+    await asking.run("another job", id=CHILD)
+    if state == "over":
+        await asking.cancel(CHILD)
+    before = await snapshot(asking, CHILD)
+    agent = clerk(bank.stuck()).with_(store=store)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(agent.finish, agent.start("go", id="mine"))
+        await bank.inside.wait()
+        tasks.cancel_scope.cancel()
+    await (agent if knows_tools else Runs(store)).cancel("mine")
+    run = await agent.load("mine")
+    await sound(agent, run)
+    assert (run.stop_reason, the_result(run).outcome) == (StopReason.CANCELLED, Outcome.UNKNOWN)
+    assert "cut off" in the_result(run).content
+    assert await snapshot(asking, CHILD) == before
+
+
+async def test_a_run_does_not_take_up_the_run_of_an_agent_that_has_its_id(store):
+    """Also with the same prompt it is another's: it works for its caller."""
+    agent = family(store, Bank().asking())
+    await agent.run("go", id="mine")
+    before = await snapshot(agent, CHILD)
+    with pytest.raises(ConflictError, match="works for run 'mine'"):
+        await agent.run(before[0].header.prompt, id=CHILD)
+    assert await snapshot(agent, CHILD) == before

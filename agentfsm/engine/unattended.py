@@ -19,13 +19,13 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import Outcome, ToolResult
 from agentfsm.engine.execution.journal import Journal, load_run
 from agentfsm.engine.execution.outcome import StepOutcome
-from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.engine.execution.run_end import build_doubtful_ends, build_failure
 from agentfsm.engine.tool_calls.child_runs import (
     build_final_result,
     build_missing_result,
     build_unresponsive_result,
     load_child_cost,
+    load_child_run,
     waits_on_child,
 )
 from agentfsm.ports.store import Clock, Durability, Store
@@ -101,9 +101,23 @@ def format_cancel_message(request: Cancel) -> str:
 
 
 async def cancel_child_run(
-    store: Store, run_id: str, *, clock: Clock, tools: ToolRegistry = NO_TOOLS, durability: Durability = "full"
+    store: Store,
+    caller: str,
+    call_id: str,
+    *,
+    clock: Clock,
+    tools: ToolRegistry = NO_TOOLS,
+    durability: Durability = "full",
 ) -> Run:
     """Cancel the run of an agent because its caller, or the call of it, ends.
+
+    Args:
+        store: The store that holds both runs.
+        caller: The id of the run that calls the agent.
+        call_id: The call.
+        clock: Clock for the times in the journal.
+        tools: Tools of the agent, as far as they are known.
+        durability: Durability of the events that are appended.
 
     Returns:
         The run. It is not over if another worker drives it; that worker ends it later.
@@ -111,12 +125,12 @@ async def cancel_child_run(
     Raises:
         RunNotFoundError: when the agent never began, or the store has lost its run.
     """
-    run = await load_run(store, run_id)
+    run = await load_child_run(store, caller, call_id)
     if not run.is_over:
         with suppress(ConflictError):  # it has ended meanwhile, or another worker has its lease
-            await store.post(run_id, "cancel", Cancel(by="its caller"))
-            await apply_stop_requests(store, run_id, clock=clock, tools=tools, durability=durability)
-        run = await load_run(store, run_id)
+            await store.post(run.id, "cancel", Cancel(by="its caller"))
+            await apply_stop_requests(store, run.id, clock=clock, tools=tools, durability=durability)
+        run = await load_run(store, run.id)
     return run
 
 
@@ -132,19 +146,19 @@ async def end_child_runs(journal: Journal, tools: ToolRegistry) -> list[ToolResu
 
 async def _end_child_run(journal: Journal, tools: ToolRegistry, entry: OpenCall) -> ToolReturn | None:
     """Cancel the agent behind an open call, and return what it did; None where no agent is at work."""
-    tool, child_id = tools.get(entry.call.name), child_run_id(journal.run.id, entry.call.id)
+    tool, store, caller, call_id = tools.get(entry.call.name), journal.store, journal.run.id, entry.call.id
     try:
         if tool is None:
             child = await cancel_child_run(
-                journal.store, child_id, clock=journal.clock, durability=journal.lease.durability
+                store, caller, call_id, clock=journal.clock, durability=journal.lease.durability
             )
             return build_final_result(child) if child.is_over else build_unresponsive_result(child)
         if tool.end_child_run is None:
             return None
-        return await tool.end_child_run(journal.store, journal.clock, child_id)
+        return await tool.end_child_run(store, journal.clock, caller, call_id)
     except RunNotFoundError:
         return build_missing_result(entry) if waits_on_child(journal.run, entry) else None  # else it never began
     except AgentError as error:
-        journal.log.warning("child_not_ended", call=entry.call.id, error=type(error).__name__)
+        journal.log.warning("child_not_ended", call=call_id, error=type(error).__name__)
         text = f"the agent of {entry.call.name} could not be told to stop. Check before you repeat anything."
-        return ToolReturn(outcome=Outcome.UNKNOWN, content=text, child=await load_child_cost(journal.store, child_id))
+        return ToolReturn(outcome=Outcome.UNKNOWN, content=text, child=await load_child_cost(store, caller, call_id))

@@ -144,8 +144,9 @@ class Tool(Generic[P, R]):
         default=attrs.Factory(lambda tool: PendingKind.QUESTION if tool.external else None, takes_self=True)
     )
     # What a call without a body waits for.
-    end_child_run: Callable[[Store, Clock, str], Awaitable[ToolReturn]] | None = None
-    # Ends the run of the agent behind it, by the run's id, since its caller or the call of it ends; tells what it did.
+    end_child_run: Callable[[Store, Clock, str, str], Awaitable[ToolReturn]] | None = None
+    # Ends the run of the agent behind a call, by the ids of the caller and the call, since one of them ends; returns
+    # what the agent did.
     breaker: Breaker = attrs.field(factory=Breaker, init=False, repr=False)
     limiter: Limiter | None = attrs.field(
         default=attrs.Factory(lambda tool: _build_limiter(tool.limit, tool.per_minute), takes_self=True),

@@ -390,6 +390,9 @@ async def _acquire_lease(
         return lease, await _load_leased(store, lease, ended_runs)
     if run.version == 0:
         header, lease = await store.create(run.header, durability=durability)
+        if header.parent != run.header.parent:  # the same prompt does not make it the same run
+            store.release(lease)
+            raise id_taken_error(header)
         if lease.version == 0 and (header is run.header or header == run.header):
             return lease, run
         if lease.version == 0 or not must_be_new:
@@ -403,6 +406,12 @@ async def _acquire_lease(
         f"this is run {run.id!r} at version {run.version}, and its journal is at {lease.version}: "
         f"go on from agent.load({run.id!r})",
     )
+
+
+def id_taken_error(header: Header) -> ConflictError:
+    """Return the error of who starts a run under the id of one that works for another run, or for none."""
+    what = f"works for run {header.parent!r}" if header.parent is not None else "works for no other run"
+    return ConflictError(f"run {header.id!r} exists and {what}, so it is not the run to go on with; choose another id")
 
 
 async def _load_leased(store: Store, lease: Lease, ended_runs: EndedRuns) -> Run:

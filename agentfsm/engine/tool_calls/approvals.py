@@ -26,10 +26,9 @@ from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.execution import Execution
-from agentfsm.engine.execution.journal import load_run, read_header
-from agentfsm.engine.execution.parent import child_run_id
+from agentfsm.engine.execution.journal import load_run
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
-from agentfsm.engine.tool_calls.child_runs import build_missing_result, waits_on_child
+from agentfsm.engine.tool_calls.child_runs import build_missing_result, has_child_run, waits_on_child
 from agentfsm.ports.store import Store
 from agentfsm.tools import callback_errors
 from agentfsm.tools.queue import result_text
@@ -96,7 +95,8 @@ async def decide_open_calls(execution: Execution, host: QueueHost, last_waits: L
                 events.append(question)
                 taken.append(row.number)
         elif waits_on_child(execution.journal.run, entry):
-            if not await _child_exists(execution, entry):  # taken up again it would do everything anew
+            journal = execution.journal
+            if not await has_child_run(journal.store, journal.run.id, call_id):  # it would do everything anew
                 ended = build_missing_result(entry)
                 events.append(e.ToolFinished(result=build_decided_result(entry, ended.outcome, ended.content)))
                 taken += [row.number] if row is not None else []
@@ -122,15 +122,6 @@ async def _read_decisions(execution: Execution) -> _InboxSnapshot:
 
 
 # Agents below.
-
-
-async def _child_exists(execution: Execution, entry: OpenCall) -> bool:
-    """Whether the store still holds the run of the agent behind a call."""
-    try:
-        await read_header(execution.journal.store, child_run_id(execution.journal.run.id, entry.call.id))
-    except RunNotFoundError:
-        return False
-    return True
 
 
 async def _is_child_unblocked(execution: Execution, entry: OpenCall, now: float) -> bool:

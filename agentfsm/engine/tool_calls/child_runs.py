@@ -18,7 +18,7 @@ from agentfsm.core.usage import AgentCost
 from agentfsm.engine.execution.budget import RunSpending
 from agentfsm.engine.execution.cost import calculate_run_cost
 from agentfsm.engine.execution.execution import Execution
-from agentfsm.engine.execution.journal import CLOSE_TIMEOUT_S, load_run
+from agentfsm.engine.execution.journal import CLOSE_TIMEOUT_S, load_run, read_header
 from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.ports.store import Store
 from agentfsm.tools.queue.dispatch import CallOutcome
@@ -37,15 +37,42 @@ async def load_child_spending(execution: Execution) -> None:
         tool = execution.config.registry.get(entry.call.name)
         if entry.phase is Phase.FINISHED or tool is None or tool.kind is not ToolKind.AGENT:
             continue
-        if (spent := await _load_spending(journal.store, child_run_id(journal.run.id, entry.call.id))) is not None:
+        if (spent := await _load_spending(journal.store, journal.run.id, entry.call.id)) is not None:
             below.append(spent)
     execution.budget.restore(below)
 
 
-async def _load_spending(store: Store, run_id: str) -> RunSpending | None:
-    """Return what a run and the open calls of agents below it have spent; None where there is no such run."""
+async def load_child_run(store: Store, caller: str, call_id: str) -> Run:
+    """Return the run of the agent behind a call.
+
+    Args:
+        store: Where both runs live.
+        caller: The id of the run that calls the agent.
+        call_id: The call.
+
+    Raises:
+        RunNotFoundError: when there is none: the agent never began, the store has lost its run, or a run that does not
+            work for the caller has its id.
+    """
+    run = await load_run(store, child_run_id(caller, call_id))
+    if run.header.parent != caller:
+        raise RunNotFoundError(f"call {call_id} of run {caller!r} has no run: {run.id!r} does not work for that one")
+    return run
+
+
+async def has_child_run(store: Store, caller: str, call_id: str) -> bool:
+    """Whether the store holds the run of the agent behind a call; its events are not read."""
     try:
-        run = await load_run(store, run_id)
+        header = await read_header(store, child_run_id(caller, call_id))
+    except RunNotFoundError:
+        return False
+    return header.parent == caller
+
+
+async def _load_spending(store: Store, caller: str, call_id: str) -> RunSpending | None:
+    """Return what an agent and the open calls of agents below it have spent; None where it has no run."""
+    try:
+        run = await load_child_run(store, caller, call_id)
     except RunNotFoundError:
         return None
     usage, calls = run.usage, run.tool_call_count
@@ -53,7 +80,7 @@ async def _load_spending(store: Store, run_id: str) -> RunSpending | None:
         if entry.phase is Phase.FINISHED:
             continue  # it is in the usage
         calls += entry.phase is not Phase.INTENDED
-        if (below := await _load_spending(store, child_run_id(run_id, entry.call.id))) is not None:
+        if (below := await _load_spending(store, run.id, entry.call.id)) is not None:
             usage, calls = usage + below.usage, calls + below.calls
     return RunSpending(run, usage, calls)
 
@@ -66,10 +93,10 @@ def add_child_cost(execution: Execution, result: ToolResult) -> ToolResult:
     return attrs.evolve(result, child=_build_cost(spent))
 
 
-async def load_child_cost(store: Store, run_id: str) -> AgentCost | None:
-    """Return what the run of an agent has cost, with the open calls of agents below it; None if it cannot be read."""
+async def load_child_cost(store: Store, caller: str, call_id: str) -> AgentCost | None:
+    """Return what the agent behind a call has cost, with open calls of agents below it; None if it cannot be read."""
     try:
-        spent = await _load_spending(store, run_id)
+        spent = await _load_spending(store, caller, call_id)
     except StoreError:
         return None
     return None if spent is None else _build_cost(spent)
@@ -92,7 +119,7 @@ async def end_interrupted_child(
         return end
     with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
         try:
-            ended = await tool.end_child_run(journal.store, journal.clock, child_run_id(journal.run.id, call.id))
+            ended = await tool.end_child_run(journal.store, journal.clock, journal.run.id, call.id)
         except RunNotFoundError:
             return end  # it never began
         if ended.outcome is Outcome.DONE:
