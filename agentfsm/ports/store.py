@@ -70,9 +70,10 @@ class Lease:
     term: LeaseTerm = NO_EXPIRY
     # Of its owner. Before a tool has an effect the engine sees whether the lease still holds.
     crashes: int = 0
-    # How many owners died while they drove this run and no other, since it last finished a turn or was resumed.
+    # How many owners died while they drove this run and no other, since it last finished a turn or was paused.
     abandoned: bool = False
-    # Whether an owner did not give it back since then: what that had begun may have come further than the journal says.
+    # Whether an owner did not give it back since it last finished a turn: what that had begun may have come further than
+    # the journal says, also where the run was paused since.
     inbox_head: int = 0
     # The newest inbox number that the store has told of.
     inbox_read: int = 0

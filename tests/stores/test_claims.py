@@ -11,7 +11,7 @@ from redis.connection import parse_url
 
 from agentfsm._concurrency import boot_clock
 from agentfsm.core.errors import StoreError
-from agentfsm.core.events import Observed
+from agentfsm.core.events import Observed, Paused, Resumed
 from agentfsm.core.run import begin_run
 from agentfsm.ports import Lease
 from agentfsm.stores import PostgresStore, RedisStore
@@ -80,6 +80,31 @@ async def test_a_lease_that_was_lost_is_told_before_its_owner_is_renewed(place):
     now = await LeasedRun.create(store, make_header("r3"))
     assert (now.lease.valid_until > boot_clock(), now.lease.lost) == (True, False)
     assert [driver.lease.lost for driver in before] == [True, True]
+
+
+async def test_a_pause_does_not_hide_that_an_owner_died(place):
+    """The deaths count no longer against the run, but its open calls may have begun until its turn is finished."""
+    store, other = place.make(), place.make()
+    await LeasedRun.create(store)
+
+    async def resume() -> LeasedRun:
+        place.end_leases()
+        return await LeasedRun.resume(other)
+
+    driver = await resume()
+    assert (driver.lease.crashes, driver.lease.abandoned) == (1, True)
+    chosen, *rest = driver.build_turn()
+    await driver.append(Observed(), Paused()).wait()
+    await driver.release()
+    driver = await LeasedRun.resume(store)
+    assert (driver.lease.crashes, driver.lease.abandoned) == (0, True)
+    await driver.append(Resumed()).wait()
+    driver = await resume()
+    assert (driver.lease.crashes, driver.lease.abandoned) == (1, True)
+    await driver.append(chosen, *rest).wait()
+    await driver.release()
+    driver = await LeasedRun.resume(store)
+    assert (driver.lease.crashes, driver.lease.abandoned) == (0, False)
 
 
 @pytest.fixture

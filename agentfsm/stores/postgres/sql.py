@@ -94,7 +94,7 @@ TABLES: Final = PostgresTables(
             version     bigint NOT NULL,   -- events in the journal
             tokens      bigint NOT NULL,
             token       bigint NOT NULL,   -- the fencing token: grows with each owner, and is given once
-            crashes     bigint NOT NULL,   -- owners that died, since it finished a turn or was paused
+            crashes     bigint NOT NULL,   -- owners that died, since it finished a turn; a pause leaves one
             owner       text,              -- the event loop that drives the run; NULL for nobody
             seen        bigint NOT NULL,   -- the newest inbox number that its last owner had looked at
             seen_at     float8 NOT NULL,   -- when one last looked for timers
@@ -253,13 +253,16 @@ MARK_TAKEN: Final = """
 UPDATE inbox SET taken = true FROM unnest(%s::text[], %s::bigint[]) AS struck (id, number) JOIN runs USING (id)
 WHERE inbox.run = runs.number AND inbox.number = struck.number;
 """
-# A turn that was finished clears the crashes: the values on the right are those before the update.
+# A turn that was finished clears the crashes. A pause clears those that count against the run, and leaves one: calls that
+# are open may have begun. The values on the right are those before the update.
 APPEND_EVENTS: Final = f"""
 WITH written AS (
     UPDATE runs
     SET state = new.state, stop_reason = new.stop_reason, waiting = new.waiting, wakes_at = new.wakes_at,
         turn = new.turn, version = new.version, tokens = new.tokens, updated_at = new.updated_at,
-        crashes = CASE WHEN runs.turn = new.turn AND NOT new.paused THEN runs.crashes ELSE 0 END
+        crashes = CASE WHEN runs.turn <> new.turn THEN 0 WHEN new.paused THEN least(runs.crashes, 1)
+                  ELSE runs.crashes END,
+        alone = CASE WHEN new.paused THEN 0 ELSE runs.alone END
     FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::text[], %s::text[], %s::boolean[], %s::float8[],
                 %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::boolean[])
          AS new (id, token, owner, before, state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at,

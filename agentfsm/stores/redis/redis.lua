@@ -583,8 +583,15 @@ function operations.append()
   if final == '1' and holds_more(id, set_of(taken)) then
     return { 'more', run.version, news(id, told) }
   end
-  local is_cleared = after.turn ~= run.turn or after.paused == '1' -- by a turn that was finished, or by a pause
-  call('HSET', key('run', id), 'crashes', is_cleared and 0 or run.crashes) -- first: striking would not need memory
+  -- A turn that was finished clears the crashes. A pause clears those that count against the run, and leaves one: calls
+  -- that are open may have begun. This is written first: striking would not need memory.
+  local crashes, alone = tonumber(run.crashes), run.alone or 0
+  if after.turn ~= run.turn then
+    crashes = 0
+  elseif after.paused == '1' then
+    crashes, alone = math.min(crashes, 1), 0
+  end
+  call('HSET', key('run', id), 'crashes', crashes, 'alone', alone)
   for _, number in ipairs(taken) do
     call('ZREMRANGEBYSCORE', key('open', id), number, number)
   end

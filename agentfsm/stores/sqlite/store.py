@@ -140,7 +140,7 @@ SCHEMA: Final = SQLiteSchema(
             version     INTEGER NOT NULL,  -- events in the journal
             tokens      INTEGER NOT NULL,
             token       INTEGER NOT NULL,  -- the fencing token: grows with each owner
-            crashes     INTEGER NOT NULL,  -- owners that died, since it finished a turn or was paused
+            crashes     INTEGER NOT NULL,  -- owners that died, since it finished a turn; a pause leaves one of them
             alone       INTEGER NOT NULL,  -- those of them that drove no other run; counts while crashes does
             company     INTEGER NOT NULL,  -- runs that the last of them drove, this one included
             suspect     INTEGER NOT NULL,  -- whether it is claimed apart from others; counts while ready_at does
@@ -249,11 +249,12 @@ SET owner = NULL, ready_at = {_READY_AT_SQL}, suspect = crashes > 1,
     seen = max(seen, :seen), seen_at = max(seen_at, :seen_at)
 WHERE id = :id AND token = :token AND owner = :owner
 """  # noqa: S608
-# A turn that was finished clears the crashes, as a pause does: the values on the right are those before the update.
+# A turn that was finished clears the crashes. A pause clears those that count against the run, and leaves one: calls that
+# are open may have begun. The values on the right are those before the update.
 _UPDATE_RUN: Final = """
 UPDATE runs
 SET state = ?, stop_reason = ?, waiting = ?, wakes_at = ?, turn = ?, version = ?, tokens = ?, updated_at = ?,
-    crashes = crashes * (turn = ? AND NOT ?)
+    crashes = CASE WHEN turn <> ? THEN 0 WHEN ? THEN min(crashes, 1) ELSE crashes END, alone = alone * (NOT ?)
 WHERE number = ?
 """
 _INSERT_EVENTS: Final = "INSERT INTO events (run, version, body) VALUES "
@@ -531,7 +532,7 @@ class _SQLiteBackend(DatabaseFile):
         self._write_events(row.number, request.expected_version + 1, request.bodies)
         self._renew(lease_owner(lease), at_least_s=self.lease_s / 2)
         *facts, paused = request.columns
-        self.execute(_UPDATE_RUN, (*facts, request.columns.turn, paused, row.number))
+        self.execute(_UPDATE_RUN, (*facts, request.columns.turn, paused, paused, row.number))
         return True
 
     def _sync_lease(self, lease: Lease) -> _SQLiteRow | None:

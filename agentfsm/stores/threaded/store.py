@@ -80,7 +80,7 @@ class RunColumns(NamedTuple):
     tokens: int
     updated_at: float
     paused: bool
-    # Whether it rests until somebody resumes it; the crashes of its owners are then forgotten.
+    # Whether it rests until somebody resumes it; the crashes of its owners then count against it no more.
 
 
 def extract_columns(run: Run) -> RunColumns:
