@@ -15,7 +15,7 @@ from agentfsm.core.history import History
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import next_state
 from agentfsm.core.messages import Outcome, SystemMessage, ToolResult, UserMessage
-from agentfsm.core.pending import Pending
+from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.run_fields import RunFields, find_open_call_index
 from agentfsm.core.segments import Span, default_segments, render_segments
 from agentfsm.core.verdict import Action
@@ -275,7 +275,10 @@ def _reduce_accepted(_run: RunFields, _event: e.Accepted) -> Changes:
 
 def _reduce_paused(run: RunFields, event: e.Paused) -> Changes:
     words = [f"paused by {event.by}" if event.by else "paused", *([event.message] if event.message else [])]
-    return {"paused": Pending(kind=event.kind, run_id=run.id, description=": ".join(words))}
+    before, text = run.paused, ": ".join(words)
+    if before is not None and before.kind is PendingKind.CRASH:  # the reason is needed until the run is resumed
+        return {"paused": attrs.evolve(before, description=f"{before.description}; {text}")}
+    return {"paused": Pending(kind=event.kind, run_id=run.id, description=text)}
 
 
 def _reduce_resumed(run: RunFields, event: e.Resumed) -> Changes:

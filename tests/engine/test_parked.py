@@ -87,6 +87,19 @@ async def test_a_person_resumes_it(store):
     assert names(await agent.history(run_id)).count("Resumed") == 1
 
 
+async def test_another_pause_does_not_hide_why(store):
+    """Somebody pauses it as well: the reason stays, beside who that was; one resume ends both."""
+    run_id = await in_flight(store)
+    agent = agent_on(Haunted(store, 5), "done")
+    why = (await agent.resume(run_id)).pending[0].description
+    await agent.pause(run_id, by="ann", message="lunch")
+    run = await agent.load(run_id)
+    assert is_parked(run)
+    assert run.pending[0].description == f"{why}; paused by ann: lunch"
+    run = await agent_on(store, "done").resume(run_id)
+    assert (run.output, run.pending) == ("done", ())
+
+
 async def test_a_worker_leaves_it_alone(store):
     """No worker resumes it by itself."""
     run_id = await in_flight(store)
