@@ -72,8 +72,8 @@ class Lease:
     crashes: int = 0
     # How many owners died while they drove this run and no other, since it last finished a turn or was paused.
     abandoned: bool = False
-    # Whether an owner did not give it back since it last finished a turn: what that had begun may have come further than
-    # the journal says, also where the run was paused since.
+    # Whether an owner did not give it back since it last finished a turn: what that had begun may have come further
+    # than the journal says, also where the run was paused since.
     inbox_head: int = 0
     # The newest inbox number that the store has told of.
     inbox_read: int = 0

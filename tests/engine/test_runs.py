@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import attrs
 import pytest
 
 from agentfsm import (
@@ -25,8 +26,8 @@ from agentfsm import (
     tool,
     wait,
 )
-from agentfsm.core.events import ApprovalAsked, ToolFinished
-from agentfsm.core.messages import Outcome
+from agentfsm.core.events import ApprovalAsked, Observed, ToolFinished, ToolsChosen
+from agentfsm.core.messages import AssistantMessage, Outcome, ToolCall
 from agentfsm.ports import Clock, Lease
 from agentfsm.stores import MemoryStore, PostgresStore, RedisStore
 from agentfsm.testing import ScriptedModel, call, say
@@ -130,6 +131,28 @@ async def test_a_question_that_was_repeated_may_be_rejected(store):
     assert (result.outcome, bank.paid) == (Outcome.REJECTED, [])
     assert "too dear" in result.content
     assert "many" not in result.content
+
+
+@pytest.mark.parametrize("is_approved", [True, False], ids=["approve", "reject"])
+async def test_a_question_of_format_1_that_was_repeated_can_be_decided(store, is_approved):
+    """It had no digest, so one post could decide on it for ever; the repeated question has one."""
+    bank, runs = Bank(), Runs(store)
+    agent = bank.agent("done", store=store)
+    proposed = ToolCall(id="t1.0", name="pay", arguments='{"to": "Ann"}', key="old:t1.0")
+    asked = ApprovalAsked(call_id="t1.0", expires_at=await store.now() + 60)
+    header = attrs.evolve(agent.start("go", id="old").header, nonce="", format=1)
+    events = [Observed(), ToolsChosen(message=AssistantMessage(calls=(proposed,))), asked]
+    _, lease = await store.create(header, events=events)
+    await store.release(lease).wait()
+    await runs.approve("old", "t1.0", arguments={"cents": "many"})
+    (item,) = (await agent.resume("old")).pending
+    assert (item.error != "", item.digest) == (True, bank.tool.digest_call(proposed))
+    if is_approved:
+        await runs.approve("old", "t1.0", arguments={"to": "Eve"}, digest=item.digest)
+    else:
+        await runs.reject("old", "t1.0")
+    assert (await agent.resume("old")).output == "done"
+    assert bank.paid == ([("Eve", 100)] if is_approved else [])
 
 
 async def test_the_same_misfit_twice_is_asked_about_twice():

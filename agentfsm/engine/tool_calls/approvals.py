@@ -252,7 +252,7 @@ def _ask_again_if_misfit(config: EngineConfig, entry: OpenCall, row: PostedItem,
             # Later than the last deadline, also where the clock stands still: it tells the two questions apart.
             expires_at=max(now + tool.approval_expires_s, nextafter(entry.expires_at or 0.0, inf)),
             description=entry.description,
-            digest=entry.digest,
+            digest=entry.digest or tool.digest_call(entry.call),  # a question of format 1 has none
             error=replace_surrogates(text[:DESCRIPTION_CHARS]),
         )
     return None

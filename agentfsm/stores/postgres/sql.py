@@ -253,8 +253,8 @@ MARK_TAKEN: Final = """
 UPDATE inbox SET taken = true FROM unnest(%s::text[], %s::bigint[]) AS struck (id, number) JOIN runs USING (id)
 WHERE inbox.run = runs.number AND inbox.number = struck.number;
 """
-# A turn that was finished clears the crashes. A pause clears those that count against the run, and leaves one: calls that
-# are open may have begun. The values on the right are those before the update.
+# A turn that was finished clears the crashes. A pause clears those that count against the run, and leaves one: open
+# calls may have begun. The values on the right are those before the update.
 APPEND_EVENTS: Final = f"""
 WITH written AS (
     UPDATE runs

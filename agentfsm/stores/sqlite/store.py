@@ -249,8 +249,8 @@ SET owner = NULL, ready_at = {_READY_AT_SQL}, suspect = crashes > 1,
     seen = max(seen, :seen), seen_at = max(seen_at, :seen_at)
 WHERE id = :id AND token = :token AND owner = :owner
 """  # noqa: S608
-# A turn that was finished clears the crashes. A pause clears those that count against the run, and leaves one: calls that
-# are open may have begun. The values on the right are those before the update.
+# A turn that was finished clears the crashes. A pause clears those that count against the run, and leaves one: open
+# calls may have begun. The values on the right are those before the update.
 _UPDATE_RUN: Final = """
 UPDATE runs
 SET state = ?, stop_reason = ?, waiting = ?, wakes_at = ?, turn = ?, version = ?, tokens = ?, updated_at = ?,
