@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
 from datetime import datetime
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -23,7 +22,7 @@ from agentfsm._validation import (
     as_text,
     check_call_id,
 )
-from agentfsm.core.errors import LeaseHeldError, MisuseError
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, Input, InputKind, Pause, Priority, Reject
 from agentfsm.core.messages import Part, as_parts
@@ -392,7 +391,8 @@ class Runs:
         """Pause a run at its next boundary between two steps, until it is resumed.
 
         A worker that drives the run stops there, within seconds where that is another process; a call to a model or a
-        tool that is under way ends first.
+        tool that is under way ends first. If that worker dies before it has seen the request, the next one that takes
+        the run pauses it.
 
         Args:
             run_id: A run that is not over.
@@ -412,6 +412,9 @@ class Runs:
     async def cancel(self, run_id: str, *, by: str = "", message: str = "") -> None:
         """End a run and the runs of the agents below it: at once if no worker drives it, else within seconds.
 
+        The request is durable. If the worker dies before it has seen it, the run ends when the next worker takes it, or
+        by `agent.resume`, or by a second `cancel` once the dead worker's lease has ended.
+
         Args:
             run_id: The run.
             by: Who cancels it.
@@ -428,8 +431,7 @@ class Runs:
     async def _apply_posted(self, run_id: str) -> None:
         """Apply the request that was just posted, if no worker drives the run."""
         tools = self._find_tools(await self.header(run_id))
-        with suppress(LeaseHeldError):
-            await apply_stop_requests(self.store, run_id, clock=self.clock, tools=tools, durability=self.durability)
+        await apply_stop_requests(self.store, run_id, clock=self.clock, tools=tools, durability=self.durability)
 
     def _find_tools(self, header: Header) -> ToolRegistry:
         return self.tools.get(header.agent, NO_TOOLS)

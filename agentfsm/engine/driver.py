@@ -14,7 +14,7 @@ import attrs
 
 from agentfsm._concurrency import is_foreign_cancellation
 from agentfsm.core.calls import Phase
-from agentfsm.core.errors import AgentError, MisuseError
+from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
 from agentfsm.core.events import Resumed
 from agentfsm.core.machine import State
 from agentfsm.core.run import A_co, Run
@@ -23,9 +23,11 @@ from agentfsm.engine.execution.budget import Budget
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.execution import build_execution
 from agentfsm.engine.execution.fairness import StepThrottle
-from agentfsm.engine.execution.journal import Journal
+from agentfsm.engine.execution.journal import Journal, create_shield
 from agentfsm.engine.step import run_steps
+from agentfsm.engine.unattended import apply_stop_requests
 from agentfsm.ports.store import Durability, Lease, Store
+from agentfsm.streaming.log import RunLogger
 from agentfsm.tokens.ledger import TokenLedger
 from agentfsm.tools.builtin import find_builtin
 
@@ -100,19 +102,7 @@ class Driver(Generic[A_co]):
         if engine.registry.sources:
             await engine.registry.refresh()
             run = self._refresh_fingerprint(run)
-        journal = await Journal.open(
-            self.store,
-            run,
-            engine.clock,
-            on_event,
-            on_run,
-            lease=lease,
-            takeover=takeover,
-            must_be_new=once,
-            durability=self.durability,
-            pause_before=self.pause_before,
-            ended_runs=self.ended_runs,
-        )
+        journal = await self._open_journal(run, on_event, on_run, lease=lease, takeover=takeover, must_be_new=once)
         del run  # the journal has its newest value: this one would stay for as long, at 900 bytes
         journal.run = self.attach_decoder(journal.run)
         try:
@@ -138,8 +128,70 @@ class Driver(Generic[A_co]):
                 "validator's own task, had been cancelled by somebody else; mend that, then resume the run"
             ) from cancellation
         finally:
-            await journal.close()
+            if await journal.close() and journal.run.stop_reason is None:
+                journal.run = await self._apply_late_requests(journal.run, on_event, on_run)
         return journal.run
+
+    async def _open_journal(
+        self,
+        run: Run[Any] | str,
+        on_event: Listener | None,
+        on_run: Callable[[Run], None] | None,
+        *,
+        lease: Lease | None,
+        takeover: bool,
+        must_be_new: bool,
+    ) -> Journal:
+        try:
+            return await Journal.open(
+                self.store,
+                run,
+                self.config.clock,
+                on_event,
+                on_run,
+                lease=lease,
+                takeover=takeover,
+                must_be_new=must_be_new,
+                durability=self.durability,
+                pause_before=self.pause_before,
+                ended_runs=self.ended_runs,
+            )
+        except LeaseHeldError:
+            raise
+        except ConflictError:  # the run has moved on: the lease was held for a moment, to see that
+            if isinstance(run, Run):
+                await self._apply_late_requests(run)
+            raise
+
+    async def _apply_late_requests(
+        self,
+        run: Run[Any],
+        on_event: Listener | None = None,
+        on_run: Callable[[Run], None] | None = None,
+    ) -> Run[A_co]:
+        """Cancel or pause a run if that was asked for between the last look at its inbox and the release of its lease.
+
+        Shielded, and bounded in time. What fails here is logged: all that was done before is durable.
+        """
+        clock, tools = self.config.clock, self.config.registry
+        try:
+            with create_shield():
+                stopped = await apply_stop_requests(
+                    self.store,
+                    run.id,
+                    clock=clock,
+                    tools=tools,
+                    durability=self.durability,
+                    on_event=on_event,
+                    on_run=on_run,
+                )
+                return run if stopped is None else self.attach_decoder(stopped)
+        except RunNotFoundError:  # it was deleted since
+            return run
+        except AgentError as error:
+            log = RunLogger(run.id, run.header.agent)
+            log.warning("stop_requests_not_applied", error=type(error).__name__)
+        return run
 
     def check_price(self) -> None:
         """Refuse a limit of money that cannot be kept, since the price is unknown.

@@ -2,6 +2,9 @@
 
 No agent, model or tool is needed. Where the tools are unknown, the record of the run's open calls is conservative: each
 call that may have started says so. The runs of agents below a cancelled run end with it.
+
+A client posts its request first and tries to take the lease then. A holder of the lease gives it back first and looks
+at the inbox then. So either the client gets the lease, or the holder sees the request.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.calls import OpenCall, Phase
-from agentfsm.core.errors import AgentError, ConflictError, RunNotFoundError
+from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, RunNotFoundError
 from agentfsm.core.inbox import Cancel, Pause, PostedItem
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import Outcome, ToolResult
@@ -34,18 +37,29 @@ from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.run_context import ToolReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from agentfsm.core.run import Run
+    from agentfsm.streaming.stream import Listener
 
 # The tools of an agent that is not at hand.
 NO_TOOLS: Final = ToolRegistry()
 
 
 async def apply_stop_requests(
-    store: Store, run_id: str, *, clock: Clock, tools: ToolRegistry = NO_TOOLS, durability: Durability = "full"
-) -> None:
-    """Cancel or pause a run if its inbox asks for that. Do nothing else.
+    store: Store,
+    run_id: str,
+    *,
+    clock: Clock,
+    tools: ToolRegistry = NO_TOOLS,
+    durability: Durability = "full",
+    on_event: Listener | None = None,
+    on_run: Callable[[Run], None] | None = None,
+) -> Run | None:
+    """Cancel or pause a run if its inbox asks for that and nobody holds its lease. Do nothing else.
+
+    Call this after a post, and after each release of a lease of a run that is not over. Where another holds the lease,
+    that one applies the request: while it drives the run, or after it has given the lease back.
 
     Args:
         store: The store that holds the run.
@@ -53,12 +67,29 @@ async def apply_stop_requests(
         clock: Clock for the times in the journal.
         tools: Tools of the run's agent, as far as they are known.
         durability: Durability of the events that are appended.
+        on_event: Takes what is streamed.
+        on_run: Takes each new value of the run.
+
+    Returns:
+        The run after the last request; None if nothing was to be applied here.
 
     Raises:
-        LeaseHeldError: when a worker drives the run. It applies the requests itself.
         RunNotFoundError: when the store holds no such run.
     """
-    journal = await Journal.open(store, run_id, clock, durability=durability)
+    run: Run | None = None
+    with suppress(LeaseHeldError):
+        while (run is None or not run.is_over) and await _has_stop_request(store, run_id):
+            journal = await Journal.open(store, run_id, clock, on_event, on_run, durability=durability)
+            run = await _apply_stop_requests(journal, tools)
+    return run
+
+
+async def _has_stop_request(store: Store, run_id: str) -> bool:
+    return any(isinstance(row.item, Cancel | Pause) for row in await store.inbox(run_id))
+
+
+async def _apply_stop_requests(journal: Journal, tools: ToolRegistry) -> Run:
+    """Apply what the inbox asks for, give the lease back, and return the run."""
     try:
         if not journal.run.is_over:
             stop = await _find_requested_stop(journal, await journal.read_inbox(force=True), tools)
@@ -70,6 +101,7 @@ async def apply_stop_requests(
         raise
     finally:
         await journal.close()
+    return journal.run
 
 
 async def _find_requested_stop(journal: Journal, rows: Sequence[PostedItem], tools: ToolRegistry) -> StepOutcome | None:
@@ -127,7 +159,7 @@ async def cancel_child_run(
     """
     run = await load_child_run(store, caller, call_id)
     if not run.is_over:
-        with suppress(ConflictError):  # it has ended meanwhile, or another worker has its lease
+        with suppress(ConflictError):  # it has ended meanwhile
             await store.post(run.id, "cancel", Cancel(by="its caller"))
             await apply_stop_requests(store, run.id, clock=clock, tools=tools, durability=durability)
         run = await load_run(store, run.id)

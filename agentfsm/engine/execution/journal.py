@@ -324,27 +324,31 @@ class Journal:
         self._is_released = True
         return self.store.release(self.lease)
 
-    async def close(self) -> None:
+    async def close(self) -> bool:
         """Give the lease back, unless that was done, and wait for it and the appends: shielded, bounded in time.
 
         Whoever is told that a driving call has ended may take the lease at once. Where no event loop runs any more,
         nothing is waited for: the store writes what it was given by itself.
+
+        Returns:
+            Whether it was waited for to the end. After that, look for requests that came too late for the holder.
         """
         if self._is_released:
-            return None
+            return False
         released = self.release()
         commits = [released] if self._last_write is None else [self._last_write, released]
         if all(each.is_done for each in commits):
-            return await self._await_writes(commits)
+            await self._await_writes(commits)
+            return True
         try:
-            shield = _create_shield()
+            shield = create_shield()
         except anyio.NoEventLoopError:
-            return None
+            return False
         with shield as scope:
             await self._await_writes(commits)
         if scope.cancelled_caught:
             self.log.error("journal_not_written", seconds=CLOSE_TIMEOUT_S)
-        return None
+        return not scope.cancelled_caught
 
     async def _await_writes(self, commits: Sequence[PendingWrite]) -> None:
         for commit in commits:
@@ -356,7 +360,8 @@ class Journal:
                 self.log.error("journal_not_written", error=type(error).__name__)  # noqa: TRY400  a fact, no trace
 
 
-def _create_shield() -> anyio.CancelScope:
+def create_shield() -> anyio.CancelScope:
+    """Return a scope in which the end of a driving call that is cut off is written."""
     return anyio.CancelScope(shield=True, deadline=anyio.current_time() + CLOSE_TIMEOUT_S)
 
 
@@ -370,7 +375,7 @@ async def _await_outcome(commit: PendingWrite, run: Run) -> bool:
     except anyio.get_cancelled_exc_class():
         if anyio.current_effective_deadline() != -math.inf:  # asyncio's own, of which no scope knows: it comes once
             raise
-    with _create_shield():
+    with create_shield():
         return await commit.wait()
     raise StoreError(f"the store did not write the end of run {run.id!r} within {CLOSE_TIMEOUT_S:g} s; resume it")
 
@@ -401,7 +406,7 @@ async def _acquire_lease(
         lease = await store.lease(run.id, durability=durability)
     if lease.version == run.version:
         return lease, run
-    store.release(lease)
+    await store.release(lease).wait()
     raise ConflictError(
         f"this is run {run.id!r} at version {run.version}, and its journal is at {lease.version}: "
         f"go on from agent.load({run.id!r})",
