@@ -186,7 +186,8 @@ class Runs:
             after: The version to begin after: 0 for all events, `item.version` of the last one seen to go on.
 
         Raises:
-            RunNotFoundError: by the iteration, when the store holds no such run, or no longer.
+            RunNotFoundError: by the iteration, when the store holds no such run, or no longer, also where its id was
+                used again.
             MisuseError: when `after` is no version, or the iteration finds that the run has not come to it.
         """
         check_run_id(run_id)
@@ -197,10 +198,11 @@ class Runs:
         """Return a run that a worker drives, once it is over or waits for a person, for input or for a time.
 
         A posted decision counts before a worker has read it: after `approve` this waits for the outcome. If no worker
-        drives the run, this waits for ever; set a bound with `anyio.fail_after`.
+        drives the run, this waits for ever, also for a run whose worker died before it applied a `cancel`; set a bound
+        with `anyio.fail_after`.
 
         Raises:
-            RunNotFoundError: when the store holds no such run, or no longer.
+            RunNotFoundError: when the store holds no such run, or no longer, also where its id was used again.
         """
         check_run_id(run_id)
         return await wait_until_blocked(self.store, run_id, self.ended_runs)

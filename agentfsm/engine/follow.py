@@ -15,7 +15,7 @@ import anyio
 import attrs
 
 from agentfsm._concurrency import make_waker
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import MisuseError, RunNotFoundError
 from agentfsm.core.events import Event
 from agentfsm.core.machine import TABLE
 from agentfsm.core.value import Value
@@ -24,6 +24,7 @@ from agentfsm.engine.tool_calls.approvals import is_wait_over
 from agentfsm.ports.store import Store
 
 if TYPE_CHECKING:
+    from agentfsm.core.header import Header
     from agentfsm.core.run import Run
 
 # Seconds between two looks at the store while it wakes the follower, or while nothing happens.
@@ -69,6 +70,8 @@ class JournalTail:
     run_id: str
     version: int
     # Of the newest event that was handed over.
+    header: Header | None = None
+    # Of the run, from the first look on: an id that is used again is another run's.
     poll_s: float = attrs.field(factory=lambda: POLL_S, init=False)
     # Seconds until the next look.
     _wake_signal: _WakeSignal = attrs.field(factory=_WakeSignal, init=False)
@@ -81,9 +84,16 @@ class JournalTail:
         Raises:
             RunNotFoundError: when the store holds no such run, or no longer.
         """
-        events = (await self.store.read(self.run_id, self.version)).events
-        self.version += len(events)
-        return events
+        stored = await self.store.read(self.run_id, self.version)
+        if self.header is None:
+            self.header = stored.header
+        elif stored.header != self.header:
+            raise RunNotFoundError(
+                f"run {self.run_id!r} was deleted while it was followed, and its id is another run's now: follow it "
+                "anew to see that one"
+            )
+        self.version += len(stored.events)
+        return stored.events
 
     async def wait(self) -> Sequence[Event]:
         """Return the events after the newest one, as soon as there are any. A cancelled wait loses none.
@@ -175,7 +185,7 @@ async def wait_until_blocked(store: Store, run_id: str, ended_runs: EndedRuns) -
         RunNotFoundError: when the store holds no such run, or no longer.
     """
     run = await load_run(store, run_id, ended_runs=ended_runs)
-    tail = JournalTail(store, run_id, run.version)
+    tail = JournalTail(store, run_id, run.version, run.header)
     try:
         while not run.is_over and not await _is_blocked(store, run):
             run = run.fold(await tail.wait())

@@ -11,12 +11,13 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, JournalEvent, MisuseError, PendingKind, RunNotFoundError, StopReason, tool
+from agentfsm import Agent, JournalEvent, MisuseError, PendingKind, RunNotFoundError, Runs, StopReason, tool
 from agentfsm.core import codec, events
 from agentfsm.engine import follow
+from agentfsm.ports import Store, StoredRun
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import FunctionModel, ScriptedModel, VirtualClock, call, run_virtual, say
-from tests.support.checks import HANG_S, names
+from tests.support.checks import HANG_S, Wrapped, names
 
 # A process that drives the runs of the agent "clerk" in a SQLite file until it is ended.
 WORKER = """
@@ -323,6 +324,39 @@ async def test_a_run_that_is_deleted_ends_its_watchers(store, monkeypatch):
 
 
 # As JSON
+
+
+class ReplacingStore(Wrapped):
+    """A store in which the run's id becomes another run's after the first read of its journal."""
+
+    def __init__(self, inner: Store, other: Agent) -> None:
+        """Take the real store, and the agent of the other run."""
+        self.inner, self.other, self.reads = inner, other, 0
+
+    async def read(self, run_id: str, after: int = 0) -> StoredRun:
+        """Read the journal of the run that has the id now."""
+        self.reads += 1
+        if self.reads == 2:
+            await self.inner.delete(run_id)
+            await self.other.run("another", id=run_id)
+        return await self.inner.read(run_id, after)
+
+
+@pytest.mark.parametrize("verb", ["wait", "events"])
+@pytest.mark.parametrize("other", [clerk, lambda store: Agent(ScriptedModel("Hello."), store=store)])
+async def test_an_id_that_is_used_again_ends_the_watchers_of_the_first_run(store, verb, other):
+    """Nothing of the other run is taken for the first one's, whatever it came to."""
+    agent = clerk(store)
+    await agent.step(agent.start("hi", id="r"))
+    watcher = Runs(ReplacingStore(store, other(store)))
+    seen: list[JournalEvent] = []
+
+    async def watch() -> None:
+        seen.extend([await watcher.wait("r")] if verb == "wait" else [item async for item in watcher.events("r")])
+
+    with anyio.fail_after(HANG_S), pytest.raises(RunNotFoundError, match="its id is another run's now"):
+        await watch()
+    assert not seen
 
 
 async def test_an_item_is_json(store):
