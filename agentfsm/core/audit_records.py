@@ -61,6 +61,8 @@ class AuditRecord(Value):
     error_type: ErrorType | None = None
     approved_by: str | None = None
     # Who let it run, empty for somebody who gave no name; None where nobody did.
+    rerun_by: tuple[str, ...] = ()
+    # Who had it run again when its outcome was lost, in order.
     informed_by: tuple[str, ...] = ()
     # Who has answered what the tool asked in the middle of the call, in order, once for each round.
     decision: str = ""
@@ -93,8 +95,8 @@ def build_audit(header: Header, events: Sequence[e.Event]) -> tuple[AuditRecord,
     notes = _AuditBuilder(header)
     run = begin_run(header)
     for event in events:
-        run = run.apply(event)
-        notes.add_event(event, run)
+        before, run = run, run.apply(event)
+        notes.add_event(event, before, run)
     results = {m.call_id: m for m in run.messages[run.own_start :] if isinstance(m, ToolResult)}
     opened = {entry.call.id: entry for entry in run.open}
     return tuple([_with_outcome(r, results.get(r.call_id), opened.get(r.call_id)) for r in notes.records.values()])
@@ -110,7 +112,7 @@ class _AuditBuilder:
         self.external_calls: set[str] = set()
         # Calls whose result is asked for outside.
 
-    def add_event(self, event: e.Event, run: Run) -> None:
+    def add_event(self, event: e.Event, before: Run, run: Run) -> None:
         """Take down an event; `run` is the run after it."""
         match event:
             case e.ToolsChosen():
@@ -125,7 +127,7 @@ class _AuditBuilder:
                 if any(_asks_for_result(item) and item.run_id == run.id for item in event.pending):
                     self.external_calls.add(event.call_id)
             case e.ApprovalGiven():
-                self._record_approval(event)
+                self._record_approval(event, before)
             case e.InputGiven():
                 informed = (*self.records[event.call_id].informed_by, event.by)
                 self._update(event.call_id, informed_by=informed)
@@ -159,8 +161,12 @@ class _AuditBuilder:
         since = _earliest_start(record.started_at, event.started_at) if attempts else None
         self._update(event.call_id, started_at=since, attempts=attempts)
 
-    def _record_approval(self, event: e.ApprovalGiven) -> None:
+    def _record_approval(self, event: e.ApprovalGiven, before: Run) -> None:
         record = self.records[event.call_id]
+        is_lost = before.open_call(event.call_id).phase is Phase.OUTCOME_UNKNOWN
+        if is_lost and event.arguments is None:  # `settle(rerun=True)` is journalled so, too
+            self._update(event.call_id, rerun_by=(*record.rerun_by, event.by))
+            return
         self._update(event.call_id, approved_by=event.by)
         if event.arguments is not None:
             own = record.arguments if record.proposed is None else record.proposed

@@ -199,6 +199,16 @@ def test_arguments_changed_twice():
     assert (record.approved_by, record.arguments, record.proposed) == ("bob", {"q": 3}, {})
 
 
+def test_who_had_it_run_again_did_not_approve_it():
+    """A rerun keeps the approver and the arguments that were approved; each rerun is told."""
+    edited, rerun = attrs.evolve(APPROVED, arguments='{"q": 2}'), e.ApprovalGiven(call_id="t1.0", by="bob")
+    record = record_of(ASKED, edited, STARTED, LOST, rerun, STARTED, LOST, rerun, STARTED, finished())
+    assert (record.approved_by, record.arguments, record.proposed) == ("ann", {"q": 2}, {})
+    assert (record.rerun_by, record.decision) == (("bob", "bob"), "")
+    unasked = record_of(STARTED, LOST, rerun, STARTED, finished())
+    assert (unasked.approved_by, unasked.rerun_by) == (None, ("bob",))
+
+
 @pytest.mark.parametrize(
     ("events", "decision", "by"),
     [

@@ -118,6 +118,8 @@ def _format_decisions(record: AuditRecord) -> Iterator[str]:
         yield f"approved by {record.approved_by or 'somebody'}"
     if record.proposed is not None:
         yield f"the model's own arguments, which were changed: {format_arguments(record.proposed)}"
+    for by in record.rerun_by:
+        yield f"run again after its outcome was lost, by {by or 'somebody'}"
     for by in record.informed_by:
         yield f"what it asked in between was answered by {by or 'somebody'}"
     if record.decision:
