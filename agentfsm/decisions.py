@@ -1,6 +1,7 @@
 """What anybody may say to a run, from any process: it is posted to the run's inbox, and who drives the run acts on it.
 
-The first word on a call counts; whoever comes later learns who was first.
+The first decision on a call counts. The same decision by the same person is accepted again; anything else is refused,
+and the error says who decided first.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from agentfsm._validation import as_text, to_plain_json
+from agentfsm.core.audit_records import build_audit
 from agentfsm.core.calls import Phase
 from agentfsm.core.errors import ArgumentsError, ConflictError, MisuseError, RunNotFoundError
-from agentfsm.core.events import ApprovalGiven, InputGiven, ToolFinished
-from agentfsm.core.inbox import Approve, GiveInput, Rerun, Settle, Wake
+from agentfsm.core.inbox import Approve, Decision, GiveInput, Rerun, Settle, Wake
 from agentfsm.core.messages import Outcome, replace_surrogates
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.run import Run
 from agentfsm.engine.execution.journal import load_run, read_header
+from agentfsm.stores.rules import decided_already_error
 from agentfsm.tools.question_validation import validate_answer
 
 if TYPE_CHECKING:
-    from agentfsm.core.inbox import Decision
     from agentfsm.ports.store import Store
     from agentfsm.tools.tool import Tool
 
@@ -61,13 +62,22 @@ async def find_pending(
                 raise ConflictError(f"{call_id} was not {done}: it is not what was shown, look at it again")
             return run, item
     gone = (Phase.APPROVED, Phase.RUNNING, Phase.FINISHED)
-    decided = {entry.call.id for entry in run.open if entry.phase in gone}
-    if run.paused is None and call_id in decided | {record.call_id for record in run.calls}:
-        by = await _find_decider(store, run_id, call_id)
-        raise ConflictError(f"run {run_id!r} waits for no {kind} of {call_id} any more: it was decided already{by}")
+    phases = {entry.call.id: entry.phase for entry in run.open if entry.phase in gone}
+    if run.paused is None and call_id in phases.keys() | {record.call_id for record in run.calls}:
+        why = _explain_gone_wait(await _find_decider(store, run_id, call_id, kind), phases.get(call_id))
+        raise ConflictError(f"run {run_id!r} waits for no {kind} of {call_id} any more: {why}")
     waits = ", ".join(_format_wait(item, run_id) for item in run.pending) or "nothing"
     state = run.state.upper()
     raise MisuseError(f"run {run_id!r} ({state}) waits for no {kind} of {call_id!r}; it waits for: {waits}")
+
+
+def _explain_gone_wait(decided_by: str | None, phase: Phase | None) -> str:
+    """Return why a call is not decided on now; `phase` is None where its turn is over."""
+    if decided_by is not None:
+        return f"it was decided already{f' by {decided_by}' if decided_by else ''}"
+    if phase is Phase.RUNNING:
+        return "it is running; wait for its result, or cancel the run; if its worker died, resume the run first"
+    return "it has a result already"
 
 
 # What a run itself may wait for, and not one of its calls.
@@ -83,24 +93,28 @@ def _format_wait(item: Pending, run_id: str) -> str:
     return f"{what}{'' if item.run_id == run_id else f' in run {item.run_id}'} ({HOW_TO_RESOLVE[item.kind]})"
 
 
-async def _find_decider(store: Store, run_id: str, call_id: str) -> str:
-    """Say who has decided on a call, as far as the journal knows."""
-    for event in reversed((await store.read(run_id)).events):
-        if isinstance(event, ApprovalGiven | InputGiven) and event.call_id == call_id and event.by:
-            return f" by {event.by}"
-        if isinstance(event, ToolFinished) and event.result.call_id == call_id and event.by:
-            return f" by {event.by}"
-    return ""
+async def _find_decider(store: Store, run_id: str, call_id: str, kind: PendingKind) -> str | None:
+    """Return who has decided this of a call, empty where no name was given; None where no one has."""
+    stored = await store.read(run_id)
+    [record] = [each for each in build_audit(stored.header, stored.events) if each.call_id == call_id]
+    if record.decision:
+        return record.decided_by
+    if kind is PendingKind.APPROVAL:
+        return record.approved_by
+    given = record.rerun_by if kind is PendingKind.OUTCOME else record.informed_by
+    return given[-1] if given else None
 
 
 async def post_decision(store: Store, run: Run, item: Pending, decision: Decision) -> None:
     """Post a decision, and wake the runs that wait for the one it is about.
 
     Raises:
-        ConflictError: when another was first, or the time is up.
+        ConflictError: when another was first, also with the same decision, or the time is up.
     """
-    await store.post(run.id, _build_key(run, item), decision, before=item.expires_at)
-    await wake_callers(store, run.id, run.header.parent, _build_key(run, item))
+    posted = await store.post(run.id, _build_key(run, item), decision, before=item.expires_at)
+    await wake_callers(store, run.id, run.header.parent, posted.key)
+    if isinstance(posted.item, Decision) and posted.item.by != decision.by:
+        raise decided_already_error(run.id, posted)
 
 
 def build_approval(item: Pending, arguments: Mapping[str, Any] | None, *, by: str) -> Approve:

@@ -164,7 +164,9 @@ async def test_a_decision_is_taken_once(store):
     agent = family(store, World(), 5)
     await agent.run("go", id="mine")
     await agent.approve(CHILD, "t1.0", by="ann")
-    await agent.approve(CHILD, "t1.0", by="bob")
+    await agent.approve(CHILD, "t1.0", by="ann")
+    with pytest.raises(ConflictError, match="approved already by 'ann'"):
+        await agent.approve(CHILD, "t1.0", by="bob")
     with pytest.raises(ConflictError, match="ann"):
         await agent.reject(CHILD, "t1.0", by="bob")
     await agent.resume("mine")

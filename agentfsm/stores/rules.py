@@ -114,10 +114,20 @@ def resolve_duplicate_post(run_id: str, winner: PostedItem, item: InboxItem) -> 
     """
     if _comparison_key(winner.item) == _comparison_key(item):
         return winner
+    raise decided_already_error(run_id, winner)
+
+
+def decided_already_error(run_id: str, winner: PostedItem) -> ConflictError:
+    """Return the error of a post whose key stands for another one; it says what was decided, and by whom."""
     first = winner.item
-    what = f"{getattr(first, 'call_id', '') or 'it'} was {_DECISION_WORDS.get(type(first), 'decided')} already"
+    what = f"{getattr(first, 'call_id', '') or 'it'} was {decision_word(first)} already"
     words = f", as {first.content[:PROMPT_CHARS]!r}" if isinstance(first, Settle) else ""
-    raise ConflictError(f"run {run_id!r}: {what} by {getattr(first, 'by', '') or 'somebody'!r}{words}")
+    return ConflictError(f"run {run_id!r}: {what} by {getattr(first, 'by', '') or 'somebody'!r}{words}")
+
+
+def decision_word(item: InboxItem) -> str:
+    """Return what a decision has done to its call: "approved"."""
+    return _DECISION_WORDS.get(type(item), "decided")
 
 
 def check_not_over(run_id: str, state: str, stop_reason: str | None) -> None:

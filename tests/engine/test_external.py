@@ -111,7 +111,7 @@ def test_a_question_that_nobody_answers_ends_by_the_stores_clock():
         done = await agent.resume(run.id)
         assert [r.outcome for r in done.calls] == [Outcome.TIMED_OUT]
         assert done.output == "done"
-        with pytest.raises(ConflictError, match="decided already"):
+        with pytest.raises(ConflictError, match="it has a result already"):
             await agent.answer(run.id, "t1.0", "blue")
 
     virtually(play)

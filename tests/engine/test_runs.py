@@ -100,7 +100,7 @@ async def test_edited_arguments_that_do_not_fit_are_asked_about_again(store):
     again = await bank.resume(store, first)
     (item,) = again.pending
     assert (again.is_waiting, bank.paid) == (True, [])
-    assert item.error.startswith("not run: the arguments given by bob do not fit: ")
+    assert item.error.startswith("not run as approved by bob: the arguments of pay do not fit:\n- ")
     assert "- to: required, but missing" in item.error
     assert (item.arguments, item.digest) == ({"to": "Ann"}, first.pending[0].digest)
     assert item.expires_at > first.pending[0].expires_at
@@ -209,6 +209,55 @@ async def test_an_approval_and_a_rejection(store):
     assert bank.paid == [("Ann", 100)]
     with pytest.raises(ConflictError, match="decided already by bob"):
         await runs.approve(yes.id, "t1.0")
+
+
+async def test_the_same_decision_by_another_person_is_refused(store):
+    """The second person learns who was first; the first one may say it twice."""
+    run, runs = await Bank().ask(store), Runs(store)
+    for _ in range(2):
+        await runs.approve(run.id, "t1.0", by="ann")
+    for by in ("bob", ""):
+        with pytest.raises(ConflictError, match=r"t1\.0 was approved already by 'ann'"):
+            await runs.approve(run.id, "t1.0", by=by)
+    [row] = await store.inbox(run.id)
+    assert row.item.by == "ann"
+
+
+async def test_a_call_that_runs_was_not_decided(store):
+    """Whatever is decided of it, the error says that it runs; an approval that was given is told."""
+    runs, errors = Runs(store), []
+
+    async def decide(run_id: str, *, approved: bool) -> None:
+        verbs = [runs.answer(run_id, "t1.0", "x"), runs.settle(run_id, "t1.0", result="x")]
+        for verb in [*verbs, runs.approve(run_id, "t1.0"), runs.reject(run_id, "t1.0")]:
+            with pytest.raises(ConflictError) as caught:
+                await verb
+            errors.append(str(caught.value))
+        assert ["it is running; wait for its result, or cancel" in each for each in errors] == (
+            [True, True, not approved, not approved]
+        )
+        assert [each for each in errors if "decided already by ann" in each] == (errors[2:] if approved else [])
+        errors.clear()
+
+    @tool
+    async def work(ctx: RunContext[Any]) -> str:
+        await decide(ctx.run_id, approved=False)
+        return "worked"
+
+    @tool(requires_approval=True)
+    async def ask(ctx: RunContext[Any]) -> str:
+        await decide(ctx.run_id, approved=True)
+        return "worked"
+
+    for each in (work, ask):
+        agent = Agent(ScriptedModel(say("", call(each.name)), "done"), tools=[each], store=store)
+        run = await agent.run("go")
+        if run.is_waiting:
+            await runs.approve(run.id, "t1.0", by="ann")
+            run = await agent.resume(run.id)
+        assert [result.content for result in results_of(run.messages)] == ["worked"]
+        with pytest.raises(ConflictError, match="it has a result already"):
+            await runs.settle(run.id, "t1.0", result="x")
 
 
 async def test_an_answer_to_the_user_and_to_a_tool(store):

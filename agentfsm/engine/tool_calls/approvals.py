@@ -246,7 +246,7 @@ def _ask_again_if_misfit(config: EngineConfig, entry: OpenCall, row: PostedItem,
         tool.bind_and_check(row.item.arguments)
     except ArgumentsError as error:
         by = f" by {row.item.by}" if row.item.by else ""
-        text = f"not run: the arguments given{by} do not fit: {error}"
+        text = f"not run as approved{by}: {error}"
         return e.ApprovalAsked(
             call_id=entry.call.id,
             # Later than the last deadline, also where the clock stands still: it tells the two questions apart.
