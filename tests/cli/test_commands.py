@@ -146,13 +146,27 @@ def test_a_rejected_call_does_not_run(here):
 
 
 def test_the_first_decision_stands(here):
-    """A second, other decision is refused and told the first; the same again is fine."""
+    """A second, other decision is refused and told the first; the same by the same person is fine."""
     run_id = here.run("app:payer", code=3)
     said = here.json("approve", run_id, "t1.0", "--by", "ann")
     assert (said["decision"], said["call_id"], said["by"]) == ("approve", "t1.0", "ann")
-    here("approve", run_id, "t1.0")
-    here("reject", run_id, "t1.0", code=1)
-    assert "ann" in here.err
+    here("approve", run_id, "t1.0", "--by", "ann")
+    for words in (("reject",), ("approve", "--by", "bob")):
+        here(words[0], run_id, "t1.0", *words[1:], code=1)
+        assert "t1.0 was approved already by 'ann'" in here.err
+
+
+def test_a_decision_that_no_worker_has_taken_up_is_shown(here):
+    """It is in the inbox, and not in the journal; also where the run was cancelled before a worker came."""
+    run_id = here.run("app:payer", code=3)
+    assert "posted" not in here("show", run_id)
+    here("approve", run_id, "t1.0", "--by", "ann")
+    assert "posted   t1.0: approved by ann; a worker, or resume, will carry it out" in here("show", run_id)
+    [posted] = here.json("show", run_id)["posted"]
+    assert (posted["call_id"], posted["decision"], posted["by"]) == ("t1.0", "approved", "ann")
+    here("cancel", run_id)
+    assert "posted   t1.0: approved by ann; not carried out: the run ended first" in here("show", run_id)
+    assert "posted" not in here("show", run_id, "--at", "1")
 
 
 @pytest.mark.parametrize("words", [("approve",), ("reject",), ("settle", "--rerun")])

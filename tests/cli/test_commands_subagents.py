@@ -206,8 +206,12 @@ def test_arguments_for_a_run_that_does_not_say_whose_it_is(here):
     here("approve", "p", "t1.0", "--arguments", '{"account": "Ann", "cents": "many"}', *words)
     assert "the arguments are checked when the call runs" in here.err
     here("resume", "p", "--agent", "app:teller", *words, code=3)
-    assert "the arguments given by" in here.err
-    assert "do not fit" in here.err
+    for text in (here.err, here("show", "p", *words)):
+        lines = [line.strip() for line in text.splitlines()]
+        [at] = [n for n, line in enumerate(lines) if line.startswith("not run as approved by")]
+        assert lines[at].endswith(": the arguments of transfer do not fit:")
+        assert lines[at + 1].startswith("- cents: ")
+        assert lines[at + 2].startswith("Parameters: ")
     assert not (here.folder / "paid.txt").exists()
 
 

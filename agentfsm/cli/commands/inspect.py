@@ -11,17 +11,19 @@ from agentfsm.cli.render.json_documents import (
     build_export_json,
     build_full_run_json,
     build_journal_json,
+    build_posted_json,
     build_summary_json,
 )
-from agentfsm.cli.render.text import format_events, format_run, format_summaries
+from agentfsm.cli.render.text import format_events, format_posted, format_run, format_summaries
 from agentfsm.cli.resolve.agent_target import is_target, load_agent
 from agentfsm.cli.resolve.command_hint import CommandHint
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
 from agentfsm.core import diagram
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.inbox import Decision
 from agentfsm.core.machine import State
-from agentfsm.ports.store import Filter
+from agentfsm.ports.store import Filter, Store
 from agentfsm.runs import Runs
 
 if TYPE_CHECKING:
@@ -57,14 +59,26 @@ def show(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Show a run."""
     way = CommandHint(location=resolve_location(args.store))
     found, events, top = _load_run(args.id, args.at, args.store)
+    store = open_existing_store(args.store)
+    posted = () if args.at is not None else run_in_store(store, lambda: _read_decisions(store, found))
     if terminal.json:
         journalled = {"events": build_journal_json(events)} if args.events else {}
-        terminal.document(build_full_run_json(found, way, top, events) | journalled)
+        decided = {"posted": [build_posted_json(*each) for each in posted]}
+        terminal.document(build_full_run_json(found, way, top, events) | decided | journalled)
         return ExitCode.DONE
     terminal.out(format_run(found, events))
+    for run_id, decision in posted:
+        terminal.out(format_posted(run_id, decision, found))
     for line in format_events(events) if args.events else ():
         terminal.out(line)
     return ExitCode.DONE
+
+
+async def _read_decisions(store: Store, run: Run) -> list[tuple[str, Decision]]:
+    """Return the decisions that no worker has taken up, on calls of the run and of those below it that wait."""
+    ids = dict.fromkeys([run.id, *[item.run_id for item in run.pending]])
+    rows = [(run_id, row.item) for run_id in ids for row in await store.inbox(run_id)]
+    return [(run_id, item) for run_id, item in rows if isinstance(item, Decision)]
 
 
 def export(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentfsm.cli.render.text import build_decided_turns, format_prompt
+from agentfsm.cli.render.text import build_decided_turns, format_prompt, parse_edited_arguments
 from agentfsm.core import codec
 from agentfsm.core.machine import State
+from agentfsm.stores.rules import decision_word
 
 if TYPE_CHECKING:
     from agentfsm.cli.resolve.command_hint import CommandHint
     from agentfsm.core.events import Event
+    from agentfsm.core.inbox import Decision
     from agentfsm.core.run import Run
     from agentfsm.ports.store import RunSummary
 
@@ -62,6 +64,17 @@ def build_full_run_json(run: Run, hint: CommandHint, root_id: str, events: Seque
         "created_at": run.created_at,
         "updated_at": run.updated_at,
         "tree": [attrs.asdict(turn) for turn in build_decided_turns(run, events)],
+    }
+
+
+def build_posted_json(run_id: str, decision: Decision) -> dict[str, Any]:
+    """Return a decision that no worker has taken up: on which call, in a word, and by whom."""
+    return {
+        "run_id": run_id,
+        "call_id": decision.call_id,
+        "decision": decision_word(decision),
+        "by": decision.by,
+        "arguments": parse_edited_arguments(decision),
     }
 
 

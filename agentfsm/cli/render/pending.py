@@ -74,14 +74,18 @@ def format_pending(item: Pending, run_id: str) -> str:
     return f"{format_call(item, run_id)}: {told}"
 
 
+def format_error_lines(item: Pending) -> list[str]:
+    """Return why the last approval was not carried out, as lines; none where there is no such reason."""
+    return [one_line(line, NOTE_CHARS) for line in item.error.splitlines() if line.strip()]
+
+
 def format_deadline(item: Pending, consequence: str) -> str:
     """Return what becomes of it when its time is up; nothing where it has no end."""
     return "" if item.expires_at is None else f" (no answer until {format_time(item.expires_at)} {consequence})"
 
 
 def _format_approval(item: Pending) -> str:
-    texts = [one_line(text, NOTE_CHARS) for text in (item.error, item.description) if text.strip()]
-    what = "".join(f" {text}" for text in texts)
+    what = f" {one_line(item.description, NOTE_CHARS)}" if item.description.strip() else ""
     call = one_line(escape_hidden(f"{item.tool}({format_arguments(item.arguments)})"), NOTE_CHARS)
     return f"may {call} run?{what}{format_deadline(item, 'is a no')}"
 

@@ -17,15 +17,17 @@ from agentfsm.cli.render.formatting import (
     format_duration,
     format_time,
 )
-from agentfsm.cli.render.pending import format_pending, format_wait
+from agentfsm.cli.render.pending import format_error_lines, format_pending, format_wait
 from agentfsm.core.audit_records import build_audit
 from agentfsm.core.calls import parse_arguments
 from agentfsm.core.events import ApprovalGiven, Paused, Resumed, ToolPaused, ToolsOffered
+from agentfsm.core.inbox import Approve
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, ToolResult, format_part
 from agentfsm.core.text_safety import one_line, strip_unsafe
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.cost import calculate_run_cost
+from agentfsm.stores.rules import decision_word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from agentfsm.core.audit_records import AuditRecord
     from agentfsm.core.calls import OpenCall
     from agentfsm.core.events import Event
+    from agentfsm.core.inbox import Decision
     from agentfsm.core.messages import JSON, ToolCall
     from agentfsm.core.pending import Pending
     from agentfsm.core.run import Run
@@ -70,6 +73,8 @@ class CallView(Value):
     # Who said yes; None where nobody was asked, or the journal was not looked at.
     proposed: dict[str, JSON] | None = None
     # The model's own arguments, where that person changed them.
+    rerun_by: tuple[str, ...] = ()
+    # Who had it run again when its outcome was lost, in order.
     informed_by: tuple[str, ...] = ()
     # Who answered what its tool asked in the middle of the call, in order.
     decision: str = ""
@@ -103,6 +108,8 @@ class CallView(Value):
             yield one_line(
                 f"the model's own arguments, which were changed: {format_arguments(self.proposed)}", NOTE_CHARS
             )
+        for by in self.rerun_by:
+            yield one_line(f"run again after its outcome was lost, by {by or 'somebody'}", NOTE_CHARS)
         for by in self.informed_by:
             yield one_line(f"what it asked was answered by {by or 'somebody'}", NOTE_CHARS)
         if self.decision:
@@ -163,6 +170,7 @@ def _add_decisions(call: CallView, record: AuditRecord | None) -> CallView:
         proposed=proposed,
         decision=record.decision,
         decided_by=record.decided_by,
+        rerun_by=record.rerun_by,
         informed_by=record.informed_by,
     )
 
@@ -312,9 +320,27 @@ def _format_pauses(events: Sequence[Event]) -> Iterator[str]:
 
 def _format_footer(run: Run) -> Iterator[str]:
     yield f"used     {format_used(run)}; {format_duration(run.duration_s)} active"
-    yield from (f"waits    {format_pending(item, run.id)}" for item in run.pending)
+    for item in run.pending:
+        yield f"waits    {format_pending(item, run.id)}"
+        yield from (f"         {line}" for line in format_error_lines(item))
     if run.state is State.ERROR:
         yield f"stopped  {run.stop_reason}: {one_line(run.stop_message, NOTE_CHARS)}"
+
+
+def format_posted(run_id: str, decision: Decision, run: Run) -> str:
+    """Return a decision that no worker has taken up, in a line."""
+    where = "" if run_id == run.id else f" of run {run_id}"
+    edited = parse_edited_arguments(decision)
+    given = "" if edited is None else f", with the arguments {format_arguments(edited)}"
+    rest = "not carried out: the run ended first" if run.is_over else "a worker, or resume, will carry it out"
+    words = f"{decision.call_id}{where}: {decision_word(decision)} by {decision.by or 'somebody'}{given}; {rest}"
+    return f"posted   {one_line(words, NOTE_CHARS)}"
+
+
+def parse_edited_arguments(decision: Decision) -> dict[str, Any] | None:
+    """Return the arguments that a person approved in place of the model's; None where there are none."""
+    text = decision.arguments if isinstance(decision, Approve) else None
+    return None if text is None else json.loads(text)
 
 
 # The journal, and lists.

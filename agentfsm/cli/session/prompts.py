@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from agentfsm.cli.render.formatting import format_time
-from agentfsm.cli.render.pending import OUTCOME_UNKNOWN_TEXT, find_question, format_call
+from agentfsm.cli.render.pending import OUTCOME_UNKNOWN_TEXT, find_question, format_call, format_error_lines
 from agentfsm.cli.session.forms import ask_questions
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.text_safety import format_exact_json
@@ -44,7 +44,9 @@ def leave_undecided(_item: Pending) -> None:
 def _ask_approval(terminal: Terminal, item: Pending, run_id: str) -> Submission | None:
     terminal.err(f"\n{item.tool} ({format_call(item, run_id)}) asks for your approval.")
     if item.error:
-        terminal.err(f"The last approval was not carried out: {format_exact_json(item.error)}")
+        terminal.err("The last approval was not carried out:")
+        for line in format_error_lines(item):
+            terminal.err(f"  {line}")
     if item.description.strip():
         terminal.err(f"What it says it will do: {format_exact_json(item.description)}")
     terminal.err("It would be given exactly this:")
