@@ -26,6 +26,9 @@ T = TypeVar("T")
 # An event loop's own way to be told of a function that it shall call; equal for the same loop.
 CallSoon: TypeAlias = Callable[[Callable[[], object]], object]
 
+# The clock of what runs in virtual time (`agentfsm.testing.run_virtual`); None where time passes by itself.
+virtual_time: contextvars.ContextVar[Callable[[], float] | None] = contextvars.ContextVar("virtual_time", default=None)
+
 # Idle threads kept for reuse: starting one costs 50 us, keeping one costs its stack.
 MAX_IDLE_THREADS = 16
 
@@ -64,6 +67,12 @@ def _try_schedule(scheduler: CallSoon, function: Callable[[], object]) -> bool:
     except RuntimeError:  # asyncio: the loop is closed; trio.RunFinishedError is one too
         return False
     return True
+
+
+def monotonic_time() -> float:
+    """Seconds since some moment, by Python's monotonic clock; in virtual time by that."""
+    clock = virtual_time.get()
+    return time.monotonic() if clock is None else clock()
 
 
 def boot_clock() -> float:

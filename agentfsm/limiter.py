@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -18,7 +17,7 @@ from typing import Final, TypeAlias
 import anyio
 import attrs
 
-from agentfsm._concurrency import ThreadWaiter, notify_all
+from agentfsm._concurrency import ThreadWaiter, monotonic_time, notify_all, virtual_time
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import COUNT
 from agentfsm.core.value import Value
@@ -72,8 +71,10 @@ class Limiter:
     # Permits taken in any 60 seconds, 1 or more. None: any number.
     cost_per_minute: int | None = attrs.field(default=None, validator=COUNT.or_none(), kw_only=True)
     # The cost of these, 1 or more, for example in tokens. One that costs more than that passes alone. None: any cost.
-    monotonic: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
-    # The clock, seconds. Tests in virtual time give `anyio.current_time`.
+    monotonic: Callable[[], float] = attrs.field(default=monotonic_time, kw_only=True)
+    # The clock, seconds; by default the machine's, and virtual time in `agentfsm.testing.run_virtual`. A limiter that
+    # goes from one of the two to the other, or to the next virtual time, forgets the last minute: the times cannot be
+    # compared. So it holds no rate over threads of which some are in virtual time.
     _in_use: int = attrs.field(default=0, init=False)
     # Reserved slots included.
     _abandoned: int = attrs.field(default=0, init=False)
@@ -85,6 +86,8 @@ class Limiter:
     _recent: deque[Permit] = attrs.field(factory=deque, init=False)
     # Permits of the last minute, oldest first, if a rate is limited.
     _recent_cost: int = attrs.field(default=0, init=False)
+    _timeline: Callable[[], float] | None = attrs.field(default=None, init=False)
+    # The virtual time in which the starts of the last minute were counted; None: real time.
     _timekeeper: WakeCallback | None = attrs.field(default=None, init=False)
     # The first waiter, once it knows that it has to look at the time.
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
@@ -227,7 +230,7 @@ class Limiter:
     def statistics(self) -> LimiterStatistics:
         """Return its state now."""
         with self._lock:
-            self._drop_expired(self.monotonic())
+            self._drop_expired(self._read_clock())
             return LimiterStatistics(
                 in_use=self.in_use, waiting=self.waiting, recent=len(self._recent), recent_cost=self._recent_cost
             )
@@ -260,7 +263,7 @@ class Limiter:
         permit = Permit(0.0, cost)
         self._in_use += 1
         if self._limits_rate:
-            permit.started_at = self.monotonic()
+            permit.started_at = self._read_clock()
             self._recent.append(permit)
             self._recent_cost += cost
         return permit
@@ -281,7 +284,7 @@ class Limiter:
             return math.inf
         if not self._limits_rate:
             return 0.0
-        now = self.monotonic()
+        now = self._read_clock()
         self._drop_expired(now)
         surplus = 0 if self.per_minute is None else len(self._recent) + 1 - self.per_minute
         excess = 0 if self.cost_per_minute is None else self._recent_cost + cost - self.cost_per_minute
@@ -292,6 +295,14 @@ class Limiter:
             surplus, excess = surplus - 1, excess - permit.cost
             wait_s = permit.started_at + MINUTE_S - now
         return wait_s
+
+    def _read_clock(self) -> float:
+        """Return the time; starts that were counted in another virtual time, or in none, are over."""
+        timeline = virtual_time.get()
+        if timeline is not self._timeline:
+            self._timeline = timeline
+            self._drop_expired(math.inf)
+        return self.monotonic()
 
     def _drop_expired(self, now: float) -> None:
         while self._recent and self._recent[0].started_at <= now - MINUTE_S:

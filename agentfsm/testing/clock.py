@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 import anyio
 
+from agentfsm._concurrency import virtual_time
 from agentfsm.core.errors import MisuseError
 from agentfsm.ports.store import Clock
 
@@ -32,7 +33,9 @@ class VirtualClock(Clock):
 def run_virtual(function: Callable[[], Awaitable[T]]) -> T:
     """Run an async function on trio with a clock that jumps to the next deadline whenever all tasks wait.
 
-    Give the agent `clock=VirtualClock()`. Threads are not waited for: plain tools and SQLite do not belong here.
+    Give the agent `clock=VirtualClock()`. Limits per minute, of tools, tags and `Throttled`, and the rests of
+    `Fallback` follow virtual time by themselves: what was called before this function or after it counts for no minute
+    in it. Threads are not waited for: plain tools and SQLite do not belong here.
 
     Raises:
         MisuseError: when trio is not installed.
@@ -42,4 +45,8 @@ def run_virtual(function: Callable[[], Awaitable[T]]) -> T:
     except ImportError:
         raise MisuseError("virtual time needs trio: install agentfsm[trio]") from None
     clock = testing.MockClock(autojump_threshold=0)
-    return anyio.run(function, backend="trio", backend_options={"clock": clock})
+    token = virtual_time.set(clock.current_time)
+    try:
+        return anyio.run(function, backend="trio", backend_options={"clock": clock})
+    finally:
+        virtual_time.reset(token)

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.limiter import MINUTE_S, Limiter
+from agentfsm.testing.clock import run_virtual
 
 # A guard against hanging, never a bound that a test relies on.
 HANG_S = 20.0
@@ -351,6 +352,26 @@ def test_a_slot_that_was_reserved_and_not_taken_counts_for_no_rate():
     limiter.cancel_wait(guest.wake)
     statistics = limiter.statistics()
     assert (statistics.in_use, statistics.recent, statistics.recent_cost) == (0, 1, 3)
+
+
+def test_each_run_in_virtual_time_has_minutes_of_its_own():
+    """A rate goes by virtual time there; before and after, it knows nothing of the starts in it."""
+    limiter = Limiter(per_minute=2)
+
+    async def play():
+        starts = []
+        for _ in range(5):
+            async with limiter.hold():
+                starts.append(anyio.current_time())
+        return starts
+
+    for _ in range(2):
+        assert run_virtual(play) == pytest.approx([0, 0, 60, 60, 120])
+        assert limiter.statistics().recent == 0
+        for _ in range(2):
+            assert limiter.try_acquire(Guest().wake)
+            limiter.release()
+        assert not limiter.try_acquire(Guest().wake)
 
 
 async def test_a_wait_has_its_end():

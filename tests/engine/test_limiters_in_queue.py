@@ -569,11 +569,6 @@ def test_who_waits_for_a_stuck_place_is_told_while_others_run():
 # Rates.
 
 
-def rated(**limits: Any) -> Limiter:
-    """A limiter in virtual time."""
-    return Limiter(**limits, monotonic=anyio.current_time)
-
-
 @pytest.mark.parametrize("in_a_row", [False, True])
 def test_a_rate_spreads_the_calls(in_a_row: bool) -> None:
     """No minute has more starts of a tag than allowed, and the calls come in their order."""
@@ -581,7 +576,7 @@ def test_a_rate_spreads_the_calls(in_a_row: bool) -> None:
     async def play() -> None:
         watch = Watch()
         work = watch.tool("work", tags={"api"}, concurrency_safe=not in_a_row)
-        queue = queue_of(work, tag_limits={"api": rated(per_minute=2)})
+        queue = queue_of(work, tag_limits={"api": Limiter(per_minute=2)})
         results = await queue.execute_all(calls(*[("work", 0.5)] * 5))
         assert [result.outcome for result in results] == [Outcome.DONE] * 5
         starts = [moment for _, moment in watch.begun]
@@ -599,7 +594,7 @@ def test_waiting_for_a_rate_takes_nothing_of_the_time_of_a_call() -> None:
     async def play() -> None:
         watch = Watch()
         work = watch.tool("work", tags={"api"}, timeout_s=2)
-        queue = queue_of(work, tag_limits={"api": rated(per_minute=1)})
+        queue = queue_of(work, tag_limits={"api": Limiter(per_minute=1)})
         results = await queue.execute_all(calls("work", "work", "work"))
         assert [result.outcome for result in results] == [Outcome.DONE] * 3
 
@@ -612,7 +607,7 @@ def test_a_cancelled_call_leaves_the_line() -> None:
     async def play() -> None:
         watch = Watch()
         work = watch.tool("work", tags={"api"})
-        queue = queue_of(work, tag_limits={"api": rated(per_minute=1)})
+        queue = queue_of(work, tag_limits={"api": Limiter(per_minute=1)})
         with anyio.move_on_after(30):
             await queue.execute_all(calls("work", "work", "work"))
         limiter = queue.registry.tag_limits["api"]

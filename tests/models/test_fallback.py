@@ -23,6 +23,7 @@ from agentfsm.models.wrappers.fallback import Fallback
 from agentfsm.ports import Model, OutputMode, Reply, Request, TextChunk
 from agentfsm.streaming.stream import TextDelta
 from agentfsm.testing import LocalServer, Say
+from agentfsm.testing.clock import run_virtual
 from agentfsm.testing.models import ScriptedModel, fail, say
 
 REQUEST = Request(instructions="", messages=(UserMessage(parts=(TextPart(text="Hello"),)),))
@@ -130,6 +131,20 @@ async def test_a_model_that_failed_rests(times):
     big_one, small_one = fallback.statistics()
     assert (big_one.answered, big_one.failed, big_one.rests_s) == (2, 1, 0)
     assert (small_one.answered, small_one.failed) == (4, 0)
+
+
+def test_a_rest_goes_by_virtual_time():
+    """By itself, so that a test of an outage takes no time."""
+
+    async def play():
+        fallback = Fallback(Named("big", OVERLOADED, "well"), Named("small", "ok", "ok"), rest_s=30)
+        names = [await asked(fallback)]
+        for _ in range(2):
+            await anyio.sleep(20)
+            names.append(await asked(fallback))
+        return names
+
+    assert run_virtual(play) == ["small", "small", "big"]
 
 
 async def test_each_failed_trial_doubles_the_rest_up_to_a_cap(times):

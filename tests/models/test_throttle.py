@@ -48,10 +48,6 @@ class Busy(Model):
         return Reply(text="ok", usage=self.usage)
 
 
-def throttled(model, **limits):
-    return Throttled(model, **limits, monotonic=anyio.current_time)
-
-
 async def ask_all(model, count, **details):
     """Ask so often at once, in the order of the numbers."""
     async with anyio.create_task_group() as group:
@@ -65,7 +61,7 @@ def test_eight_runs_share_three_places():
 
     async def play():
         busy = Busy(lambda: random.Random(7).random())
-        model = throttled(busy, concurrency=3)
+        model = Throttled(busy, concurrency=3)
         agent = Agent(model)
         runs = []
 
@@ -89,7 +85,7 @@ def test_first_come_first_served():
 
     async def play():
         busy = Busy()
-        await ask_all(throttled(busy, concurrency=2), 9)
+        await ask_all(Throttled(busy, concurrency=2), 9)
         assert [text for _, text in sorted(busy.began)] == [str(number) for number in range(9)]
 
     run_virtual(play)
@@ -101,7 +97,7 @@ def test_no_minute_has_more_requests_than_allowed():
     async def play():
         busy = Busy(lambda: 0.1)
         began = anyio.current_time()
-        await ask_all(throttled(busy, per_minute=4), 10)
+        await ask_all(Throttled(busy, per_minute=4), 10)
         assert [round(at - began) for at, _ in busy.began] == [0] * 4 + [60] * 4 + [120] * 2
 
     run_virtual(play)
@@ -112,7 +108,7 @@ def test_tokens_are_counted_as_they_were():
 
     async def play():
         busy = Busy(lambda: 1.0, Usage(input_tokens=400, output_tokens=100))
-        model = throttled(busy, tokens_per_minute=1_000)
+        model = Throttled(busy, tokens_per_minute=1_000)
         for number in range(4):
             await model.reply(request_of(str(number)))
         assert [round(at - busy.began[0][0]) for at, _ in busy.began] == [0, 1, 60, 61]
@@ -126,7 +122,7 @@ def test_the_answer_is_counted_before_it_comes_where_its_length_is_known():
 
     async def play():
         busy = Busy(lambda: 300.0)
-        await ask_all(throttled(busy, tokens_per_minute=1_100), 4, max_tokens=500)
+        await ask_all(Throttled(busy, tokens_per_minute=1_100), 4, max_tokens=500)
         assert [round(at - busy.began[0][0]) for at, _ in busy.began] == [0, 0, 60, 60]
 
     run_virtual(play)
@@ -137,7 +133,7 @@ def test_a_request_beyond_the_limit_goes_alone():
 
     async def play():
         busy = Busy(lambda: 1.0)
-        model = throttled(busy, tokens_per_minute=100)
+        model = Throttled(busy, tokens_per_minute=100)
         async with anyio.create_task_group() as group:
             for text in ("small", "x" * 4_000, "small"):
                 group.start_soon(model.reply, request_of(text))
@@ -154,7 +150,7 @@ def test_a_request_that_was_not_answered_took_no_tokens():
         def fails(_request):
             raise ModelUnavailableError("overloaded")
 
-        model = throttled(FunctionModel(fails), tokens_per_minute=1_000)
+        model = Throttled(FunctionModel(fails), tokens_per_minute=1_000)
         with pytest.raises(ModelError):
             await model.reply(request_of(max_tokens=900))
         assert (model.statistics().requests, model.statistics().tokens, model.statistics().in_flight) == (1, 0, 0)
@@ -168,7 +164,7 @@ def test_who_is_cancelled_leaves_his_place(who):
 
     async def play():
         busy = Busy()
-        model = throttled(busy, concurrency=1)
+        model = Throttled(busy, concurrency=1)
         scopes = [anyio.CancelScope() for _ in range(4)]
 
         async def ask(number):
@@ -193,7 +189,7 @@ def test_a_turn_that_does_not_come_in_time_is_an_overload():
     """It waits no longer than a model may be silent, and says what to do."""
 
     async def play():
-        model = throttled(Busy(lambda: 100.0), concurrency=1)
+        model = Throttled(Busy(lambda: 100.0), concurrency=1)
         async with anyio.create_task_group() as group:
             group.start_soon(model.reply, request_of())
             await anyio.wait_all_tasks_blocked()
@@ -209,7 +205,7 @@ def test_a_fallback_goes_round_a_line_that_is_too_long():
     """What waited in vain for the first model is answered by the next."""
 
     async def play():
-        first = throttled(Busy(lambda: 100.0), concurrency=1)
+        first = Throttled(Busy(lambda: 100.0), concurrency=1)
         model = Fallback(first, ScriptedModel("from the other"), monotonic=anyio.current_time)
         async with anyio.create_task_group() as group:
             group.start_soon(first.reply, request_of())
@@ -230,7 +226,7 @@ def test_whatever_comes_the_limits_hold(requests, concurrency, per_minute):
 
     async def play():
         busy = Busy()
-        model = throttled(busy, concurrency=concurrency, per_minute=per_minute)
+        model = Throttled(busy, concurrency=concurrency, per_minute=per_minute)
         left = []
 
         async def ask(number, comes_s, lasts_s, patience_s):

@@ -25,12 +25,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from agentfsm._concurrency import monotonic_time
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
@@ -79,7 +79,8 @@ class Fallback(CompositeModel):
             asks another, whose text replaces what was shown.
         rest_s: How long a model rests after its first failure in a row, seconds, above 0; doubled by each further one.
         patience_s: How long a rate limit may last that is waited for, seconds, 0 or more.
-        monotonic: Tells the time, seconds since some moment.
+        monotonic: Tells the time, seconds since some moment: by default the machine's, and virtual time in
+            `agentfsm.testing.run_virtual`.
 
     Raises:
         MisuseError: when an argument cannot be right, or the models share no way to be held to the form of an answer.
@@ -92,7 +93,7 @@ class Fallback(CompositeModel):
         after_text: bool = False,
         rest_s: float = REST_S,
         patience_s: float = PATIENCE_S,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = monotonic_time,
     ) -> None:
         if not others:
             raise MisuseError("Fallback has one model: give those that shall answer in its place, in their order")

@@ -6,11 +6,11 @@ each its share.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import attrs
 
+from agentfsm._concurrency import monotonic_time
 from agentfsm.core.errors import MisuseError, ModelError, ModelUnavailableError
 from agentfsm.core.value import Value
 from agentfsm.limiter import Limiter, Permit
@@ -50,7 +50,8 @@ class Throttled(CompositeModel):
         tokens_per_minute: Tokens of these, input and output, 1 or more. What a request takes is estimated before it
             (its input, and its answer where `Settings.max_tokens` limits that) and counted after it. One that takes
             more than a minute allows goes alone, one that is cancelled counts as estimated. None: any number.
-        monotonic: Tells the time, seconds since some moment. Tests in virtual time give `anyio.current_time`.
+        monotonic: Tells the time, seconds since some moment: by default the machine's, and virtual time in
+            `agentfsm.testing.run_virtual`.
 
     Raises:
         MisuseError: when no limit is given, or one is below 1.
@@ -63,7 +64,7 @@ class Throttled(CompositeModel):
         concurrency: int | None = None,
         per_minute: int | None = None,
         tokens_per_minute: int | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = monotonic_time,
     ) -> None:
         limits = (concurrency, per_minute, tokens_per_minute)
         if all(limit is None for limit in limits) or any(limit is not None and limit < 1 for limit in limits):
