@@ -11,13 +11,13 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from functools import partial
+from itertools import chain
 from typing import Final, TypeAlias
 
 import anyio
 import attrs
 
-from agentfsm._concurrency import ThreadWaiter, monotonic_time, notify_all, virtual_time
+from agentfsm._concurrency import make_waker, monotonic_time, virtual_time
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import COUNT
 from agentfsm.core.value import Value
@@ -28,17 +28,20 @@ MINUTE_S: Final = 60.0
 # A waiter sleeps at least so long until it looks again: a shorter time may be lost in the digits of a clock.
 MIN_WAIT_S: Final = 0.001
 
+_NO_WAKE: Final[WakeCallback] = lambda: None  # noqa: E731  of a caller that does not wait
+
 
 @attrs.define(eq=False, repr=False)
 class Permit:
     """A slot that was taken."""
 
-    started_at: float
-    # By the limiter's clock, seconds.
     cost: int
     # Estimated when it was taken; `Limiter.record_cost` corrects it.
+    started_at: float = math.inf
+    # When its use began, by the limiter's clock, seconds; infinite as long as it has not. It counts for a rate from the
+    # moment in which it was taken until a minute after this one.
     is_expired: bool = False
-    # Whether it was taken more than a minute ago, and counts for no rate any more.
+    # Whether that minute is over, and it counts for no rate any more.
 
 
 @attrs.frozen(kw_only=True)
@@ -50,7 +53,7 @@ class LimiterStatistics(Value):
     waiting: int
     # Callers that wait.
     recent: int
-    # Permits that were taken in the last minute; counted if a rate is limited, as is their cost.
+    # Permits whose use began in the last minute or has not begun yet; counted if a rate is limited, as is their cost.
     recent_cost: int
 
 
@@ -62,13 +65,16 @@ class Limiter:
     own: it asks `try_acquire(wake)`; if it gets no permit, it calls `notify_when_free(wake)` and asks again when it is
     woken, or after `next_check_s(wake)` seconds. If it gives up, woken or not, it calls `cancel_wait(wake)`.
 
-    The limits hold in this process only. Objects that are given the same limiter share it.
+    A rate counts from when the use of a permit begins: at once, unless the caller says otherwise (`start=False`).
+
+    The limits hold in this process only. Registries that are given the same limiter for a tag share it:
+    `ToolRegistry(tag_limits={"db": limiter})`.
     """
 
     concurrency: int | None = attrs.field(default=None, validator=COUNT.or_none())
     # Permits held at once, 1 or more. None: any number.
     per_minute: int | None = attrs.field(default=None, validator=COUNT.or_none(), kw_only=True)
-    # Permits taken in any 60 seconds, 1 or more. None: any number.
+    # Permits whose use begins in any 60 seconds, 1 or more. None: any number.
     cost_per_minute: int | None = attrs.field(default=None, validator=COUNT.or_none(), kw_only=True)
     # The cost of these, 1 or more, for example in tokens. One that costs more than that passes alone. None: any cost.
     monotonic: Callable[[], float] = attrs.field(default=monotonic_time, kw_only=True)
@@ -83,9 +89,12 @@ class Limiter:
     # The cost of each waiter, in the order of their arrival.
     _reserved: dict[WakeCallback, Permit] = attrs.field(factory=dict, init=False)
     # Permits of waiters that were woken and have not come yet.
+    _unstarted: set[Permit] = attrs.field(factory=set, init=False)
+    # Permits whose use has not begun, if a rate is limited; reserved ones included.
     _recent: deque[Permit] = attrs.field(factory=deque, init=False)
-    # Permits of the last minute, oldest first, if a rate is limited.
+    # Permits whose use began in the last minute, oldest first, if a rate is limited.
     _recent_cost: int = attrs.field(default=0, init=False)
+    # The cost of both.
     _timeline: Callable[[], float] | None = attrs.field(default=None, init=False)
     # The virtual time in which the starts of the last minute were counted; None: real time.
     _timekeeper: WakeCallback | None = attrs.field(default=None, init=False)
@@ -107,23 +116,39 @@ class Limiter:
         """Whether a thread whose call was given up holds every slot, so that it is unknown when one becomes free."""
         return self.concurrency is not None and self._abandoned >= self.concurrency
 
-    def try_acquire(self, wake: WakeCallback, cost: int = 0) -> Permit | None:
+    def try_acquire(self, wake: WakeCallback, cost: int = 0, *, start: bool = True) -> Permit | None:
         """Take the slot that is reserved for this `wake`, or a free one.
 
         Args:
             wake: Identifies the caller.
             cost: What it will cost, about; a waiter gives it to `notify_when_free`.
+            start: Whether its use begins now. If not, `start` must follow when it does, or `cancel` if it never will.
 
         Returns:
             The permit, which `release` must give back; None if there is none yet, and nothing was changed.
         """
         with self._lock:
-            woken = self._reserve()
-            permit = self._reserved.pop(wake, None)
-            if permit is None and not self._waiting and self._required_wait_s(cost) <= 0:
-                permit = self._start(cost)
+            permit, woken = self._reserved.pop(wake, None), list[WakeCallback]()
+            if permit is None:
+                woken = self._reserve()
+                permit = self._reserved.pop(wake, None)
+                if permit is None and not self._waiting and self._required_wait_s(cost) <= 0:
+                    permit = self._take(cost)
+            if permit is not None and start:
+                self._start(permit)
         _call(woken)
         return permit
+
+    def start(self, permit: Permit) -> None:
+        """Note that the use of a permit begins now, which was taken with `start=False`."""
+        with self._lock:
+            self._start(permit)
+
+    def cancel(self, permit: Permit) -> None:
+        """Give back a permit whose use has not begun and never will: it counts for no rate."""
+        with self._lock:
+            self._discard(permit)
+        self.release()
 
     def release(self) -> None:
         """Give a permit back, and wake the waiter that came first.
@@ -176,15 +201,14 @@ class Limiter:
         """Leave the line, if the caller is in it; a slot that is reserved for it goes to the next."""
         with self._lock:
             self._leave(wake)
-            if (permit := self._reserved.pop(wake, None)) is not None:
-                self._undo(permit)
             woken = self._reserve()
         _call(woken)
 
     def next_check_s(self, wake: WakeCallback) -> float:
         """Return after how many seconds a waiter should look again even if it is not woken; infinite for never.
 
-        A rate makes the first in line wait for time to pass, and nothing else will wake it then.
+        A rate makes the first in line wait for time to pass, and nothing else will wake it then. While a permit that
+        counts for the rate has not begun to be used, that is the shortest time that can be.
         """
         with self._lock:
             first = next(iter(self._waiting), None)
@@ -200,19 +224,19 @@ class Limiter:
         Returns:
             The permit, which `release` must give back; None if there was none in that time.
         """
-        caller = _Caller()
-        wake = caller.wake
-        if (permit := self.try_acquire(wake, cost)) is not None:
+        if (permit := self.try_acquire(_NO_WAKE, cost)) is not None:
             return permit
+        caller = _Caller()
+        wake = make_waker(caller.wake)
         try:
             with anyio.move_on_after(max_wait_s):
                 while True:
-                    caller.waiter = ThreadWaiter()  # before the look: what changes after it is heard
+                    caller.woken = anyio.Event()  # before the look: what changes after it is heard
                     self.notify_when_free(wake, cost)
                     if (permit := self.try_acquire(wake)) is not None:
                         return permit
                     with anyio.move_on_after(self.next_check_s(wake)):
-                        await caller.waiter.event.wait()
+                        await caller.woken.wait()
         finally:
             if permit is None:
                 self.cancel_wait(wake)
@@ -232,7 +256,10 @@ class Limiter:
         with self._lock:
             self._drop_expired(self._read_clock())
             return LimiterStatistics(
-                in_use=self.in_use, waiting=self.waiting, recent=len(self._recent), recent_cost=self._recent_cost
+                in_use=self.in_use,
+                waiting=self.waiting,
+                recent=len(self._recent) + len(self._unstarted),
+                recent_cost=self._recent_cost,
             )
 
     # Under the lock.
@@ -243,35 +270,41 @@ class Limiter:
         while self._waiting:
             wake, cost = next(iter(self._waiting.items()))
             wait_s = self._required_wait_s(cost)
+            if wait_s == math.inf or (wait_s > 0 and wake == self._timekeeper):
+                break
             if wait_s <= 0:
                 self._leave(wake)
-                self._reserved[wake] = self._start(cost)
-                woken.append(wake)
-                continue
-            if wait_s < math.inf and wake != self._timekeeper:
+                self._reserved[wake] = self._take(cost)
+            else:
                 self._timekeeper = wake  # from now on it looks at the time
-                woken.append(wake)
-            break
+            woken.append(wake)
         return woken
 
     def _leave(self, wake: WakeCallback) -> None:
         self._waiting.pop(wake, None)
         if wake == self._timekeeper:
             self._timekeeper = None
+        if (permit := self._reserved.pop(wake, None)) is not None:
+            self._in_use -= 1
+            self._discard(permit)
 
-    def _start(self, cost: int) -> Permit:
-        permit = Permit(0.0, cost)
+    def _take(self, cost: int) -> Permit:
+        permit = Permit(cost)
         self._in_use += 1
         if self._limits_rate:
-            permit.started_at = self._read_clock()
-            self._recent.append(permit)
+            self._unstarted.add(permit)
             self._recent_cost += cost
         return permit
 
-    def _undo(self, permit: Permit) -> None:
-        self._in_use -= 1
-        if self._limits_rate and not permit.is_expired:
-            self._recent.remove(permit)
+    def _start(self, permit: Permit) -> None:
+        if permit in self._unstarted:
+            self._unstarted.remove(permit)
+            permit.started_at = self._read_clock()
+            self._recent.append(permit)
+
+    def _discard(self, permit: Permit) -> None:
+        if permit in self._unstarted:
+            self._unstarted.remove(permit)
             self._recent_cost -= permit.cost
 
     @property
@@ -286,14 +319,15 @@ class Limiter:
             return 0.0
         now = self._read_clock()
         self._drop_expired(now)
-        surplus = 0 if self.per_minute is None else len(self._recent) + 1 - self.per_minute
+        taken = len(self._recent) + len(self._unstarted)
+        surplus = 0 if self.per_minute is None else taken + 1 - self.per_minute
         excess = 0 if self.cost_per_minute is None else self._recent_cost + cost - self.cost_per_minute
         wait_s = 0.0
-        for permit in self._recent:
+        for permit in chain(self._recent, self._unstarted):
             if surplus <= 0 and excess <= 0:
                 break
             surplus, excess = surplus - 1, excess - permit.cost
-            wait_s = permit.started_at + MINUTE_S - now
+            wait_s = min(permit.started_at, now) + MINUTE_S - now
         return wait_s
 
     def _read_clock(self) -> float:
@@ -315,13 +349,12 @@ class Limiter:
 class _Caller:
     """A coroutine that waits for a permit."""
 
-    waiter: ThreadWaiter | None = None
-    wake: WakeCallback = attrs.field(default=attrs.Factory(lambda caller: partial(_notify, caller), takes_self=True))
+    woken: anyio.Event | None = None
 
-
-def _notify(caller: _Caller) -> None:
-    if caller.waiter is not None:
-        notify_all([caller.waiter])
+    def wake(self) -> None:
+        """Make it look again; called in its event loop."""
+        if self.woken is not None:
+            self.woken.set()
 
 
 def _call(woken: Iterable[WakeCallback]) -> None:

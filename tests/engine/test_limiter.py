@@ -354,6 +354,53 @@ def test_a_slot_that_was_reserved_and_not_taken_counts_for_no_rate():
     assert (statistics.in_use, statistics.recent, statistics.recent_cost) == (0, 1, 3)
 
 
+def test_a_permit_that_has_not_begun_counts_in_every_minute():
+    """Its minute begins when its use does; one whose use never begins is taken back."""
+    clock, guest = Clock(), Guest()
+    limiter = Limiter(per_minute=2, cost_per_minute=100, monotonic=clock)
+    used, unused = (limiter.try_acquire(guest.wake, 10, start=False) for _ in range(2))
+    clock.now += 5 * MINUTE_S
+    assert not limiter.try_acquire(guest.wake)
+    assert limiter.statistics().recent == 2
+    limiter.start(used)
+    clock.now += 10
+    assert not limiter.try_acquire(guest.wake)
+    limiter.cancel(unused)
+    assert (limiter.statistics().recent, limiter.statistics().recent_cost, limiter.in_use) == (1, 10, 1)
+    assert limiter.try_acquire(guest.wake)
+    assert not limiter.try_acquire(guest.wake)
+    clock.now += MINUTE_S - 10
+    assert limiter.try_acquire(guest.wake)
+
+
+def test_a_waiter_may_look_again_when_what_has_not_begun_could_be_over():
+    """As long as its use does not begin, the wait is a minute each time."""
+    clock, guest = Clock(), Guest()
+    limiter = Limiter(per_minute=1, monotonic=clock)
+    permit = limiter.try_acquire(Guest().wake, start=False)
+    limiter.notify_when_free(guest.wake)
+    clock.now += 40
+    assert limiter.next_check_s(guest.wake) == MINUTE_S
+    limiter.start(permit)
+    clock.now += 10
+    assert limiter.next_check_s(guest.wake) == MINUTE_S - 10
+
+
+def test_a_reserved_slot_counts_from_when_its_waiter_comes():
+    """And not from the moment in which it was woken."""
+    clock, guest = Clock(), Guest()
+    limiter = Limiter(1, per_minute=1, monotonic=clock)
+    assert limiter.try_acquire(Guest().wake)
+    limiter.notify_when_free(guest.wake)
+    clock.now += MINUTE_S
+    limiter.release()
+    clock.now += 30
+    assert limiter.try_acquire(guest.wake)
+    limiter.release()
+    clock.now += 59
+    assert not limiter.try_acquire(guest.wake)
+
+
 def test_each_run_in_virtual_time_has_minutes_of_its_own():
     """A rate goes by virtual time there; before and after, it knows nothing of the starts in it."""
     limiter = Limiter(per_minute=2)

@@ -588,6 +588,63 @@ def test_a_rate_spreads_the_calls(in_a_row: bool) -> None:
     run_virtual(play)
 
 
+def test_a_rate_counts_a_call_from_its_start() -> None:
+    """A call that keeps its permit while it waits for another limit does not begin with those of a later minute."""
+
+    async def play() -> None:
+        watch = Watch()
+        work = watch.tool("work", tags={"db"}, per_minute=2)
+        hog = watch.tool("hog", tags={"db"}, timeout_s=100)
+        async with anyio.create_task_group() as tasks:
+            shared = Limiter(1)
+            tasks.start_soon(queue_of(hog, tag_limits={"db": shared}).execute_all, calls(("hog", 70)))
+            await anyio.wait_all_tasks_blocked()
+            await queue_of(work, tag_limits={"db": shared}).execute_all(calls(*[("work", 0)] * 6))
+        starts = [moment for name, moment in watch.begun if name == "work"]
+        assert starts == pytest.approx([70, 70, 130, 130, 190, 190])
+
+    run_virtual(play)
+
+
+def test_what_comes_between_the_permit_and_the_start_counts_for_no_minute() -> None:
+    """A host may take its time over the start of a call, and a call that does not start leaves its place."""
+
+    class Slow(QueueHost):
+        """The first call's start is slow to be written."""
+
+        async def on_start(self, call: ToolCall, tool: Tool[..., Any]) -> None:
+            """Write."""
+            await anyio.sleep(70 if call.id == "work0" else 0)
+
+    async def play() -> None:
+        watch = Watch()
+        work = watch.tool("work", per_minute=1)
+        wrong = ToolCall(id="wrong", name="work", arguments='{"seconds": "x"}')
+        results = await queue_of(work, host=Slow()).execute_all([wrong, *calls(("work", 0), ("work", 0))])
+        assert [result.outcome for result in results] == [Outcome.FAILED, Outcome.DONE, Outcome.DONE]
+        assert [moment for _, moment in watch.begun] == pytest.approx([70, 130])
+        assert is_free(work.limiter)
+
+    run_virtual(play)
+
+
+def test_a_call_that_is_cancelled_before_its_start_counts_for_no_minute() -> None:
+    """Though it had a permit already, and waited for that of its tag."""
+
+    async def play() -> None:
+        watch = Watch()
+        work = watch.tool("work", tags={"db"}, per_minute=2)
+        shared = Limiter(1)
+        assert shared.try_acquire(print)
+        with anyio.move_on_after(30):
+            await queue_of(work, tag_limits={"db": shared}).execute_all(calls("work", "work", "work"))
+        assert work.limiter is not None
+        assert is_free(work.limiter)
+        assert (work.limiter.statistics().recent, shared.in_use, shared.waiting) == (0, 1, 0)
+
+    run_virtual(play)
+
+
 def test_waiting_for_a_rate_takes_nothing_of_the_time_of_a_call() -> None:
     """A call that waits two minutes for its turn runs within its time-out all the same."""
 

@@ -37,7 +37,7 @@ from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolResult
-    from agentfsm.limiter import Limiter
+    from agentfsm.limiter import Limiter, Permit
     from agentfsm.ports.store import Clock
     from agentfsm.tools.queue.plan import Access
     from agentfsm.tools.registry import ToolRegistry
@@ -128,8 +128,8 @@ class ToolJob:
     access: Access
     limiters: tuple[Limiter, ...] = ()
     # What it has to pass before it runs.
-    permits_held: int = 0
-    # How many of them it has passed.
+    permits: list[Permit] = attrs.field(factory=list)
+    # Of those that it has passed, in their order.
     bound: BoundArguments | ArgumentsError | None = None
     # Its arguments, where the plan had to look at them.
     on_started: Callable[[], object] = lambda: None
@@ -152,6 +152,11 @@ class ToolJob:
     def estimate_s(self) -> float | None:
         """Seconds that it usually takes, where the tool says so."""
         return None if self.tool is None else self.tool.estimate_s
+
+    def start_permits(self) -> None:
+        """Note that the tool begins: a rate counts the call from now on."""
+        for limiter, permit in zip(self.limiters, self.permits, strict=True):
+            limiter.start(permit)
 
     def bind(self, tool: Tool[..., Any]) -> BoundArguments:
         """Return the arguments, which fit the schema; they are read once. The rule is asked when the call runs.
@@ -236,6 +241,8 @@ class ToolDispatcher:
         self, job: ToolJob, tool: Tool[..., Any], bound: BoundArguments, timeout_s: float
     ) -> CallOutcome:
         """Try within the time of the call."""
+        if job.permits:
+            job.start_permits()
         scope = anyio.CancelScope()
         # Nothing can be cut off before it waits, so the timer is set then: what never waits pays for none.
         tries = _RetryLoop(self, job, tool, bound, timeout_s, scope, anyio.current_time)

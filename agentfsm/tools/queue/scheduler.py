@@ -473,12 +473,13 @@ class Scheduler:
         """
         job, called = self._jobs[index], self._unparked.pop(index, None)
         wake = _NO_WAKE if called is None else called.wake
-        while job.permits_held < len(job.limiters):
-            limiter = job.limiters[job.permits_held]
-            if limiter.try_acquire(wake) is None:
+        while len(job.permits) < len(job.limiters):
+            limiter = job.limiters[len(job.permits)]
+            permit = limiter.try_acquire(wake, start=False)
+            if permit is None:
                 self._park(index, limiter, wake)
                 return False
-            job.permits_held += 1
+            job.permits.append(permit)
         return True
 
     def _park(self, index: int, limiter: Limiter, wake: WakeCallback) -> None:
@@ -497,13 +498,15 @@ class Scheduler:
             self._wake()
 
     def _release_limiters(self, job: ToolJob) -> None:
-        for limiter in job.limiters[: job.permits_held]:
-            if job.abandoned_thread is None:
+        for limiter, permit in zip(job.limiters, job.permits, strict=False):
+            if not job.attempts:
+                limiter.cancel(permit)
+            elif job.abandoned_thread is None:
                 limiter.release()
             else:  # its thread goes on, and so does what it does to the service
                 limiter.mark_abandoned()
                 job.abandoned_thread.on_end(limiter.release_abandoned)
-        job.permits_held = 0
+        job.permits.clear()
 
 
 @attrs.define(eq=False, repr=False)
