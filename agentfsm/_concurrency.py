@@ -102,8 +102,12 @@ def make_waker(function: Callable[[], object]) -> Callable[[], None]:
 
 
 def is_waker_dead(wake: Callable[[], None] | None) -> bool:
-    """Whether what `make_waker` returned belongs to an event loop that was closed."""
-    return isinstance(wake, partial) and not _try_schedule(wake.args[0], lambda: None)
+    """Whether this is of `make_waker`, and its event loop was closed."""
+    if not isinstance(wake, partial) or wake.func is not _schedule:
+        return False
+    scheduler = wake.args[0]
+    is_closed = getattr(getattr(scheduler, "__self__", None), "is_closed", None)  # of asyncio; costs no system call
+    return not _try_schedule(scheduler, lambda: None) if is_closed is None else is_closed()
 
 
 class ThreadWaiter:

@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 import anyio
 import attrs
 
-from agentfsm._concurrency import make_waker, monotonic_time, virtual_time
+from agentfsm._concurrency import is_waker_dead, make_waker, monotonic_time, virtual_time
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import COUNT
 from agentfsm.core.value import Value
@@ -27,6 +27,8 @@ WakeCallback: TypeAlias = Callable[[], None]
 MINUTE_S: Final = 60.0
 # A waiter sleeps at least so long until it looks again: a shorter time may be lost in the digits of a clock.
 MIN_WAIT_S: Final = 0.001
+# A coroutine that waits looks at least so often whether an event loop was closed under a waiter before it.
+MAX_WAIT_S: Final = 60.0
 
 _NO_WAKE: Final[WakeCallback] = lambda: None  # noqa: E731  of a caller that does not wait
 
@@ -235,7 +237,7 @@ class Limiter:
                     self.notify_when_free(wake, cost)
                     if (permit := self.try_acquire(wake)) is not None:
                         return permit
-                    with anyio.move_on_after(self.next_check_s(wake)):
+                    with anyio.move_on_after(min(self.next_check_s(wake), MAX_WAIT_S)):
                         await caller.woken.wait()
         finally:
             if permit is None:
@@ -265,13 +267,21 @@ class Limiter:
     # Under the lock.
 
     def _reserve(self) -> list[WakeCallback]:
-        """Reserve what is free for the waiters that came first; return which to wake, outside the lock."""
+        """Reserve what is free for the waiters that came first; return which to wake, outside the lock.
+
+        Waiters whose event loop was closed leave the line, since they will never come.
+        """
         woken: list[WakeCallback] = []
+        for wake in [each for each in self._reserved if is_waker_dead(each)]:
+            self._leave(wake)
         while self._waiting:
             wake, cost = next(iter(self._waiting.items()))
             wait_s = self._required_wait_s(cost)
             if wait_s == math.inf or (wait_s > 0 and wake == self._timekeeper):
                 break
+            if is_waker_dead(wake):
+                self._leave(wake)
+                continue
             if wait_s <= 0:
                 self._leave(wake)
                 self._reserved[wake] = self._take(cost)

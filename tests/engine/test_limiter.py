@@ -1,5 +1,6 @@
 """A limiter: never too many at once or in a minute, first come, first served, and no waiter is forgotten."""
 
+import asyncio
 import random
 import threading
 
@@ -419,6 +420,30 @@ def test_each_run_in_virtual_time_has_minutes_of_its_own():
             assert limiter.try_acquire(Guest().wake)
             limiter.release()
         assert not limiter.try_acquire(Guest().wake)
+
+
+# Closed event loops
+
+
+@pytest.mark.parametrize("closed", ["while it waits", "once it is woken"])
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_waiter_whose_loop_was_closed_keeps_no_slot(closed, behind):
+    """The slot goes to those who can come, also as long as the waiter's task is referenced."""
+    limiter = full()
+    loop = asyncio.new_event_loop()
+    waiting = loop.create_task(limiter.acquire())
+    loop.run_until_complete(asyncio.sleep(0.01))
+    second = Guest()
+    if behind:
+        limiter.notify_when_free(second.wake)
+    if closed == "while it waits":
+        loop.close()
+    limiter.release()
+    loop.close()
+    limiter.notify_when_free(second.wake)
+    assert limiter.try_acquire(second.wake)
+    assert (limiter.in_use, limiter.waiting) == (1, 0)
+    assert not waiting.done()
 
 
 async def test_a_wait_has_its_end():

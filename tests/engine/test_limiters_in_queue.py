@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -643,6 +645,31 @@ def test_a_call_that_is_cancelled_before_its_start_counts_for_no_minute() -> Non
         assert (work.limiter.statistics().recent, shared.in_use, shared.waiting) == (0, 1, 0)
 
     run_virtual(play)
+
+
+async def test_a_call_whose_loop_was_closed_keeps_no_place() -> None:
+    """Other runs of the process go on, though its task is still referenced."""
+    watch = Watch()
+    narrow = watch.tool("narrow", limit=1)
+    assert narrow.limiter is not None
+    assert narrow.limiter.try_acquire(print)
+    lost = ToolQueue(ToolRegistry.of([narrow])).execute_all(calls("narrow"))
+
+    def lose() -> None:
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(lost)
+        loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()
+        assert not task.done()
+
+    await anyio.to_thread.run_sync(lose)
+    assert narrow.limiter.waiting == 1
+    narrow.limiter.release()
+    with anyio.fail_after(HANG_S):
+        await ToolQueue(ToolRegistry.of([narrow])).execute_all(calls(("narrow", 0)))
+    with suppress(RuntimeError):  # anyio, for which there is no task here
+        lost.close()  # else anyio keeps it for ever
+    assert is_free(narrow.limiter)
 
 
 def test_waiting_for_a_rate_takes_nothing_of_the_time_of_a_call() -> None:

@@ -399,6 +399,7 @@ class Scheduler:
                 continue
             if not parked.limiter.is_stuck:
                 parked.check_at = now + self._park_timeout_s(index)
+                parked.limiter.notify_when_free(parked.wake)  # nobody else may see that an event loop was closed
                 continue
             del self._parked[index]
             parked.limiter.cancel_wait(parked.wake)
