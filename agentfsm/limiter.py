@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from itertools import chain
+from itertools import chain, count
 from typing import Final, TypeAlias
 
 import anyio
@@ -30,6 +30,7 @@ MIN_WAIT_S: Final = 0.001
 # A coroutine that waits looks at least so often whether an event loop was closed under a waiter before it.
 MAX_WAIT_S: Final = 60.0
 
+_new_number: Final = count().__next__
 _NO_WAKE: Final[WakeCallback] = lambda: None  # noqa: E731  of a caller that does not wait
 
 
@@ -83,6 +84,9 @@ class Limiter:
     # The clock, seconds; by default the machine's, and virtual time in `agentfsm.testing.run_virtual`. A limiter that
     # goes from one of the two to the other, or to the next virtual time, forgets the last minute: the times cannot be
     # compared. So it holds no rate over threads of which some are in virtual time.
+    number: int = attrs.field(factory=_new_number, init=False)
+    # Higher than those of all limiters that were made before it. Callers that need permits of several limiters take
+    # them in this order, so that they never wait for one another in a ring.
     _in_use: int = attrs.field(default=0, init=False)
     # Reserved slots included.
     _abandoned: int = attrs.field(default=0, init=False)

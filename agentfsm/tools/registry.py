@@ -20,7 +20,22 @@ from agentfsm.tools.tool import NAME_CHARS, Tool, make_tool
 
 
 def _to_limiters(limits: Mapping[str, int | Limiter]) -> dict[str, Limiter]:
-    return {tag: each if isinstance(each, Limiter) else Limiter(each) for tag, each in limits.items()}
+    if not isinstance(limits, Mapping):
+        raise MisuseError(f'ToolRegistry(tag_limits={limits!r}): give limits by tag, as {{"db": 2}}, {{}} for none')
+    return {tag: _to_limiter(tag, limit) for tag, limit in limits.items()}
+
+
+def _to_limiter(tag: object, limit: object) -> Limiter:
+    if not isinstance(tag, str):
+        raise MisuseError(f"ToolRegistry(tag_limits={{{tag!r}: ...}}): give a tag, which is a str")
+    if isinstance(limit, Limiter):
+        return limit
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise MisuseError(
+            f"ToolRegistry(tag_limits={{{tag!r}: {limit!r}}}): give a whole number, 1 or more, of calls in flight at "
+            "once, or a limiter, as Limiter(2, per_minute=60)"
+        )
+    return Limiter(limit)
 
 
 class ToolSource(Protocol):
@@ -223,16 +238,18 @@ class ToolRegistry:
         return part
 
     def limiters_for(self, tool: Tool[..., Any]) -> tuple[Limiter, ...]:
-        """Return what a call of a tool has to pass: the tool's own first, then those of its tags by name.
+        """Return what a call of a tool has to pass: the tool's own first, then those of its tags, the oldest first.
 
-        Callers that take them in this order never wait for one another in a ring.
+        Callers that take them in this order never wait for one another in a ring, nor for themselves: a limiter of
+        several tags is there once.
         """
         known = self._limiters.get(tool)
         return self._collect_limiters(tool) if known is None else known  # removed, with a call of it on its way
 
     def _collect_limiters(self, tool: Tool[..., Any]) -> tuple[Limiter, ...]:
         own = () if tool.limiter is None else (tool.limiter,)
-        return *own, *(self.tag_limits[tag] for tag in sorted(tool.tags) if tag in self.tag_limits)
+        of_tags = {self.tag_limits[tag] for tag in tool.tags if tag in self.tag_limits}
+        return *own, *sorted(of_tags, key=lambda limiter: limiter.number)
 
     def for_openai(self) -> list[dict[str, Any]]:
         """Return the definitions as OpenAI's client takes them, in `tools=`."""

@@ -366,7 +366,12 @@ _STRINGS: Final = ValueRule(
 _OPTION_RULES: Final[Mapping[str, ValueRule]] = {
     **dict.fromkeys(("timeout_s", "approval_expires_s", "shown_tokens", "shown_bytes"), POSITIVE.or_none()),
     "description": STRING.or_none(),
-    **dict.fromkeys(("limit", "per_minute"), COUNT.or_none()),
+    "limit": attrs.evolve(
+        COUNT.or_none(),
+        wanted=f"{COUNT.or_none().wanted}; a Limiter is shared by a tag: tags=['db'], and "
+        "ToolRegistry(tag_limits={'db': limiter})",
+    ),
+    "per_minute": COUNT.or_none(),
     **dict.fromkeys(("read_only", "idempotent", "poll", "external"), BOOL),
     **dict.fromkeys(("enabled", "requires_approval", "concurrency_safe"), _CHOICE),
     **dict.fromkeys(("validate", "describe", "locks"), FUNCTION.or_none()),

@@ -647,6 +647,22 @@ def test_a_call_that_is_cancelled_before_its_start_counts_for_no_minute() -> Non
     run_virtual(play)
 
 
+def test_limits_that_are_shared_crosswise_make_no_ring() -> None:
+    """Two registries may give the same limiters to tags of other names, or one limiter to two tags of a tool."""
+
+    async def play() -> None:
+        watch = Watch()
+        work = watch.tool("work", tags={"a", "b"})
+        one, other = Limiter(1), Limiter(1)
+        async with anyio.create_task_group() as tasks:
+            for tag_limits in ({"a": one, "b": other}, {"a": other, "b": one}, {"a": one, "b": one}):
+                tasks.start_soon(queue_of(work, tag_limits=tag_limits).execute_all, calls("work", "work"))
+        assert len(watch.begun) == 6
+        assert is_free(one, other)
+
+    run_virtual(play)
+
+
 async def test_a_call_whose_loop_was_closed_keeps_no_place() -> None:
     """Other runs of the process go on, though its task is still referenced."""
     watch = Watch()
@@ -709,6 +725,12 @@ def test_a_tool_has_a_rate_of_its_own() -> None:
     assert both.limiter is not None
     assert (search.limiter.concurrency, search.limiter.per_minute) == (None, 30)
     assert (both.limiter.concurrency, both.limiter.per_minute) == (2, 30)
+
+
+def test_a_limiter_is_shared_by_a_tag() -> None:
+    """A tool takes none for itself, and its error says where it belongs."""
+    with pytest.raises(MisuseError, match=r"share a Limiter by a tag: .*ToolRegistry\(tag_limits="):
+        tool(name="work", limit=Limiter(1))(lambda: "")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("options", [{"per_minute": 0}, {"limit": 0}, {"per_minute": 1.5}, {"limit": True}], ids=str)

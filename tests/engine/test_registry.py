@@ -165,7 +165,7 @@ def test_a_part_goes_its_own_way(registry):
 
 
 def test_calls_pass_the_limit_of_their_tool_and_of_its_tags():
-    """The tool's own first, then tags by name, always the same objects; a tag without a limit has none."""
+    """The tool's own first, then those of tags, the oldest first, the same objects always; some tags have none."""
     registry = ToolRegistry(tag_limits={"web": 5, "db": 2, "unused": 1})
     for each in TOOLS:
         registry.register(each)
@@ -173,7 +173,10 @@ def test_calls_pass_the_limit_of_their_tool_and_of_its_tags():
     assert (web.concurrency, db.concurrency) == (5, 2)
     assert registry.limiters_for(get_weather) == (get_weather.limiter, web)
     assert registry.limiters_for(delete_rows) == (db,)
-    assert registry.limiters_for(export) == (db, web)
+    assert registry.limiters_for(export) == (web, db)
+    crossed = ToolRegistry(tag_limits={"db": web, "web": db})
+    assert crossed.limiters_for(export) == (web, db)
+    assert ToolRegistry(tag_limits={"db": web, "web": web}).limiters_for(export) == (web,)
     assert get_weather.limiter.concurrency == 3
     assert ToolRegistry.of(TOOLS).limiters_for(export) == ()
 
@@ -197,10 +200,24 @@ def test_a_call_on_its_way_keeps_its_limits_when_its_tool_is_removed():
     assert registry.limiters_for(delete_rows) == before == (registry.tag_limits["db"],)
 
 
-def test_a_limit_that_lets_nothing_through_is_refused():
-    """As that of a tool is."""
-    with pytest.raises(MisuseError):
-        ToolRegistry(tag_limits={"db": 0})
+@pytest.mark.parametrize(
+    ("limits", "wish"),
+    [
+        (None, r"tag_limits=None\): give limits by tag"),
+        ([1], r"tag_limits=\[1\]\): give limits by tag"),
+        ({1: 2}, r"tag_limits=\{1: \.\.\.\}\): give a tag, which is a str"),
+        ({"db": 0}, r"tag_limits=\{'db': 0\}\): give a whole number, 1 or more"),
+        ({"db": "2"}, r"tag_limits=\{'db': '2'\}\): give a whole number"),
+        ({"db": True}, r"tag_limits=\{'db': True\}\): give a whole number"),
+        ({"db": None}, r"tag_limits=\{'db': None\}\): give a whole number"),
+        ({"db": Limiter}, r"tag_limits=\{'db': <class .*Limiter'>\}\): give a whole number.* or a limiter"),
+    ],
+    ids=str,
+)
+def test_a_limit_that_makes_no_sense_is_refused(limits, wish):
+    """The error names the tag, and says which limits there are."""
+    with pytest.raises(MisuseError, match=rf"ToolRegistry\({wish}"):
+        ToolRegistry(tag_limits=limits)
 
 
 def test_a_summary_has_a_line_for_each_tool(registry):
