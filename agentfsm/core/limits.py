@@ -63,7 +63,8 @@ class Limits(Value):
     tokens: int = attrs.field(default=200_000, validator=COUNT)
     # Input plus output of every call: ten turns over a well-filled history, below a dollar with most models.
     seconds: float = attrs.field(default=300.0, validator=_ABOVE_ZERO)
-    # Active time: waiting for a person does not count. The longest that somebody keeps watching.
+    # Active time: a wait for a person does not count, one for a limit of a tool, a tag or a model does. The longest
+    # that somebody keeps watching.
     usd: float | None = attrs.field(default=None, validator=_ABOVE_ZERO.or_none())
     # US dollars. None by default: only you know what an answer is worth.
     tool_calls: int = attrs.field(default=200, validator=COUNT)

@@ -123,12 +123,16 @@ async def _run_until_limit(execution: Execution, calls: ToolCalls, throttle: Ste
             if once or journal.run is before or journal.run.limit_reached is not reached:
                 break
     if scope.cancelled_caught and (journal.run.limit_reached is reached or journal.lease.cancelled):
-        await _commit(journal, await _interrupt(execution))
+        await _commit(journal, await _interrupt(execution, calls.host.cut_off_limit_waits))
     return not once and journal.run.limit_reached is not reached and not journal.run.is_over
 
 
-async def _interrupt(execution: Execution) -> StepOutcome:
+async def _interrupt(execution: Execution, limit_waits: int) -> StepOutcome:
     """Return why the effect in flight was cut off: the run was cancelled, or its time is up.
+
+    Args:
+        execution: The execution of the run.
+        limit_waits: Calls that still waited for a limit of their tool or of a tag.
 
     Raises:
         LeaseLostError: when another worker has taken the run.
@@ -140,7 +144,10 @@ async def _interrupt(execution: Execution) -> StepOutcome:
     if (reached := execution.journal.run.limit_reached) is not None:
         message = f"no last answer came within {limit_s:.1f} seconds"
         return end_after_last_answer(execution, reached, message, *build_usage_events(execution))
-    message = f"{used_s:.1f} of {limit_s:.1f} seconds used, and what ran was cut off; a larger seconds= allows more"
+    waits = f" while calls waited for a limit of their tool or tag ({limit_waits:,})" if limit_waits else ""
+    message = (
+        f"{used_s:.1f} of {limit_s:.1f} seconds used, and what ran was cut off{waits}; a larger seconds= allows more"
+    )
     events = *build_usage_events(execution), *await end_children(execution)
     return stop_at_limit(execution, StopReason.TIMEOUT, message, *events)
 

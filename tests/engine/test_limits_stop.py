@@ -13,6 +13,7 @@ from agentfsm.core.events import AnswerDrafted
 from agentfsm.core.messages import AssistantMessage
 from agentfsm.core.usage import Usage
 from agentfsm.ports import FinishReason, Model, ProposedCall, Reply, Request
+from agentfsm.testing.clock import VirtualClock, run_virtual
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
 from tests.support.checks import HANG_S, names, results_of, sound, sound_run, virtually
 
@@ -247,6 +248,23 @@ def test_a_deadline_cuts_tools_in_flight():
             await sound(agent, run)
 
     virtually(play)
+
+
+def test_the_deadline_says_how_many_calls_waited_for_a_limit():
+    """The time of the run passes while they wait, so a larger limit may be the remedy as well."""
+
+    @tool(read_only=True, per_minute=2)
+    async def search(at: str) -> str:
+        """Search."""
+        return at
+
+    async def play() -> Run:
+        model = ScriptedModel(say("", *[call("search", at=str(number)) for number in range(5)]))
+        return await Agent(model, tools=[search], limits=Limits(seconds=10), clock=VirtualClock()).run("look")
+
+    run = run_virtual(play)
+    ended(run, StopReason.TIMEOUT, "10.0 of 10.0 seconds used, and what ran was cut off")
+    assert "while calls waited for a limit of their tool or tag (3); a larger seconds= allows more" in run.stop_message
 
 
 def test_time_adds_up_over_the_steps():

@@ -75,6 +75,8 @@ class RunHost(QueueHost):
     # Decisions that let a call run, by call id. The append that marks the call as started takes them from the inbox.
     restarted_calls: frozenset[str] = frozenset()
     # Calls that have started before and run again, by id.
+    cut_off_limit_waits: int = 0
+    # Calls that waited for a limit of their tool or of a tag when the work on the run was broken off.
 
     def record(self, *events: e.Event, taken: Sequence[int] = ()) -> None:
         """Commit what happened to calls. If none is left without a result, the same append ends the turn."""
@@ -223,6 +225,10 @@ class RunHost(QueueHost):
                 self.record(*facts, cut)
             except AgentError as error:  # what has cut the call off goes on as it is
                 journal.log.error("cut_off_not_recorded", call=job.call.id, error=type(error).__name__)  # noqa: TRY400  a fact, no trace
+
+    def on_limit_wait_cut_off(self, job: ToolJob) -> None:  # noqa: ARG002  they are counted
+        """Count it, for the message of a run whose time is up."""
+        self.cut_off_limit_waits += 1
 
     def _build_late_start(self, job: ToolJob) -> list[e.Event]:
         """Return the start of a call that is read-only and has run, where the journal does not tell of it."""

@@ -105,6 +105,9 @@ class QueueHost:
     def on_cut_off(self, job: ToolJob, duration_s: float) -> None:
         """Take note that a call was cut off together with the queue, and has no result."""
 
+    def on_limit_wait_cut_off(self, job: ToolJob) -> None:
+        """Take note that a call was cut off together with the queue while it waited for a limit of its tool or tag."""
+
     async def on_pause(self, job: ToolJob, pause: CallPaused) -> CallOutcome | None:  # noqa: ARG002  nobody can answer here
         """Take note that a call waits for what is outside; where that cannot be, say how the call ends instead."""
         return failed_outcome("it waits for a decision that nobody can give here", ErrorType.BLOCKED, retryable=True)

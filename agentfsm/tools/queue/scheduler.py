@@ -377,6 +377,7 @@ class Scheduler:
             for index, parked in (*self._parked.items(), *self._unparked.items()):
                 parked.limiter.cancel_wait(parked.wake)
                 self._release_limiters(self._jobs[index])
+                self.queue.host.on_limit_wait_cut_off(self._jobs[index])
 
     async def _wait(self) -> None:
         """Wait until nothing is in flight, a limiter has a permit, or a call has waited long for one."""
