@@ -1,52 +1,106 @@
-"""Find adapters that installed packages provide through entry points."""
+"""Find adapters that installed packages provide through entry points, and make what they stand for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import AgentError, MisuseError
 
 MODELS: Final = "agentfsm.models"
 # Entry point group: the prefix of a model's name, such as "openai", to a callable that takes the rest of the name.
 STORES: Final = "agentfsm.stores"
 # Entry point group: the scheme of a store's URL, such as "redis", to a callable that takes the URL.
 
+# What an entry point of each group makes.
+_PRODUCTS: Final = {MODELS: "a Model", STORES: "a Store"}
+
+# What the code of a package may raise; a KeyboardInterrupt or a cancellation is not the package's.
+_FAULTS: Final = (Exception, SystemExit)
+
+T = TypeVar("T")
+
 
 @cache
 def find_plugins(group: str) -> Mapping[str, Sequence[EntryPoint]]:
-    """Return the entry points of a group by name. The metadata of installed packages is read once per process."""
+    """Return the entry points of a group by name. The metadata of installed packages is read once per process.
+
+    The names of stores are in lower case, since the scheme of a URL has no case.
+    """
     found: dict[str, list[EntryPoint]] = {}
     for each in entry_points(group=group):
-        found.setdefault(each.name, []).append(each)
+        found.setdefault(each.name.lower() if group == STORES else each.name, []).append(each)
     return found
 
 
-def load_plugin(group: str, name: str) -> Any:
-    """Import what an entry point names.
+def create_from_plugin(group: str, name: str, argument: str, ensure: Callable[[Any], T]) -> T:
+    """Import what an entry point names, call it, and return what it makes.
 
     Args:
         group: `MODELS` or `STORES`.
         name: One of `find_plugins(group)`.
+        argument: Handed to the callable.
+        ensure: Returns what it is given, or raises a MisuseError that says why it is not what the group makes.
 
     Raises:
-        MisuseError: if several packages provide the name, or the package that does cannot be imported.
-        ImportError: if an adapter of agentfsm itself needs an extra that is not installed; it says which.
+        MisuseError: if several packages provide the name, or the one that does is at fault: it cannot be imported, the
+            entry point is malformed or names no callable, or the callable fails or makes something else. It names the
+            entry point and the package. An error of this package that the callable raises is passed on as it is.
     """
+    plugin = _choose_plugin(group, name)
+    who, product = f"{plugin.name!r} of package {_package(plugin)}", _PRODUCTS[group]
+    factory = _load_factory(plugin, who)
+    try:
+        made = factory(argument)
+    except AgentError:
+        raise
+    except _FAULTS as error:
+        raise MisuseError(f"{who} failed: {_describe_fault(error)}") from error
+    if inspect.iscoroutine(made):
+        made.close()
+        raise MisuseError(f"{who} is async: write a plain function that returns {product}")
+    try:
+        return ensure(made)
+    except MisuseError as error:
+        what = f"the class {made.__name__}" if isinstance(made, type) else type(made).__name__
+        raise MisuseError(f"{who} returned {what}, not {product}: {error}") from None
+
+
+def _choose_plugin(group: str, name: str) -> EntryPoint:
     candidates = find_plugins(group)[name]
     if len({each.value for each in candidates}) > 1:
         packages = " and ".join(f"{_package(each)} ({each.value})" for each in candidates)
         raise MisuseError(f"{name!r} of {group} is provided by {packages}: uninstall one of them")
-    plugin = candidates[0]
+    return candidates[0]
+
+
+def _load_factory(plugin: EntryPoint, who: str) -> Callable[[str], object]:
+    if plugin.pattern.match(plugin.value) is None:
+        raise MisuseError(
+            f"{who} cannot be called: {plugin.value!r} does not have the form 'module:attribute'. Repair or uninstall "
+            "the package."
+        )
     try:
-        return plugin.load()
-    except (ImportError, AttributeError) as error:
-        if plugin.module.partition(".")[0] == "agentfsm":
-            raise
-        raise MisuseError(f"{name!r} is provided by {_package(plugin)}, which cannot be loaded: {error}") from error
+        factory: Callable[[str], object] = plugin.load()
+    except AgentError:  # says by itself what is missing
+        raise
+    except _FAULTS as error:
+        raise MisuseError(
+            f"{who} cannot be loaded: {_describe_fault(error)}. Repair or uninstall the package."
+        ) from error
+    if not callable(factory):
+        kind = "a module" if inspect.ismodule(factory) else f"of the type {type(factory).__name__}"
+        whose = " of it" if inspect.ismodule(factory) else ""
+        raise MisuseError(f"{who} cannot be called: {plugin.value} is {kind}: name a function or a class{whose}")
+    return factory
+
+
+def _describe_fault(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _package(plugin: EntryPoint) -> str:
-    return plugin.dist.name if plugin.dist is not None else plugin.module
+    return plugin.dist.name if plugin.dist is not None else plugin.value

@@ -27,7 +27,7 @@ from agentfsm.core.validation import (
     shorten_repr,
 )
 from agentfsm.ports.context import Context
-from agentfsm.ports.store import Filter
+from agentfsm.ports.store import STORE, Filter
 from agentfsm.stores.rules import check_run_id
 from agentfsm.tools.permission import Permissions
 from agentfsm.tools.registry import ToolRegistry
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 MAX_ID_CHARS: Final = 200
 
 _RUN: Final = require_type(Run, wanted="the run itself, for example await agent.load(run_id)")
-STORE: Final = require_members(
-    *("create", "append", "post", "read", "subscribe", "aclose"), wanted="a store, for example SQLiteStore('runs.db')"
-)
 CLOCK: Final = require_members("now", "monotonic", wanted="a Clock, for example SystemClock()")
 DURABILITY: Final = require_choice("full", "normal")
 

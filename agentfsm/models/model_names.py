@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentfsm._plugins import MODELS, find_plugins, load_plugin
+from agentfsm._plugins import MODELS, create_from_plugin, find_plugins
 from agentfsm.core.errors import MisuseError
 from agentfsm.ports.model import Model, ensure_model
 
@@ -16,8 +16,8 @@ def resolve(model: str) -> Model:
             `agentfsm.models`.
 
     Raises:
-        MisuseError: if the name has another form, or no installed package knows the prefix; or, from the adapter, if no
-            API key is found, or its package is missing.
+        MisuseError: if the name has another form, no installed package knows the prefix, or the package that does is at
+            fault; or, from the adapter, if no API key is found, or its package is missing.
     """
     prefix, _, name = model.partition(":")
     if not name or prefix not in find_plugins(MODELS):
@@ -27,9 +27,10 @@ def resolve(model: str) -> Model:
             f"'openai:gpt-4o'. Known providers: {known}. For another server that speaks OpenAI's wire, pass "
             "OpenAIChat('its-model', base_url='https://its.host/v1')."
         )
+        if name:
+            msg += f" A package provides '{prefix}:' by an entry point of the group {MODELS}; none is installed."
         raise MisuseError(msg)
-    adapter: Model = load_plugin(MODELS, prefix)(name)
-    return adapter
+    return create_from_plugin(MODELS, prefix, name, ensure_model)
 
 
 def resolve_model(model: Model | str) -> Model:

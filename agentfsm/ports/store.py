@@ -9,7 +9,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 import attrs
 
-from agentfsm.core.errors import LeaseLostError
+from agentfsm.core.errors import LeaseLostError, MisuseError
 from agentfsm.core.events import Event
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import InboxItem, PostedItem
@@ -380,3 +380,38 @@ class Store(Protocol):
     async def aclose(self) -> None:
         """Close what is open; appends on their way are written first."""
         ...
+
+
+_STORE_MEMBERS: Final = ("create", "append", "post", "read", "subscribe", "aclose")
+STORE: Final = ValueRule(
+    fits=lambda value: not isinstance(value, type) and not _list_missing_members(value),
+    wanted="a store, for example SQLiteStore('runs.db')",
+)
+
+
+def _list_missing_members(store: object) -> list[str]:
+    """Return the members that a store lacks, or has inherited from the protocol, which does nothing."""
+    kind = type(store)
+    return [
+        name
+        for name in _STORE_MEMBERS
+        if not hasattr(store, name) or getattr(kind, name, None) is getattr(Store, name)
+    ]
+
+
+def ensure_store(store: Store) -> Store:
+    """Return `store` unchanged if it implements `Store`.
+
+    Raises:
+        MisuseError: naming the missing members.
+    """
+    if isinstance(store, type):
+        raise MisuseError(
+            f"{store.__name__} is a class, and a store is one of its objects: write {store.__name__}(...)"
+        )
+    if missing := _list_missing_members(store):
+        raise MisuseError(
+            f"it does not implement {', '.join(missing)}: give a store such as SQLiteStore('runs.db'), or one of your "
+            "own subclass of agentfsm.ports.Store"
+        )
+    return store

@@ -8,8 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from agentfsm._plugins import STORES, find_plugins, load_plugin
-from agentfsm.core.errors import MisuseError
+from agentfsm._plugins import STORES, create_from_plugin, find_plugins
+from agentfsm.core.errors import AgentError, MisuseError
+from agentfsm.ports.store import ensure_store
 
 if TYPE_CHECKING:
     from agentfsm.ports.store import Store
@@ -18,8 +19,8 @@ MODULES: Final = {"PostgresStore": "postgres.store", "RedisStore": "redis.store"
 # The extra that installs each driver.
 _EXTRAS: Final = {"psycopg": "postgres", "redis": "redis"}
 # Up to the last @: a password that should have been escaped may hold anything.
-_URL_PASSWORD: Final = re.compile(r"(://[^:]*):.*@")
-_QUERY_PASSWORD: Final = re.compile(r"([?&][^=&]*pass[^=&]*)=[^&\s]*", re.IGNORECASE)
+_URL_PASSWORD: Final = re.compile(r"(://[^:]*):(.*)@")
+_QUERY_PASSWORD: Final = re.compile(r"([?&][^=&]*pass[^=&]*)=([^&\s]*)", re.IGNORECASE)
 
 
 def open_store(location: str | os.PathLike[str]) -> Store:
@@ -32,20 +33,28 @@ def open_store(location: str | os.PathLike[str]) -> Store:
             `postgresql://db/shop?schema=agents`, `redis://cache?prefix=shop`.
 
     Raises:
-        MisuseError: if no installed package knows the scheme, or the driver is missing.
+        MisuseError: if no installed package knows the scheme, the package that does is at fault, or the driver is
+            missing. It shows no password of the URL.
     """
     text = os.fspath(location)
     scheme, is_url, _ = text.partition("://")
     if not is_url:
         store: Store = load_store_class("SQLiteStore")(text)
         return store
-    if scheme.lower() not in find_plugins(STORES):
+    scheme = scheme.lower()
+    if scheme not in find_plugins(STORES):
         known = ", ".join(f"{each}://" for each in sorted(find_plugins(STORES)))
         raise MisuseError(
-            f"{mask_password(text)} names no store: give the path of a file, or a URL that begins with {known}"
+            f"{mask_password(text)} names no store: give the path of a file, or a URL that begins with {known}. "
+            f"A package provides another scheme by an entry point of the group {STORES}."
         )
-    opened: Store = load_plugin(STORES, scheme.lower())(text)
-    return opened
+    try:
+        return create_from_plugin(STORES, scheme, text, ensure_store)
+    except AgentError as error:
+        if not (passwords := _find_passwords(text)):
+            raise
+        # The errors that it comes from may quote the password, too.
+        raise MisuseError(_mask_words(mask_password(str(error)), passwords)) from None
 
 
 def open_postgres(url: str) -> Store:
@@ -75,6 +84,18 @@ def load_store_class(name: str) -> Any:
 def mask_password(text: str) -> str:
     """Return a URL, or a text with one in it, without its password."""
     return _QUERY_PASSWORD.sub(r"\1=***", _URL_PASSWORD.sub(r"\1:***@", text))
+
+
+def _find_passwords(url: str) -> list[str]:
+    """Return the passwords in a URL, as they are written and as they are meant; the longest first."""
+    written = {found[2] for pattern in (_URL_PASSWORD, _QUERY_PASSWORD) for found in pattern.finditer(url)}
+    return sorted((written | {unquote(word) for word in written}) - {""}, key=len, reverse=True)
+
+
+def _mask_words(text: str, words: list[str]) -> str:
+    for word in words:  # whole ones: many a password is "postgres"
+        text = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", "***", text)
+    return text
 
 
 def _open(name: str, url: str, own_options: tuple[str, ...]) -> Store:
