@@ -134,8 +134,8 @@ def test_an_entry_point_that_cannot_be_called(installed, group, value, fault):
 @pytest.mark.parametrize(
     ("group", "source", "fault"),
     [
-        (STORES, "make = lambda url: None", "returned NoneType, not a Store: it has no create"),
-        (STORES, "make = lambda url: 42", "returned int, not a Store: it has no create"),
+        (STORES, "make = lambda url: None", "returned NoneType, not a Store: it does not implement create"),
+        (STORES, "make = lambda url: 42", "returned int, not a Store: it does not implement create"),
         (STORES, "async def make(url): pass", "is async: write a plain function that returns a Store"),
         (
             STORES,

@@ -6,8 +6,10 @@ for the packages of OpenAI and Anthropic.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from types import AsyncGeneratorType
+from collections.abc import Iterable, Mapping
+from types import AsyncGeneratorType, MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeAlias, TypeVar, cast
 
 import anyio
@@ -15,7 +17,7 @@ import attrs
 from anyio.lowlevel import current_token
 
 from agentfsm._concurrency import start_in_thread
-from agentfsm.core.errors import AgentError, MisuseError
+from agentfsm.core.errors import AgentError, MisuseError, ModelError
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 from agentfsm.models import provider_errors as t
@@ -30,13 +32,14 @@ from agentfsm.ports.model import (
     CallChunk,
     FinishChunk,
     Model,
+    check_call,
+    check_reply,
     find_reply_excess,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
-    from agentfsm.core.errors import ModelError
     from agentfsm.models.prices import Prices
     from agentfsm.ports.model import Chunk, Emit, Reply, Request
 
@@ -56,16 +59,19 @@ _Keeper: TypeAlias = AsyncGeneratorType[None, None]
 class AdapterModel(Model, ABC, Generic[ClientT]):
     """A model behind a vendor's package. Subclass it to adapt one.
 
-    A subclass sets `translations` and has three methods: `_open_client`, `_close_client` and `_ask`. Most also have
+    A subclass has `translations` and three methods: `_open_client`, `_close_client` and `_ask`. Most also have
     `_describe_error`. The base keeps one client per event loop: it is opened at the first reply, and closed by
     `aclose()`, at the latest when its event loop ends. Errors that `translations` knows become `ModelError`s whose text
     holds no secret. Replies are held to the bounds of `agentfsm.ports.model`, streams while they come.
 
     Args:
         name: The model, as the provider knows it.
-        base_url: The address of the service. Errors name it, and the list of prices knows the provider by it.
-        secrets: Keys and tokens to take out of what errors quote.
-        window_tokens: The context window. None: that of the model's family.
+        base_url: The address of the service, without a password: errors name it, and the public list of prices knows
+            the provider by it. Empty where the package has no address: errors name the model alone, and the list is
+            not asked.
+        secrets: Keys and tokens to take out of what errors quote. Of each, words of fewer than 8 characters are left
+            in, since they would blot out plain words.
+        window_tokens: The context window, input and output together. None: that of the model's family.
         price: What the model costs, or a table that says it by the beginnings of models' names. None, or a table that
             does not name it: by the public list of genai-prices, where that package is installed.
 
@@ -73,11 +79,12 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         MisuseError: when an argument cannot be right.
     """
 
-    translations: ClassVar[Mapping[type[Exception], t.Translate]]
+    translations: ClassVar[Mapping[type[Exception], t.Translate]] = MappingProxyType({})
     # The package's errors, each with a function of `agentfsm.models.provider_errors`. A class that is not listed goes
     # by its nearest ancestor; an error without a listed ancestor is raised as it is.
     api_key_env: ClassVar[str] = ""
-    # The environment variable that holds the key, for the text of errors; empty where there is none.
+    # The environment variable that holds the key, for the text of errors; empty where there is none. The base does not
+    # read it: that is for the subclass, which hands the key to the package and to `secrets`.
     expected_reply: ClassVar[str] = "a reply"
     # What a reply is called, for the text of errors: "a chat completion".
     _is_client_shared: bool = False
@@ -87,19 +94,19 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         self,
         name: str,
         *,
-        base_url: str,
+        base_url: str = "",
         secrets: Iterable[str] = (),
         window_tokens: int | None = None,
         price: Prices | None = None,
     ) -> None:
         self.name = _check_name(name, type(self).__name__)
         self.window_tokens = _resolve_window(name, window_tokens)
-        self._base_url = base_url
+        self._base_url = _check_base_url(base_url)
         self._price = find_price(name, price)
         self._secrets = _find_secrets(secrets)
         self._clients: dict[object, _OpenClient[ClientT]] = {}
         # By the event loop.
-        self._error_types: tuple[type[Exception], ...] = (SizeLimitError, *self.translations)
+        self._error_types: tuple[type[Exception], ...] = (SizeLimitError, *_check_translations(self))
 
     # What each adapter has of its own.
 
@@ -150,14 +157,19 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         """Ask once, without retries; see `Model.reply`."""
         client = await self._get_client()
         watcher = None if emit is None else _BoundedEmit(emit)
+        method = f"{type(self).__name__}._ask"
         try:
-            reply = await self._ask(client, request, None if watcher is None else watcher.emit_chunk)
+            asked: object = self._ask(client, request, None if watcher is None else watcher.emit_chunk)
+            reply = await _check_awaitable(asked, method)
         except AgentError:
             raise
         except self._error_types as error:
             if watcher is not None and watcher.error is error:  # what the caller's `emit` raised
                 raise
             raise self._translate_error(error) from None
+        check_reply(method, reply)
+        for call in reply.calls:
+            check_call(method, call)
         return self._check_size(reply)
 
     def prepare(self) -> None:
@@ -201,7 +213,14 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         for other in [each for each, kept in self._clients.items() if kept.has_ended]:
             self._clients.pop(other, None)
         client, closed = self._open_client(), self._clients.get(loop)
-        keeper = None if self._is_client_shared else cast("_Keeper", _close_with_loop(client, self._close_client))
+        if inspect.iscoroutine(client):
+            client.close()
+            method = f"{type(self).__name__}._open_client"
+            raise MisuseError(f"{method} is async: write a plain `def`, and connect in `_ask` where that has to wait")
+        keeper = None
+        if not self._is_client_shared:
+            method = f"{type(self).__name__}._close_client"
+            keeper = cast("_Keeper", _close_with_loop(client, self._close_client, method))
         self._clients[loop] = _OpenClient(client=client, keeper=keeper)
         if keeper is not None:
             await anext(keeper)  # to its `yield`, without a wait
@@ -214,8 +233,14 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         """Return the error as ours. Raise it `from None`: the errors that it comes from may quote the key."""
         if isinstance(error, SizeLimitError):
             return self._build_size_error(str(error), None)
-        translate = next(self.translations[kind] for kind in type(error).__mro__ if kind in self.translations)
-        return translate(self._describe_error(error))
+        kind = next(kind for kind in type(error).__mro__ if kind in self.translations)
+        translated: object = self.translations[kind](self._describe_error(error))
+        if not isinstance(translated, ModelError):
+            raise MisuseError(
+                f"{type(self).__name__}.translations[{kind.__name__}] returned {type(translated).__name__}: return a "
+                "ModelError, as the functions of agentfsm.models.provider_errors do"
+            )
+        return translated
 
     def _check_size(self, reply: Reply) -> Reply:
         """Return a reply that is within the bounds.
@@ -265,7 +290,9 @@ class _OpenClient(Value, Generic[ClientT]):
         return self.keeper is not None and self.keeper.ag_frame is None
 
 
-async def _close_with_loop(client: ClientT, close: Callable[[ClientT], Awaitable[None]]) -> AsyncGenerator[None]:
+async def _close_with_loop(
+    client: ClientT, close: Callable[[ClientT], Awaitable[None]], method: str
+) -> AsyncGenerator[None]:
     # asyncio and trio both close the generators that are left when an event loop ends, and nothing else. So a client is
     # closed also where `aclose()` was not called.
     try:
@@ -273,7 +300,7 @@ async def _close_with_loop(client: ClientT, close: Callable[[ClientT], Awaitable
     finally:
         # trio closes them in a scope that is cancelled, in which a client that waits would not be closed at all.
         with anyio.move_on_after(_MAX_CLOSE_S, shield=True):
-            await close(client)
+            await _check_awaitable(close(client), method)
 
 
 @attrs.define(eq=False)
@@ -313,16 +340,37 @@ class _BoundedEmit:
 # Arguments
 
 
-def _check_name(name: str, adapter: str) -> str:
-    if not name.strip():
-        msg = f"the model has no name: pass it to {adapter} as the provider knows it, such as 'gpt-4o'"
+def _check_name(name: object, adapter: str) -> str:
+    if not isinstance(name, str) or not name.strip():
+        what = "has no name" if isinstance(name, str) else f"is named by {type(name).__name__}, which is no text"
+        msg = f"the model {what}: pass it to {adapter} as the provider knows it, such as 'gpt-4o'"
         raise MisuseError(msg)
     return name
 
 
-def _find_secrets(values: Iterable[str]) -> list[str]:
-    # Words, because "Bearer sk-..." is a value, and a server repeats the key. A short one would blot out plain words.
-    words = {word for value in values for word in value.split() if len(word) >= _MIN_SECRET_CHARS}
+def _check_base_url(base_url: object) -> str:
+    if not isinstance(base_url, str):
+        msg = f"base_url={base_url!r:.100}: give the address as a text, or leave it out where the package has none"
+        raise MisuseError(msg)
+    return base_url
+
+
+def _find_secrets(values: object) -> list[str]:
+    # Neither error shows what was given: it may be the key.
+    if isinstance(values, str):
+        msg = "secrets is one text, whose letters would be taken for secrets: write secrets=[...]"
+        raise MisuseError(msg)
+    if not isinstance(values, Iterable):
+        msg = f"secrets is of the type {type(values).__name__}: give a list of texts"
+        raise MisuseError(msg)
+    words = set()
+    for value in values:
+        if not isinstance(value, str):
+            msg = f"secrets holds {type(value).__name__}: give a list of texts, and leave out a key that is not set"
+            raise MisuseError(msg)
+        # Words, because "Bearer sk-..." is a value, and a server repeats the key. A short one would blot out plain
+        # words.
+        words |= {word for word in value.split() if len(word) >= _MIN_SECRET_CHARS}
     return sorted(words, key=len, reverse=True)
 
 
@@ -333,3 +381,31 @@ def _resolve_window(name: str, window_tokens: int | None) -> int:
         msg = f"window_tokens is {window_tokens!r}: give a whole number above 0, or leave it out for the model's own"
         raise MisuseError(msg)
     return window_tokens
+
+
+def _check_translations(model: AdapterModel[Any]) -> Iterable[type[Exception]]:
+    """Return the errors that a model translates.
+
+    Raises:
+        MisuseError: when `translations` is no table of errors and functions.
+    """
+    table: object = model.translations
+    what, give = f"{type(model).__name__}.translations", "such as {LampError: provider_errors.sdk_error}"
+    if not isinstance(table, Mapping):
+        raise MisuseError(f"{what} is of the type {type(table).__name__}: give a dict {give}")
+    for kind, translate in table.items():
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise MisuseError(f"{what} has the key {kind!r:.100}, which is no class of errors: give a dict {give}")
+        if isinstance(translate, type) or not callable(translate):
+            raise MisuseError(
+                f"{what}[{kind.__name__}] is {translate!r:.100}: give a function of agentfsm.models.provider_errors, "
+                f"{give}"
+            )
+    return table
+
+
+def _check_awaitable(returned: Any, method: str) -> Awaitable[Any]:
+    if inspect.isawaitable(returned):
+        return returned
+    name = method.rpartition(".")[2]
+    raise MisuseError(f"{method} returned {type(returned).__name__} where it was not awaited: write `async def {name}`")

@@ -63,11 +63,17 @@ def find_price(model: str, prices: Prices | None) -> Price | None:
     """Return the user's own price of a model: of a table, that of the longest beginning that fits its name.
 
     Raises:
-        MisuseError: when the table holds something else than prices.
+        MisuseError: when it is neither a price nor a table of prices by beginnings of names.
     """
     if prices is None or isinstance(prices, Price):
         return prices
+    if not isinstance(prices, Mapping):
+        msg = f"price={prices!r:.100}: give a Price(input_usd_per_million=..., ...), or a dict of such by models' names"
+        raise MisuseError(msg)
     for name, price in prices.items():
+        if not isinstance(name, str):
+            msg = f"the table of prices has the key {name!r:.100}: give the beginning of a model's name"
+            raise MisuseError(msg)
         if not isinstance(price, Price):
             msg = f"the price of {name!r} is {price!r}: give a Price(input_usd_per_million=..., ...)"
             raise MisuseError(msg)
@@ -88,7 +94,7 @@ def find_list_cost_usd(model: str, base_url: str, usage: Usage) -> float | None:
 
     Args:
         model: As the provider knows it.
-        base_url: Where the provider answers.
+        base_url: Where the provider answers; nothing is known of one without an address.
         usage: The tokens of one reply: some models cost more per token when the input is long.
 
     Returns:
@@ -106,7 +112,7 @@ def _load_price_tiers(model: str, base_url: str, _period: int) -> tuple[tuple[in
 
     The package's own sum takes 230 us for each reply, ours 6.
     """
-    prices = _import_genai_prices()
+    prices = _import_genai_prices() if base_url else None  # without an address it would guess by the name alone
     if prices is None:
         return None
     try:

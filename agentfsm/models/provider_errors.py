@@ -31,6 +31,7 @@ class ProviderFailure(Value):
     # What belonged in place of what came, for example "a chat completion".
     model: str
     base_url: str
+    # Empty where the vendor's package has no address.
     detail: str
     # What the server or the transport said.
     status: int | None = None
@@ -43,8 +44,8 @@ class ProviderFailure(Value):
 
     @property
     def model_and_url(self) -> str:
-        """Model and address, for a sentence."""
-        return f"{self.model!r} at {self.base_url}"
+        """Model and address, where there is one, for a sentence."""
+        return f"{self.model!r} at {self.base_url}" if self.base_url else repr(self.model)
 
     @property
     def server_message(self) -> str:
@@ -92,6 +93,8 @@ def permission_error(failure: ProviderFailure) -> ModelError:
 
 def not_found_error(failure: ProviderFailure) -> ModelError:
     """There is no such model, or no such address."""
+    if not failure.base_url:
+        return ModelError(f"There is no model {failure.model!r} {failure.server_message}. Check the model's name.")
     return ModelError(
         f"There is no model {failure.model!r} at {failure.base_url}, or no such address {failure.server_message}. "
         "Check the model's name and base_url."

@@ -1,10 +1,11 @@
-"""What the engine needs of a language model and of a token counter, and how large a reply may be."""
+"""What the engine needs of a language model and of a token counter, what a reply holds, and how large it may be."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from types import UnionType
 from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
@@ -341,3 +342,53 @@ def find_reply_excess(reply: Reply) -> str | None:
     if reply.native is not None and len(reply.native.content) > MAX_NATIVE_REPLY_CHARS:
         return f"more than {MAX_NATIVE_REPLY_CHARS:,} characters in native"
     return None
+
+
+# What the fields of a reply, and of each of its calls, have to be, and what to give where one is not.
+FieldRules: TypeAlias = Mapping[str, tuple[type | UnionType, str]]
+_REPLY_FIELDS: Final[FieldRules] = {
+    "text": (str, "'' where it says nothing"),
+    "calls": (tuple | list, "a tuple of ProposedCall"),
+    "finish_reason": (FinishReason, "a FinishReason, for example FinishReason.LENGTH for a reply that was cut off"),
+    "native": (NativeReply | None, "NativeReply(provider=..., content=...), or None"),
+    "model": (str, "the name of the model that answered, or ''"),
+}
+_NATIVE_FIELDS: Final[FieldRules] = {"provider": (str, "a text"), "content": (str, "the JSON text")}
+_CALL_FIELDS: Final[FieldRules] = {"id": (str, "a text"), "name": (str, "a text"), "arguments": (str, "the JSON text")}
+
+
+def check_reply(method: str, reply: object) -> None:
+    """Check what a method of a model has returned, but for its calls and its usage.
+
+    Raises:
+        MisuseError: when it is no reply, or one whose fields are of other types; it says what to give.
+    """
+    if not isinstance(reply, Reply):
+        raise MisuseError(f"{method} returned {type(reply).__name__}: return a Reply, for example Reply(text='...')")
+    check_fields(f"{method} returned a Reply whose", reply, _REPLY_FIELDS)
+    if reply.native is not None:
+        check_fields(f"{method} returned a Reply with a native whose", reply.native, _NATIVE_FIELDS)
+
+
+def check_call(method: str, call: object) -> None:
+    """Check a call of a reply that a method of a model has returned.
+
+    Raises:
+        MisuseError: when it is none, or its fields are of other types; it says what to give.
+    """
+    what = f"{method} returned a Reply with"
+    if not isinstance(call, ProposedCall):
+        raise MisuseError(f"{what} calls that are {type(call).__name__}: give a tuple of ProposedCall")
+    check_fields(f"{what} a call whose", call, _CALL_FIELDS)
+
+
+def check_fields(what: str, given: object, fields: FieldRules) -> None:
+    """Check the types of fields.
+
+    Raises:
+        MisuseError: naming the first that is of another type, and what to give.
+    """
+    for name, (kind, wanted) in fields.items():
+        value = getattr(given, name)
+        if not isinstance(value, kind):
+            raise MisuseError(f"{what} {name} is of the type {type(value).__name__}: give {wanted}")

@@ -208,6 +208,167 @@ def test_arguments_that_cannot_be_right():
     assert Lantern("gpt-4o").window_tokens == 128_000
 
 
+def build(base=Lantern, **members):
+    """Return a subclass of the adapter with these members, whose arguments are those of the base."""
+    return type("Lamp", (base,), {"__init__": AdapterModel.__init__, "script": ["Light."], "opened": [], **members})
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"name": None}, "the model is named by NoneType, which is no text: pass it to Lamp"),
+        ({"base_url": 5}, "base_url=5: give the address as a text, or leave it out"),
+        ({"window_tokens": "x"}, "window_tokens is 'x': give a whole number"),
+        ({"price": 5}, r"price=5: give a Price\("),
+        ({"price": "cheap"}, r"price='cheap': give a Price\("),
+        ({"price": {5: Price(input_usd_per_million=1, output_usd_per_million=1)}}, "table of prices has the key 5"),
+        ({"price": {"dim": 5}}, "the price of 'dim' is 5"),
+        ({"secrets": KEY}, r"secrets is one text, whose letters .* write secrets=\[\.\.\.\]"),
+        ({"secrets": None}, "secrets is of the type NoneType: give a list of texts"),
+        ({"secrets": [None]}, "secrets holds NoneType: give a list of texts, and leave out a key that is not set"),
+        ({"secrets": KEY.encode()}, "secrets holds int"),
+    ],
+    ids=repr,
+)
+def test_an_argument_of_another_type_is_refused(options, match):
+    """The error names it and shows no key."""
+    with pytest.raises(MisuseError, match=match) as caught:
+        build()(**{"name": "dim", **options})
+    assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["1", None, 1j], ids=repr)
+def test_a_price_is_a_number(value):
+    """What is none is refused where it is given."""
+    with pytest.raises(MisuseError, match=r"input_usd_per_million is .*, but a price is 0 or more US dollars"):
+        Price(input_usd_per_million=value, output_usd_per_million=1)
+
+
+@pytest.mark.parametrize(
+    ("table", "match"),
+    [
+        (
+            [LanternError],
+            "translations is of the type list: give a dict such as {LampError: provider_errors",
+        ),
+        ({"LanternError": provider_errors.sdk_error}, "has the key 'LanternError', which is no class of errors"),
+        ({KeyboardInterrupt: provider_errors.sdk_error}, "has the key <class 'KeyboardInterrupt'>"),
+        ({LanternError: "unavailable"}, r"translations\[LanternError\] is 'unavailable': give a function of agentfsm"),
+        (
+            {LanternError: ModelUnavailableError},
+            r"translations\[LanternError\] is <class .*: give a function of agentfsm",
+        ),
+    ],
+    ids=repr,
+)
+def test_a_table_of_errors_of_another_form_is_refused(table, match):
+    """It is refused when the model is made, and not at its first error."""
+    with pytest.raises(MisuseError, match=match):
+        build(translations=table)("dim")
+
+
+async def test_an_adapter_without_translations():
+    """All errors of the package are raised as they are."""
+    model = build(AdapterModel, **{name: vars(Lantern)[name] for name in ("_open_client", "_close_client", "_ask")})(
+        "dim"
+    )
+    model.script = [LanternError("out of oil"), "Light."]
+    with pytest.raises(LanternError, match="out of oil"):
+        await model.reply(REQUEST)
+    assert (await model.reply(REQUEST)).text == "Light."
+    await model.aclose()
+
+
+async def test_a_translation_that_is_no_error_of_a_model():
+    """The error names the row of the table."""
+    model = build(translations={LanternError: lambda _failure: None}, script=[LanternError("out of oil")])("dim")
+    with pytest.raises(MisuseError, match=r"Lamp\.translations\[LanternError\] returned NoneType: return a ModelError"):
+        await model.reply(REQUEST)
+    await model.aclose()
+
+
+@pytest.mark.parametrize(
+    ("translate", "text"),
+    [
+        (provider_errors.unavailable_error, "'gpt-4o' cannot answer just now (no oil). Ask again later."),
+        (provider_errors.not_found_error, "There is no model 'gpt-4o' (no oil). Check the model's name."),
+    ],
+)
+async def test_a_package_without_an_address(translate, text):
+    """Errors name the model alone, and no price of the public list is taken for it."""
+    model = build(translations={LanternError: translate}, script=[LanternError("no oil")])("gpt-4o")
+    with pytest.raises(ModelError) as caught:
+        await model.reply(REQUEST)
+    await model.aclose()
+    assert str(caught.value) == text
+    assert model.cost_usd(Usage(input_tokens=3, output_tokens=2)) is None
+
+
+def plain_ask(self, client, request, emit):
+    """Return a reply without waiting."""
+    return Reply(text="Light.")
+
+
+async def generating_ask(self, client, request, emit):
+    """Yield where a reply is returned."""
+    yield "Light."
+
+
+async def async_open(self):
+    """Open a client where nobody waits for it."""
+    return LanternClient(KEY, ["Light."])
+
+
+@pytest.mark.parametrize(
+    ("members", "match"),
+    [
+        ({"_ask": plain_ask}, r"Lamp\._ask returned Reply where it was not awaited: write `async def _ask`"),
+        ({"_ask": generating_ask}, r"Lamp\._ask returned async_generator where"),
+        ({"_open_client": async_open}, r"Lamp\._open_client is async: write a plain `def`"),
+    ],
+    ids=["plain _ask", "generating _ask", "async _open_client"],
+)
+async def test_a_method_that_is_async_or_not(members, match):
+    """The error names the method, and how to write it."""
+    model = build(**members)("dim")
+    with pytest.raises(MisuseError, match=match):
+        await model.reply(REQUEST)
+    await model.aclose()
+
+
+async def test_a_client_is_closed_by_an_async_method():
+    """A plain one has closed it, and the error says how to write it."""
+    closed = []
+    model = build(_close_client=staticmethod(closed.append))("dim")
+    await model.reply(REQUEST)
+    with pytest.raises(MisuseError, match=r"Lamp\._close_client returned NoneType .*write `async def _close_client`"):
+        await model.aclose()
+    assert closed == model.opened[-1:]
+
+
+@pytest.mark.parametrize(
+    ("reply", "match"),
+    [
+        (None, r"LyingLantern\._ask returned NoneType: return a Reply, for example Reply\(text='...'\)"),
+        ("hello", r"LyingLantern\._ask returned str: return a Reply"),
+        ({"text": "x"}, r"LyingLantern\._ask returned dict: return a Reply"),
+        (Reply(text=5), r"LyingLantern\._ask returned a Reply whose text is of the type int"),
+        (Reply(calls=None), r"a Reply whose calls is of the type NoneType"),
+        (Reply(calls=({"name": "look"},)), "calls that are dict: give a tuple of ProposedCall"),
+        (Reply(calls=(ProposedCall(id="1", name="look", arguments={}),)), "arguments is of the type dict"),
+        (Reply(native="{}"), "native is of the type str"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("emit", [None, print], ids=["whole", "streamed"])
+async def test_what_is_no_reply_is_refused(reply, match, emit):
+    """Its type is looked at before its size."""
+    model = LyingLantern("dim", reply)
+    with pytest.raises(MisuseError, match=match):
+        await model.reply(REQUEST, emit)
+    await model.aclose()
+
+
 # Errors
 
 

@@ -8,26 +8,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from inspect import isawaitable
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from agentfsm._concurrency import is_foreign_cancellation
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
-from agentfsm.core.messages import NativeReply
 from agentfsm.core.usage import Usage
 from agentfsm.ports.model import (
     MAX_REPLY_CALLS,
     USUAL_ARGUMENTS_CHARS,
     USUAL_TEXT_CHARS,
     CallChunk,
+    FieldRules,
     FinishChunk,
     FinishReason,
     ProposedCall,
     Reply,
     TextChunk,
     ThinkingChunk,
+    check_call,
+    check_fields,
+    check_reply,
     find_reply_excess,
 )
 
@@ -55,7 +57,7 @@ async def fetch_reply(model: Model, request: Request, emit: Emit | None = None) 
         or reply.native is not None
         or reply.model.__class__ is not str
     ):
-        _check_reply(model, reply)
+        check_reply(f"{type(model).__name__}.reply", reply)
     if reply.usage is not None:
         _check_usage(model, "returned a Reply", reply.usage)
     # A slice is empty, and takes no call either, where a reply is of a usual size.
@@ -64,7 +66,7 @@ async def fetch_reply(model: Model, request: Request, emit: Emit | None = None) 
         if call.__class__ is not ProposedCall or not (
             call.arguments.__class__ is call.name.__class__ is call.id.__class__ is str
         ):
-            _check_call(model, call)
+            check_call(f"{type(model).__name__}.reply", call)
         is_large = is_large or call.arguments[USUAL_ARGUMENTS_CHARS:]
     if is_large and (over := find_reply_excess(reply)) is not None:
         raise _build_too_large_error(model, over, reply.usage)
@@ -116,19 +118,9 @@ def calculate_usd(model: Model, usage: Usage) -> float | None:
     return cost_usd
 
 
-# What the fields of a reply, of each of its calls and of its pieces have to be, and what to give where one is not.
-_FieldRules: TypeAlias = Mapping[str, tuple[type | UnionType, str]]
-_REPLY_FIELDS: Final[_FieldRules] = {
-    "text": (str, "'' where it says nothing"),
-    "calls": (tuple | list, "a tuple of ProposedCall"),
-    "finish_reason": (FinishReason, "a FinishReason, for example FinishReason.LENGTH for a reply that was cut off"),
-    "native": (NativeReply | None, "NativeReply(provider=..., content=...), or None"),
-    "model": (str, "the name of the model that answered, or ''"),
-}
-_NATIVE_FIELDS: Final[_FieldRules] = {"provider": (str, "a text"), "content": (str, "the JSON text")}
-_CALL_FIELDS: Final[_FieldRules] = {"id": (str, "a text"), "name": (str, "a text"), "arguments": (str, "the JSON text")}
-_TEXT_FIELDS: Final[_FieldRules] = {"text": (str, "a text, or emit nothing where nothing came")}
-_CHUNK_FIELDS: Final[Mapping[type, _FieldRules]] = {
+# What the fields of each piece of a reply have to be, and what to give where one is not.
+_TEXT_FIELDS: Final[FieldRules] = {"text": (str, "a text, or emit nothing where nothing came")}
+_CHUNK_FIELDS: Final[Mapping[type, FieldRules]] = {
     TextChunk: _TEXT_FIELDS,
     ThinkingChunk: _TEXT_FIELDS,
     CallChunk: {
@@ -138,22 +130,6 @@ _CHUNK_FIELDS: Final[Mapping[type, _FieldRules]] = {
     },
     FinishChunk: {"reason": (FinishReason, "a FinishReason")},
 }
-
-
-def _check_reply(model: Model, reply: object) -> None:
-    what = f"{type(model).__name__}.reply returned"
-    if not isinstance(reply, Reply):
-        raise MisuseError(f"{what} {type(reply).__name__}: return a Reply, for example Reply(text='...')")
-    _check_fields(f"{what} a Reply whose", reply, _REPLY_FIELDS)
-    if reply.native is not None:
-        _check_fields(f"{what} a Reply with a native whose", reply.native, _NATIVE_FIELDS)
-
-
-def _check_call(model: Model, call: object) -> None:
-    what = f"{type(model).__name__}.reply returned a Reply with"
-    if not isinstance(call, ProposedCall):
-        raise MisuseError(f"{what} calls that are {type(call).__name__}: give a tuple of ProposedCall")
-    _check_fields(f"{what} a call whose", call, _CALL_FIELDS)
 
 
 def check_chunk(model: Model, chunk: object) -> None:
@@ -167,14 +143,7 @@ def check_chunk(model: Model, chunk: object) -> None:
     if fields is None:
         kinds = ", ".join(kind.__name__ for kind in _CHUNK_FIELDS)
         raise MisuseError(f"{what} {type(chunk).__name__}, which is no piece of a reply: emit one of {kinds}")
-    _check_fields(f"{what} a {type(chunk).__name__} whose", chunk, fields)
-
-
-def _check_fields(what: str, given: object, fields: _FieldRules) -> None:
-    for name, (kind, wanted) in fields.items():
-        value = getattr(given, name)
-        if not isinstance(value, kind):
-            raise MisuseError(f"{what} {name} is of the type {type(value).__name__}: give {wanted}")
+    check_fields(f"{what} a {type(chunk).__name__} whose", chunk, fields)
 
 
 _TOKEN_FIELDS: Final = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens")
