@@ -369,7 +369,9 @@ class Runs:
 
         Args:
             run_id: A run that is not over.
-            content: Text or parts.
+            content: Text or parts. No model is known here, so a part that the run's model cannot take is not refused:
+                the run leaves it out of its journal when it reads the input, and a text in its place says so to the
+                model. `Agent.send` refuses it at once.
             kind: The user's own words, or a note of the system.
             priority: The order of inputs, where several wait.
             at: A datetime with its time zone, or seconds since 1970, before which the input is not read: a timer. It

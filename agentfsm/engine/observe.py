@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+import attrs
+
 from agentfsm.core import events as e
-from agentfsm.core.inbox import PRIORITY_ORDER, Input, PostedItem
+from agentfsm.core.inbox import PRIORITY_ORDER, Input, InputKind, PostedItem
+from agentfsm.core.messages import Part, TextPart, describe_media, media_kind, replace_surrogates
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.stop_requests import find_requested_stop
 from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, count_message
+from agentfsm.tools.queue.media import format_omitted_part
 
 if TYPE_CHECKING:
     from agentfsm.core.effects import ReadInbox
@@ -28,7 +32,7 @@ async def observe(execution: Execution, _effect: ReadInbox, _calls: ToolCalls) -
     if (stop := await find_requested_stop(execution, rows)) is not None:
         return stop
     taken = _select_inputs(execution, rows)
-    inputs = tuple([row.item for row in taken if isinstance(row.item, Input)])
+    inputs = tuple([_omit_unsupported_parts(execution, row.item) for row in taken if isinstance(row.item, Input)])
     return StepOutcome((e.Observed(inputs=inputs),), [row.number for row in taken])
 
 
@@ -52,3 +56,22 @@ def _select_inputs(execution: Execution, rows: Sequence[PostedItem]) -> list[Pos
             break
         fitting.append(row)
     return fitting + [row for row in rows if not isinstance(row.item, Input)]
+
+
+def _omit_unsupported_parts(execution: Execution, item: Input) -> Input:
+    """Return an input in which a text stands for each part that the model cannot take.
+
+    `Agent.send` refuses such a part, but `Runs.send` knows no model. A request that holds one cannot be sent, so it
+    would end the run.
+    """
+    if item.kind is not InputKind.USER:  # the model reads the parts of all others as text
+        return item
+    parts = tuple([_replace_if_unsupported(execution, part) for part in item.parts])
+    return item if parts == item.parts else attrs.evolve(item, parts=parts)
+
+
+def _replace_if_unsupported(execution: Execution, part: Part) -> Part:
+    if isinstance(part, TextPart) or (why := execution.config.model.unsupported_part(part)) is None:
+        return part
+    execution.journal.log.warning("part_left_out", kind=media_kind(part), why=why)
+    return TextPart(text=replace_surrogates(format_omitted_part(media_kind(part), describe_media(part), why)))

@@ -3,11 +3,13 @@
 import attrs
 import pytest
 
-from agentfsm import Agent, AudioPart, FilePart, ImagePart, MisuseError, Settings, TextPart, tool
+from agentfsm import Agent, AudioPart, FilePart, ImagePart, MisuseError, Runs, Settings, TextPart, UserMessage, tool
+from agentfsm.core.messages import SystemMessage
 from agentfsm.models import OpenAIChat
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel
 from agentfsm.testing.models import call, say
+from tests.support.checks import sound
 
 IMAGE = ImagePart.of(b"\x89PNG")
 SOUND = AudioPart.of(b"RIFF")
@@ -114,6 +116,35 @@ async def test_a_part_that_the_model_cannot_take_is_refused_before_anything_happ
     with pytest.raises(MisuseError, match="cannot hear"):
         await agent.fork(run.id, prompt=[SOUND])
     assert (await agent.finish(run)).output == "a"
+
+
+async def test_a_part_that_was_sent_without_a_model_is_left_out(store):
+    """`Runs.send` cannot refuse it: the model reads that it is not there and why, and the run goes on."""
+    model = Deaf(say("", call("look")), "It was a recording.")
+    agent = Agent(model, tools=[look], store=store)
+    run = await agent.step(agent.start("x"))
+    await Runs(store).send(run.id, [TextPart(text="Listen:"), SOUND, IMAGE])
+    run = await agent.finish(run)
+    assert run.output == "It was a recording."
+    note = TextPart(text="[recording left out, audio/wav, 4 bytes: it cannot hear]")
+    taken = UserMessage(parts=(TextPart(text="Listen:"), note, IMAGE))
+    assert model.requests[1].messages[-1] == taken
+    loaded = await agent.load(run.id)
+    assert loaded.messages == run.messages
+    assert taken in loaded.messages
+    assert (await agent.replay(run.id)).is_faithful
+    await sound(agent, run)
+
+
+async def test_what_is_no_word_of_the_user_keeps_its_parts(store):
+    """The model reads them as text in any case."""
+    agent = Agent(Deaf(say("", call("look")), "done"), tools=[look], store=store)
+    run = await agent.step(agent.start("x"))
+    sent = AudioPart(url="https://x.test/a.wav")
+    await Runs(store).send(run.id, sent, kind="event")
+    run = await agent.finish(run)
+    assert any(sent.url in message.text for message in run.messages if isinstance(message, SystemMessage))
+    assert run.output == "done"
 
 
 def test_the_wire_says_what_it_cannot_carry():
