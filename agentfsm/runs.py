@@ -17,7 +17,6 @@ from agentfsm._validation import (
     CLOCK,
     DURABILITY,
     FILTER,
-    STORE,
     TOOLS_BY_AGENT,
     as_text,
     check_call_id,
@@ -43,7 +42,17 @@ from agentfsm.engine.execution.journal import EndedRuns, load_run, read_header
 from agentfsm.engine.follow import JournalFollower, wait_until_blocked
 from agentfsm.engine.run_list import RunIterator
 from agentfsm.engine.unattended import NO_TOOLS, apply_stop_requests
-from agentfsm.ports.store import ALL_RUNS, TIMESTAMP, Clock, Durability, Filter, RunSummary, Store, SystemClock
+from agentfsm.ports.store import (
+    ALL_RUNS,
+    STORE,
+    TIMESTAMP,
+    Clock,
+    Durability,
+    Filter,
+    RunSummary,
+    Store,
+    SystemClock,
+)
 from agentfsm.stores.rules import check_run_id
 from agentfsm.tools.registry import ToolRegistry
 

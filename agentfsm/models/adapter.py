@@ -19,6 +19,7 @@ from anyio.lowlevel import current_token
 from agentfsm._concurrency import start_in_thread
 from agentfsm.core.errors import AgentError, MisuseError, ModelError
 from agentfsm.core.usage import Usage
+from agentfsm.core.validation import COUNT, NAME, STRING
 from agentfsm.core.value import Value
 from agentfsm.models import provider_errors as t
 from agentfsm.models.context_windows import find_window_tokens
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 # Shorter words of a key or a header are not taken out of the server's words, characters.
 _MIN_SECRET_CHARS: Final = 8
+_MODEL_NAME: Final = attrs.evolve(NAME, wanted="the name of the model as the provider knows it, such as 'gpt-4o'")
 
 # What is looked at of what a server said, characters. What is shown of it is far less.
 _MAX_RAW_DETAIL_CHARS: Final = 64 * 2**10
@@ -99,9 +101,13 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         window_tokens: int | None = None,
         price: Prices | None = None,
     ) -> None:
-        self.name = _check_name(name, type(self).__name__)
-        self.window_tokens = _resolve_window(name, window_tokens)
-        self._base_url = _check_base_url(base_url)
+        adapter = type(self).__name__
+        _MODEL_NAME.check(adapter, "name", name)
+        COUNT.or_none().check(adapter, "window_tokens", window_tokens)
+        STRING.check(adapter, "base_url", base_url)
+        self.name = name
+        self.window_tokens = find_window_tokens(name) if window_tokens is None else window_tokens
+        self._base_url = base_url
         self._price = find_price(name, price)
         self._secrets = _find_secrets(secrets)
         self._clients: dict[object, _OpenClient[ClientT]] = {}
@@ -340,21 +346,6 @@ class _BoundedEmit:
 # Arguments
 
 
-def _check_name(name: object, adapter: str) -> str:
-    if not isinstance(name, str) or not name.strip():
-        what = "has no name" if isinstance(name, str) else f"is named by {type(name).__name__}, which is no text"
-        msg = f"the model {what}: pass it to {adapter} as the provider knows it, such as 'gpt-4o'"
-        raise MisuseError(msg)
-    return name
-
-
-def _check_base_url(base_url: object) -> str:
-    if not isinstance(base_url, str):
-        msg = f"base_url={base_url!r:.100}: give the address as a text, or leave it out where the package has none"
-        raise MisuseError(msg)
-    return base_url
-
-
 def _find_secrets(values: object) -> list[str]:
     # Neither error shows what was given: it may be the key.
     if isinstance(values, str):
@@ -372,15 +363,6 @@ def _find_secrets(values: object) -> list[str]:
         # words.
         words |= {word for word in value.split() if len(word) >= _MIN_SECRET_CHARS}
     return sorted(words, key=len, reverse=True)
-
-
-def _resolve_window(name: str, window_tokens: int | None) -> int:
-    if window_tokens is None:
-        return find_window_tokens(name)
-    if not isinstance(window_tokens, int) or window_tokens <= 0:
-        msg = f"window_tokens is {window_tokens!r}: give a whole number above 0, or leave it out for the model's own"
-        raise MisuseError(msg)
-    return window_tokens
 
 
 def _check_translations(model: AdapterModel[Any]) -> Iterable[type[Exception]]:

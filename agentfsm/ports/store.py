@@ -393,9 +393,7 @@ def _list_missing_members(store: object) -> list[str]:
     """Return the members that a store lacks, or has inherited from the protocol, which does nothing."""
     kind = type(store)
     return [
-        name
-        for name in _STORE_MEMBERS
-        if not hasattr(store, name) or getattr(kind, name, None) is getattr(Store, name)
+        name for name in _STORE_MEMBERS if not hasattr(store, name) or getattr(kind, name, None) is getattr(Store, name)
     ]
 
 
