@@ -9,18 +9,18 @@ DOORS := tests/cli tests/mcp
 REST := $(filter-out $(TRACED) $(DOORS) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
 
 # The parts of the soak, and the minutes that each takes on two cores. A part that comes near 45 is to be split.
-SOAK_core := tests/core  ## ? min
-SOAK_engine := tests/engine --ignore=$(SWEEPS)  ## ? min
-SOAK_schedules := $(SWEEPS)/test_schedules.py $(SWEEPS)/test_queue_properties.py  ## ? min
-SOAK_histories := $(SWEEPS)/test_valid_history.py $(SWEEPS)/test_true_record.py  ## ? min
-SOAK_sweeps := $(SWEEPS) $(patsubst %,--ignore=%,$(SOAK_schedules) $(SOAK_histories))  ## ? min
-SOAK_crash := tests/crash  ## ? min
-SOAK_simulation := tests/simulation  ## ? min
-SOAK_stores := tests/stores  ## ? min
-SOAK_models := tests/models tests/recordings tests/tokens  ## ? min
-SOAK_mcp := tests/mcp  ## ? min
-SOAK_cli := tests/cli  ## ? min
-SOAK_rest := $(filter-out $(patsubst %,tests/%,core engine crash simulation stores models recordings tokens mcp cli),$(TRACED) $(DOORS) $(REST))  ## ? min
+SOAK_core := tests/core  ## 3 min
+SOAK_engine := tests/engine --ignore=$(SWEEPS)  ## 7 min
+SOAK_schedules := $(SWEEPS)/test_schedules.py $(SWEEPS)/test_queue_properties.py  ## 1 min
+SOAK_histories := $(SWEEPS)/test_valid_history.py $(SWEEPS)/test_true_record.py  ## 8 min
+SOAK_sweeps := $(SWEEPS) $(patsubst %,--ignore=%,$(SOAK_schedules) $(SOAK_histories))  ## 6 min
+SOAK_crash := tests/crash  ## 11 min
+SOAK_simulation := tests/simulation  ## 32 min
+SOAK_stores := tests/stores  ## 7 min
+SOAK_models := tests/models tests/recordings tests/tokens  ## 2 min
+SOAK_mcp := tests/mcp  ## 5 min
+SOAK_cli := tests/cli  ## 3 min
+SOAK_rest := $(filter-out $(patsubst %,tests/%,core engine crash simulation stores models recordings tokens mcp cli),$(TRACED) $(DOORS) $(REST))  ## 10 min
 PARTS := $(patsubst SOAK_%,%,$(filter SOAK_%,$(.VARIABLES)))
 
 .PHONY: help demo test check bench soak docs diagram format clean

@@ -136,6 +136,8 @@ def to_plain_json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
     Raises:
         MisuseError: when it is no plain JSON.
     """
+    if not isinstance(value, Mapping):
+        raise MisuseError(f"{what}={shorten_repr(value)}: give a dict")
     try:
         return dict(json.loads(replace_surrogates(encode_json(dict(value)))))
     except (TypeError, ValueError, RecursionError) as error:

@@ -27,7 +27,7 @@ from agentfsm.core.inbox import Cancel, Input, InputKind, Pause, Priority, Rejec
 from agentfsm.core.messages import Part, as_parts
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.run import Run
-from agentfsm.core.validation import COUNT, COUNT_OR_ZERO
+from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, NAME, STRING
 from agentfsm.decisions import (
     build_answer,
     build_approval,
@@ -395,6 +395,7 @@ class Runs:
             MisuseError: when there is no such kind or priority, or `at` is no time; nothing was posted.
         """
         check_run_id(run_id)
+        STRING.or_none().check("send", "key", key)
         item = Input(kind=kind, parts=as_parts(content), priority=priority, due_at=at)
         posted = await self.store.post(run_id, f"input:{key or secrets.token_hex(8)}", item)
         await wake_callers(self.store, run_id, (await self.header(run_id)).parent, posted.key)
@@ -471,8 +472,10 @@ class Runs:
         """Remove all runs of a session, with the runs of agents below them; return how many runs that were.
 
         Raises:
+            MisuseError: when `session` is empty or not a string.
             ConflictError: when one of them is driven, or a run outside goes on from one; none is removed then.
         """
+        NAME.check("delete_session", "session", session)
         return await self.store.delete_session(session)
 
     async def prune(self, before: float) -> int:

@@ -203,3 +203,9 @@ def test_an_unknown_prefix():
     with pytest.raises(MisuseError, match=r"Known providers: .*'echo:'.*'openai:'.*") as caught:
         Agent("mistral:large")
     assert "A package provides 'mistral:' by an entry point of the group agentfsm.models" in str(caught.value)
+
+
+def test_a_scheme_without_slashes_is_not_taken_for_a_file():
+    """A slip of the keyboard would else make an empty store beside the real one."""
+    with pytest.raises(MisuseError, match=r"^postgresql:/db would be the name of a file: write the URL as postgresql"):
+        open_store("postgresql:/db")

@@ -27,7 +27,10 @@ MAX_SPAN_S: Final = 10 * 366 * 86_400.0
 def parse_time(text: str) -> TimeResolver:
     """Read a span from now on, or a date."""
     if not text.startswith("+"):
-        at = parse_date(text)
+        try:
+            at = parse_date(text)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{error}, or a time from now such as +90s, +15m, +2h or +3d") from None
         return lambda _now: at
     found = _SPAN_PATTERN.fullmatch(text)
     span_s = float(found[1]) * _UNIT_SECONDS[found[2]] if found is not None else MAX_SPAN_S + 1
@@ -47,7 +50,8 @@ def parse_date(text: str) -> float:
         datetime.fromtimestamp(at).astimezone()  # it can be shown, too
     except (ValueError, OverflowError, OSError):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no moment: write a date such as 2026-01-31 or 2026-01-31T18:00+01:00, or seconds since 1970",
+            f"{text!r} is not a valid time: give a date such as 2026-01-31 or 2026-01-31T18:00+01:00, or seconds since "
+            "1970 (9 or 10 digits)",
         ) from None
     return at
 

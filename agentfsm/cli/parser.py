@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from agentfsm.agent import WORKER_PARALLEL, WORKER_POLL_S
@@ -60,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 done, 1 failed, 2 usage, 3 waiting for a person or for input, 4 a limit was reached, "
         "130 interrupted",
     )
+    made.add_argument("--version", action="version", version=f"%(prog)s {version('agentfsm')}")
     add = made.add_subparsers(required=True, metavar="COMMAND").add_parser
     _add_execute(add)
     _add_inspect(add)

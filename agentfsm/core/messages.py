@@ -430,5 +430,5 @@ def as_parts(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part,
         elif part.text.strip():  # no provider takes a blank part back
             parts.append(TextPart(text=replace_surrogates(part.text)))
     if not parts:
-        raise MisuseError("the prompt is empty: say what the agent shall do, for example 'Summarise notes.md'")
+        raise MisuseError("the text is empty: give a part that is not blank, for example 'Summarise notes.md'")
     return tuple(parts)

@@ -38,6 +38,9 @@ def open_store(location: str | os.PathLike[str]) -> Store:
     """
     text = os.fspath(location)
     scheme, is_url, _ = text.partition("://")
+    prefix, colon, _ = text.partition(":")
+    if not is_url and colon and prefix.lower() in find_plugins(STORES):
+        raise MisuseError(f"{mask_password(text)} would be the name of a file: write the URL as {prefix}://...")
     if not is_url:
         store: Store = load_store_class("SQLiteStore")(text)
         return store

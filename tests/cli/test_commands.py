@@ -4,6 +4,7 @@ import json
 import os
 import re
 import stat
+from importlib.metadata import version
 
 import anyio
 import pytest
@@ -433,7 +434,12 @@ def test_usage_errors_are_two(here, words):
 def test_an_empty_prompt_is_refused(here):
     """The error says what to write, and no run is made."""
     here("run", "app:adder", "  ", code=2)
-    assert "the prompt is empty" in here.err
+    assert "the text is empty" in here.err
+
+
+def test_the_version_is_that_of_the_package(here):
+    """It is printed, and nothing else is done."""
+    assert here("--version") == f"agentfsm {version('agentfsm')}\n"
 
 
 def test_help_names_every_command(here):

@@ -56,7 +56,7 @@ def test_an_image_is_enough(content):
 @pytest.mark.parametrize("content", ["", " \n", [], TextPart(text="\t"), [TextPart(text=""), TextPart(text=" ")]])
 def test_an_empty_prompt_is_refused(content):
     """A prompt without anything in it is a misuse, and the text says what to do."""
-    with pytest.raises(MisuseError, match="prompt is empty"):
+    with pytest.raises(MisuseError, match="the text is empty"):
         as_parts(content)
 
 
