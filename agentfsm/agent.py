@@ -180,54 +180,77 @@ class Agent(Generic[A_co]):
     """
 
     model: Model = attrs.field(kw_only=False, converter=resolve_model)
-    # A Model, or a string such as "openai:gpt-4o".
+    """A Model, or a string such as "openai:gpt-4o"."""
+
     tools: ToolRegistry = attrs.field(factory=ToolRegistry, converter=_as_registry)
-    # Tools, plain functions and sources of tools such as MCP servers; or a registry, which is then shared.
+    """Tools, plain functions and sources of tools such as MCP servers; or a registry, which is then shared."""
+
     instructions: str = ""
-    # The system prompt.
+    """The system prompt."""
+
     permissions: Permissions | None = None
-    # What a run may do with the tools, by their level and by rules; None: everything.
+    """What a run may do with the tools, by their level and by rules; None: everything."""
+
     selector: ToolSelector = attrs.field(factory=AutoSelect)
-    # Chooses, among many tools, those that the model is told of.
+    """Chooses, among many tools, those that the model is told of."""
+
     name: str = "agent"
     version: str = ""
-    # Of your agent, for roll-out: it is written into every run's header.
+    """Of your agent, for roll-out: it is written into every run's header."""
+
     limits: Limits = attrs.field(factory=Limits)
     settings: Settings | Callable[[Run], Settings] = attrs.field(factory=Settings)
-    # How the model is asked; or a function that tells it for each turn, of the run as it stands.
+    """How the model is asked; or a function that tells it for each turn, of the run as it stands."""
+
     output_type: type[A_co] | TypeForm[A_co] | UnionType | None = None
-    # What an answer is: a pydantic model, a dataclass, an attrs class, a union, any type that JSON carries. None: text.
-    # `type` is for type checkers that do not know `TypeForm`, `UnionType` for those that make none of a union.
+    """What an answer is: a pydantic model, a dataclass, an attrs class, a union, any type that JSON carries. None:
+    text. `type` is for type checkers that do not know `TypeForm`, `UnionType` for those that make none of a union.
+    """
+
     output_mode: OutputMode | str | None = None
-    # How the model is held to it: "schema", "tool", "json" or "prompt"; None: the best way that the model has.
+    """How the model is held to it: "schema", "tool", "json" or "prompt"; None: the best way that the model has."""
+
     output_validators: Sequence[Callable[..., Any]] = ()
-    # Functions of the answer, or of the RunContext and the answer, plain or async, that raise ModelRetry to refuse it.
+    """Functions of the answer, or of the RunContext and the answer, plain or async, that raise ModelRetry to refuse it.
+    """
+
     reflector: Judge | None = None
-    # Judges answers, or the results of chosen tools, before the run goes on.
+    """Judges answers, or the results of chosen tools, before the run goes on."""
+
     last_answer: bool = False
-    # Whether a run that a limit or a loop stops is asked once more, without tools, for what it has: `run.partial`. A
-    # turn and a part of the time, tokens and money are kept back for it, so that no limit is exceeded.
+    """Whether a run that a limit or a loop stops is asked once more, without tools, for what it has: `run.partial`. A
+    turn and a part of the time, tokens and money are kept back for it, so that no limit is exceeded.
+    """
+
     clock: Clock = attrs.field(factory=SystemClock)
     store: Store = attrs.field(default=attrs.Factory(lambda agent: MemoryStore(clock=agent.clock), takes_self=True))
     durability: Durability = "full"
-    # What is acknowledged survives: "full": a power cut. Each group of appends waits for the disk, 0.04 ms when it is
-    # quiet to 4 ms when it is busy, shared by all runs that commit together. "normal": the death of this process, but a
-    # power cut, or the death of a database server, may take the newest appends, so that a call which was made may be
-    # made again; an append costs 0.01 ms.
+    """What is acknowledged survives: "full": a power cut. Each group of appends waits for the disk, 0.04 ms when it is
+    quiet to 4 ms when it is busy, shared by all runs that commit together. "normal": the death of this process, but a
+    power cut, or the death of a database server, may take the newest appends, so that a call which was made may be made
+    again; an append costs 0.01 ms.
+    """
+
     pause_before: frozenset[State] = attrs.field(default=frozenset(), converter=as_states)
-    # States before which a run rests until it is resumed: {State.ACT} shows each call before it is made.
+    """States before which a run rests until it is resumed: {State.ACT} shows each call before it is made."""
+
     context: Context = attrs.field(factory=lambda: Context((TrimResults(), SlidingWindow())), converter=as_context)
-    # What to do when the history outgrows the context window: policies in their order, or one.
+    """What to do when the history outgrows the context window: policies in their order, or one."""
+
     new_id: Callable[[], str] = new_id
-    # Makes the ids of runs.
+    """Makes the ids of runs."""
+
     target: str = ""
-    # Where the command line finds this agent again: "module:attribute".
+    """Where the command line finds this agent again: "module:attribute"."""
+
     log_prompts: bool = False
-    # Whether prompts are logged at DEBUG, masked.
+    """Whether prompts are logged at DEBUG, masked."""
+
     driver: Driver[A_co] = attrs.field(init=False, default=attrs.Factory(_build_driver, takes_self=True))
-    # Drives the runs, for all that is written with the verbs below and for who serves them to others.
+    """Drives the runs, for all that is written with the verbs below and for who serves them to others."""
+
     runs: Runs = attrs.field(init=False, default=attrs.Factory(_build_client, takes_self=True))
-    # Client for the runs in the agent's store. It also lists and deletes them.
+    """Client for the runs in the agent's store. It also lists and deletes them."""
 
     def __repr__(self) -> str:
         tools = ", ".join([*self.tools.names, *("..." for _ in self.tools.sources)])

@@ -39,12 +39,15 @@ class Permit:
     """A slot that was taken."""
 
     cost: int
-    # Estimated when it was taken; `Limiter.record_cost` corrects it.
+    """Estimated when it was taken; `Limiter.record_cost` corrects it."""
+
     started_at: float = math.inf
-    # When its use began, by the limiter's clock, seconds; infinite as long as it has not. It counts for a rate from the
-    # moment in which it was taken until a minute after this one.
+    """When its use began, by the limiter's clock, seconds; infinite as long as it has not. It counts for a rate from
+    the moment in which it was taken until a minute after this one.
+    """
+
     is_expired: bool = False
-    # Whether that minute is over, and it counts for no rate any more.
+    """Whether that minute is over, and it counts for no rate any more."""
 
 
 @attrs.frozen(kw_only=True)
@@ -52,11 +55,15 @@ class LimiterStatistics(Value):
     """The state of a limiter."""
 
     in_use: int
-    # Permits that were not released yet.
+    """Permits that were not released yet."""
+
     waiting: int
-    # Callers that wait.
+    """Callers that wait."""
+
     recent: int
-    # Permits whose use began in the last minute or has not begun yet; counted if a rate is limited, as is their cost.
+    """Permits whose use began in the last minute or has not begun yet; counted if a rate is limited, as is their cost.
+    """
+
     recent_cost: int
 
 
@@ -75,36 +82,53 @@ class Limiter:
     """
 
     concurrency: int | None = attrs.field(default=None, validator=COUNT.or_none())
-    # Permits held at once, 1 or more. None: any number.
+    """Permits held at once, 1 or more. None: any number."""
+
     per_minute: int | None = attrs.field(default=None, validator=COUNT.or_none(), kw_only=True)
-    # Permits whose use begins in any 60 seconds, 1 or more. None: any number.
+    """Permits whose use begins in any 60 seconds, 1 or more. None: any number."""
+
     cost_per_minute: int | None = attrs.field(default=None, validator=COUNT.or_none(), kw_only=True)
-    # The cost of these, 1 or more, for example in tokens. One that costs more than that passes alone. None: any cost.
+    """The cost of these, 1 or more, for example in tokens. One that costs more than that passes alone. None: any cost.
+    """
+
     monotonic: Callable[[], float] = attrs.field(default=monotonic_time, kw_only=True)
-    # The clock, seconds; by default the machine's, and virtual time in `agentfsm.testing.run_virtual`. A limiter that
-    # goes from one of the two to the other, or to the next virtual time, forgets the last minute: the times cannot be
-    # compared. So it holds no rate over threads of which some are in virtual time.
+    """The clock, seconds; by default the machine's, and virtual time in `agentfsm.testing.run_virtual`. A limiter that
+    goes from one of the two to the other, or to the next virtual time, forgets the last minute: the times cannot be
+    compared. So it holds no rate over threads of which some are in virtual time.
+    """
+
     number: int = attrs.field(factory=_new_number, init=False)
-    # Higher than those of all limiters that were made before it. Callers that need permits of several limiters take
-    # them in this order, so that they never wait for one another in a ring.
+    """Higher than those of all limiters that were made before it. Callers that need permits of several limiters take
+    them in this order, so that they never wait for one another in a ring.
+    """
+
     _in_use: int = attrs.field(default=0, init=False)
-    # Reserved slots included.
+    """Reserved slots included."""
+
     _abandoned: int = attrs.field(default=0, init=False)
-    # Of these, slots of threads whose calls were given up.
+    """Of these, slots of threads whose calls were given up."""
+
     _waiting: dict[WakeCallback, int] = attrs.field(factory=dict, init=False)
-    # The cost of each waiter, in the order of their arrival.
+    """The cost of each waiter, in the order of their arrival."""
+
     _reserved: dict[WakeCallback, Permit] = attrs.field(factory=dict, init=False)
-    # Permits of waiters that were woken and have not come yet.
+    """Permits of waiters that were woken and have not come yet."""
+
     _unstarted: set[Permit] = attrs.field(factory=set, init=False)
-    # Permits whose use has not begun, if a rate is limited; reserved ones included.
+    """Permits whose use has not begun, if a rate is limited; reserved ones included."""
+
     _recent: deque[Permit] = attrs.field(factory=deque, init=False)
-    # Permits whose use began in the last minute, oldest first, if a rate is limited.
+    """Permits whose use began in the last minute, oldest first, if a rate is limited."""
+
     _recent_cost: int = attrs.field(default=0, init=False)
-    # The cost of both.
+    """The cost of both."""
+
     _timeline: Callable[[], float] | None = attrs.field(default=None, init=False)
-    # The virtual time in which the starts of the last minute were counted; None: real time.
+    """The virtual time in which the starts of the last minute were counted; None: real time."""
+
     _timekeeper: WakeCallback | None = attrs.field(default=None, init=False)
-    # The first waiter, once it knows that it has to look at the time.
+    """The first waiter, once it knows that it has to look at the time."""
+
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     @property

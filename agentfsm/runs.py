@@ -82,16 +82,21 @@ class Runs:
     """
 
     store: Store = attrs.field(validator=STORE)
-    # `aclose` closes it.
+    """`aclose` closes it."""
+
     tools: Mapping[str, ToolRegistry] = attrs.field(factory=dict, kw_only=True, validator=TOOLS_BY_AGENT)
-    # Tools by the name of their agent, where agents are at hand. With them, `approve` validates edited arguments at
-    # once instead of when a worker takes up the call, and `cancel` knows which calls only read.
+    """Tools by the name of their agent, where agents are at hand. With them, `approve` validates edited arguments at
+    once instead of when a worker takes up the call, and `cancel` knows which calls only read.
+    """
+
     clock: Clock = attrs.field(factory=SystemClock, kw_only=True, validator=CLOCK)
-    # For the times in the journal of a run that this client cancels or pauses.
+    """For the times in the journal of a run that this client cancels or pauses."""
+
     durability: Durability = attrs.field(default="full", kw_only=True, validator=DURABILITY)
-    # Of what this client appends to a journal.
+    """Of what this client appends to a journal."""
+
     ended_runs: EndedRuns = attrs.field(factory=dict, kw_only=True)
-    # Runs at hand that are over, by id, so that a conversation is not read from its beginning each time.
+    """Runs at hand that are over, by id, so that a conversation is not read from its beginning each time."""
 
     # Reading.
 

@@ -165,7 +165,7 @@ class _SubagentCall:
     ctx: RunContext[Any]
     parent: Parent | None
     turn: int = 0
-    # The newest turn that was told of.
+    """The newest turn that was told of."""
 
     async def run(self, message: str) -> ToolReturn:
         """Drive the child until it is over or waits.

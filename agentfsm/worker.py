@@ -41,19 +41,23 @@ class Worker:
 
     agent: RunnableAgent
     execute: Callable[..., Awaitable[Run[Any]]]
-    # `Driver.drive`.
+    """`Driver.drive`."""
+
     deps: Any
     parallel: int
     poll_s: float
     _busy: set[str] = attrs.field(factory=set, init=False)
     _suspects: set[str] = attrs.field(factory=set, init=False)
-    # Those of them that may be what their owners died of: nothing else is begun before each has finished a turn.
+    """Those of them that may be what their owners died of: nothing else is begun before each has finished a turn."""
+
     _has_suspects: bool = attrs.field(default=False, init=False)
-    # Whether there are more of these: then nothing else is begun before this worker is free for them.
+    """Whether there are more of these: then nothing else is begun before this worker is free for them."""
+
     _backoffs: dict[str, tuple[float, bool]] = attrs.field(factory=dict, init=False)
-    # By run that did not move: how long it rests, seconds, and whether that is for a failure.
+    """By run that did not move: how long it rests, seconds, and whether that is for a failure."""
+
     _changed: anyio.Event = attrs.field(factory=anyio.Event, init=False)
-    # Set when a drive has ended, or something in the store has changed.
+    """Set when a drive has ended, or something in the store has changed."""
 
     @property
     def failed_count(self) -> int:

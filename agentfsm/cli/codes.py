@@ -21,11 +21,13 @@ class ExitCode(IntEnum):
     FAILED = 1
     USAGE = 2
     WAITING = 3
-    # For a person, or for input.
+    """For a person, or for input."""
+
     LIMIT = 4
-    # A limit was reached; a larger one would have prevented it.
+    """A limit was reached; a larger one would have prevented it."""
+
     INTERRUPTED = 130
-    # What shells say of a command that Ctrl-C ended.
+    """What shells say of a command that Ctrl-C ended."""
 
 
 def for_run(run: Run) -> ExitCode:

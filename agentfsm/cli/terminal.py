@@ -24,9 +24,10 @@ class Terminal:
     """The three streams of the process. A reader that has gone away breaks nothing."""
 
     json: bool = False
-    # Whether the result is one JSON document.
+    """Whether the result is one JSON document."""
+
     stdout: TextIO = attrs.field(factory=lambda: sys.stdout)
-    # Kept, because `sys.stdout` is turned to stderr while code of the user's runs.
+    """Kept, because `sys.stdout` is turned to stderr while code of the user's runs."""
 
     def out(self, text: str) -> None:
         """Write lines of the result."""

@@ -55,7 +55,7 @@ class PriorityRetention(ContextPolicy):
     """Leaves out what matters least until it fits, the oldest of equals first; what stays keeps its order."""
 
     scores: Mapping[GroupKind, float] = attrs.field(default=IMPORTANCE, converter=_merge_scores)
-    # How much each kind of group matters; those left out have the usual score.
+    """How much each kind of group matters; those left out have the usual score."""
 
     async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
         """Return the groups that matter."""
@@ -89,9 +89,10 @@ class DropAcknowledgements(ContextPolicy):
     """Leaves out what the model said only to say that it had understood."""
 
     chars: int = attrs.field(default=ACKNOWLEDGEMENT_CHARS, validator=COUNT)
-    # What has so many or more is none.
+    """What has so many or more is none."""
+
     phrases: frozenset[str] = attrs.field(default=ACKNOWLEDGEMENTS, converter=_as_phrases)
-    # What one is made of, in small letters.
+    """What one is made of, in small letters."""
 
     async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:  # noqa: ARG002  it counts no tokens
         """Return the groups that say something."""

@@ -89,9 +89,10 @@ class BySimilarity(ToolSelector):
     """
 
     top: int = attrs.field(default=DEFAULT_TOP, validator=COUNT)
-    # How many.
+    """How many."""
+
     scorer: Scorer = attrs.field(factory=LexicalScorer)
-    # What tells how like.
+    """What tells how like."""
 
     def wants(self, count: int) -> bool:
         """Tell whether there are more than it offers."""
@@ -158,9 +159,10 @@ class TwoStage(ToolSelector):
     """
 
     picks: int = attrs.field(default=DEFAULT_PICKS, validator=COUNT)
-    # At most so many.
+    """At most so many."""
+
     similarity: BySimilarity = BySimilarity()
-    # What chooses instead, and which summaries the model reads where all would be too long a list.
+    """What chooses instead, and which summaries the model reads where all would be too long a list."""
 
     def wants(self, count: int) -> bool:
         """Tell whether there are more than the model may name."""
@@ -210,12 +212,14 @@ class AutoSelect(ToolSelector):
     """Offers all of a few tools, chooses among more by similarity, and among many in two stages."""
 
     similar_above: int = attrs.field(default=SIMILAR_ABOVE, validator=COUNT_OR_ZERO)
-    # Tools; up to here, all are offered.
+    """Tools; up to here, all are offered."""
+
     two_stage_above: int = attrs.field(default=TWO_STAGE_ABOVE, validator=COUNT_OR_ZERO)
-    # Tools; up to here, similarity chooses.
+    """Tools; up to here, similarity chooses."""
+
     similarity: BySimilarity = BySimilarity()
     picks: int = attrs.field(default=DEFAULT_PICKS, validator=COUNT)
-    # How many the model may name in the first of two stages.
+    """How many the model may name in the first of two stages."""
 
     def wants(self, count: int) -> bool:
         """Tell whether there are too many to offer all."""

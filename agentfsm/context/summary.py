@@ -65,13 +65,16 @@ class Summarise(ContextPolicy):
     """
 
     model: Model | None = attrs.field(default=None, validator=check_model)
-    # Writes the summary, a small one is enough; closed with the agent. None: the agent's own.
+    """Writes the summary, a small one is enough; closed with the agent. None: the agent's own."""
+
     keep: int = attrs.field(default=KEEP_NEWEST, validator=COUNT_OR_ZERO)
-    # So many of the newest groups are left as they are.
+    """So many of the newest groups are left as they are."""
+
     least: float = attrs.field(default=MIN_CUT_SHARE, validator=_CUT_SHARE)
-    # A summary is asked for where more than this part has to be cut, 0 to below 1; 0: whenever something has to go.
+    """A summary is asked for where more than this part has to be cut, 0 to below 1; 0: whenever something has to go."""
+
     instructions: str = ""
-    # What else to keep in it, in a sentence or two.
+    """What else to keep in it, in a sentence or two."""
 
     async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
         """Return the groups with a summary in the place of the old ones."""

@@ -29,11 +29,13 @@ class TrimResults(ContextPolicy):
     """
 
     chars: int = attrs.field(default=MAX_RESULT_CHARS, validator=COUNT)
-    # Of a result; a list may have four times as many.
+    """Of a result; a list may have four times as many."""
+
     items: int = attrs.field(default=MAX_RESULT_ITEMS, validator=COUNT_OR_ZERO)
-    # Of a list; 0 cuts lists as any other text.
+    """Of a list; 0 cuts lists as any other text."""
+
     keep: int = attrs.field(default=KEEP_NEWEST, validator=COUNT_OR_ZERO)
-    # So many of the newest groups are left as they are.
+    """So many of the newest groups are left as they are."""
 
     async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
         """Return the groups with shorter results."""

@@ -24,7 +24,7 @@ class Cut(ContextPolicy):
     """Shows the task, summaries, and the newest messages up to a number, whatever they hold."""
 
     messages: int = attrs.field(validator=COUNT)
-    # How many. A call goes with its results, so there may be fewer; the newest group stays, and may be more.
+    """How many. A call goes with its results, so there may be fewer; the newest group stays, and may be more."""
 
     async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:  # noqa: ARG002  it counts no tokens
         """Return the newest groups."""

@@ -27,52 +27,73 @@ class AuditRecord(Value):
 
     run_id: str
     call_id: str
-    # Unique in the run.
+    """Unique in the run."""
+
     key: str
-    # The idempotency key: the same on every attempt, and what a service outside knows the call by.
+    """The idempotency key: the same on every attempt, and what a service outside knows the call by."""
+
     turn: int
-    # The number of the run's reply that asked for it, from 1.
+    """The number of the run's reply that asked for it, from 1."""
+
     agent: str
     agent_version: str
     user: str | None
-    # On whose behalf it ran.
+    """On whose behalf it ran."""
+
     session: str | None
     parent: str | None
-    # The run whose tool this one is.
+    """The run whose tool this one is."""
+
     tool: str
     arguments: Mapping[str, JSON]
-    # As it ran, or would run: a person's, where one has changed them.
+    """As it ran, or would run: a person's, where one has changed them."""
+
     proposed: Mapping[str, JSON] | None = None
-    # The model's own, where a person has changed them.
+    """The model's own, where a person has changed them."""
+
     asked_at: float
-    # When the reply that asked for it was there, seconds since 1970, as the other two.
+    """When the reply that asked for it was there, seconds since 1970, as the other two."""
+
     started_at: float | None = None
-    # When it was first taken up: before `asked_at`, where it started while the reply came. None where it never was, as
-    # far as the journal tells.
+    """When it was first taken up: before `asked_at`, where it started while the reply came. None where it never was, as
+    far as the journal tells.
+    """
+
     ended_at: float | None = None
-    # None while it is open.
+    """None while it is open."""
+
     duration_s: float = 0.0
-    # Of its last dispatch, as its result says.
+    """Of its last dispatch, as its result says."""
+
     attempts: int = 0
-    # How many times the tool was tried, as far as the journal tells: a worker that is killed over a call that is
-    # read-only leaves no word of it.
+    """How many times the tool was tried, as far as the journal tells: a worker that is killed over a call that is
+    read-only leaves no word of it.
+    """
+
     status: Outcome | Phase = Phase.INTENDED
-    # How it ended, or how far it is.
+    """How it ended, or how far it is."""
+
     error_type: ErrorType | None = None
     approved_by: str | None = None
-    # Who let it run, empty for somebody who gave no name; None where nobody did.
+    """Who let it run, empty for somebody who gave no name; None where nobody did."""
+
     rerun_by: tuple[str, ...] = ()
-    # Who had it run again when its outcome was lost, in order.
+    """Who had it run again when its outcome was lost, in order."""
+
     informed_by: tuple[str, ...] = ()
-    # Who has answered what the tool asked in the middle of the call, in order, once for each round.
+    """Who has answered what the tool asked in the middle of the call, in order, once for each round."""
+
     decision: str = ""
-    # Where its result came from outside: "answered", "rejected" or "settled".
+    """Where its result came from outside: "answered", "rejected" or "settled"."""
+
     decided_by: str = ""
-    # Whose word that was.
+    """Whose word that was."""
+
     result: str | None = None
-    # Its whole text; None while it has none.
+    """Its whole text; None while it has none."""
+
     inherited: bool = False
-    # Whether it ended in the run that this one was forked from, whose audit has it, too.
+    """Whether it ended in the run that this one was forked from, whose audit has it, too."""
 
     @property
     def is_open(self) -> bool:

@@ -40,11 +40,13 @@ class Inquiry(Value):
     """What the tool of an open call has asked people, and what it was told."""
 
     rounds: int = 0
-    # How many times it has asked.
+    """How many times it has asked."""
+
     state: str = "null"
-    # What it gets back, as JSON text; the newest counts.
+    """What it gets back, as JSON text; the newest counts."""
+
     answers: Mapping[str, Any] = attrs.field(factory=dict)
-    # By the question's key, of all rounds: the answer, or None where it was declined.
+    """By the question's key, of all rounds: the answer, or None where it was declined."""
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -54,28 +56,38 @@ class OpenCall(Value):
     call: ToolCall
     phase: Phase = Phase.INTENDED
     attempts: int = 0
-    # How many times its tool was tried, as far as the journal tells.
+    """How many times its tool was tried, as far as the journal tells."""
+
     losses: int = 0
-    # How many times its worker died, or gave it up, while it was under way.
+    """How many times its worker died, or gave it up, while it was under way."""
+
     started_at: float = 0.0
-    # When it was last taken up, seconds since 1970; 0 where it never was.
+    """When it was last taken up, seconds since 1970; 0 where it never was."""
+
     duration_s: float = 0.0
-    # How long it then ran, where it was cut off; 0 where that is not known.
+    """How long it then ran, where it was cut off; 0 where that is not known."""
+
     read_only: bool = False
-    # Whether its tool declared, when it started, that it has no effect.
+    """Whether its tool declared, when it started, that it has no effect."""
+
     expires_at: float | None = None
     description: str = ""
-    # What it will do, for the person who approves it.
+    """What it will do, for the person who approves it."""
+
     digest: str = ""
-    # Of the tool and the arguments that the person is asked about.
+    """Of the tool and the arguments that the person is asked about."""
+
     error: str = ""
-    # Why the last approval was not carried out, while the person is asked again.
+    """Why the last approval was not carried out, while the person is asked again."""
+
     pending: tuple[Pending, ...] = ()
-    # What it waits for, in the phase PAUSED.
+    """What it waits for, in the phase PAUSED."""
+
     inquiry: Inquiry | None = None
-    # None where its tool has asked nothing.
+    """None where its tool has asked nothing."""
+
     result: ToolResult | None = None
-    # Present in the phase FINISHED only.
+    """Present in the phase FINISHED only."""
 
     def build_result(self, outcome: Outcome, content: str) -> ToolResult:
         """Return a result that comes from elsewhere than the tool, with what is known of how the call has run."""
@@ -109,7 +121,8 @@ class FailureRecord(Value):
 
     turn: int
     source: str
-    # "model", or the name of the tool.
+    """"model", or the name of the tool."""
+
     message: str
 
 

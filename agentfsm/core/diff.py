@@ -31,17 +31,22 @@ class Difference(Value):
     """How one run differs from another."""
 
     shared: int
-    # How many messages both histories begin with.
+    """How many messages both histories begin with."""
+
     removed: tuple[Message, ...]
-    # The messages of the first one after those.
+    """The messages of the first one after those."""
+
     added: tuple[Message, ...]
-    # The messages of the second one after those.
+    """The messages of the second one after those."""
+
     changed: Mapping[str, tuple[Any, Any]]
-    # Facts that are not the same, by name: the first one's, the second one's.
+    """Facts that are not the same, by name: the first one's, the second one's."""
+
     calls: Mapping[str, tuple[Phase | None, Phase | None]]
-    # Open calls that are not as far, by id; None where the call is not open.
+    """Open calls that are not as far, by id; None where the call is not open."""
+
     agent: tuple[str, ...]
-    # What the second one's agent has otherwise, a few words each.
+    """What the second one's agent has otherwise, a few words each."""
 
     def __bool__(self) -> bool:
         """Whether there is any."""

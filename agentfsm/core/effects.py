@@ -23,9 +23,10 @@ class AskModel(Value):
     """THINK: ask for the next reply."""
 
     turn: int
-    # The number that the reply will have, from 1.
+    """The number that the reply will have, from 1."""
+
     messages: Sequence[Message]
-    # What the model is shown: a valid history.
+    """What the model is shown: a valid history."""
 
 
 @attrs.frozen(kw_only=True)
@@ -33,7 +34,7 @@ class RunTools(Value):
     """ACT: run these calls."""
 
     calls: tuple[ToolCall, ...]
-    # In the model's order; empty where only the end of the turn is left to record.
+    """In the model's order; empty where only the end of the turn is left to record."""
 
 
 @attrs.frozen(kw_only=True)
@@ -41,9 +42,10 @@ class Reflect(Value):
     """REFLECT: go on, accept or stop."""
 
     draft: str | None
-    # The answer to judge, or None after tools.
+    """The answer to judge, or None after tools."""
+
     verdict: Verdict | None = None
-    # What a judge has said of it already.
+    """What a judge has said of it already."""
 
 
 @attrs.frozen(kw_only=True)

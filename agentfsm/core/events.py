@@ -30,9 +30,10 @@ class Event(Value):
     """What all events say, since every fact has a time. The journal writes it."""
 
     at: float = 0.0
-    # Seconds since 1970.
+    """Seconds since 1970."""
+
     took_s: float = 0.0
-    # Active seconds since the event before it, monotonic; waiting for a person does not count.
+    """Active seconds since the event before it, monotonic; waiting for a person does not count."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the event as JSON values, in the form of the journal.
@@ -58,9 +59,10 @@ class ToolsChosen(Event):
     message: AssistantMessage
     usage: Usage = Usage()
     request: str = ""
-    # Hash of what the model was asked, as for all that comes of a request.
+    """Hash of what the model was asked, as for all that comes of a request."""
+
     model: str = ""
-    # Who answered, where it was not the model that the agent names: one behind a Fallback or a Router.
+    """Who answered, where it was not the model that the agent names: one behind a Fallback or a Router."""
 
 
 @attrs.frozen(kw_only=True)
@@ -89,7 +91,8 @@ class ModelFaltered(Event):
 
     error: str
     usage: Usage = Usage()
-    # What replies cost that could not be used.
+    """What replies cost that could not be used."""
+
     request: str = ""
 
 
@@ -98,18 +101,24 @@ class Compacted(Event):
     """Earlier messages left the context window, or are shown in short; the journal and `run.messages` keep them."""
 
     start: int
-    # From here on the messages are shown whole, as an index into `run.messages`.
+    """From here on the messages are shown whole, as an index into `run.messages`."""
+
     tokens_before: int
     tokens_after: int
-    # Of the messages shown, before and after.
+    """Of the messages shown, before and after."""
+
     why: str
-    # For people: what there was too much of, and which policy could not do its part.
+    """For people: what there was too much of, and which policy could not do its part."""
+
     head: tuple[Segment, ...] | None = None
-    # What is shown of the messages before `start`; None, in journals of format 2 and older, for the task and a note.
+    """What is shown of the messages before `start`; None, in journals of format 2 and older, for the task and a note.
+    """
+
     policies: tuple[str, ...] = ()
-    # Those that changed something, in their order, by the names of their classes.
+    """Those that changed something, in their order, by the names of their classes."""
+
     usage: Usage = Usage()
-    # What asking for a summary cost, also where none came of it.
+    """What asking for a summary cost, also where none came of it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -118,9 +127,10 @@ class ToolsOffered(Event):
 
     tools: tuple[str, ...]
     how: str
-    # How they were chosen.
+    """How they were chosen."""
+
     usage: Usage = Usage()
-    # What choosing cost.
+    """What choosing cost."""
 
 
 @attrs.frozen(kw_only=True)
@@ -133,13 +143,16 @@ class ToolStarted(Event):
 
     call_id: str
     repeatable: bool = False
-    # Whether the tool declares that it may be run again (idempotent, or read-only).
+    """Whether the tool declares that it may be run again (idempotent, or read-only)."""
+
     read_only: bool = False
-    # Whether the tool declares that it has no effect.
+    """Whether the tool declares that it has no effect."""
+
     since: float = 0.0
-    # When the call was taken up, seconds since 1970, where its start is written late; 0 where that is `at`.
+    """When the call was taken up, seconds since 1970, where its start is written late; 0 where that is `at`."""
+
     attempts: int = 1
-    # How many times the tool was tried by then, 1 or more; more than 1 only where it is written late.
+    """How many times the tool was tried by then, 1 or more; more than 1 only where it is written late."""
 
 
 @attrs.frozen(kw_only=True)
@@ -148,10 +161,11 @@ class ToolCutOff(Event):
 
     call_id: str
     started_at: float
-    # When it was taken up, seconds since 1970.
+    """When it was taken up, seconds since 1970."""
+
     duration_s: float
     undone: bool = False
-    # Whether its newest start came to nothing: it was written, and then the tool was not called.
+    """Whether its newest start came to nothing: it was written, and then the tool was not called."""
 
 
 @attrs.frozen(kw_only=True)
@@ -160,7 +174,7 @@ class ToolFinished(Event):
 
     result: ToolResult
     by: str = ""
-    # Who decided, where a person rejected or settled it.
+    """Who decided, where a person rejected or settled it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -176,9 +190,10 @@ class ToolPaused(Event):
 
     call_id: str
     pending: tuple[Pending, ...]
-    # What it waits for: an answer, input, or decisions in the run of a sub-agent.
+    """What it waits for: an answer, input, or decisions in the run of a sub-agent."""
+
     state: str | None = None
-    # JSON text that the tool gets back with the answers to its questions; None where it has asked none.
+    """JSON text that the tool gets back with the answers to its questions; None where it has asked none."""
 
 
 @attrs.frozen(kw_only=True)
@@ -188,7 +203,7 @@ class InputGiven(Event):
     call_id: str
     by: str = ""
     answers: dict[str, Any]
-    # By the question's key: an object that fits its schema, or None where the person declined.
+    """By the question's key: an object that fits its schema, or None where the person declined."""
 
 
 @attrs.frozen(kw_only=True)
@@ -197,13 +212,16 @@ class ApprovalAsked(Event):
 
     call_id: str
     expires_at: float
-    # Seconds since 1970 by the store's clock; no answer by then is a no.
+    """Seconds since 1970 by the store's clock; no answer by then is a no."""
+
     description: str = ""
-    # What the call will do, where the tool says so.
+    """What the call will do, where the tool says so."""
+
     digest: str = ""
-    # Of the tool and the arguments that are asked about: a yes holds for nothing else.
+    """Of the tool and the arguments that are asked about: a yes holds for nothing else."""
+
     error: str = ""
-    # Why the last approval was not carried out; empty where the call was not approved before.
+    """Why the last approval was not carried out; empty where the call was not approved before."""
 
 
 @attrs.frozen(kw_only=True)
@@ -213,9 +231,10 @@ class ApprovalGiven(Event):
     call_id: str
     by: str = ""
     arguments: str | None = None
-    # The arguments in their place, where the person changed them: they are what runs and what the history says.
+    """The arguments in their place, where the person changed them: they are what runs and what the history says."""
+
     key: str | None = None
-    # The idempotency key of the changed call; None where the call keeps the key that it was proposed with.
+    """The idempotency key of the changed call; None where the call keeps the key that it was proposed with."""
 
 
 @attrs.frozen(kw_only=True)
@@ -228,17 +247,22 @@ class Continued(Event):
     """The run goes on."""
 
     note: str = ""
-    # What the model shall be told before its next turn, if anything.
+    """What the model shall be told before its next turn, if anything."""
+
     loop: bool = False
-    # Whether a loop was found: the findings add up.
+    """Whether a loop was found: the findings add up."""
+
     disabled: tuple[str, ...] = ()
-    # Tools withdrawn from here on.
+    """Tools withdrawn from here on."""
+
     refused: bool = False
-    # Whether a draft was refused: the refusals of a run add up.
+    """Whether a draft was refused: the refusals of a run add up."""
+
     is_last: bool = False
-    # Whether the next reply is the last; only in journals of format 3 and older, where `LimitReached` says it now.
+    """Whether the next reply is the last; only in journals of format 3 and older, where `LimitReached` says it now."""
+
     asks: str = ""
-    # What a person is asked; the run then waits for input before it goes on.
+    """What a person is asked; the run then waits for input before it goes on."""
 
 
 @attrs.frozen(kw_only=True)
@@ -247,7 +271,7 @@ class Judged(Event):
 
     verdict: Verdict
     usage: Usage = Usage()
-    # What judging cost.
+    """What judging cost."""
 
 
 @attrs.frozen(kw_only=True)
@@ -261,9 +285,10 @@ class LimitReached(Event):
 
     reason: StopReason
     message: str
-    # For people, as in the `Failed` that follows the last answer.
+    """For people, as in the `Failed` that follows the last answer."""
+
     note: str
-    # What the model is told.
+    """What the model is told."""
 
 
 @attrs.frozen(kw_only=True)
@@ -272,7 +297,7 @@ class Failed(Event):
 
     reason: StopReason
     message: str
-    # For people: what happened, with the number reached.
+    """For people: what happened, with the number reached."""
 
 
 @attrs.frozen(kw_only=True)
@@ -282,7 +307,7 @@ class Paused(Event):
     by: str = ""
     message: str = ""
     kind: PendingKind = PendingKind.PAUSE
-    # PAUSE where a person or a setting asked for it, CRASH where too many workers died while they drove it.
+    """PAUSE where a person or a setting asked for it, CRASH where too many workers died while they drove it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -290,9 +315,10 @@ class Resumed(Event):
     """The run goes on, after a pause or with an agent that is not what it was."""
 
     fingerprint: Fingerprint | None = None
-    # Of the agent that goes on, where it has changed.
+    """Of the agent that goes on, where it has changed."""
+
     changes: tuple[str, ...] = ()
-    # What has changed since, for people.
+    """What has changed since, for people."""
 
 
 # What comes of a request to the model.

@@ -21,9 +21,10 @@ class Fingerprint(Value):
 
     instructions: str = ""
     model: str = ""
-    # The model's name.
+    """The model's name."""
+
     tools: Mapping[str, str] = attrs.field(factory=dict)
-    # By the tool's name: of its description, its schema, and what its author declares about running it.
+    """By the tool's name: of its description, its schema, and what its author declares about running it."""
 
     def changes_since(self, before: Fingerprint) -> tuple[str, ...]:
         """Say what is not as it was, a few words each; nothing where it is not known how it was."""

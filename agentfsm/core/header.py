@@ -25,38 +25,53 @@ class Header(Value):
     """Entry 0 of a journal: what a run was begun with. It never changes. Not slotted, as `OpenCall`."""
 
     id: str
-    # Unique in the store.
+    """Unique in the store."""
+
     nonce: str = ""
-    # Random, and of no other run, also where an id is used again: the keys of its calls begin with it. Empty in runs of
-    # formats older than 4, whose keys begin with the id.
+    """Random, and of no other run, also where an id is used again: the keys of its calls begin with it. Empty in runs
+    of formats older than 4, whose keys begin with the id.
+    """
+
     prompt: tuple[Part, ...]
     created_at: float
-    # Seconds since 1970.
+    """Seconds since 1970."""
+
     session: str | None = None
-    # The conversation that the run belongs to.
+    """The conversation that the run belongs to."""
+
     after: str | None = None
-    # The id of the run whose history this one goes on from.
+    """The id of the run whose history this one goes on from."""
+
     history: tuple[Message, ...] = ()
-    # Messages to go on from that no store has.
+    """Messages to go on from that no store has."""
+
     agent: str = ""
     agent_version: str = ""
     fingerprint: Fingerprint = Fingerprint()
-    # What the agent was.
+    """What the agent was."""
+
     target: str = ""
-    # Where the command line finds the agent again: "module:attribute".
+    """Where the command line finds the agent again: "module:attribute"."""
+
     user: str | None = None
     roles: tuple[str, ...] = ()
     parent: str | None = None
-    # The id of the run whose tool this one is; its own id is that and the call's.
+    """The id of the run whose tool this one is; its own id is that and the call's."""
+
     depth: int = 0
-    # How many runs are above it.
+    """How many runs are above it."""
+
     forked_from: str | None = None
-    # The id of the run whose first events are this one's, too.
+    """The id of the run whose first events are this one's, too."""
+
     forked_at: int = 0
-    # How many.
+    """How many."""
+
     settings: Settings | None = None
-    # How the model is asked in this run, over what the agent says.
+    """How the model is asked in this run, over what the agent says."""
+
     metadata: dict[str, Any] = attrs.field(factory=dict, converter=_copy)
-    # JSON values; a copy of what the caller gave.
+    """JSON values; a copy of what the caller gave."""
+
     format: int = FORMAT
-    # The version of the format that the journal is written in.
+    """The version of the format that the journal is written in."""

@@ -86,7 +86,7 @@ class Input(Value):
     parts: tuple[Part, ...]
     priority: Priority = attrs.field(default=Priority.NORMAL, converter=_parse_priority)
     due_at: float | None = attrs.field(default=None, converter=_parse_time)
-    # Seconds since 1970 by the store's clock, before which it is not taken in: a timer. None: at once.
+    """Seconds since 1970 by the store's clock, before which it is not taken in: a timer. None: at once."""
 
     @property
     def message(self) -> Message:
@@ -107,11 +107,13 @@ class Approve(Value):
 
     call_id: str
     by: str = attrs.field(default="", validator=STRING)
-    # Who decided, for the record.
+    """Who decided, for the record."""
+
     arguments: str | None = None
-    # A JSON object to run it with in place of the model's own; None to run it as it is.
+    """A JSON object to run it with in place of the model's own; None to run it as it is."""
+
     digest: str = ""
-    # Of the tool and the arguments that whoever decided has seen.
+    """Of the tool and the arguments that whoever decided has seen."""
 
 
 @attrs.frozen(kw_only=True)
@@ -121,7 +123,7 @@ class Reject(Value):
     call_id: str
     by: str = attrs.field(default="", validator=STRING)
     message: str = attrs.field(default="", validator=STRING)
-    # The reason, as the model shall read it.
+    """The reason, as the model shall read it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -131,9 +133,10 @@ class Settle(Value):
     call_id: str
     by: str = attrs.field(default="", validator=STRING)
     outcome: Outcome
-    # DONE or FAILED.
+    """DONE or FAILED."""
+
     content: str
-    # The result, or what went wrong.
+    """The result, or what went wrong."""
 
 
 @attrs.frozen(kw_only=True)
@@ -143,9 +146,10 @@ class GiveInput(Value):
     call_id: str
     by: str = attrs.field(default="", validator=STRING)
     answers: dict[str, Any]
-    # By the question's key: an object that fits its schema, or None where the person declines.
+    """By the question's key: an object that fits its schema, or None where the person declines."""
+
     digest: str = ""
-    # Of the questions that whoever answers has seen.
+    """Of the questions that whoever answers has seen."""
 
 
 @attrs.frozen(kw_only=True)
@@ -177,7 +181,7 @@ class Wake(Value):
     """Look again: something was decided in the run of an agent below, which this run waits for."""
 
     run_id: str
-    # That run.
+    """That run."""
 
 
 Decision: TypeAlias = Approve | Reject | Settle | GiveInput | Rerun
@@ -194,7 +198,9 @@ class PostedItem(Value):
     """A row of a run's inbox."""
 
     number: int
-    # Grows with each post to the run, from 1.
+    """Grows with each post to the run, from 1."""
+
     key: str
-    # Unique in the run; a second post of the same key is refused and shown the first.
+    """Unique in the run; a second post of the same key is refused and shown the first."""
+
     item: InboxItem

@@ -27,7 +27,7 @@ class StopReason(StrEnum):
     CANCELLED = "cancelled"
     GUARD = "guard"
     PARKED = "parked"
-    # Only in journals of format 3 and older: today such a run is paused.
+    """Only in journals of format 3 and older: today such a run is paused."""
 
 
 # The reasons that a larger limit would have prevented.
@@ -59,46 +59,69 @@ class Limits(Value):
     """What one run may use. Every default is finite."""
 
     turns: int = attrs.field(default=20, validator=COUNT)
-    # Model replies. Real tasks take 10 to 30; a run that needs more is usually lost.
+    """Model replies. Real tasks take 10 to 30; a run that needs more is usually lost."""
+
     tokens: int = attrs.field(default=200_000, validator=COUNT)
-    # Input plus output of every call: ten turns over a well-filled history, below a dollar with most models.
+    """Input plus output of every call: ten turns over a well-filled history, below a dollar with most models."""
+
     seconds: float = attrs.field(default=300.0, validator=_ABOVE_ZERO)
-    # Active time: a wait for a person does not count, one for a limit of a tool, a tag or a model does. The longest
-    # that somebody keeps watching.
+    """Active time: a wait for a person does not count, one for a limit of a tool, a tag or a model does. The longest
+    that somebody keeps watching.
+    """
+
     usd: float | None = attrs.field(default=None, validator=_ABOVE_ZERO.or_none())
-    # US dollars. None by default: only you know what an answer is worth.
+    """US dollars. None by default: only you know what an answer is worth."""
+
     tool_calls: int = attrs.field(default=200, validator=COUNT)
-    # Calls of tools, those of the agents below included: ten in each of 20 turns, where most runs make one or two.
+    """Calls of tools, those of the agents below included: ten in each of 20 turns, where most runs make one or two."""
+
     warn_at: float = attrs.field(default=0.8, validator=SHARE)
-    # The share of turns, tokens, money, seconds and tool calls from which on a run says that it nears the limit, above
-    # 0 and up to 1: what is left then does for an orderly end.
+    """The share of turns, tokens, money, seconds and tool calls from which on a run says that it nears the limit, above
+    0 and up to 1: what is left then does for an orderly end.
+    """
+
     errors: int = attrs.field(default=3, validator=COUNT)
-    # Error turns in a row. One is chance, two may be, three are the system.
+    """Error turns in a row. One is chance, two may be, three are the system."""
+
     tool_timeout_s: float = attrs.field(default=30.0, validator=_ABOVE_ZERO)
-    # Seconds for a call whose tool sets none of its own: a slow HTTP request, not a hung one.
+    """Seconds for a call whose tool sets none of its own: a slow HTTP request, not a hung one."""
+
     model_timeout_s: float = attrs.field(default=60.0, validator=_ABOVE_ZERO)
-    # Seconds that a model may be silent: a working one is not, and a stream that goes on may take longer.
+    """Seconds that a model may be silent: a working one is not, and a stream that goes on may take longer."""
+
     model_retries: int | None = attrs.field(default=None, validator=COUNT_OR_ZERO.or_none())
-    # Attempts after the first. None: 3, which with the waits below span the usual overload; and 1 in a run that works
-    # for another, which then ends at once (Source: document C, 9.3), since its caller can go on without it.
+    """Attempts after the first. None: 3, which with the waits below span the usual overload; and 1 in a run that works
+    for another, which then ends at once (Source: document C, 9.3), since its caller can go on without it.
+    """
+
     retry_wait_s: float = attrs.field(default=1.0, validator=_ABOVE_ZERO)
-    # Seconds before the first retry, doubled each time, plus up to half of it by chance, so that a crowd spreads out.
+    """Seconds before the first retry, doubled each time, plus up to half of it by chance, so that a crowd spreads out.
+    """
+
     retry_wait_max_s: float = attrs.field(default=60.0, validator=_ABOVE_ZERO)
-    # The longest wait, also where the server asks for a longer one.
+    """The longest wait, also where the server asks for a longer one."""
+
     parallel: int = attrs.field(default=20, validator=COUNT)
-    # Tool calls of one run in flight at once; 1 runs them one by one.
+    """Tool calls of one run in flight at once; 1 runs them one by one."""
+
     retries_per_tool: int = attrs.field(default=2, validator=COUNT_OR_ZERO)
-    # Attempts after the first at calls of one tool, for passing faults: a service that fails three times is down.
+    """Attempts after the first at calls of one tool, for passing faults: a service that fails three times is down."""
+
     retries_per_run: int = attrs.field(default=3, validator=COUNT_OR_ZERO)
-    # The same of all tools together.
+    """The same of all tools together."""
+
     depth: int = attrs.field(default=3, validator=COUNT_OR_ZERO)
-    # Sub-agents below one another: a coordinator, its specialists, and their helpers.
+    """Sub-agents below one another: a coordinator, its specialists, and their helpers."""
+
     answer_retries: int = attrs.field(default=2, validator=COUNT_OR_ZERO)
-    # Corrections asked for, after an answer that does not fit its type or is refused by a validator: a model that errs
-    # three times has not understood.
+    """Corrections asked for, after an answer that does not fit its type or is refused by a validator: a model that errs
+    three times has not understood.
+    """
+
     crashes: int = attrs.field(default=5, validator=COUNT)
-    # Workers that may die in one turn of a run while they drive it and no other; then the run is paused. One or two are
-    # chance or a roll-out, five are the run.
+    """Workers that may die in one turn of a run while they drive it and no other; then the run is paused. One or two
+    are chance or a roll-out, five are the run.
+    """
 
     def max_model_retries(self, header: Header) -> int:
         """Return how many attempts at the model may follow the first in a turn of the run with this header."""

@@ -54,11 +54,13 @@ class DetectedLoop(Value):
     """A repetition."""
 
     description: str
-    # For the model and for people: what repeats.
+    """For the model and for people: what repeats."""
+
     tools: tuple[str, ...] = ()
-    # The tools that take part; empty for repeated text.
+    """The tools that take part; empty for repeated text."""
+
     is_hint: bool = False
-    # True where it may be harmless: worth a word, never a stop.
+    """True where it may be harmless: worth a word, never a stop."""
 
 
 @attrs.frozen(kw_only=True)

@@ -90,9 +90,10 @@ class ImagePart(Value):
     """An image, by reference or whole."""
 
     url: str = attrs.field(validator=_check_url("image/"), repr=_shorten_url)
-    # An address that the provider can fetch, or a data: URL that carries the image.
+    """An address that the provider can fetch, or a data: URL that carries the image."""
+
     detail: str = attrs.field(default="auto", validator=require_choice("auto", "low", "high"))
-    # How closely the model looks: "auto", "low" or "high".
+    """How closely the model looks: "auto", "low" or "high"."""
 
     @classmethod
     def of(cls, data: bytes, media_type: str = "image/png") -> ImagePart:
@@ -105,7 +106,7 @@ class AudioPart(Value):
     """A recording, by reference or whole."""
 
     url: str = attrs.field(validator=_check_url("audio/"), repr=_shorten_url)
-    # A data: URL that carries it, or, where the provider fetches audio, an address.
+    """A data: URL that carries it, or, where the provider fetches audio, an address."""
 
     @classmethod
     def of(cls, data: bytes, media_type: str = "audio/wav") -> AudioPart:
@@ -118,9 +119,10 @@ class FilePart(Value):
     """A document, such as a PDF, by reference or whole."""
 
     url: str = attrs.field(validator=_check_url(""), repr=_shorten_url)
-    # An address that the provider can fetch, or a data: URL that carries the file.
+    """An address that the provider can fetch, or a data: URL that carries the file."""
+
     name: str = ""
-    # As the user calls it, for example "report.pdf".
+    """As the user calls it, for example "report.pdf"."""
 
     @classmethod
     def of(cls, data: bytes, media_type: str = "application/pdf", name: str = "") -> FilePart:
@@ -200,7 +202,7 @@ class UserMessage(Value):
     """What the user said."""
 
     parts: tuple[Part, ...]
-    # At least one part, in reading order.
+    """At least one part, in reading order."""
 
     @property
     def text(self) -> str:
@@ -213,21 +215,28 @@ class ToolCall(Value):
     """A call that the model asked for."""
 
     id: str
-    # Ours, unique in the run: "t3.0" is the first call of turn 3. It is what goes back on the wire.
+    """Ours, unique in the run: "t3.0" is the first call of turn 3. It is what goes back on the wire."""
+
     name: str
     arguments: str
-    # A JSON object as text; "{}" where the model's own text was not one.
+    """A JSON object as text; "{}" where the model's own text was not one."""
+
     key: str = attrs.field(default=attrs.Factory(lambda call: call.id, takes_self=True))
-    # The idempotency key: the same on every attempt at this call, unlike that of any other effect
-    # (`build_idempotency_key`).
+    """The idempotency key: the same on every attempt at this call, unlike that of any other effect
+    (`build_idempotency_key`).
+    """
+
     provider_id: str = ""
-    # The provider's own id.
+    """The provider's own id."""
+
     invented: bool = False
-    # Whether the agent had no tool of that name when the model asked for it.
+    """Whether the agent had no tool of that name when the model asked for it."""
+
     malformed: str | None = None
-    # Where the model's arguments are not a JSON object: why, and how they began; else None.
+    """Where the model's arguments are not a JSON object: why, and how they began; else None."""
+
     repaired: str | None = None
-    # Where they were broken JSON and could be mended: how they began; else None.
+    """Where they were broken JSON and could be mended: how they began; else None."""
 
     @cached_property
     def canonical(self) -> str:
@@ -243,9 +252,11 @@ class NativeReply(Value):
     """
 
     provider: str
-    # Whose form it is, for example "anthropic".
+    """Whose form it is, for example "anthropic"."""
+
     content: str
-    # The whole reply as that provider writes one back, as JSON; the calls in it are matched with ours by their order.
+    """The whole reply as that provider writes one back, as JSON; the calls in it are matched with ours by their order.
+    """
 
 
 @attrs.frozen(kw_only=True)
@@ -270,26 +281,36 @@ class ToolResult(Value):
     tool: str
     outcome: Outcome
     content: str
-    # The whole output as text; JSON (not ASCII-escaped) where the tool returned something else than text.
+    """The whole output as text; JSON (not ASCII-escaped) where the tool returned something else than text."""
+
     index: int = 0
-    # The call's place in the reply, from 0.
+    """The call's place in the reply, from 0."""
+
     started_at: float = 0.0
-    # When the call was taken up, seconds since 1970; 0 where it never was.
+    """When the call was taken up, seconds since 1970; 0 where it never was."""
+
     duration_s: float = 0.0
-    # Seconds from then to its end; also 0 where it is unknown because a worker died.
+    """Seconds from then to its end; also 0 where it is unknown because a worker died."""
+
     attempts: int = 1
-    # How many times the tool was tried in this dispatch, 0 where something else came first; of a result that comes
-    # from elsewhere than the tool, in all dispatches.
+    """How many times the tool was tried in this dispatch, 0 where something else came first; of a result that comes
+    from elsewhere than the tool, in all dispatches.
+    """
+
     error_type: ErrorType | None = None
-    # Why there is no result; None where there is one.
+    """Why there is no result; None where there is one."""
+
     retryable: bool = False
-    # Whether the same call may do better later.
+    """Whether the same call may do better later."""
+
     shown_chars: int | None = None
-    # How many characters of the content the model is shown; None for all of it.
+    """How many characters of the content the model is shown; None for all of it."""
+
     child: AgentCost | None = None
-    # What it cost, where the tool is an agent.
+    """What it cost, where the tool is an agent."""
+
     parts: tuple[Media, ...] = ()
-    # What the model is shown beside the content, which names them: "image 1" is the first.
+    """What the model is shown beside the content, which names them: "image 1" is the first."""
 
     @property
     def completed_at(self) -> float:

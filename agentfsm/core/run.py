@@ -46,7 +46,7 @@ class Run(RunFields, Generic[A_co]):
     """A run after `version` events: its fields, what has to happen next, and the run after an event."""
 
     decoder: Callable[[str], A_co] | None = attrs.field(default=None, eq=False, repr=False)
-    # Makes `output` of the answer's text; the agent's, and not a part of the run.
+    """Makes `output` of the answer's text; the agent's, and not a part of the run."""
 
     def apply(self, event: e.Event) -> Run[A_co]:
         """Return the run after the event.

@@ -31,69 +31,99 @@ class RunFields(Value):
 
     header: Header
     prior: History = attrs.field(factory=History, converter=as_history, repr=False)
-    # The messages of the run that `header.after` names; never stored, read again by reference.
+    """The messages of the run that `header.after` names; never stored, read again by reference."""
+
     version: int = 0
-    # How many events were applied.
+    """How many events were applied."""
+
     state: State = START
     turn: int = 0
-    # Model replies so far.
+    """Model replies so far."""
+
     messages: History = attrs.field(factory=History, converter=as_history, repr=False)
-    # The whole history, in order; every call has its result.
+    """The whole history, in order; every call has its result."""
+
     turns_before: int = 0
-    # The highest turn number among the call ids of the history that the run goes on from; its own count on from there.
+    """The highest turn number among the call ids of the history that the run goes on from; its own count on from there.
+    """
+
     cutoff: int = 0
-    # From here on the model is shown all messages as they are; 0 for all that there are.
+    """From here on the model is shown all messages as they are; 0 for all that there are."""
+
     segments: tuple[Segment, ...] = attrs.field(default=(), repr=False)
-    # What it is shown of those before.
+    """What it is shown of those before."""
+
     compacted_messages: tuple[Message, ...] = attrs.field(default=(), repr=False)
-    # The same as messages, made once: they stay the same objects until the next compaction.
+    """The same as messages, made once: they stay the same objects until the next compaction."""
+
     compacted_version: int = 0
-    # The version that the newest compaction has made...
+    """The version that the newest compaction has made..."""
+
     compactions: int = 0
-    # ...and how many there were in a row with it.
+    """...and how many there were in a row with it."""
+
     reply: AssistantMessage | None = None
-    # The assistant message whose calls are open.
+    """The assistant message whose calls are open."""
+
     open: tuple[OpenCall, ...] = ()
-    # The calls of `reply`, in call order.
+    """The calls of `reply`, in call order."""
+
     usage: Usage = Usage()
     unpriced: tuple[str, ...] = ()
-    # The models that answered and whose price was not known, each once.
+    """The models that answered and whose price was not known, each once."""
+
     duration_s: float = 0.0
-    # Active seconds.
+    """Active seconds."""
+
     tool_call_count: int = 0
-    # Calls of tools that have a result, whatever it is, and those of the agents behind them; not what was skipped.
+    """Calls of tools that have a result, whatever it is, and those of the agents behind them; not what was skipped."""
+
     consecutive_errors: int = 0
-    # Error turns in a row.
+    """Error turns in a row."""
+
     model_failures: tuple[FailureRecord, ...] = ()
-    # Model calls that failed.
+    """Model calls that failed."""
+
     loops: int = 0
-    # Loop findings so far.
+    """Loop findings so far."""
+
     disabled: tuple[str, ...] = ()
-    # Tools withdrawn because of loops.
+    """Tools withdrawn because of loops."""
+
     refusals: int = 0
-    # Drafts that were refused, since input came.
+    """Drafts that were refused, since input came."""
+
     verdict: Verdict | None = None
-    # What a judge said of what REFLECT looks at now.
+    """What a judge said of what REFLECT looks at now."""
+
     corrections: int = 0
-    # How many times a judge had something done again, since input came.
+    """How many times a judge had something done again, since input came."""
+
     limit_reached: LimitReached | None = None
-    # The limit that stops the run: the next reply is the last, and is asked for without tools.
+    """The limit that stops the run: the next reply is the last, and is asked for without tools."""
+
     asks: str = ""
-    # What a person is asked, where the run waits for input.
+    """What a person is asked, where the run waits for input."""
+
     paused: Pending | None = None
-    # Why the run rests between two steps; None while it does not.
+    """Why the run rests between two steps; None while it does not."""
+
     fingerprint: Fingerprint | None = None
-    # Of the agent that drives it; None where that is still what the header says.
+    """Of the agent that drives it; None where that is still what the header says."""
+
     offered: tuple[str, ...] | None = None
-    # The tools chosen among many since input came; None where no choice was made.
+    """The tools chosen among many since input came; None where no choice was made."""
+
     has_cut: bool = False
-    # Whether any result is longer than what the model is shown of it.
+    """Whether any result is longer than what the model is shown of it."""
+
     retries: Mapping[str, int] = attrs.field(factory=dict)
-    # How many times calls were tried again, by tool.
+    """How many times calls were tried again, by tool."""
+
     stop_reason: StopReason | None = None
     stop_message: str = ""
     updated_at: float = 0.0
-    # Seconds since 1970 of the newest event.
+    """Seconds since 1970 of the newest event."""
 
     @property
     def id(self) -> str:

@@ -30,13 +30,17 @@ class Span(Value):
     """Messages that are shown, one after the other."""
 
     start: int
-    # The first, as an index into `run.messages`.
+    """The first, as an index into `run.messages`."""
+
     end: int
-    # One more than the last; no call is parted from its results.
+    """One more than the last; no call is parted from its results."""
+
     chars: int | None = None
-    # To how many characters tool results among them are shortened, 1 or more; None where they are shown as they are.
+    """To how many characters tool results among them are shortened, 1 or more; None where they are shown as they are.
+    """
+
     items: int = 0
-    # How many items are kept of a result that is a JSON list.
+    """How many items are kept of a result that is a JSON list."""
 
 
 @attrs.frozen(kw_only=True)
@@ -44,7 +48,7 @@ class Removed(Value):
     """A note that messages are not shown."""
 
     count: int
-    # How many, in all.
+    """How many, in all."""
 
 
 @attrs.frozen(kw_only=True)
@@ -52,9 +56,10 @@ class Summarised(Value):
     """A note that tells in short what messages said."""
 
     count: int
-    # Of how many messages, those of the summaries that it goes on from included.
+    """Of how many messages, those of the summaries that it goes on from included."""
+
     text: str
-    # As a model wrote it.
+    """As a model wrote it."""
 
 
 Segment: TypeAlias = Span | Removed | Summarised

@@ -33,24 +33,32 @@ class Settings(Value):
     """
 
     temperature: float | None = attrs.field(default=None, validator=require_between(0, 2).or_none())
-    # 0 (the likeliest word) to 2; some models take no more than 1, some only their default.
+    """0 (the likeliest word) to 2; some models take no more than 1, some only their default."""
+
     top_p: float | None = attrs.field(default=None, validator=require_between(0, 1).or_none())
-    # The share of likely words that is drawn from, 0 to 1.
+    """The share of likely words that is drawn from, 0 to 1."""
+
     max_tokens: int | None = attrs.field(default=None, validator=COUNT.or_none())
-    # The largest answer, tokens.
+    """The largest answer, tokens."""
+
     reasoning_effort: str | None = attrs.field(default=None, validator=STRING.or_none())
-    # How much the model thinks before it answers, in the provider's words: "low", "medium", "high".
+    """How much the model thinks before it answers, in the provider's words: "low", "medium", "high"."""
+
     tool_choice: str | None = attrs.field(default=None, validator=STRING.or_none())
-    # "auto", "none", "required", or the name of one tool.
+    """"auto", "none", "required", or the name of one tool."""
+
     parallel_tool_calls: bool | None = attrs.field(default=None, validator=BOOL.or_none())
-    # Whether a reply may hold several calls; False also runs them one by one.
+    """Whether a reply may hold several calls; False also runs them one by one."""
+
     stream: bool = attrs.field(default=False, validator=BOOL)
-    # Whether to ask for a streamed reply also where nobody watches, so that read-only calls start early.
+    """Whether to ask for a streamed reply also where nobody watches, so that read-only calls start early."""
+
     seed: int | None = attrs.field(default=None, validator=require_type(int, wanted="a whole number").or_none())
     stop: tuple[str, ...] = attrs.field(default=(), converter=_as_stop_texts)
-    # Texts at which the answer ends.
+    """Texts at which the answer ends."""
+
     extra_body: dict[str, Any] = attrs.field(factory=dict, converter=_copy)
-    # Further fields of the request, as the provider names them; they go before all others.
+    """Further fields of the request, as the provider names them; they go before all others."""
 
     @property
     def thinking_tokens(self) -> int:

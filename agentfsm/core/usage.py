@@ -16,17 +16,22 @@ class Usage(Value):
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
-    # The share of the input tokens that the provider read from its cache.
+    """The share of the input tokens that the provider read from its cache."""
+
     cache_write_tokens: int = 0
-    # The share of the input tokens that it wrote into its cache, which some bill higher.
+    """The share of the input tokens that it wrote into its cache, which some bill higher."""
+
     reasoning_tokens: int = 0
-    # The share of the output tokens that the model spent on thinking.
+    """The share of the output tokens that the model spent on thinking."""
+
     cost_usd: float | None = None
-    # US dollars, of the replies whose price was known when they came; None where none was.
+    """US dollars, of the replies whose price was known when they came; None where none was."""
+
     estimated: bool = False
-    # Whether the tokens were counted here because the provider did not say.
+    """Whether the tokens were counted here because the provider did not say."""
+
     unpriced: bool = False
-    # Whether the price of some of the tokens was not known, so that all of them cost more than `cost_usd`.
+    """Whether the price of some of the tokens was not known, so that all of them cost more than `cost_usd`."""
 
     @property
     def tokens(self) -> int:
@@ -70,18 +75,23 @@ class AgentCost(Value):
     agent: str
     run_id: str
     usage: Usage
-    # Its own sub-agents' included, as `usd`.
+    """Its own sub-agents' included, as `usd`."""
+
     usd: float | None
-    # US dollars; None where the price of a model in it is unknown.
+    """US dollars; None where the price of a model in it is unknown."""
+
     unpriced: tuple[str, ...] = ()
-    # The names of those models, each once.
+    """The names of those models, each once."""
+
     turns: int
     tool_calls: tuple[str, ...] = ()
-    # The tools that it called, in order; calls that were skipped are none.
+    """The tools that it called, in order; calls that were skipped are none."""
+
     duration_s: float = 0.0
-    # Active seconds.
+    """Active seconds."""
+
     children: tuple[AgentCost, ...] = ()
-    # The sub-agents among its tools, in call order.
+    """The sub-agents among its tools, in call order."""
 
     @property
     def calls(self) -> int:
@@ -95,10 +105,13 @@ class SessionCost(Value):
 
     session: str
     usage: Usage
-    # Of all of them, as `usd`.
+    """Of all of them, as `usd`."""
+
     usd: float | None
-    # US dollars; None where the price of a model in it is unknown.
+    """US dollars; None where the price of a model in it is unknown."""
+
     unpriced: tuple[str, ...] = ()
-    # The names of those models, each once.
+    """The names of those models, each once."""
+
     runs: tuple[AgentCost, ...] = ()
-    # Oldest first.
+    """Oldest first."""

@@ -24,9 +24,10 @@ class ValueRule(Value):
     """A test of a value, and a description of the values that pass it; an attrs validator."""
 
     fits: Callable[[Any], bool]
-    # Returns whether a value passes; it takes any object, and never raises.
+    """Returns whether a value passes; it takes any object, and never raises."""
+
     wanted: str
-    # Completes the sentence "give ...": "a whole number, 1 or more".
+    """Completes the sentence "give ...": "a whole number, 1 or more"."""
 
     def check(self, place: str, name: str, value: object) -> None:
         """Check one argument.

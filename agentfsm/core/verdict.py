@@ -23,9 +23,11 @@ class Score(Value):
     """How well one criterion is met."""
 
     criterion: str
-    # "completeness", "correctness", "format", or one of your own.
+    """"completeness", "correctness", "format", or one of your own."""
+
     score: int
-    # 1 (not at all) to 5 (fully).
+    """1 (not at all) to 5 (fully)."""
+
     reason: str = ""
 
 
@@ -35,8 +37,10 @@ class Verdict(Value):
 
     action: Action
     scores: tuple[Score, ...] = ()
-    # By criterion, in the order of the rubric; empty where the judge gives none.
+    """By criterion, in the order of the rubric; empty where the judge gives none."""
+
     step: str = ""
-    # What is to be done again: the judge's name for it; empty for the whole.
+    """What is to be done again: the judge's name for it; empty for the whole."""
+
     note: str = ""
-    # What has to change, or why a person is asked.
+    """What has to change, or why a person is asked."""

@@ -49,7 +49,8 @@ class AuditTrail(AsyncIterator[AuditRecord]):
     _store: Store
     _runs: RunIterator
     _since: float = -inf
-    # Seconds since 1970: runs that were over before are not read.
+    """Seconds since 1970: runs that were over before are not read."""
+
     _records: deque[AuditRecord] = attrs.field(factory=deque, init=False)
 
     async def __anext__(self) -> AuditRecord:

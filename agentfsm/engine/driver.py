@@ -51,10 +51,11 @@ class Driver(Generic[A_co]):
     store: Store
     durability: Durability
     pause_before: frozenset[State]
-    # States before which a run rests until it is resumed.
+    """States before which a run rests until it is resumed."""
+
     _ledgers: OrderedDict[tuple[str, float], TokenLedger] = attrs.field(init=False, factory=OrderedDict)
     ended_runs: OrderedDict[str, Run[Any]] = attrs.field(init=False, factory=OrderedDict)
-    # The last runs of conversations, by id.
+    """The last runs of conversations, by id."""
 
     def attach_decoder(self, run: Run[Any]) -> Run[A_co]:
         """Return the run with what makes its `output`."""

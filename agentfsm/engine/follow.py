@@ -42,7 +42,8 @@ class JournalEvent(Value):
 
     run_id: str
     version: int
-    # Of the run after the event, from 1: `agent.load(run_id, at=version)` is that run.
+    """Of the run after the event, from 1: `agent.load(run_id, at=version)` is that run."""
+
     event: Event
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,14 +70,17 @@ class JournalTail:
     store: Store
     run_id: str
     version: int
-    # Of the newest event that was handed over.
+    """Of the newest event that was handed over."""
+
     header: Header | None = None
-    # Of the run, from the first look on: an id that is used again is another run's.
+    """Of the run, from the first look on: an id that is used again is another run's."""
+
     poll_s: float = attrs.field(factory=lambda: POLL_S, init=False)
-    # Seconds until the next look.
+    """Seconds until the next look."""
+
     _wake_signal: _WakeSignal = attrs.field(factory=_WakeSignal, init=False)
     _subscription: weakref.finalize[..., JournalTail] | None = attrs.field(default=None, init=False)
-    # Ends with `close`, or with this object.
+    """Ends with `close`, or with this object."""
 
     async def poll(self) -> Sequence[Event]:
         """Return the events after the newest one, maybe none.
@@ -133,10 +137,11 @@ class JournalFollower(AsyncIterator[JournalEvent]):
     run_id: str
     after: int
     _tail: JournalTail | None = attrs.field(default=None, init=False)
-    # There is one from the first event asked for.
+    """There is one from the first event asked for."""
+
     _ready: deque[JournalEvent] = attrs.field(factory=deque, init=False)
     _is_over: bool = attrs.field(default=False, init=False)
-    # Whether the newest event has ended the run.
+    """Whether the newest event has ended the run."""
 
     async def __anext__(self) -> JournalEvent:
         try:

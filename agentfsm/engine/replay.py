@@ -33,10 +33,11 @@ class Divergence(Value):
     """A request that would not be the same now."""
 
     version: int
-    # Of the event that came of it.
+    """Of the event that came of it."""
+
     turn: int
     what: tuple[str, ...]
-    # The parts that differ, in words.
+    """The parts that differ, in words."""
 
 
 @attrs.frozen(kw_only=True)
@@ -44,9 +45,11 @@ class Replay(Value):
     """What became of a replay."""
 
     run: Run
-    # Folded from the journal.
+    """Folded from the journal."""
+
     checked: int
-    # Requests that were compared; those of a journal of format 1 have no hash.
+    """Requests that were compared; those of a journal of format 1 have no hash."""
+
     divergences: tuple[Divergence, ...]
 
     @property

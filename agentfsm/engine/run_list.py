@@ -27,11 +27,13 @@ class RunIterator(AsyncIterator[RunSummary]):
     page_size: int = PAGE_SIZE
     _summaries: deque[RunSummary] = attrs.field(factory=deque, init=False)
     _listed_ids: set[str] = attrs.field(factory=set, init=False)
-    # Runs created at the last time that was listed: many may share it, so that the next page begins with it again.
+    """Runs created at the last time that was listed: many may share it, so that the next page begins with it again."""
+
     _limit: int = attrs.field(default=attrs.Factory(lambda runs: runs.page_size, takes_self=True), init=False)
-    # Runs that the next page may hold.
+    """Runs that the next page may hold."""
+
     _is_exhausted: bool = attrs.field(default=False, init=False)
-    # Whether all runs were listed.
+    """Whether all runs were listed."""
 
     async def __anext__(self) -> RunSummary:
         while not self._summaries:

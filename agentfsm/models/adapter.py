@@ -82,15 +82,20 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
     """
 
     translations: ClassVar[Mapping[type[Exception], t.Translate]] = MappingProxyType({})
-    # The package's errors, each with a function of `agentfsm.models.provider_errors`. A class that is not listed goes
-    # by its nearest ancestor; an error without a listed ancestor is raised as it is.
+    """The package's errors, each with a function of `agentfsm.models.provider_errors`. A class that is not listed goes
+    by its nearest ancestor; an error without a listed ancestor is raised as it is.
+    """
+
     api_key_env: ClassVar[str] = ""
-    # The environment variable that holds the key, for the text of errors; empty where there is none. The base does not
-    # read it: that is for the subclass, which hands the key to the package and to `secrets`.
+    """The environment variable that holds the key, for the text of errors; empty where there is none. The base does not
+    read it: that is for the subclass, which hands the key to the package and to `secrets`.
+    """
+
     expected_reply: ClassVar[str] = "a reply"
-    # What a reply is called, for the text of errors: "a chat completion".
+    """What a reply is called, for the text of errors: "a chat completion"."""
+
     _is_client_shared: bool = False
-    # Whether one client serves all event loops, and is not the model's to close.
+    """Whether one client serves all event loops, and is not the model's to close."""
 
     def __init__(
         self,
@@ -288,7 +293,7 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
 class _OpenClient(Value, Generic[ClientT]):
     client: ClientT
     keeper: _Keeper | None = None
-    # Runs until the client is closed; None where that is not for the model to do.
+    """Runs until the client is closed; None where that is not for the model to do."""
 
     @property
     def has_ended(self) -> bool:
@@ -315,9 +320,10 @@ class _BoundedEmit:
 
     emit: Emit
     error: Exception | None = attrs.field(default=None, init=False)
-    # That `emit` raised.
+    """That `emit` raised."""
+
     chars: int = attrs.field(default=0, init=False)
-    # Of text, thinking and arguments so far.
+    """Of text, thinking and arguments so far."""
 
     def emit_chunk(self, chunk: Chunk) -> None:
         """Hand over a chunk.

@@ -34,15 +34,19 @@ class Price(Value):
     """What a model costs, for example `Price(input_usd_per_million=2.5, output_usd_per_million=10)`."""
 
     input_usd_per_million: float = attrs.field(validator=_USD)
-    # US dollars for a million input tokens, 0 or more.
+    """US dollars for a million input tokens, 0 or more."""
+
     output_usd_per_million: float = attrs.field(validator=_USD)
-    # US dollars for a million output tokens, 0 or more.
+    """US dollars for a million output tokens, 0 or more."""
+
     cached_usd_per_million: float | None = attrs.field(default=None, validator=_USD.or_none())
-    # US dollars for a million input tokens read from the provider's cache; None where they cost what others cost.
+    """US dollars for a million input tokens read from the provider's cache; None where they cost what others cost."""
+
     cache_write_usd_per_million: float | None = attrs.field(default=None, validator=_USD.or_none())
-    # US dollars for a million input tokens written into that cache; None likewise.
+    """US dollars for a million input tokens written into that cache; None likewise."""
+
     reply_usd: float = attrs.field(default=0.0, validator=_USD)
-    # US dollars for a reply beside its tokens, 0 or more: some providers that search the web bill so.
+    """US dollars for a reply beside its tokens, 0 or more: some providers that search the web bill so."""
 
     def cost_usd(self, usage: Usage) -> float:
         """US dollars for the usage of one reply."""

@@ -24,22 +24,30 @@ class ProviderFailure(Value):
     """What is known of a request that failed, free of secrets."""
 
     adapter: str
-    # The class that asked, for example "OpenAIChat".
+    """The class that asked, for example "OpenAIChat"."""
+
     api_key_env: str
-    # The environment variable that holds the key; empty where there is none.
+    """The environment variable that holds the key; empty where there is none."""
+
     expected_reply: str
-    # What belonged in place of what came, for example "a chat completion".
+    """What belonged in place of what came, for example "a chat completion"."""
+
     model: str
     base_url: str
-    # Empty where the vendor's package has no address.
+    """Empty where the vendor's package has no address."""
+
     detail: str
-    # What the server or the transport said.
+    """What the server or the transport said."""
+
     status: int | None = None
-    # Of HTTP, from 400 on.
+    """Of HTTP, from 400 on."""
+
     code: str = ""
-    # The provider's name of the error, such as "insufficient_quota" or "overloaded_error".
+    """The provider's name of the error, such as "insufficient_quota" or "overloaded_error"."""
+
     request_id: str = ""
-    # What the provider's support asks for.
+    """What the provider's support asks for."""
+
     retry_after_s: float | None = None
 
     @property

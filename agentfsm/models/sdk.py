@@ -102,11 +102,13 @@ class SDKModel(AdapterModel[SDKConnection]):
     """
 
     path: ClassVar[str]
-    # Of the request, behind the base URL.
+    """Of the request, behind the base URL."""
+
     provider: ClassVar[str]
-    # Whose form a native reply is.
+    """Whose form a native reply is."""
+
     official_host: ClassVar[str] = ""
-    # The address at which that name stands alone: the vendor's own.
+    """The address at which that name stands alone: the vendor's own."""
 
     def __init__(
         self,

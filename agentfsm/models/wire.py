@@ -90,13 +90,18 @@ class EncodedListCache(Generic[_T]):
     """Lists as they stand in JSON, without the brackets: what goes on from a list that is kept is only added to it."""
 
     to_wire: Callable[[Sequence[_T]], Iterable[object]]
-    # What JSON is to say of some of the items.
+    """What JSON is to say of some of the items."""
+
     can_split: Callable[[_T, _T], bool] = lambda _before, _after: True
-    # Whether two neighbours may be written apart from each other; where not, the list is written anew.
+    """Whether two neighbours may be written apart from each other; where not, the list is written anew."""
+
     entries: OrderedDict[int, tuple[tuple[_T, ...], bytes]] = attrs.field(factory=OrderedDict)
-    # By the identity of the first item, which is nobody else's for as long as it is kept; the one used last at the end.
+    """By the identity of the first item, which is nobody else's for as long as it is kept; the one used last at the
+    end.
+    """
+
     memory_bytes: int = 0
-    # Bytes of memory, about.
+    """Bytes of memory, about."""
 
     def _can_extend(self, known: tuple[_T, ...], items: tuple[_T, ...]) -> bool:
         return not known or len(known) == len(items) or self.can_split(known[-1], items[len(known)])
@@ -324,9 +329,11 @@ class SSEDecoder:
     """
 
     partial_line: list[bytes] = attrs.field(factory=list)
-    # The pieces of a line that has not ended: a reply with a picture in it may be one line of megabytes.
+    """The pieces of a line that has not ended: a reply with a picture in it may be one line of megabytes."""
+
     data_lines: list[bytes] = attrs.field(factory=list)
-    # The lines of the event that is not whole yet.
+    """The lines of the event that is not whole yet."""
+
     is_bom_checked: bool = False
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -356,23 +363,32 @@ class StreamAssembler(ABC):
     """A streamed reply, as far as it has come; each wire has its own."""
 
     provider: str = ""
-    # Who writes it, for the reply's `NativeReply.provider`.
+    """Who writes it, for the reply's `NativeReply.provider`."""
+
     usage: Usage | None = None
-    # What the server has billed so far; None where it did not say.
+    """What the server has billed so far; None where it did not say."""
+
     event_count: int = 0
-    # How many came, of any kind.
+    """How many came, of any kind."""
+
     unparsed: list[bytes] = attrs.field(factory=list)
-    # All that came, where no event did.
+    """All that came, where no event did."""
+
     is_begun: bool = False
-    # Whether any event was part of a reply.
+    """Whether any event was part of a reply."""
+
     is_done: bool = False
-    # Whether the server said that nothing will follow.
+    """Whether the server said that nothing will follow."""
+
     byte_count: int = 0
-    # Bytes that came.
+    """Bytes that came."""
+
     bytes_at_last_event: int = 0
-    # Bytes that had come when the last event was whole.
+    """Bytes that had come when the last event was whole."""
+
     char_count: int = 0
-    # Characters of text, thinking and arguments.
+    """Characters of text, thinking and arguments."""
+
     _decoder: SSEDecoder = attrs.field(factory=SSEDecoder)
 
     @property

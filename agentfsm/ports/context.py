@@ -24,16 +24,20 @@ class GroupKind(StrEnum):
     """What a group is, by what it says."""
 
     SYSTEM = "system"
-    # A note of the system, or a summary.
+    """A note of the system, or a summary."""
+
     FINAL = "final"
-    # An answer that the user went on from.
+    """An answer that the user went on from."""
+
     USER = "user"
     RESULTS = "results"
-    # A call with its results, one of them a success at least.
+    """A call with its results, one of them a success at least."""
+
     ERROR = "error"
-    # A call whose results are all failures.
+    """A call whose results are all failures."""
+
     OTHER = "other"
-    # Anything else that the model said.
+    """Anything else that the model said."""
 
 
 @attrs.frozen(kw_only=True)
@@ -41,18 +45,23 @@ class MessageGroup(Value):
     """What a compaction keeps or drops as one."""
 
     segment: Span | Summarised
-    # What stands for it in the journal.
+    """What stands for it in the journal."""
+
     messages: tuple[Message, ...]
-    # As they are shown now, in order; at least one.
+    """As they are shown now, in order; at least one."""
+
     tokens: int
-    # Of these messages, with what the provider writes around them.
+    """Of these messages, with what the provider writes around them."""
+
     kind: GroupKind
     is_task: bool = False
-    # Whether it is the task, which is always shown.
+    """Whether it is the task, which is always shown."""
+
     is_newest: bool = False
-    # Whether it is the last one, which is always shown.
+    """Whether it is the last one, which is always shown."""
+
     is_unread: bool = False
-    # Whether the model has not replied to it yet: it is dropped last.
+    """Whether the model has not replied to it yet: it is dropped last."""
 
     @property
     def is_summary(self) -> bool:
@@ -80,15 +89,20 @@ class CompactionBudget(Value):
     """How much a request may hold, and what a policy can do to keep to it."""
 
     target_tokens: int
-    # What the groups shall come to together, at most. Where nothing may be kept it is below 0.
+    """What the groups shall come to together, at most. Where nothing may be kept it is below 0."""
+
     limit_tokens: int
-    # What they may come to at the very most: where more stays, the request may be refused.
+    """What they may come to at the very most: where more stays, the request may be refused."""
+
     history: Sequence[Message]
-    # Of the run, whole.
+    """Of the run, whole."""
+
     model: Model
-    # The agent's own.
+    """The agent's own."""
+
     count: Callable[[Message], int]
-    # Counts the tokens of a message.
+    """Counts the tokens of a message."""
+
     ask: PolicyAsk
 
     def fits(self, groups: Iterable[MessageGroup]) -> bool:
@@ -162,10 +176,12 @@ class Context(Value):
     """
 
     policies: tuple[ContextPolicy, ...] = attrs.field(converter=_as_policies, validator=_check_policies)
-    # Each takes up what those before it have left, until it fits.
+    """Each takes up what those before it have left, until it fits."""
+
     share: float = attrs.field(default=0.75, kw_only=True, validator=SHARE)
-    # The part of the room that messages may fill, above 0 to 1. A quarter stays for the reply, and for the difference
-    # between our count and the provider's (Source: document B, step 4).
+    """The part of the room that messages may fill, above 0 to 1. A quarter stays for the reply, and for the difference
+    between our count and the provider's (Source: document B, step 4).
+    """
 
 
 def count_tokens(groups: Iterable[MessageGroup]) -> int:

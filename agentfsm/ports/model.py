@@ -53,9 +53,10 @@ class ToolDefinition(Value):
     name: str
     description: str
     parameters: Mapping[str, JSON]
-    # A JSON Schema of type "object".
+    """A JSON Schema of type "object"."""
+
     strict: bool = False
-    # Whether the provider shall hold the model to the schema while it writes.
+    """Whether the provider shall hold the model to the schema while it writes."""
 
     @property
     def summary(self) -> str:
@@ -91,13 +92,16 @@ class OutputMode(StrEnum):
     """How a model is held to the form of an answer."""
 
     SCHEMA = "schema"
-    # The provider holds the model to a JSON Schema while it writes.
+    """The provider holds the model to a JSON Schema while it writes."""
+
     TOOL = "tool"
-    # The answer is the arguments of a tool.
+    """The answer is the arguments of a tool."""
+
     JSON = "json"
-    # The provider holds the model to JSON, and the instructions tell the schema.
+    """The provider holds the model to JSON, and the instructions tell the schema."""
+
     PROMPT = "prompt"
-    # The instructions tell the schema.
+    """The instructions tell the schema."""
 
 
 @attrs.frozen(kw_only=True)
@@ -105,9 +109,10 @@ class OutputForm(Value):
     """The form that an answer shall have, where the provider is to see to it."""
 
     name: str
-    # Of the schema: 1 to 64 letters, digits, "_" or "-".
+    """Of the schema: 1 to 64 letters, digits, "_" or "-"."""
+
     schema: Mapping[str, JSON] | None
-    # A JSON Schema of type "object", closed and with all properties required; None for any JSON object.
+    """A JSON Schema of type "object", closed and with all properties required; None for any JSON object."""
 
 
 @attrs.frozen(kw_only=True)
@@ -115,15 +120,18 @@ class Request(Value):
     """One question to a model."""
 
     instructions: str
-    # The system prompt; may be empty.
+    """The system prompt; may be empty."""
+
     messages: Sequence[Message]
-    # A valid history: each call has its result.
+    """A valid history: each call has its result."""
+
     tools: Sequence[ToolDefinition] = ()
     settings: Settings = DEFAULT_SETTINGS
     output: OutputForm | None = None
-    # The form of the answer, for modes SCHEMA and JSON.
+    """The form of the answer, for modes SCHEMA and JSON."""
+
     timeout_s: float = 60.0
-    # The longest silence, seconds, after which the model gives up; a stream that goes on may take longer.
+    """The longest silence, seconds, after which the model gives up; a stream that goes on may take longer."""
 
 
 @attrs.frozen(kw_only=True)
@@ -133,7 +141,7 @@ class ProposedCall(Value):
     id: str
     name: str
     arguments: str
-    # The text as it arrived; whether it is JSON is for the engine to find out.
+    """The text as it arrived; whether it is JSON is for the engine to find out."""
 
 
 @attrs.frozen(kw_only=True)
@@ -144,11 +152,13 @@ class Reply(Value):
     calls: tuple[ProposedCall, ...] = ()
     finish_reason: FinishReason = FinishReason.STOP
     usage: Usage | None = None
-    # None where the provider did not say: the engine then counts, and marks the figures as estimated.
+    """None where the provider did not say: the engine then counts, and marks the figures as estimated."""
+
     native: NativeReply | None = None
-    # What this provider wants back beside text and calls, such as its thinking; it goes into the message.
+    """What this provider wants back beside text and calls, such as its thinking; it goes into the message."""
+
     model: str = ""
-    # The name of the model that answered, where it is one of several; empty for the one that was asked.
+    """The name of the model that answered, where it is one of several; empty for the one that was asked."""
 
 
 @attrs.frozen
@@ -156,7 +166,7 @@ class TextChunk(Value):
     """A piece of the answer's text, as it streams in."""
 
     text: str
-    # Its only field, and so given without its name: that takes two thirds of the time, for each token of a reply.
+    """Its only field, and so given without its name: that takes two thirds of the time, for each token of a reply."""
 
 
 @attrs.frozen(kw_only=True)
@@ -164,11 +174,13 @@ class CallChunk(Value):
     """A piece of a tool call, as it streams in."""
 
     index: int
-    # Which call of the reply, from 0.
+    """Which call of the reply, from 0."""
+
     name: str = ""
-    # The tool's name, with the first piece.
+    """The tool's name, with the first piece."""
+
     arguments: str = ""
-    # The next piece of the arguments' JSON text.
+    """The next piece of the arguments' JSON text."""
 
 
 @attrs.frozen(kw_only=True)
@@ -195,11 +207,13 @@ class Model(Protocol):
     """A language model. `name` and `reply` are all that a model of your own has to have."""
 
     name: str
-    # As the provider knows it, for example "gpt-4o".
+    """As the provider knows it, for example "gpt-4o"."""
+
     window_tokens: int = 128_000
-    # The context window: input and output together, tokens.
+    """The context window: input and output together, tokens."""
+
     output_modes: tuple[OutputMode, ...] = (OutputMode.TOOL, OutputMode.PROMPT)
-    # How it can be held to the form of an answer, the best first.
+    """How it can be held to the form of an answer, the best first."""
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Ask once, without retries.
@@ -301,9 +315,10 @@ class TokenCounter(Protocol):
     """Counts tokens of text."""
 
     encoding: str
-    # The vocabulary's name, for example "o200k_base", or what the estimate is made of.
+    """The vocabulary's name, for example "o200k_base", or what the estimate is made of."""
+
     exact: bool
-    # False for an estimate.
+    """False for an estimate."""
 
     def count(self, text: str) -> int:
         """Tokens in the text, 0 or more; never raises for any str."""

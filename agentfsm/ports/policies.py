@@ -21,11 +21,13 @@ class Selection(Value):
     """Which tools a model is offered, and how they were chosen."""
 
     tools: tuple[str, ...]
-    # Names, in the order of registration: a request that offers the same tools again begins with the same bytes.
+    """Names, in the order of registration: a request that offers the same tools again begins with the same bytes."""
+
     how: str
-    # "all", "similarity", "two_stage" or a word of your own; after a colon, what went otherwise than planned.
+    """"all", "similarity", "two_stage" or a word of your own; after a colon, what went otherwise than planned."""
+
     usage: Usage = Usage()
-    # What choosing cost.
+    """What choosing cost."""
 
 
 class Scorer(Protocol):
@@ -108,9 +110,10 @@ class Judge(Protocol):
     """Looks at answers, or at the results of tools, before the run goes on."""
 
     model: Model | None = None
-    # Who is asked; None for the agent's own model.
+    """Who is asked; None for the agent's own model."""
+
     answer_tokens: int = 1_000
-    # The longest answer of that model.
+    """The longest answer of that model."""
 
     def wants(self, run: Run) -> bool:
         """Tell whether what the run is about to reflect upon is to be judged: a draft, or the results of a turn."""

@@ -49,7 +49,7 @@ class LeaseTerm:
     """How long the leases of one owner surely hold; the store moves it on each time that it has renewed them."""
 
     until: float = math.inf
-    # Seconds by `threads.boot_clock`. From then on another worker may hold the leases.
+    """Seconds by `threads.boot_clock`. From then on another worker may hold the leases."""
 
 
 # Of a lease that ends only when it is given back.
@@ -62,36 +62,51 @@ class Lease:
 
     run_id: str
     token: int
-    # The fencing token: grows with each change of owner, and is checked inside every append.
+    """The fencing token: grows with each change of owner, and is checked inside every append."""
+
     version: int
-    # How many events the journal held when the lease was taken.
+    """How many events the journal held when the lease was taken."""
+
     durability: Durability = "full"
-    # Of its appends.
+    """Of its appends."""
+
     term: LeaseTerm = NO_EXPIRY
-    # Of its owner. Before a tool has an effect the engine sees whether the lease still holds.
+    """Of its owner. Before a tool has an effect the engine sees whether the lease still holds."""
+
     crashes: int = 0
-    # How many owners died while they drove this run and no other, since it last finished a turn or was paused.
+    """How many owners died while they drove this run and no other, since it last finished a turn or was paused."""
+
     abandoned: bool = False
-    # Whether an owner did not give it back since it last finished a turn: what that had begun may have come further
-    # than the journal says, also where the run was paused since.
+    """Whether an owner did not give it back since it last finished a turn: what that had begun may have come further
+    than the journal says, also where the run was paused since.
+    """
+
     inbox_head: int = 0
-    # The newest inbox number that the store has told of.
+    """The newest inbox number that the store has told of."""
+
     inbox_read: int = 0
-    # The newest inbox number that the owner has looked at; kept by the release, so that `claim` sees what is newer.
+    """The newest inbox number that the owner has looked at; kept by the release, so that `claim` sees what is newer."""
+
     timers_read_at: float = 0.0
-    # When it last looked for timers, seconds since 1970 by the store's clock: what fell due later is news, too.
+    """When it last looked for timers, seconds since 1970 by the store's clock: what fell due later is news, too."""
+
     backoff_s: float = 0.0
-    # Seconds for which no worker claims the run after the release; a newer post than the next ends that rest.
+    """Seconds for which no worker claims the run after the release; a newer post than the next ends that rest."""
+
     backoff_inbox_head: int = 0
-    # The newest inbox number when the rest was decided on.
+    """The newest inbox number when the rest was decided on."""
+
     cancelled: bool = False
-    # Whether somebody asked for the end of the run.
+    """Whether somebody asked for the end of the run."""
+
     lost: bool = False
-    # Whether another owner has taken over.
+    """Whether another owner has taken over."""
+
     wake: Callable[[], None] | None = None
-    # Called, from any thread, when `cancelled` or `lost` turns true.
+    """Called, from any thread, when `cancelled` or `lost` turns true."""
+
     agent: str = ""
-    # The name of the run's agent, once the store knows it.
+    """The name of the run's agent, once the store knows it."""
 
     @property
     def valid_until(self) -> float:
@@ -104,9 +119,10 @@ class Claim(Value):
     """What a worker got to drive."""
 
     leases: tuple[Lease, ...] = ()
-    # Of runs that can be moved on now, those first that could be for longest.
+    """Of runs that can be moved on now, those first that could be for longest."""
+
     has_suspects: bool = False
-    # Whether runs can be moved on whose owners died twice or more: a worker that drives nothing else claims them.
+    """Whether runs can be moved on whose owners died twice or more: a worker that drives nothing else claims them."""
 
 
 def lease_lost_error(lease: Lease) -> LeaseLostError:
@@ -122,7 +138,7 @@ class StoredRun(Value):
 
     header: Header
     events: tuple[Event, ...]
-    # Those after the version asked for, oldest first.
+    """Those after the version asked for, oldest first."""
 
 
 @attrs.frozen(kw_only=True)
@@ -134,24 +150,30 @@ class RunSummary(Value):
     session: str | None
     user: str | None
     parent: str | None
-    # The run whose tool it is.
+    """The run whose tool it is."""
+
     state: State
     stop_reason: StopReason | None
     waiting: bool
-    # Whether only something from outside can move it on.
+    """Whether only something from outside can move it on."""
+
     driven: bool
-    # Whether somebody holds its lease now.
+    """Whether somebody holds its lease now."""
+
     turn: int
     version: int
     tokens: int
     created_at: float
-    # Seconds since 1970, as `updated_at`.
+    """Seconds since 1970, as `updated_at`."""
+
     updated_at: float
     prompt: str
-    # The first 200 characters.
+    """The first 200 characters."""
+
     ready_at: float | None = None
-    # Since or from when a worker may claim it, seconds since 1970 by the store's clock. None while it is driven, while
-    # only something from outside can move it on, and when it is over or another run's.
+    """Since or from when a worker may claim it, seconds since 1970 by the store's clock. None while it is driven, while
+    only something from outside can move it on, and when it is over or another run's.
+    """
 
 
 TIMESTAMP: Final = ValueRule(fits=is_number, wanted="seconds since 1970, for example moment.timestamp()")
@@ -167,10 +189,12 @@ class Filter(Value):
     state: State | None = attrs.field(default=None, validator=require_choice(*State).or_none())
     waiting: bool | None = attrs.field(default=None, validator=BOOL.or_none())
     parent: str | None = attrs.field(default=None, validator=STRING.or_none())
-    # Those whose caller is this run.
+    """Those whose caller is this run."""
+
     before: float | None = attrs.field(default=None, validator=TIMESTAMP.or_none())
-    # Those created earlier, seconds since 1970. Several runs may share one time, so that it does not tell pages apart:
-    # `Runs.iterate` does.
+    """Those created earlier, seconds since 1970. Several runs may share one time, so that it does not tell pages apart:
+    `Runs.iterate` does.
+    """
 
     def matches(self, summary: RunSummary) -> bool:
         """Whether the list shows this line."""

@@ -95,15 +95,20 @@ class Reflector(Judge):
     """
 
     model: Model | None = attrs.field(default=None, validator=check_model)
-    # Who judges; None for the agent's own model. Another one finds more, since it does not share the errors.
+    """Who judges; None for the agent's own model. Another one finds more, since it does not share the errors."""
+
     answers: bool = True
-    # Whether answers are judged.
+    """Whether answers are judged."""
+
     tools: frozenset[str] = attrs.field(default=frozenset(), converter=_as_tool_names)
-    # Names of the tools whose results are judged.
+    """Names of the tools whose results are judged."""
+
     rubric: Mapping[str, str] = attrs.field(default=RUBRIC, converter=_freeze, validator=_check_rubric)
-    # What is scored, and the question that each score answers.
+    """What is scored, and the question that each score answers."""
+
     corrections: int = MAX_CORRECTIONS
-    # Times that work is sent back since the user's last words, 0 or more.
+    """Times that work is sent back since the user's last words, 0 or more."""
+
     answer_tokens: int = MAX_ANSWER_TOKENS
 
     def __attrs_post_init__(self) -> None:

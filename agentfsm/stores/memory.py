@@ -81,17 +81,21 @@ class _MemoryRecord:
     run: Run
     events: list[Event] = attrs.field(factory=list)
     inbox: dict[int, PostedItem] = attrs.field(factory=dict)
-    # By number; struck when taken.
+    """By number; struck when taken."""
+
     posts_by_key: dict[str, PostedItem] = attrs.field(factory=dict)
-    # Every post there ever was, by key.
+    """Every post there ever was, by key."""
+
     token: int = 0
     seen: int = 0
-    # The newest row that an owner has looked at, and when it last looked for timers.
+    """The newest row that an owner has looked at, and when it last looked for timers."""
+
     seen_at: float = 0.0
     ready_at: float | None = None
-    # Since or from when a worker may claim the run, seconds since 1970; None for never, or while it is driven.
+    """Since or from when a worker may claim the run, seconds since 1970; None for never, or while it is driven."""
+
     lease_ref: weakref.ref[Lease] | None = None
-    # Weak, so that an owner whose coroutine was thrown away holds nothing.
+    """Weak, so that an owner whose coroutine was thrown away holds nothing."""
 
     @property
     def lease(self) -> Lease | None:
@@ -123,23 +127,30 @@ class MemoryStore(Store):
     """
 
     clock: Clock = attrs.field(factory=SystemClock, kw_only=True)
-    # Tells the date; a test may give its own.
+    """Tells the date; a test may give its own."""
+
     _records: dict[str, _MemoryRecord] = attrs.field(factory=dict, init=False)
     _finished: OrderedDict[str, None] = attrs.field(factory=OrderedDict, init=False)
     _successor_counts: Counter[str] = attrs.field(factory=Counter, init=False)
-    # How many kept runs go on from a run.
+    """How many kept runs go on from a run."""
+
     _sessions: dict[str, list[str]] = attrs.field(factory=dict, init=False)
-    # The ids of their runs, oldest first.
+    """The ids of their runs, oldest first."""
+
     _numbers: itertools.count[int] = attrs.field(factory=lambda: itertools.count(1), init=False)
-    # Of inbox rows, and of entries in the next.
+    """Of inbox rows, and of entries in the next."""
+
     _ready: dict[str, list[tuple[float, int, str]]] = attrs.field(factory=dict, init=False)
-    # Runs that could be claimed when they were put in, as a heap for each agent: `ready_at`, a number, and the id.
+    """Runs that could be claimed when they were put in, as a heap for each agent: `ready_at`, a number, and the id."""
+
     _tokens: itertools.count[int] = attrs.field(factory=lambda: itertools.count(1), init=False)
-    # Of leases: unique in the store, so that a lease of a deleted run says nothing of a new one with its id.
+    """Of leases: unique in the store, so that a lease of a deleted run says nothing of a new one with its id."""
+
     _subscriptions: Subscriptions = attrs.field(factory=Subscriptions, init=False)
     _lock: RLock = attrs.field(factory=RLock, init=False)
-    # An agent may be driven from event loops in several threads. Reentrant: a thread that collects garbage while it
-    # holds this may give a lease back.
+    """An agent may be driven from event loops in several threads. Reentrant: a thread that collects garbage while it
+    holds this may give a lease back.
+    """
 
     async def now(self) -> float:
         """Seconds since 1970 by the clock."""

@@ -30,9 +30,10 @@ class Subscriptions:
     """Callbacks by topic. Usable from any thread. A sender first looks whether there are any `topics`."""
 
     topics: dict[str, dict[object, Callable[[], None]]] = attrs.field(factory=dict, init=False)
-    # What is subscribed to, and the callbacks of each subscription; empty while nothing is.
+    """What is subscribed to, and the callbacks of each subscription; empty while nothing is."""
+
     _lock: RLock = attrs.field(factory=RLock, init=False)
-    # Reentrant: a subscription may end in a garbage collection, in a thread that holds this.
+    """Reentrant: a subscription may end in a garbage collection, in a thread that holds this."""
 
     def subscribe(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` whenever the topic is sent; return a function that ends this, from any thread, also twice."""

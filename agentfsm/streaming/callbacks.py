@@ -48,7 +48,8 @@ class _DrainWaiter:
     """Somebody who waits."""
 
     target: int
-    # How many events the callback has to be through with.
+    """How many events the callback has to be through with."""
+
     wake: Callable[[], None]
 
 
@@ -59,16 +60,20 @@ class CallbackDispatcher:
     callback: Callable[[Any], object] = attrs.field(validator=_check_callback)
     _buffer: deque[Any] = attrs.field(factory=deque, init=False)
     _accepted: int = attrs.field(default=0, init=False)
-    # Events that were put into the buffer, so far.
+    """Events that were put into the buffer, so far."""
+
     _delivered: int = attrs.field(default=0, init=False)
-    # Those of them that the callback is through with.
+    """Those of them that the callback is through with."""
+
     _dropped: int = attrs.field(default=0, init=False)
     _errors: int = attrs.field(default=0, init=False)
     _logged_types: set[type] = attrs.field(factory=set, init=False)
-    # What the callback has raised: a broken one raises the same with every event.
+    """What the callback has raised: a broken one raises the same with every event."""
+
     _drain_waiters: list[_DrainWaiter] = attrs.field(factory=list, init=False)
     _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
-    # Its lock guards all of this; it is never held while the callback runs.
+    """Its lock guards all of this; it is never held while the callback runs."""
+
     _has_thread: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:

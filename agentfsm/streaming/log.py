@@ -65,7 +65,7 @@ class RunLogger(Value):
     run_id: str
     agent: str
     is_info_enabled: bool = attrs.field(init=False, factory=lambda: _is_enabled(logging.INFO))
-    # Whether anybody wants to know of turns and calls; asked once, before their facts are put together.
+    """Whether anybody wants to know of turns and calls; asked once, before their facts are put together."""
 
     def debug(self, event: str, **facts: object) -> None:
         """Log what only somebody looking for a fault wants."""

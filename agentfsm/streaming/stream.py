@@ -52,12 +52,13 @@ class StateChanged(_StreamEventBase):
     """The run moved along an arrow of the table."""
 
     seq: int = 0
-    # The event's number in the stream, from 1 without gaps; set when it is handed out, as in all events here.
+    """The event's number in the stream, from 1 without gaps; set when it is handed out, as in all events here."""
+
     run_id: str
     turn: int
     state: State
     event: str
-    # The name of the journal's event that moved it.
+    """The name of the journal's event that moved it."""
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -68,7 +69,8 @@ class TextDelta(_StreamEventBase):
     run_id: str
     turn: int
     attempt: int
-    # From 1; a higher one replaces the text of the lower ones, since the model is asked anew.
+    """From 1; a higher one replaces the text of the lower ones, since the model is asked anew."""
+
     text: str
 
 
@@ -80,7 +82,8 @@ class ThinkingDelta(_StreamEventBase):
     run_id: str
     turn: int
     attempt: int
-    # As of a TextDelta.
+    """As of a TextDelta."""
+
     text: str
 
 
@@ -115,12 +118,14 @@ class CallDelta(_StreamEventBase):
     turn: int
     attempt: int
     index: int
-    # Which call of the reply, from 0.
+    """Which call of the reply, from 0."""
+
     call_id: str
     name: str
-    # The tool's name with the first piece, then empty.
+    """The tool's name with the first piece, then empty."""
+
     arguments: str
-    # The next piece of the arguments' JSON text.
+    """The next piece of the arguments' JSON text."""
 
 
 class ToolEventType(StrEnum):
@@ -153,26 +158,36 @@ class ToolEvent(_StreamEventBase):
     run_id: str = ""
     turn: int = 0
     call_id: str = ""
-    # Empty for queue_drained, as `tool`.
+    """Empty for queue_drained, as `tool`."""
+
     tool: str = ""
     kind: ToolKind | None = None
-    # Whether an agent is behind it; None for a tool that does not exist, and for queue_drained.
+    """Whether an agent is behind it; None for a tool that does not exist, and for queue_drained."""
+
     arguments: Mapping[str, JSON] = attrs.field(factory=dict)
-    # Of the call, as it runs: those that a person has put in place of the model's. Empty for tool_progress,
-    # queue_drained, and where the model wrote no JSON object.
+    """Of the call, as it runs: those that a person has put in place of the model's. Empty for tool_progress,
+    queue_drained, and where the model wrote no JSON object.
+    """
+
     position: int | None = None
-    # tool_queued: the place in call order, from 0.
+    """Tool_queued: the place in call order, from 0."""
+
     estimate_s: float | None = None
-    # tool_queued: seconds that it usually takes, where the tool says so.
+    """Tool_queued: seconds that it usually takes, where the tool says so."""
+
     duration_s: float | None = None
-    # tool_completed and tool_error.
+    """Tool_completed and tool_error."""
+
     success: bool | None = None
-    # tool_completed and tool_error.
+    """Tool_completed and tool_error."""
+
     message: str = ""
-    # tool_error: what went wrong. tool_progress: what the tool says.
+    """Tool_error: what went wrong. tool_progress: what the tool says."""
+
     result: str | None = None
-    # tool_completed and tool_error: the text of the call's result. None where it has none: the call was cut off, or
-    # dropped with the reply that asked for it.
+    """Tool_completed and tool_error: the text of the call's result. None where it has none: the call was cut off, or
+    dropped with the reply that asked for it.
+    """
 
     @property
     def is_end(self) -> bool:
@@ -190,18 +205,22 @@ class AgentEvent(_StreamEventBase):
     seq: int = 0
     type: AgentEventType
     run_id: str
-    # The run whose tool it is.
+    """The run whose tool it is."""
+
     call_id: str
     agent: str
     child_id: str
-    # The agent's own run.
+    """The agent's own run."""
+
     turn: int
     limit: int
-    # agent_progress: the turn that it is in, from 1, of so many.
+    """Agent_progress: the turn that it is in, from 1, of so many."""
+
     duration_s: float | None = None
-    # agent_completed and agent_paused.
+    """Agent_completed and agent_paused."""
+
     success: bool | None = None
-    # agent_completed.
+    """Agent_completed."""
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -212,9 +231,10 @@ class UsageReported(_StreamEventBase):
     run_id: str
     turn: int
     usage: Usage
-    # Of this call.
+    """Of this call."""
+
     total: Usage
-    # Of the run so far.
+    """Of the run so far."""
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -225,11 +245,13 @@ class BudgetWarning(_StreamEventBase):
     run_id: str
     turn: int
     limit: str
-    # Its name in `Limits`: "turns", "tokens", "usd", "seconds" or "tool_calls".
+    """Its name in `Limits`: "turns", "tokens", "usd", "seconds" or "tool_calls"."""
+
     used: float
-    # So many...
+    """So many..."""
+
     of: float
-    # ...of so many.
+    """...of so many."""
 
 
 @attrs.frozen(kw_only=True, slots=False)

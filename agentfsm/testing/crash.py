@@ -81,11 +81,12 @@ class _ChildState:
     """What this process is, if it is a child."""
 
     tell_fd: int | None = None
-    # The pipe that it tells by.
+    """The pipe that it tells by."""
+
     go_fd: int | None = None
     kill_at: Moment | None = None
     counters: dict[str, count[int]] = attrs.field(factory=lambda: defaultdict(lambda: count(1)))
-    # The next number of each kind. Its steps cannot be torn, so threads may share it.
+    """The next number of each kind. Its steps cannot be torn, so threads may share it."""
 
 
 _child = _ChildState()
@@ -137,7 +138,7 @@ def connect(path: str) -> SQLiteConnection:
 class _CrashConnection:
     inner: SQLiteConnection
     is_writing: bool = False
-    # Whether the transaction does.
+    """Whether the transaction does."""
 
     def execute(self, sql: str, parameters: Parameters = (), /) -> SQLiteCursor:
         crash_point("statement")
@@ -163,11 +164,13 @@ class ProcessResult(Value):
     """What is known of a process after its end."""
 
     told: tuple[Any, ...]
-    # What it told, oldest first.
+    """What it told, oldest first."""
+
     killed: bool
-    # Whether SIGKILL ended it before it had done its work.
+    """Whether SIGKILL ended it before it had done its work."""
+
     points: Mapping[str, int]
-    # How many moments it had, by kind; empty if it was killed.
+    """How many moments it had, by kind; empty if it was killed."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -178,7 +181,8 @@ class RunningProcess:
     _go_fd: int
     _pipe: int
     _reap: Callable[[int], int]
-    # Told the pid of a process that has ended; returns its status.
+    """Told the pid of a process that has ended; returns its status."""
+
     _kill_at: Moment | None = None
     _received: list[Any] = attrs.field(factory=list, init=False)
     _has_ended: bool = attrs.field(default=False, init=False)

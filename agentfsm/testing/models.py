@@ -48,15 +48,18 @@ class Line(Value):
     text: str = ""
     calls: tuple[Call, ...] = ()
     expect: Expectation | None = None
-    # What the model must have been asked: words in the newest message, or a check of the whole request.
+    """What the model must have been asked: words in the newest message, or a check of the whole request."""
+
     usage: Usage | None = USAGE
     finish_reason: FinishReason | None = None
     delay_s: float = 0.0
-    # Seconds before the reply.
+    """Seconds before the reply."""
+
     pace_s: float = 0.0
-    # Seconds before each call, where the reply is streamed.
+    """Seconds before each call, where the reply is streamed."""
+
     error: Exception | None = None
-    # Raised in place of a reply.
+    """Raised in place of a reply."""
 
 
 def call(name: str, /, **arguments: Any) -> Call:

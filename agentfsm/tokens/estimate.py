@@ -36,9 +36,10 @@ class EstimatedCounter(TokenCounter):
     """
 
     encoding: str = attrs.field(default="estimate: 6 letters, 3 digits, 2 signs or 1 other character", init=False)
-    # What is taken for a token.
+    """What is taken for a token."""
+
     exact: bool = attrs.field(default=False, init=False)
-    # Never: no vocabulary is asked.
+    """Never: no vocabulary is asked."""
 
     def count(self, text: str) -> int:
         """Estimate the tokens; never more than the text has bytes."""

@@ -175,26 +175,35 @@ class TokenLedger:
     """The tokens of a run's history, which grows, and of what is shown of it: each message is counted once."""
 
     counter: TokenCounter = BYTE_COUNTER
-    # `BYTE_COUNTER` until there is a vocabulary, see `recount`.
+    """`BYTE_COUNTER` until there is a vocabulary, see `recount`."""
+
     own_start: int = attrs.field(default=0, kw_only=True)
-    # Where the run's own messages start; what is before them is of runs that it goes on from.
+    """Where the run's own messages start; what is before them is of runs that it goes on from."""
+
     overhead_tokens: int = attrs.field(default=0, kw_only=True)
-    # Tokens of what every request holds beside messages: instructions and tool definitions.
+    """Tokens of what every request holds beside messages: instructions and tool definitions."""
+
     task_index: int | None = attrs.field(default=None, init=False)
-    # Where the first user message is; None where there is none yet.
+    """Where the first user message is; None where there is none yet."""
+
     _sums: list[int] = attrs.field(factory=lambda: [0], init=False)
-    # The tokens of the first 0, 1, 2, ... messages.
+    """The tokens of the first 0, 1, 2, ... messages."""
+
     _hash: Any = attrs.field(factory=sha256, init=False)
-    # A hash that has taken in the messages one by one.
+    """A hash that has taken in the messages one by one."""
+
     _cutoff: int = attrs.field(default=0, init=False)
     _compacted_messages: tuple[Message, ...] = attrs.field(default=(), init=False)
-    # As the run has them.
+    """As the run has them."""
+
     compacted_tokens: tuple[int, ...] = attrs.field(default=(), init=False)
-    # Of each message of the head.
+    """Of each message of the head."""
+
     _compacted_total: int = attrs.field(default=0, init=False)
-    # Their sum.
+    """Their sum."""
+
     _compacted_digest: bytes = attrs.field(default=b"", init=False)
-    # What the head adds to the hash: nothing where it follows from where the window starts.
+    """What the head adds to the hash: nothing where it follows from where the window starts."""
 
     def __len__(self) -> int:
         return len(self._sums) - 1

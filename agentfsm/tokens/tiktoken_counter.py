@@ -48,7 +48,8 @@ class TiktokenCounter(TokenCounter):
 
     encoding: str
     exact: bool
-    # False where the model is unknown to tiktoken and its vocabulary is assumed.
+    """False where the model is unknown to tiktoken and its vocabulary is assumed."""
+
     vocabulary: tiktoken.Encoding = attrs.field(repr=False)
 
     def count(self, text: str) -> int:
@@ -64,7 +65,8 @@ class _VocabularyFetch:
     """One vocabulary on its way."""
 
     deadline: float
-    # On the machine's monotonic clock, seconds: nobody waits longer than this.
+    """On the machine's monotonic clock, seconds: nobody waits longer than this."""
+
     result: Future[tiktoken.Encoding] = attrs.field(factory=Future)
 
     def run(self, fetch: Callable[[str], tiktoken.Encoding], encoding: str) -> None:
@@ -101,14 +103,17 @@ class Vocabularies:
     """The vocabularies of a process: each is fetched once, whoever asks and on whatever event loop."""
 
     fetch: Callable[[str], tiktoken.Encoding] = tiktoken.get_encoding
-    # Takes the name of an encoding and blocks until it is there.
+    """Takes the name of an encoding and blocks until it is there."""
+
     wait_s: float = WAIT_S
-    # The longest that anybody waits for it, seconds.
+    """The longest that anybody waits for it, seconds."""
+
     _fetches: dict[str, _VocabularyFetch] = attrs.field(factory=dict, init=False)
-    # By encoding. A failed one is kept: without a network, asking again would delay each run for nothing.
+    """By encoding. A failed one is kept: without a network, asking again would delay each run for nothing."""
+
     _warned: bool = attrs.field(default=False, init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
-    # Guards both, as event loops in several threads may ask.
+    """Guards both, as event loops in several threads may ask."""
 
     async def load_counter(self, model_name: str) -> TokenCounter:
         """Load the counter for a model; see `load_counter`."""

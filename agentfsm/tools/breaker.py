@@ -37,7 +37,7 @@ class Ticket:
 
     state: BreakerState
     failures: int = 0
-    # In a row, so far.
+    """In a row, so far."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -49,9 +49,11 @@ class Breaker:
     """
 
     _period: Ticket = attrs.field(factory=lambda: Ticket(BreakerState.CLOSED), init=False)
-    # Read once without the lock it says all that a call needs to go.
+    """Read once without the lock it says all that a call needs to go."""
+
     _since: float = attrs.field(default=0.0, init=False)
-    # When it opened, or when the newest probe went; before all time when a probe may go at once.
+    """When it opened, or when the newest probe went; before all time when a probe may go at once."""
+
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     @property

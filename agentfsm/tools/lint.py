@@ -65,10 +65,11 @@ class Finding(Value):
     """What might be better about a tool."""
 
     tool: str | None
-    # Its name; None for what is about all of them.
+    """Its name; None for what is about all of them."""
+
     severity: Severity
     message: str
-    # What, why, and what to do.
+    """What, why, and what to do."""
 
 
 def lint_tools(tools: Iterable[_Tool], count: CountTokens | None = None) -> tuple[Finding, ...]:

@@ -49,9 +49,10 @@ class Rule(Value):
     """
 
     tools: str = attrs.field(validator=_check_tools)
-    # A tool's name, or a glob over names, in which * stands for any characters; upper and lower case differ.
+    """A tool's name, or a glob over names, in which * stands for any characters; upper and lower case differ."""
+
     when: Condition | None = attrs.field(default=None, validator=_check_when)
-    # The arguments to which it applies; None for any. It answers True or False, and may not wait.
+    """The arguments to which it applies; None for any. It answers True or False, and may not wait."""
 
     def covers(self, tool: Tool[..., Any]) -> bool:
         """Tell whether it is about this tool at all."""
@@ -98,13 +99,16 @@ class Permissions(Value):
     """
 
     level: Level = attrs.field(default=Level.ADMIN, converter=Level)
-    # Tools of a higher level are refused.
+    """Tools of a higher level are refused."""
+
     allow: tuple[Rule, ...] = attrs.field(default=(Rule("*"),), converter=_to_rules)
-    # What is not among these is refused.
+    """What is not among these is refused."""
+
     deny: tuple[Rule, ...] = attrs.field(default=(), converter=_to_rules)
-    # What is among these is refused, whatever else allows it; here also for runs with roles.
+    """What is among these is refused, whatever else allows it; here also for runs with roles."""
+
     roles: Mapping[str, Permissions] = attrs.field(factory=dict, converter=_check_roles)
-    # In place of `level` and `allow`, for runs that have the role. A role has no roles of its own.
+    """In place of `level` and `allow`, for runs that have the role. A role has no roles of its own."""
 
     def may_offer(self, tool: Tool[..., Any], roles: Collection[str]) -> bool:
         """Tell whether a model is to be told of a tool: whether with some arguments it could be allowed."""

@@ -85,27 +85,38 @@ class ToolRegistry:
     """
 
     tag_limits: Mapping[str, Limiter] = attrs.field(factory=dict, converter=_to_limiters)
-    # Limits of all tools that have a tag, over the whole process: calls in flight at once, `{"db": 2}`, or a limiter,
-    # `{"db": Limiter(2, per_minute=100)}`. Registries that are given the same limiter share it.
+    """Limits of all tools that have a tag, over the whole process: calls in flight at once, `{"db": 2}`, or a limiter,
+    `{"db": Limiter(2, per_minute=100)}`. Registries that are given the same limiter share it.
+    """
+
     definitions: tuple[ToolDefinition, ...] = attrs.field(default=(), init=False)
-    # What a model is told of them.
+    """What a model is told of them."""
+
     polling_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
-    # Names of the tools whose repetition is their job.
+    """Names of the tools whose repetition is their job."""
+
     interactive_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
-    # Names of those that may need something from outside before a call counts: a person's yes, or an answer.
+    """Names of those that may need something from outside before a call counts: a person's yes, or an answer."""
+
     eager_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
-    # Names of the tools whose calls may start while the reply streams.
+    """Names of the tools whose calls may start while the reply streams."""
+
     conditional_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
-    # Names of the tools that are not always there.
+    """Names of the tools that are not always there."""
+
     prerequisite_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
-    # Names of the tools whose calls others wait for by `after`.
+    """Names of the tools whose calls others wait for by `after`."""
+
     sources: tuple[ToolSource, ...] = attrs.field(default=(), init=False)
-    # Where further tools come from, which `refresh` asks for.
+    """Where further tools come from, which `refresh` asks for."""
+
     version: int = attrs.field(default=0, init=False)
-    # Grows with each change, for whoever keeps something that was made of the tools.
+    """Grows with each change, for whoever keeps something that was made of the tools."""
+
     _tools: dict[str, Tool[..., Any]] = attrs.field(factory=dict, init=False)
     _source_tools: dict[ToolSource, tuple[int, tuple[str, ...]]] = attrs.field(factory=dict, init=False)
-    # By source: its version, and the names of its tools that are here.
+    """By source: its version, and the names of its tools that are here."""
+
     _limiters: dict[Tool[..., Any], tuple[Limiter, ...]] = attrs.field(factory=dict, init=False)
 
     @classmethod

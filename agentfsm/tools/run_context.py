@@ -47,38 +47,50 @@ class RunContext(Generic[D]):
     """What a tool may know of the call it serves; its first parameter, if annotated with this type."""
 
     deps: D
-    # What the driving call was given as `deps=`.
+    """What the driving call was given as `deps=`."""
+
     run_id: str = ""
     turn: int = 0
     call_id: str = ""
     idempotency_key: str = ""
-    # The same on every attempt at this call: hand it to the service that must not act twice.
+    """The same on every attempt at this call: hand it to the service that must not act twice."""
+
     fencing_token: int = 0
-    # Of the lease that the run is driven under: larger for each later owner of the run. Hand it to the system that the
-    # tool writes to, if that refuses what comes with a smaller one than it has seen: then a process that stood still
-    # and was replaced changes nothing there. 0 where no run is behind the call.
+    """Of the lease that the run is driven under: larger for each later owner of the run. Hand it to the system that the
+    tool writes to, if that refuses what comes with a smaller one than it has seen: then a process that stood still and
+    was replaced changes nothing there. 0 where no run is behind the call.
+    """
+
     attempt: int = 1
-    # 1, or more when an earlier attempt was cut off, is retried, or has asked a person.
+    """1, or more when an earlier attempt was cut off, is retried, or has asked a person."""
+
     deadline: float = float("inf")
-    # Seconds since 1970 by which the call is cut off.
+    """Seconds since 1970 by which the call is cut off."""
+
     user: str | None = None
     roles: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = attrs.field(factory=dict)
     on_progress: Callable[[str], None] | None = attrs.field(default=None, repr=False)
-    # Where progress goes, from any thread; None when nobody watches.
+    """Where progress goes, from any thread; None when nobody watches."""
+
     cancel_flag: CancelFlag = attrs.field(factory=CancelFlag, repr=False)
     find_result_text: Callable[[str], str | None] = attrs.field(default=lambda _call_id: None, repr=False)
-    # The whole content of an earlier result of the run, by its call's id.
+    """The whole content of an earlier result of the run, by its call's id."""
+
     find_result_parts: Callable[[str], tuple[Media, ...]] = attrs.field(default=lambda _call_id: (), repr=False)
-    # All parts of an earlier result.
+    """All parts of an earlier result."""
+
     find_tools: Callable[[str], Awaitable[str]] = attrs.field(default=_find_nothing, repr=False)
-    # Looks among the run's tools that the model was not offered, and tells of those that fit.
+    """Looks among the run's tools that the model was not offered, and tells of those that fit."""
+
     on_event: Callable[[Any], None] | None = attrs.field(default=None, repr=False)
-    # Where the events of an agent that is a tool go; None when nobody watches.
+    """Where the events of an agent that is a tool go; None when nobody watches."""
+
     inquiry: Inquiry = attrs.field(factory=Inquiry, repr=False)
-    # What the tool has asked people, and was told: `answers` and `state`.
+    """What the tool has asked people, and was told: `answers` and `state`."""
+
     parent: Any = attrs.field(default=None, repr=False)
-    # For a tool that is an agent: the run that it works for (`agentfsm.engine.execution.parent.Parent`).
+    """For a tool that is an agent: the run that it works for (`agentfsm.engine.execution.parent.Parent`)."""
 
     def progress(self, message: str) -> _CompletedAwaitable:
         """Tell whoever watches how far the call is: `await ctx.progress("half")`, without `await` in a plain function.
@@ -113,7 +125,7 @@ class Found(Value):
     """What a tool's `on_unknown` function returns when the call was done before its worker died."""
 
     result: Any
-    # What it returned then.
+    """What it returned then."""
 
 
 @attrs.frozen(kw_only=True)
@@ -126,7 +138,7 @@ class ToolReturn(Value):
     retryable: bool = False
     child: AgentCost | None = None
     parts: tuple[Media, ...] = ()
-    # What goes with the content, which names them: both come from `result_text.render_parts`.
+    """What goes with the content, which names them: both come from `result_text.render_parts`."""
 
 
 class CallPaused(Exception):  # noqa: N818  it is no error: the call goes on later

@@ -79,74 +79,103 @@ class Tool(Generic[P, R]):
     name: str
     description: str
     parameters: Mapping[str, JSON]
-    # The JSON Schema of the arguments.
+    """The JSON Schema of the arguments."""
+
     bind: Callable[[str], BoundArguments]
-    # Turns the arguments' JSON text into what the function is called with; raises ArgumentsError.
+    """Turns the arguments' JSON text into what the function is called with; raises ArgumentsError."""
+
     to_namespace: Callable[[BoundArguments], Arguments]
-    # Turns that into what a declaration's function is given.
+    """Turns that into what a declaration's function is given."""
+
     takes_context: bool
     is_async: bool
     kind: ToolKind = ToolKind.DIRECT
     strict: bool = False
-    # Whether the provider shall hold the model to the schema while it writes (OpenAI's strict mode).
+    """Whether the provider shall hold the model to the schema while it writes (OpenAI's strict mode)."""
+
     read_only: bool = False
-    # Changes nothing: may run beside others, may run again.
+    """Changes nothing: may run beside others, may run again."""
+
     idempotent: bool = False
-    # Running it again under the same key has the same effect as running it once.
+    """Running it again under the same key has the same effect as running it once."""
+
     on_unknown: OnUnknown = attrs.field(
         default=attrs.Factory(lambda tool: "rerun" if tool.repeatable else "ask", takes_self=True)
     )
-    # What is done about a call that was under way when its worker died, so that nobody knows what became of it:
-    # "rerun" it under the same key, "fail" it with the outcome unknown, "ask" a person (`settle`), or a function of its
-    # context and arguments that finds out, and returns `Found(result)` or one of these words.
+    """What is done about a call that was under way when its worker died, so that nobody knows what became of it:
+    "rerun" it under the same key, "fail" it with the outcome unknown, "ask" a person (`settle`), or a function of its
+    context and arguments that finds out, and returns `Found(result)` or one of these words.
+    """
+
     external: bool = False
-    # The function is never called: the call waits, and its result comes from outside (`answer`).
+    """The function is never called: the call waits, and its result comes from outside (`answer`)."""
+
     answer_expires_s: float | Callable[[Arguments], float] = ANSWER_EXPIRES_S
-    # Seconds that it is waited for, 0 or more; then the model is told that nobody answered.
+    """Seconds that it is waited for, 0 or more; then the model is told that nobody answered."""
+
     concurrency_safe: bool | Callable[[Arguments], bool] = False
-    # May run beside others.
+    """May run beside others."""
+
     locks: Callable[[Arguments], Iterable[Hashable]] | None = None
-    # What a call touches, as keys: it overlaps with whatever touches none of them. None: it may touch anything.
+    """What a call touches, as keys: it overlaps with whatever touches none of them. None: it may touch anything."""
+
     after: tuple[str, ...] = ()
-    # Tools whose earlier calls in the same reply a call waits for.
+    """Tools whose earlier calls in the same reply a call waits for."""
+
     limit: int | None = None
-    # Calls in flight at once, of all runs in this process, 1 or more. None: any number.
+    """Calls in flight at once, of all runs in this process, 1 or more. None: any number."""
+
     per_minute: int | None = None
-    # Calls that start in any 60 seconds, of all runs in this process, 1 or more; a call beyond that waits its turn
-    # without using up its time. None: any number.
+    """Calls that start in any 60 seconds, of all runs in this process, 1 or more; a call beyond that waits its turn
+    without using up its time. None: any number.
+    """
+
     tags: frozenset[str] = attrs.field(default=frozenset(), converter=_to_tags)
     permission: Level = attrs.field(
         default=attrs.Factory(lambda tool: Level.READ if tool.read_only else Level.WRITE, takes_self=True),
         converter=Level,
     )
-    # What a caller must be allowed to do.
+    """What a caller must be allowed to do."""
+
     enabled: bool | Callable[[RunContext[Any]], bool] = True
-    # Whether it is there at all, asked for each turn and each call.
+    """Whether it is there at all, asked for each turn and each call."""
+
     validate: Callable[[Arguments], str | None] | None = None
-    # A rule that the arguments must meet beside their schema: returns, or raises as ValueError, what is wrong.
+    """A rule that the arguments must meet beside their schema: returns, or raises as ValueError, what is wrong."""
+
     requires_approval: bool | Callable[[Arguments], bool] = False
-    # A person has to say yes to each call, or to those that the function picks.
+    """A person has to say yes to each call, or to those that the function picks."""
+
     approval_expires_s: float = APPROVAL_EXPIRES_S
     describe: Callable[[Arguments], str] | None = None
-    # What a call will do, in a sentence, for the person who approves it.
+    """What a call will do, in a sentence, for the person who approves it."""
+
     timeout_s: float | None = None
-    # Seconds for a call, retries included; None for the run's own `Limits.tool_timeout_s`.
+    """Seconds for a call, retries included; None for the run's own `Limits.tool_timeout_s`."""
+
     grace_s: float = 0.0
-    # Seconds beyond it for a tool that keeps its time by itself.
+    """Seconds beyond it for a tool that keeps its time by itself."""
+
     estimate_s: float | None = None
-    # Seconds that a call usually takes; shown, never enforced.
+    """Seconds that a call usually takes; shown, never enforced."""
+
     shown_tokens: int = SHOWN_TOKENS
     shown_bytes: int = SHOWN_BYTES
-    # Of a result that the model is shown, 1 or more; the whole is kept in the journal.
+    """Of a result that the model is shown, 1 or more; the whole is kept in the journal."""
+
     poll: bool = False
-    # Repeating it is its job: it counts for no loop.
+    """Repeating it is its job: it counts for no loop."""
+
     waits_for: PendingKind | None = attrs.field(
         default=attrs.Factory(lambda tool: PendingKind.QUESTION if tool.external else None, takes_self=True)
     )
-    # What a call without a body waits for.
+    """What a call without a body waits for."""
+
     end_child_run: Callable[[Store, Clock, str, str], Awaitable[ToolReturn]] | None = None
-    # Ends the run of the agent behind a call, by the ids of the caller and the call, since one of them ends; returns
-    # what the agent did.
+    """Ends the run of the agent behind a call, by the ids of the caller and the call, since one of them ends; returns
+    what the agent did.
+    """
+
     breaker: Breaker = attrs.field(factory=Breaker, init=False, repr=False)
     limiter: Limiter | None = attrs.field(
         default=attrs.Factory(lambda tool: _build_limiter(tool.limit, tool.per_minute), takes_self=True),

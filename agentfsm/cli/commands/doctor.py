@@ -45,7 +45,8 @@ class DoctorCheck(Value):
 
     name: str
     ok: bool
-    # False where something needed is broken.
+    """False where something needed is broken."""
+
     detail: str
 
 

@@ -64,7 +64,8 @@ class FolderFile(Value):
     """A regular file."""
 
     path: str
-    # From the folder on, with slashes.
+    """From the folder on, with slashes."""
+
     bytes: int
 
     @property
@@ -158,10 +159,11 @@ class FolderWalk:
     root: Path
     place: Path
     deadline: float
-    # Seconds since 1970.
+    """Seconds since 1970."""
+
     folders: int = 0
     is_complete: bool = True
-    # Whether everything was looked at.
+    """Whether everything was looked at."""
 
     def __iter__(self) -> Iterator[FolderFile]:
         queue = deque([self.place])

@@ -43,7 +43,7 @@ class Flowchart(Value):
 
     nodes: tuple[FlowchartNode, ...]
     arrows: tuple[tuple[int, int, tuple[str, ...]], ...]
-    # From and to, as indexes of nodes, and the lines beside the arrow.
+    """From and to, as indexes of nodes, and the lines beside the arrow."""
 
 
 def render_mermaid(chart: Flowchart) -> str:
@@ -104,7 +104,7 @@ class _AgentDrawing:
     nodes: list[FlowchartNode] = attrs.field(factory=list)
     arrows: list[tuple[int, int, tuple[str, ...]]] = attrs.field(factory=list)
     _agents: dict[int, int] = attrs.field(factory=dict)
-    # The node of each agent, by its identity: an agent that several call is drawn once.
+    """The node of each agent, by its identity: an agent that several call is drawn once."""
 
     def draw(self, agent: Agent[Any]) -> Flowchart:
         self._add_agent(agent)

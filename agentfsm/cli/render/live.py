@@ -59,11 +59,13 @@ class OpenTurn(Value):
     attempt: int = 1
     text: str = ""
     calls: tuple[tuple[str, int], ...] = ()
-    # The calls that stream in: name, and characters of arguments so far.
+    """The calls that stream in: name, and characters of arguments so far."""
+
     notes: tuple[tuple[str, str], ...] = ()
-    # What calls say of their progress, by id; empty text for one that has just started.
+    """What calls say of their progress, by id; empty text for one that has just started."""
+
     agents: tuple[tuple[str, str], ...] = ()
-    # How far the sub-agents are, by their call's id.
+    """How far the sub-agents are, by their call's id."""
 
 
 class LiveView:

@@ -43,7 +43,7 @@ class PlainView:
 
     terminal: Terminal
     _offered: tuple[str, ...] | None = None
-    # The newest choice of tools that was told.
+    """The newest choice of tools that was told."""
 
     def begin(self, run: Run) -> None:
         """Say nothing: the first event will."""

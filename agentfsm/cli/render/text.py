@@ -54,33 +54,46 @@ class CallView(Value):
     name: str
     arguments: dict[str, JSON]
     status: str
-    # Its outcome, or how far it is.
+    """Its outcome, or how far it is."""
+
     duration_s: float | None = None
-    # None while it has none.
+    """None while it has none."""
+
     content: str = ""
-    # The result's text.
+    """The result's text."""
+
     description: str = ""
-    # What it will do, where it waits for a yes and its tool says so.
+    """What it will do, where it waits for a yes and its tool says so."""
+
     waits: tuple[Pending, ...] = ()
-    # What it waits for from outside, by itself or in the run of a sub-agent.
+    """What it waits for from outside, by itself or in the run of a sub-agent."""
+
     run_id: str = ""
-    # Of an open call: its run.
+    """Of an open call: its run."""
+
     parts: tuple[str, ...] = ()
-    # What the result holds beside its text, in words.
+    """What the result holds beside its text, in words."""
+
     child: AgentCost | None = None
-    # The sub-agent's run, where the tool is one.
+    """The sub-agent's run, where the tool is one."""
+
     approved_by: str | None = None
-    # Who said yes; None where nobody was asked, or the journal was not looked at.
+    """Who said yes; None where nobody was asked, or the journal was not looked at."""
+
     proposed: dict[str, JSON] | None = None
-    # The model's own arguments, where that person changed them.
+    """The model's own arguments, where that person changed them."""
+
     rerun_by: tuple[str, ...] = ()
-    # Who had it run again when its outcome was lost, in order.
+    """Who had it run again when its outcome was lost, in order."""
+
     informed_by: tuple[str, ...] = ()
-    # Who answered what its tool asked in the middle of the call, in order.
+    """Who answered what its tool asked in the middle of the call, in order."""
+
     decision: str = ""
-    # Where its result came from outside: "answered", "rejected" or "settled"; empty as in `approved_by`.
+    """Where its result came from outside: "answered", "rejected" or "settled"; empty as in `approved_by`."""
+
     decided_by: str = ""
-    # Whose word that was.
+    """Whose word that was."""
 
     @property
     def is_failed(self) -> bool:
@@ -128,13 +141,15 @@ class TurnView(Value):
     """A reply of the model, with the calls that it chose."""
 
     number: int
-    # From 1.
+    """From 1."""
+
     text: str = ""
     calls: tuple[CallView, ...] = ()
     fault: str = ""
-    # Why the model gave no reply.
+    """Why the model gave no reply."""
+
     closed: bool = True
-    # False while calls are open.
+    """False while calls are open."""
 
 
 def build_turns(run: Run) -> tuple[TurnView, ...]:

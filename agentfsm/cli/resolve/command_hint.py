@@ -23,9 +23,10 @@ class CommandHint(Value):
     """Builds the command lines that are shown to users, so that they find a run again."""
 
     location: str | None
-    # Path or URL of the store; None where only the agent knows how to open it.
+    """Path or URL of the store; None where only the agent knows how to open it."""
+
     agent: str = ""
-    # The words that name the agent, as a shell takes them, where the store or the run does not say which it is of.
+    """The words that name the agent, as a shell takes them, where the store or the run does not say which it is of."""
 
     def build(self, command: str) -> str:
         """Return a command line that finds the store. A password is never in it.

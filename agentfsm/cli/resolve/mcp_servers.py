@@ -48,15 +48,19 @@ class TerminalConsent:
 
     terminal: Terminal
     approves_all: bool = False
-    # Whether all that is shown is approved unasked: whoever called has said so.
+    """Whether all that is shown is approved unasked: whoever called has said so."""
+
     shows_all: bool = False
-    # Whether it is shown even where nobody can be asked.
+    """Whether it is shown even where nobody can be asked."""
+
     is_open: bool = attrs.field(default=True, init=False)
-    # Whether anybody is asked: not while a run is driven.
+    """Whether anybody is asked: not while a run is driven."""
+
     asked_count: int = attrs.field(default=0, init=False)
-    # How many times somebody should have been asked.
+    """How many times somebody should have been asked."""
+
     unasked: list[str] = attrs.field(factory=list, init=False)
-    # Servers about which somebody should have been asked, and nobody was there.
+    """Servers about which somebody should have been asked, and nobody was there."""
 
     async def __call__(self, proposal: Proposal) -> bool:
         """Ask about one thing; no answer is a no."""

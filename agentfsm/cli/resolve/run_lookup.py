@@ -62,7 +62,7 @@ class ResolvedRun(Value):
     agent: Agent
     run: Run
     store_location: str | None
-    # Of the store; None where only the agent knows how to open it.
+    """Of the store; None where only the agent knows how to open it."""
 
 
 def resolve_run(args: argparse.Namespace, terminal: Terminal) -> ResolvedRun:

@@ -47,23 +47,29 @@ class AttendedRun:
     terminal: Terminal
     agent: Agent
     run: Run
-    # The newest state that is known.
+    """The newest state that is known."""
+
     store_location: str | None
-    # Of the store; None where the command line cannot open it.
+    """Of the store; None where the command line cannot open it."""
+
     resumes_pause: bool = False
-    # Whether the pause that the run is in ends.
+    """Whether the pause that the run is in ends."""
+
     unattended_decide: DecideFunction = leave_undecided
-    # Who decides where nobody sits at a terminal.
+    """Who decides where nobody sits at a terminal."""
+
     remark: str = ""
-    # Said right behind the run's id.
+    """Said right behind the run's id."""
+
     view: RunView = attrs.field(
         init=False, default=attrs.Factory(lambda self: choose_view(self.terminal), takes_self=True)
     )
     _runner: InterruptibleRunner = attrs.field(factory=InterruptibleRunner, init=False)
     _is_stored: bool = attrs.field(default=False, init=False)
-    # Whether the run is in the store and its id was told.
+    """Whether the run is in the store and its id was told."""
+
     _deferred: set[tuple[str, str]] = attrs.field(factory=set, init=False)
-    # Calls that the person wants to decide later, by run.
+    """Calls that the person wants to decide later, by run."""
 
     @property
     def hint(self) -> CommandHint:

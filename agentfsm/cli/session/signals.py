@@ -32,9 +32,10 @@ class InterruptibleRunner:
 
     _is_interrupted: bool = attrs.field(default=False, init=False)
     _cancel: Callable[[], object] | None = attrs.field(default=None, init=False)
-    # Cancels what runs; None where nothing does.
+    """Cancels what runs; None where nothing does."""
+
     _previous_handlers: dict[int, Any] = attrs.field(factory=dict, init=False)
-    # What the signals did.
+    """What the signals did."""
 
     def __enter__(self) -> Self:
         """Listen; in another thread than the main one signals are the business of whoever called."""

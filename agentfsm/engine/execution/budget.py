@@ -47,11 +47,13 @@ class RunSpending(NamedTuple):
     """What a run and the agents below it have spent."""
 
     run: Run
-    # As it was then.
+    """As it was then."""
+
     usage: Usage
-    # Its own and theirs, as `calls`.
+    """Its own and theirs, as `calls`."""
+
     calls: int
-    # Of tools; those that are under way count.
+    """Of tools; those that are under way count."""
 
 
 class RunSource(Protocol):
@@ -72,10 +74,12 @@ class _BudgetTree:
     """What the budgets of a run and of all agents below it share."""
 
     room_freed: anyio.Event | None = None
-    # Set when a request is settled, for those who wait for room.
+    """Set when a request is settled, for those who wait for room."""
+
     excess_tokens: int = 0
-    # Tokens by which a request has exceeded what was held back for it, at most: what was counted too low, or a model
-    # that answers longer than it may. So much more is held back for each from then on.
+    """Tokens by which a request has exceeded what was held back for it, at most: what was counted too low, or a model
+    that answers longer than it may. So much more is held back for each from then on.
+    """
 
 
 def _find_tree(budget: Budget) -> _BudgetTree:
@@ -96,32 +100,44 @@ class Budget:
 
     limits: Limits
     source: RunSource
-    # Has the newest state of the run.
+    """Has the newest state of the run."""
+
     parent: Budget | None = None
-    # The budget of the run whose tool this one is.
+    """The budget of the run whose tool this one is."""
+
     reserves_last_answer: bool = False
-    # Whether room is kept back for a last answer.
+    """Whether room is kept back for a last answer."""
+
     tree: _BudgetTree = attrs.field(init=False, default=attrs.Factory(_find_tree, takes_self=True))
     ancestors: tuple[Budget, ...] = attrs.field(init=False, default=attrs.Factory(_list_ancestors, takes_self=True))
-    # Those above, the nearest first.
+    """Those above, the nearest first."""
+
     is_money_limited: bool = attrs.field(init=False, default=attrs.Factory(_is_money_limited, takes_self=True))
-    # Whether this run, or one above it, is limited in money.
+    """Whether this run, or one above it, is limited in money."""
+
     _kept_for_last: Amount = NO_AMOUNT
-    # For the last answer.
+    """For the last answer."""
+
     _reserved: Amount = NO_AMOUNT
-    # By requests that are under way, here and below.
+    """By requests that are under way, here and below."""
+
     _in_flight: int = 0
-    # How many these are.
+    """How many these are."""
+
     children: dict[str, RunSpending] = attrs.field(factory=dict)
-    # What agents below have spent, by the ids of their runs, as far as it is not in this run's journal.
+    """What agents below have spent, by the ids of their runs, as far as it is not in this run's journal."""
+
     _unjournalled_usage: Usage = NO_USAGE
-    # Spent by this run and not in its journal...
+    """Spent by this run and not in its journal..."""
+
     _usage_version: int = -1
-    # ...as long as that is at this version.
+    """...as long as that is at this version."""
+
     warned_limits: frozenset[str] = frozenset()
-    # Names of the limits that a warning was given for.
+    """Names of the limits that a warning was given for."""
+
     _open_calls: int = 0
-    # Calls that have their place among those allowed, and no result in the journal.
+    """Calls that have their place among those allowed, and no result in the journal."""
 
     @property
     def unjournalled_usage(self) -> Usage:

@@ -43,25 +43,32 @@ class EngineConfig(Value):
     selector: ToolSelector
     limits: Limits
     settings: Settings | Callable[[Run], Settings]
-    # The agent's, or what tells them for each turn.
+    """The agent's, or what tells them for each turn."""
+
     context: Context
     clock: Clock
     output_spec: OutputSpec | None
-    # What an answer has to be; None where any text will do.
+    """What an answer has to be; None where any text will do."""
+
     judge: Judge | None
     last_answer: bool
-    # Whether a run that a limit stops is asked once more for what it has.
+    """Whether a run that a limit stops is asked once more for what it has."""
+
     load_counter: Callable[[str], Awaitable[TokenCounter]]
-    # Loads the token counter for a model name; called only when a history comes near the window.
+    """Loads the token counter for a model name; called only when a history comes near the window."""
+
     log_prompts: bool = False
     _overhead_by_tools: dict[tuple[object, ...], int] = attrs.field(factory=dict, init=False)
-    # Tokens of what every request holds, by encoding and tools.
+    """Tokens of what every request holds, by encoding and tools."""
+
     _shape_hashes: dict[tuple[object, ...], str] = attrs.field(factory=dict, init=False)
-    # Hashes of the same, by tools.
+    """Hashes of the same, by tools."""
+
     _fingerprints: dict[int, Fingerprint] = attrs.field(factory=dict, init=False)
-    # By the registry's version, since tools may be registered later.
+    """By the registry's version, since tools may be registered later."""
+
     _unpriced_models: set[str] = attrs.field(factory=set, init=False)
-    # Names of models of which the log was told that their price is not known.
+    """Names of models of which the log was told that their price is not known."""
 
     @property
     def can_hide_tools(self) -> bool:

@@ -20,14 +20,17 @@ class Execution:
     journal: Journal
     deps: Any
     ledger: TokenLedger
-    # Counts the tokens of the run's messages, each message once.
+    """Counts the tokens of the run's messages, each message once."""
+
     budget: Budget
     is_takeover: bool
-    # Whether the run was taken from the worker that drove it; the runs of its agents are then taken, too.
+    """Whether the run was taken from the worker that drove it; the runs of its agents are then taken, too."""
+
     is_resumed: bool
-    # Whether the caller resumed the run: runs of agents below that are parked after crashes go on as well.
+    """Whether the caller resumed the run: runs of agents below that are parked after crashes go on as well."""
+
     orphaned_calls: frozenset[str]
-    # Calls that were open when an earlier worker died over the run, by id.
+    """Calls that were open when an earlier worker died over the run, by id."""
 
     def count_tokens(self, text: str) -> int:
         """Return the tokens of a text: exactly if a vocabulary is loaded, otherwise an estimate."""

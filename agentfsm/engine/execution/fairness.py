@@ -33,7 +33,7 @@ class _Tick:
 
     started: anyio.Event
     steps: int = 0
-    # That wait for it.
+    """That wait for it."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -41,9 +41,10 @@ class StepThrottle:
     """Where steps wait for a round that has room for them."""
 
     _remaining: int = STEPS_PER_TICK
-    # Steps that may pass in this round.
+    """Steps that may pass in this round."""
+
     _ticks: deque[_Tick] = attrs.field(factory=deque)
-    # Those to come, all of them full but the last.
+    """Those to come, all of them full but the last."""
 
     @classmethod
     async def enter(cls) -> StepThrottle:

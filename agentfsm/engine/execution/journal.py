@@ -120,26 +120,34 @@ class Journal:
     clock: Clock
     on_event: Listener | None = None
     on_run: Callable[[Run], None] | None = None
-    # Told of each new state of the run.
+    """Told of each new state of the run."""
+
     log: RunLogger
     pause_before: frozenset[State] = frozenset()
-    # States that the run rests before.
+    """States that the run rests before."""
+
     cancel_scope: anyio.CancelScope | None = None
-    # Around the driving call; cancelled when somebody asks for the run's end, or takes it over.
+    """Around the driving call; cancelled when somebody asks for the run's end, or takes it over."""
+
     _untaken_rows: frozenset[int] = frozenset()
-    # Rows of the inbox that were read and not taken.
+    """Rows of the inbox that were read and not taken."""
+
     has_pause_request: bool = False
-    # Whether one of them asks for a rest.
+    """Whether one of them asks for a rest."""
+
     defers_changes: bool = False
-    # Whether `on_event` is told of changes of state by `emit_changes` only: what led to them is told first.
+    """Whether `on_event` is told of changes of state by `emit_changes` only: what led to them is told first."""
+
     _deferred_changes: list[StateChanged] = attrs.field(factory=list)
-    # Those that it was not told of.
+    """Those that it was not told of."""
+
     _is_released: bool = False
     _last_write: PendingWrite | None = None
     _last_event_s: float = 0.0
-    # The clock's reading at the newest event.
+    """The clock's reading at the newest event."""
+
     _clock_offset_s: float = 0.0
-    # What makes a reading of the clock a date; taken once, so that dates do not jump within a driving call.
+    """What makes a reading of the clock a date; taken once, so that dates do not jump within a driving call."""
 
     @classmethod
     async def open(

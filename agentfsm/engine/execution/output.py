@@ -54,16 +54,20 @@ class OutputSpec:
     """What an agent's answers have to be."""
 
     form: CompiledType | None
-    # None for plain text.
+    """None for plain text."""
+
     validators: tuple[_OutputValidator, ...]
     output_form: OutputForm | None = None
-    # For the request, in the modes SCHEMA and JSON.
+    """For the request, in the modes SCHEMA and JSON."""
+
     tool_definition: ToolDefinition | None = None
-    # Of the tool whose arguments are the answer, in the mode TOOL.
+    """Of the tool whose arguments are the answer, in the mode TOOL."""
+
     tool: Tool[..., Any] | None = None
-    # What answers a call of it that comes too early.
+    """What answers a call of it that comes too early."""
+
     instructions: str = ""
-    # Added to the agent's own, in the modes JSON and PROMPT.
+    """Added to the agent's own, in the modes JSON and PROMPT."""
 
     @property
     def requires_tool_call(self) -> bool:

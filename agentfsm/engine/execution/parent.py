@@ -23,9 +23,10 @@ class Parent(Value):
     clock: Clock
     budget: Budget
     depth_limit: int
-    # How many runs may stand below the first one.
+    """How many runs may stand below the first one."""
+
     takeover: bool = False
-    # Whether runs of agents are taken from the workers that drive them.
+    """Whether runs of agents are taken from the workers that drive them."""
 
 
 def child_run_id(run_id: str, call_id: str) -> str:

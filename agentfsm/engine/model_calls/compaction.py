@@ -150,7 +150,8 @@ class _PolicyRequests:
 
     execution: Execution
     policy_name: str = ""
-    # The one that is at work.
+    """The one that is at work."""
+
     usage: Usage = Usage()
     errors: list[str] = attrs.field(factory=list)
 

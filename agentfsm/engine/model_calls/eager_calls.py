@@ -59,13 +59,16 @@ class EagerAttempt(Value):
     """What serves the calls of one attempt at the model: what a dropped one still does must reach no other."""
 
     queue: ToolQueue
-    # Its host holds results back until the reply is in the journal.
+    """Its host holds results back until the reply is in the journal."""
+
     release: Callable[[], None]
-    # Lets the results go that were held back.
+    """Lets the results go that were held back."""
+
     discard: Callable[[], None]
-    # Forgets them.
+    """Forgets them."""
+
     try_start_call: Callable[[], bool]
-    # Takes a place among the calls that the run may make; False where there is none.
+    """Takes a place among the calls that the run may make; False where there is none."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -73,9 +76,11 @@ class EagerCalls:
     """What a streamed reply has started. One for each THINK; each attempt at the model begins anew."""
 
     make_attempt: Callable[[], EagerAttempt]
-    # Makes what each attempt at the model needs.
+    """Makes what each attempt at the model needs."""
+
     build_call: Callable[[int, ProposedCall], ToolCall]
-    # Makes a call of what the model wrote, by its place in the reply, as it is done when that is whole.
+    """Makes a call of what the model wrote, by its place in the reply, as it is done when that is whole."""
+
     _attempt: EagerAttempt | None = None
     _workers: _WorkerGroup | None = None
     _scheduler: Scheduler | None = None
@@ -83,7 +88,7 @@ class EagerCalls:
     _drafts: dict[int, _CallDraft] = attrs.field(factory=dict)
     _started: list[ToolCall] = attrs.field(factory=list)
     _can_start: bool = False
-    # Whether the next call may still start: all before it have.
+    """Whether the next call may still start: all before it have."""
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()

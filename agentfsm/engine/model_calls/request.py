@@ -49,9 +49,10 @@ class PreparedRequest:
     effect: AskModel
     tools: Sequence[ToolDefinition]
     digest: str
-    # Of the request, for its record.
+    """Of the request, for its record."""
+
     settings: Settings
-    # Of this turn.
+    """Of this turn."""
 
     @property
     def is_streamed(self) -> bool:
@@ -210,7 +211,7 @@ class _ChunkReceiver:
     on_event: Listener | None
     make_text_delta: Callable[[str], TextDelta]
     is_closed: bool = False
-    # Whether the reply has ended: what comes later would stand in the next one.
+    """Whether the reply has ended: what comes later would stand in the next one."""
 
     @classmethod
     def for_attempt(cls, prepared: PreparedRequest, attempt: int, eager: EagerCalls | None) -> _ChunkReceiver | None:

@@ -51,7 +51,8 @@ class _InboxSnapshot(Value):
 
     now: float
     decisions: dict[str, PostedItem]
-    # By call id.
+    """By call id."""
+
     has_input: bool
 
 
@@ -61,11 +62,13 @@ class Decisions(Value):
 
     events: tuple[e.Event, ...]
     taken: tuple[int, ...]
-    # Numbers of the inbox rows that the events use up.
+    """Numbers of the inbox rows that the events use up."""
+
     approvals: dict[str, PostedItem]
-    # Decisions that let a call run, by call id; the append that marks the call as started uses them up.
+    """Decisions that let a call run, by call id; the append that marks the call as started uses them up."""
+
     resumable: frozenset[str]
-    # Paused calls that may go on, by id.
+    """Paused calls that may go on, by id."""
 
 
 LastWaits: TypeAlias = dict[str, tuple[Pending, ...]]

@@ -70,13 +70,17 @@ class RunHost(QueueHost):
 
     execution: Execution
     unfinished: int = 0
-    # Calls of the turn that have no result yet. The result that makes it 0 ends the turn.
+    """Calls of the turn that have no result yet. The result that makes it 0 ends the turn."""
+
     approvals: dict[str, PostedItem] = attrs.field(factory=dict)
-    # Decisions that let a call run, by call id. The append that marks the call as started takes them from the inbox.
+    """Decisions that let a call run, by call id. The append that marks the call as started takes them from the inbox.
+    """
+
     restarted_calls: frozenset[str] = frozenset()
-    # Calls that have started before and run again, by id.
+    """Calls that have started before and run again, by id."""
+
     cut_off_limit_waits: int = 0
-    # Calls that waited for a limit of their tool or of a tag when the work on the run was broken off.
+    """Calls that waited for a limit of their tool or of a tag when the work on the run was broken off."""
 
     def record(self, *events: e.Event, taken: Sequence[int] = ()) -> None:
         """Commit what happened to calls. If none is left without a result, the same append ends the turn."""
@@ -270,11 +274,13 @@ class EagerHost(RunHost):
     """Serves calls that start before the reply is in the journal: holds back what happens to them until it is."""
 
     emit: EventHook = attrs.field(kw_only=True)
-    # Takes the events for watchers.
+    """Takes the events for watchers."""
+
     held_records: list[ToolResult | tuple[e.Event, ...] | ToolEvent] | None = attrs.field(factory=list, init=False)
-    # None once the reply is in the journal: from then on everything is committed as it comes.
+    """None once the reply is in the journal: from then on everything is committed as it comes."""
+
     is_discarded: bool = attrs.field(default=False, init=False)
-    # Whether the reply that asked for the calls is not used.
+    """Whether the reply that asked for the calls is not used."""
 
     def on_result(self, result: ToolResult) -> None:
         """Hold a result back, or commit it."""
@@ -403,9 +409,11 @@ class ToolCalls:
 
     execution: Execution
     last_waits: dict[str, tuple[Pending, ...]] = attrs.field(factory=dict)
-    # The things that paused calls waited for when they were last woken, by call id.
+    """The things that paused calls waited for when they were last woken, by call id."""
+
     drained_pending: bool = False
-    # Whether calls ran early, and watchers were not told yet that no other call can run.
+    """Whether calls ran early, and watchers were not told yet that no other call can run."""
+
     _queue: ToolQueue | None = None
     _host: RunHost | None = None
 

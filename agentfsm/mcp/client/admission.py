@@ -43,14 +43,17 @@ class AdmissionResult(Value):
     """The part of a listing that is used, and why the rest is not."""
 
     tools: tuple[Tool[..., Any], ...] = ()
-    # Those that are withheld among them, switched off.
+    """Those that are withheld among them, switched off."""
+
     instructions: str | None = None
     refused: Mapping[str, str] = attrs.field(factory=dict)
-    # By the server's own name: why a tool cannot be used.
+    """By the server's own name: why a tool cannot be used."""
+
     withheld: Mapping[str, str] = attrs.field(factory=dict)
-    # By the server's own name: why a tool is not used until somebody says yes.
+    """By the server's own name: why a tool is not used until somebody says yes."""
+
     unmatched_globs: tuple[str, ...] = ()
-    # Globs of the access lists that match no tool.
+    """Globs of the access lists that match no tool."""
 
 
 async def admit_listing(server: ListedServer, listing: Listing) -> AdmissionResult:

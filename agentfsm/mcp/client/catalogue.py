@@ -35,7 +35,8 @@ class _ConnectionListing:
 
     client: Client
     tools: Mapping[str, Sequence[m.Tool | InvalidEntry]] | None = None
-    # By name, which a server may give twice; None until it was asked.
+    """By name, which a server may give twice; None until it was asked."""
+
     lock: anyio.Lock = attrs.field(factory=anyio.Lock)
 
     async def fetch(self) -> Sequence[m.Tool | InvalidEntry]:

@@ -51,7 +51,7 @@ class Candidate(Value):
     name: str
     description: str
     entry: Mapping[str, JSON]
-    # How it would be started or reached, as in `mcpServers`: command, args, env, cwd; or url, headers; and type.
+    """How it would be started or reached, as in `mcpServers`: command, args, env, cwd; or url, headers; and type."""
 
     @property
     def id(self) -> str:
@@ -77,15 +77,19 @@ class FoundServers:
 
     directory: ServerDirectory
     pins: Pins = attrs.field(factory=PinFile)
-    # Where approved servers are kept. Give each agent its own, or they have them all.
+    """Where approved servers are kept. Give each agent its own, or they have them all."""
+
     consent: Consent | None = None
-    # Asks a person, where a server that was approved has changed.
+    """Asks a person, where a server that was approved has changed."""
+
     sandbox: Sandbox | None = None
-    # What all that are commands are started in. None: they may do what you may do, and the approval says so.
+    """What all that are commands are started in. None: they may do what you may do, and the approval says so."""
+
     name: str = "directory"
     version: int = attrs.field(default=0, init=False)
     _servers: dict[str, MCPServer] = attrs.field(factory=dict, init=False)
-    # By what their pins are kept under.
+    """By what their pins are kept under."""
+
     _candidates: dict[str, Candidate] = attrs.field(factory=dict, init=False)
     _is_restored: bool = attrs.field(default=False, init=False)
     _own_tools: tuple[Tool[..., Any], ...] = attrs.field(init=False)

@@ -54,14 +54,17 @@ class ElicitationState:
     """What a call has asked so far, and what people have answered; in our terms, whatever the era."""
 
     asked: list[tuple[str, str]]
-    # The question's key, and what tells it from others; in the order in which they were asked.
+    """The question's key, and what tells it from others; in the order in which they were asked."""
+
     answers: Mapping[str, Any]
     request_state: str | None = None
-    # What a server of 2026-07-28 has given us to bring back.
+    """What a server of 2026-07-28 has given us to bring back."""
+
     last_keys: dict[str, str] = attrs.field(factory=dict)
-    # What it asked last: its own keys, and ours.
+    """What it asked last: its own keys, and ours."""
+
     used_keys: set[str] = attrs.field(factory=set, init=False)
-    # Keys of answers that the server has been given.
+    """Keys of answers that the server has been given."""
 
     @classmethod
     def from_context(cls, ctx: RunContext[Any]) -> ElicitationState:
@@ -274,9 +277,10 @@ class _OngoingCall:
     scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
     ended: anyio.Event = attrs.field(factory=anyio.Event)
     outcome: AttemptResult | None = None
-    # What came of it, where it was given up.
+    """What came of it, where it was given up."""
+
     has_returned: bool = False
-    # Whether the server has answered it, so that it cannot be the one that still asks.
+    """Whether the server has answered it, so that it cannot be the one that still asks."""
 
     def give_up(self, outcome: AttemptResult) -> None:
         """Cut the call off; it has ended when the server was told."""
@@ -293,10 +297,12 @@ class ElicitationRouter:
     """
 
     is_serial: bool = False
-    # Whether it is.
+    """Whether it is."""
+
     _calls: list[_OngoingCall] = attrs.field(factory=list, init=False)
     _waiting: int = attrs.field(default=0, init=False)
-    # Questions that wait until it is known whose they are.
+    """Questions that wait until it is known whose they are."""
+
     _change_event: anyio.Event | None = attrs.field(default=None, init=False)
 
     async def run_call(self, elicitations: ElicitationState, attempt: _CallAttempt) -> AttemptResult:

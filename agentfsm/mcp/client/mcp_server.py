@@ -74,40 +74,52 @@ class MCPServer:
     """
 
     name: str
-    # 1 to 32 ASCII letters, digits, "-" and single "_": its tools are called `name__tool`.
+    """1 to 32 ASCII letters, digits, "-" and single "_": its tools are called `name__tool`."""
+
     transport: ServerTransport
     tool_policy: ToolPolicy = attrs.field(factory=ToolPolicy)
     pins: Pins = attrs.field(factory=MemoryPins)
-    # Where it is kept what was approved.
+    """Where it is kept what was approved."""
+
     consent: Consent | None = None
-    # Asks a person, for what was not approved yet.
+    """Asks a person, for what was not approved yet."""
+
     origin: str | None = None
-    # The file or the directory that it comes from; None for one that a program names in its code.
+    """The file or the directory that it comes from; None for one that a program names in its code."""
+
     start: ApprovedText = attrs.field(
         default=attrs.Factory(lambda server: build_start_text(server.transport), takes_self=True)
     )
-    # How it is started, as it is approved.
+    """How it is started, as it is approved."""
+
     required: bool = True
-    # Whether an agent cannot begin without it. Else it has no tools where it is away, until it was closed.
+    """Whether an agent cannot begin without it. Else it has no tools where it is away, until it was closed."""
+
     resources_as_tools: bool = False
-    # Whether the model may list and read the server's resources, by two tools; else only the application does.
+    """Whether the model may list and read the server's resources, by two tools; else only the application does."""
+
     timeout_s: float = TIMEOUT_S
     start_s: float = START_TIMEOUT_S
     admitted: AdmissionResult = attrs.field(factory=AdmissionResult, init=False)
-    # What of it is used, as it was last listed.
+    """What of it is used, as it was last listed."""
+
     last_error: MCPServerError | None = attrs.field(default=None, init=False)
-    # Why the tools could not be listed, the newest time; None where they could.
+    """Why the tools could not be listed, the newest time; None where they could."""
+
     version: int = attrs.field(default=0, init=False)
     elicitation_router: ElicitationRouter = attrs.field(factory=ElicitationRouter, init=False, repr=False)
-    # Takes what the server asks in mid-call.
+    """Takes what the server asks in mid-call."""
+
     catalogue: Catalogue = attrs.field(factory=Catalogue, init=False, repr=False)
-    # What the connection at hand lists, which calls are compared with.
+    """What the connection at hand lists, which calls are compared with."""
+
     connection: ServerConnection = attrs.field(init=False)
     consent_gate: ConsentGate = attrs.field(init=False)
     needs_refresh: bool = attrs.field(default=True, init=False)
-    # Whether the server was not asked yet, was started anew, or has said that its tools have changed.
+    """Whether the server was not asked yet, was started anew, or has said that its tools have changed."""
+
     _refresh_limit: Limiter = attrs.field(factory=lambda: Limiter(1), init=False)
-    # So that of several runs, of any agents, one asks; a person is asked once.
+    """So that of several runs, of any agents, one asks; a person is asked once."""
 
     def __attrs_post_init__(self) -> None:
         check_server_name(self.name)

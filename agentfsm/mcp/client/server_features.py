@@ -47,7 +47,7 @@ class RemoteResource(Value):
     description: str = ""
     media_type: str = ""
     size: int | None = None
-    # Bytes, where the server says so.
+    """Bytes, where the server says so."""
 
 
 @attrs.frozen(kw_only=True)
@@ -55,7 +55,8 @@ class ResourceTemplate(Value):
     """Resources of one kind, by the form of their URIs."""
 
     uri_template: str
-    # As RFC 6570 has it: "file:///{path}".
+    """As RFC 6570 has it: "file:///{path}"."""
+
     name: str = ""
     title: str = ""
     description: str = ""

@@ -34,10 +34,11 @@ class ConnectionThread:
 
     portal: BlockingPortal
     task_group: TaskGroup
-    # For what runs there for as long as the thread does, or until it ends itself.
+    """For what runs there for as long as the thread does, or until it ends itself."""
+
     thread: threading.Thread
     is_closed: bool = False
-    # Whether the interpreter is ending: nothing is begun any more.
+    """Whether the interpreter is ending: nothing is begun any more."""
 
 
 _instance: ConnectionThread | None = None

@@ -38,7 +38,8 @@ class InvalidEntry(Value):
     """An entry of a list that cannot be used."""
 
     name: str
-    # As the server calls it.
+    """As the server calls it."""
+
     why: str
 
 

@@ -102,7 +102,8 @@ class _AddressCheckingBackend(httpcore2.AsyncNetworkBackend):
     """Connects to addresses that it has looked at."""
 
     local_host: str | None
-    # The host of the server's own URL, where that is this machine.
+    """The host of the server's own URL, where that is this machine."""
+
     _inner: httpcore2.AsyncNetworkBackend = attrs.field(
         factory=cast("type[httpcore2.AsyncNetworkBackend]", httpcore2.AnyIOBackend), init=False
     )

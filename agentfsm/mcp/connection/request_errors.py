@@ -51,15 +51,19 @@ class WireStatus:
     """What a request has met on the wire, which the SDK does not tell of."""
 
     status: int | None = None
-    # Of the newest response, of HTTP.
+    """Of the newest response, of HTTP."""
+
     retry_after_s: float | None = None
-    # Seconds that it asked to wait, or None.
+    """Seconds that it asked to wait, or None."""
+
     error: Exception | None = None
-    # What came instead of a response, or cut it off.
+    """What came instead of a response, or cut it off."""
+
     was_accepted: bool = False
-    # Whether the server has taken the call in a request before, and has only put it off.
+    """Whether the server has taken the call in a request before, and has only put it off."""
+
     is_session_lost: bool = False
-    # Whether the server, which has taken the request, has forgotten the session since.
+    """Whether the server, which has taken the request, has forgotten the session since."""
 
 
 # What was seen of the request at hand. Whatever the SDK sends for a request, it sends in a copy of the context of who
@@ -92,13 +96,16 @@ class Disposition(StrEnum):
     """What comes of it."""
 
     REFUSED = "refused"
-    # It was not done, and may be tried again.
+    """It was not done, and may be tried again."""
+
     PASSING = "passing"
-    # It may have been done; what may be repeated may be tried again.
+    """It may have been done; what may be repeated may be tried again."""
+
     HINT = "hint"
-    # The model is told how to call instead.
+    """The model is told how to call instead."""
+
     FAILED = "failed"
-    # Trying the same again does not help.
+    """Trying the same again does not help."""
 
 
 @attrs.frozen
@@ -107,7 +114,8 @@ class FaultRule(Value):
 
     disposition: Disposition
     template: str
-    # With the names of the server and of what was asked of it, and what was said of the error.
+    """With the names of the server and of what was asked of it, and what was said of the error."""
+
     error_type: ErrorType = ErrorType.TOOL
 
 
@@ -252,7 +260,7 @@ class TooManyRequestsError(RefusedError):
     """Too many requests: more attempts would not make them fewer."""
 
     status_code = 429
-    # Read by name, as those of HTTP libraries are.
+    """Read by name, as those of HTTP libraries are."""
 
 
 def mark_accepted() -> None:

@@ -52,9 +52,11 @@ class Sandbox(Value):
     """
 
     read: tuple[Path, ...] = attrs.field(default=(), converter=_as_paths)
-    # Files and folders that it may read, beside the system's own programs and libraries.
+    """Files and folders that it may read, beside the system's own programs and libraries."""
+
     write: tuple[Path, ...] = attrs.field(default=(), converter=_as_paths)
-    # Those that it may change as well.
+    """Those that it may change as well."""
+
     network: bool = False
 
     @property

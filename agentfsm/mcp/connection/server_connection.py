@@ -48,13 +48,16 @@ class _OpenConnection:
 
     scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
     ended: anyio.Event = attrs.field(factory=anyio.Event)
-    # Set when nothing of it is left.
+    """Set when nothing of it is left."""
+
     client: Client | None = None
-    # None until the handshake is done.
+    """None until the handshake is done."""
+
     is_over: bool = False
-    # Whether it is of no use any more.
+    """Whether it is of no use any more."""
+
     is_lost: bool = False
-    # Whether that is so because the server has ended it.
+    """Whether that is so because the server has ended it."""
 
     def end(self) -> None:
         """End it."""
@@ -75,9 +78,10 @@ class _ThreadState:
     open_lock: anyio.Lock = attrs.field(factory=anyio.Lock)
     connection: _OpenConnection | None = None
     active_requests: int = 0
-    # Requests under way.
+    """Requests under way."""
+
     is_closing: bool = False
-    # Whether the last of them closes the connection.
+    """Whether the last of them closes the connection."""
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -88,16 +92,22 @@ class ServerConnection:
     transport: ServerTransport
     start_s: float = START_TIMEOUT_S
     on_message: Callable[[IncomingMessage], None] = lambda _message: None
-    # What the server says unasked: that its tools have changed, where it has declared that it would say so. It is also
-    # called where that may have been missed.
+    """What the server says unasked: that its tools have changed, where it has declared that it would say so. It is also
+    called where that may have been missed.
+    """
+
     elicit: ElicitationFnT | None = None
-    # Answers what a server of the handshake era asks in mid-call.
+    """Answers what a server of the handshake era asks in mid-call."""
+
     breaker: Breaker = attrs.field(factory=Breaker)
-    # Of the server as a whole, beside those of its tools: it also bounds how often a server that dies is started.
+    """Of the server as a whole, beside those of its tools: it also bounds how often a server that dies is started."""
+
     now: Callable[[], float] = time.monotonic
-    # The clock of the breaker, in seconds.
+    """The clock of the breaker, in seconds."""
+
     start_count: int = attrs.field(default=0, init=False)
-    # Connections so far.
+    """Connections so far."""
+
     _thread_state: _ThreadState | None = attrs.field(default=None, init=False)
 
     async def request(

@@ -51,11 +51,13 @@ class ProcessExit:
 
     exit_code: int | None = None
     stderr_tail: bytes = b""
-    # The end of what it wrote to its standard error.
+    """The end of what it wrote to its standard error."""
+
     invalid_output: str = ""
-    # The beginning of the first line on its standard output that is no message.
+    """The beginning of the first line on its standard output that is no message."""
+
     is_too_long: bool = False
-    # Whether a message of it was longer than any that is taken in.
+    """Whether a message of it was longer than any that is taken in."""
 
     def __str__(self) -> str:
         said = [
@@ -115,7 +117,8 @@ class _ProcessStreams:
     writer_done: anyio.Event = attrs.field(factory=anyio.Event, init=False)
     stderr_done: anyio.Event = attrs.field(factory=anyio.Event, init=False)
     has_closed_output: bool = attrs.field(default=False, init=False)
-    # Whether the server has closed its output before it was told to end.
+    """Whether the server has closed its output before it was told to end."""
+
     scopes: list[anyio.CancelScope] = attrs.field(factory=list, init=False)
 
     async def run_task(self, task: Callable[[], Awaitable[None]]) -> None:

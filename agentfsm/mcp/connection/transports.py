@@ -62,10 +62,12 @@ class StdioTransport:
     command: str
     args: Sequence[str] = ()
     env: Mapping[str, str] = attrs.field(factory=dict)
-    # What it is told beside HOME, LOGNAME, PATH, SHELL, TERM and USER; it gets nothing else of our environment.
+    """What it is told beside HOME, LOGNAME, PATH, SHELL, TERM and USER; it gets nothing else of our environment."""
+
     cwd: Path | str | None = None
     sandbox: Sandbox | None = None
-    # What it is started in.
+    """What it is started in."""
+
     _process_exit: ProcessExit = attrs.field(factory=ProcessExit, init=False)
 
     @property
@@ -108,7 +110,7 @@ class RemoteTransport:
     headers: Mapping[str, str] = attrs.field(factory=dict)
     auth: httpx2.Auth | None = None
     allow_private: bool = False
-    # Whether it may be in a private network, by plain HTTP too, and through a proxy of the environment's.
+    """Whether it may be in a private network, by plain HTTP too, and through a proxy of the environment's."""
 
     def __attrs_post_init__(self) -> None:
         check_url(self.url, allow_private=self.allow_private)

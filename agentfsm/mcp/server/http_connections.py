@@ -35,7 +35,7 @@ class LimitedConnection(H11Protocol):
 
     client_key = ""
     _timer: asyncio.TimerHandle | None = None
-    # None while a request is answered.
+    """None while a request is answered."""
 
     @property
     def idle_rank(self) -> tuple[float, ...] | None:

@@ -102,9 +102,10 @@ class HTTPGuard:
 
     app: App
     hosts: frozenset[AllowedHost]
-    # By which it may be called.
+    """By which it may be called."""
+
     token: str | None
-    # None: no token is asked for.
+    """None: no token is asked for."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""

@@ -30,15 +30,19 @@ _NOT_FOUND: Final = 404
 @attrs.define(eq=False, kw_only=True)
 class _HTTPSession:
     opening_scope: Scope
-    # Of the request that opened it.
+    """Of the request that opened it."""
+
     id: bytes = b""
-    # Empty until the answer to that request brings it.
+    """Empty until the answer to that request brings it."""
+
     active_requests: int = 0
-    # In flight.
+    """In flight."""
+
     is_reused: bool = False
-    # Whether another request has followed.
+    """Whether another request has followed."""
+
     idle_since: float = 0.0
-    # By the clock of the event loop.
+    """By the clock of the event loop."""
 
     @property
     def client_key(self) -> str:

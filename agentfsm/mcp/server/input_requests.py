@@ -60,15 +60,19 @@ class InterruptedCall(Value):
 
     call_id: str
     key: str
-    # Of the call: the same on every attempt.
+    """Of the call: the same on every attempt."""
+
     digest: str
-    # Of the tool and the arguments: what the answers are bound to.
+    """Of the tool and the arguments: what the answers are bound to."""
+
     is_approved: bool = False
-    # Whether a person said yes to this very call.
+    """Whether a person said yes to this very call."""
+
     questions: tuple[Question, ...] = ()
-    # What its tool has asked and nobody has answered yet.
+    """What its tool has asked and nobody has answered yet."""
+
     inquiry: Inquiry = attrs.field(factory=Inquiry)
-    # What its tool has asked, and was told.
+    """What its tool has asked, and was told."""
 
     @property
     def chars(self) -> int:
@@ -80,7 +84,8 @@ class InterruptedCall(Value):
 class _WaitingCall(NamedTuple):
     call_state: InterruptedCall
     expires_at: float
-    # Monotonic seconds: for how long an answer counts.
+    """Monotonic seconds: for how long an answer counts."""
+
     chars: int
 
 
@@ -90,9 +95,10 @@ class InputBroker:
 
     clock: Clock
     _waiting: OrderedDict[str, _WaitingCall] = attrs.field(factory=OrderedDict, init=False)
-    # By token.
+    """By token."""
+
     _chars: int = attrs.field(default=0, init=False)
-    # Of all of them.
+    """Of all of them."""
 
     async def request_input(
         self,
@@ -186,9 +192,10 @@ class ApprovalRequest(Value):
     tool: str
     arguments: dict[str, Any]
     description: str
-    # What it will do, where the tool says so.
+    """What it will do, where the tool says so."""
+
     expires_s: float
-    # Seconds for which an answer counts.
+    """Seconds for which an answer counts."""
 
     @property
     def text(self) -> str:

@@ -30,7 +30,8 @@ class Subscriber:
     connection: Connection
     uris: set[str] = attrs.field(factory=set, init=False)
     _changed_uris: dict[str, None] = attrs.field(factory=dict, init=False)
-    # What has changed, in that order: each once, however often, so that a slow client holds up nobody.
+    """What has changed, in that order: each once, however often, so that a slow client holds up nobody."""
+
     _wakeup: anyio.Event = attrs.field(factory=anyio.Event, init=False)
     _scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope, init=False)
 

@@ -61,16 +61,21 @@ class Resource(Value):
     """
 
     uri: str
-    # Or a template (RFC 6570), such as "project://tasks/{task_id}": its variables are the arguments of `read`, as
-    # texts. One that would leave its place in a path ("..", an absolute path, a zero byte) is refused.
+    """Or a template (RFC 6570), such as "project://tasks/{task_id}": its variables are the arguments of `read`, as
+    texts. One that would leave its place in a path ("..", an absolute path, a zero byte) is refused.
+    """
+
     name: str
     read: ReadFunction = attrs.field(repr=False)
-    # Plain (then in a thread) or async; returns text, bytes, or what JSON carries.
+    """Plain (then in a thread) or async; returns text, bytes, or what JSON carries."""
+
     description: str = ""
     mime_type: str | None = None
-    # None: text/plain, application/octet-stream for bytes, application/json for what is neither.
+    """None: text/plain, application/octet-stream for bytes, application/json for what is neither."""
+
     complete: Mapping[str, CompletionFunction] = attrs.field(factory=dict, repr=False, validator=_check_completions)
-    # By variable of a template: what proposes its values, plain (then in a thread) or async.
+    """By variable of a template: what proposes its values, plain (then in a thread) or async."""
+
     _template: UriTemplate = attrs.field(
         init=False, repr=False, eq=False, default=attrs.Factory(_parse_template, takes_self=True)
     )
@@ -142,14 +147,17 @@ class Prompt(Value):
 
     name: str
     render: Callable[..., RenderedPrompt | Awaitable[RenderedPrompt]] = attrs.field(repr=False)
-    # Plain (then in a thread) or async; takes the arguments by name, as texts. Returns the user's text, or messages.
+    """Plain (then in a thread) or async; takes the arguments by name, as texts. Returns the user's text, or messages.
+    """
+
     description: str = ""
     arguments: tuple[Argument, ...] = attrs.field(
         default=attrs.Factory(lambda prompt: _read_arguments(prompt.render), takes_self=True), converter=_as_tuple
     )
-    # By default the parameters of `render`; those without a default are required.
+    """By default the parameters of `render`; those without a default are required."""
+
     complete: Mapping[str, CompletionFunction] = attrs.field(factory=dict, repr=False, validator=_check_completions)
-    # By argument: what proposes its values, plain (then in a thread) or async.
+    """By argument: what proposes its values, plain (then in a thread) or async."""
 
     @property
     def parameter_names(self) -> tuple[str, ...]:

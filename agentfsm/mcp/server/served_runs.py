@@ -115,23 +115,31 @@ class ServedRuns:
 
     agent: RunnableAgent
     deps: Any = None
-    # For every run, or a function of the run that makes them, plain or async.
+    """For every run, or a function of the run that makes them, plain or async."""
+
     description: str = ""
-    # What the agent is for, in a sentence, for the model that chooses.
+    """What the agent is for, in a sentence, for the model that chooses."""
+
     prefix: str = ""
-    # Of the names of its tools.
+    """Of the names of its tools."""
+
     bus: EventBus = attrs.field(factory=EventBus)
-    # Tells clients who listen.
+    """Tells clients who listen."""
+
     _live_runs: dict[str, Run] = attrs.field(factory=dict, init=False)
-    # As they stand, those that are driven here.
+    """As they stand, those that are driven here."""
+
     _waiters: dict[str, set[anyio.Event]] = attrs.field(factory=dict, init=False)
-    # By run: what those wait for who wait for its news.
+    """By run: what those wait for who wait for its news."""
+
     _failures: dict[str, str] = attrs.field(factory=dict, init=False)
-    # Why a run could not be driven here when that was last tried.
+    """Why a run could not be driven here when that was last tried."""
+
     _is_ending: bool = attrs.field(default=False, init=False)
-    # Whether the server ends, so that nobody may wait.
+    """Whether the server ends, so that nobody may wait."""
+
     _workers: dict[Worker, _WorkerScope] = attrs.field(factory=dict, init=False)
-    # Those who drive them: one for each lifespan of the server.
+    """Those who drive them: one for each lifespan of the server."""
 
     # Its life.
 

@@ -54,15 +54,20 @@ class ServedTools:
 
     registry: ToolRegistry
     permissions: Permissions | None = None
-    # What clients may do; None: everything.
+    """What clients may do; None: everything."""
+
     deps: Any = None
-    # Handed to tools as `ctx.deps`.
+    """Handed to tools as `ctx.deps`."""
+
     outputs: Mapping[str, Mapping[str, JSON]] = attrs.field(factory=dict)
-    # By tool: the JSON Schema of what it returns, which is then structured content, too.
+    """By tool: the JSON Schema of what it returns, which is then structured content, too."""
+
     timeout_s: float = DEFAULT_TIMEOUT_S
-    # Seconds for a call whose tool sets none.
+    """Seconds for a call whose tool sets none."""
+
     limit: int = DEFAULT_LIMIT
-    # Calls in flight at once.
+    """Calls in flight at once."""
+
     clock: Clock = attrs.field(factory=SystemClock)
     sequencer: CallSequencer = attrs.field(factory=CallSequencer, init=False)
     broker: InputBroker = attrs.field(
@@ -263,7 +268,7 @@ class ServedHost(QueueHost):
 
     tools: ServedTools
     call_state: InterruptedCall
-    # How far the call has come; what its tool asks is added.
+    """How far the call has come; what its tool asks is added."""
 
     def build_context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:  # noqa: ARG002  as the host of a run
         """Make what a tool may know of its call: it belongs to no run."""

@@ -92,32 +92,42 @@ class MCPService:
     """
 
     registry: ToolRegistry = attrs.field(kw_only=False, converter=_to_registry)
-    # Whose tools clients may call: a registry, or several tools.
+    """Whose tools clients may call: a registry, or several tools."""
+
     name: str
     version: str = ""
-    # Of yours.
+    """Of yours."""
+
     instructions: str = ""
-    # What the server is for, for the model that uses it.
+    """What the server is for, for the model that uses it."""
+
     resources: tuple[Resource, ...] = attrs.field(default=(), converter=_as_resources, validator=_check_resources)
     prompts: tuple[Prompt, ...] = attrs.field(default=(), converter=_as_prompts, validator=_check_prompts)
     permissions: Permissions | None = None
-    # What clients may do with the tools; None: everything.
+    """What clients may do with the tools; None: everything."""
+
     deps: Any = None
-    # Handed to tools as `ctx.deps`.
+    """Handed to tools as `ctx.deps`."""
+
     timeout_s: float = DEFAULT_TIMEOUT_S
-    # Seconds for a call whose tool sets none.
+    """Seconds for a call whose tool sets none."""
+
     limit: int = DEFAULT_LIMIT
-    # Calls of the tools in flight at once, 1 or more.
+    """Calls of the tools in flight at once, 1 or more."""
+
     runs: ServedRuns | None = None
-    # Of an agent.
+    """Of an agent."""
+
     server: Server[TaskGroup] = attrs.field(init=False)
-    # The SDK's, for whoever connects to it in this process.
+    """The SDK's, for whoever connects to it in this process."""
+
     _tools: tuple[ServedTools, ...] = attrs.field(init=False)
-    # Those of the runs first.
+    """Those of the runs first."""
+
     _bus: EventBus = attrs.field(init=False)
     _listen: ListenHandler = attrs.field(init=False)
     _announced_version: int = attrs.field(default=0, init=False)
-    # Of the registry, as clients were last told.
+    """Of the registry, as clients were last told."""
 
     def __attrs_post_init__(self) -> None:
         own = ServedTools(

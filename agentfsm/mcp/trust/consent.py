@@ -35,11 +35,13 @@ class Wish(StrEnum):
     """What a person is asked about a server."""
 
     START = "start"
-    # Whether it may be started, or connected to, at all.
+    """Whether it may be started, or connected to, at all."""
+
     TOOLS = "tools"
-    # Whether the tools that it lists may be used.
+    """Whether the tools that it lists may be used."""
+
     CHANGE = "change"
-    # Whether they may be, as they are now.
+    """Whether they may be, as they are now."""
 
 
 @attrs.frozen(kw_only=True)
@@ -49,7 +51,7 @@ class Proposal(Value):
     server: str
     wish: Wish
     shown: str
-    # All that the decision is about, for reading; hidden characters are spelt out.
+    """All that the decision is about, for reading; hidden characters are spelt out."""
 
 
 Consent: TypeAlias = Callable[[Proposal], Awaitable[bool]]
@@ -115,9 +117,11 @@ class ConsentGate:
     pins: Pins
     consent: Consent | None
     origin: str | None
-    # The file or the directory that the server comes from; None where a program names it in its code.
+    """The file or the directory that the server comes from; None where a program names it in its code."""
+
     _declined: set[str] = attrs.field(factory=set, init=False)
-    # Hashes of what was said no to: nobody is asked the same again.
+    """Hashes of what was said no to: nobody is asked the same again."""
+
     _announced: bool = attrs.field(default=False, init=False)
 
     @property

@@ -78,10 +78,12 @@ class Pin(Value):
     """What was approved of one server."""
 
     start: ApprovedText | None = None
-    # How it is started, or where it is.
+    """How it is started, or where it is."""
+
     items: Mapping[str, ApprovedText] = attrs.field(factory=dict)
-    # What it says, by what it is: "tool search", "instructions". What is no longer there stays, in case that it comes
-    # back as something else.
+    """What it says, by what it is: "tool search", "instructions". What is no longer there stays, in case that it comes
+    back as something else.
+    """
 
 
 class Pins(Protocol):

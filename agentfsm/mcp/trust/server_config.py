@@ -124,9 +124,10 @@ class ServerEntry(Value):
     name: str
     transport: ServerTransport
     raw: Mapping[str, JSON]
-    # The entry itself, before variables were put in.
+    """The entry itself, before variables were put in."""
+
     options: Mapping[str, Any] = attrs.field(factory=dict)
-    # Of `MCPServer`, where the entry says something.
+    """Of `MCPServer`, where the entry says something."""
 
 
 def load_entries(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[ServerEntry, ...]:

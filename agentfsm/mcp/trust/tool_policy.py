@@ -83,17 +83,23 @@ class ToolPolicy(Value):
     """
 
     trusted: bool = False
-    # Whether what the server says of its tools counts: that one only reads, may be repeated, or destroys.
+    """Whether what the server says of its tools counts: that one only reads, may be repeated, or destroys."""
+
     confirm: Confirm | None = attrs.field(default=None, validator=_check_confirm)
-    # Whether a person has to say yes to each call, or to which. None: as the hints of a trusted server say, and to each
-    # call of another.
+    """Whether a person has to say yes to each call, or to which. None: as the hints of a trusted server say, and to
+    each call of another.
+    """
+
     allow: tuple[str, ...] = attrs.field(default=("*",), converter=_as_globs)
-    # Names or globs of tools, as the server calls them; others are not used.
+    """Names or globs of tools, as the server calls them; others are not used."""
+
     deny: tuple[str, ...] = attrs.field(default=(), converter=_as_globs)
-    # What is among these is not used, whatever else allows it.
+    """What is among these is not used, whatever else allows it."""
+
     constraints: Mapping[str, Callable[[Arguments], str | None]] = attrs.field(factory=dict, converter=_as_constraints)
-    # By tool: a JSON Schema that its arguments have to fit beside the tool's own, or a function that returns what is
-    # wrong with them.
+    """By tool: a JSON Schema that its arguments have to fit beside the tool's own, or a function that returns what is
+    wrong with them.
+    """
 
     def allows(self, own: str) -> bool:
         """Whether a tool of that name, as the server calls it, is used."""

@@ -537,9 +537,10 @@ class _ContentBlock:
     """A block of the content, as far as it has come."""
 
     fields: dict[str, Any]
-    # As it began; whole, where the reply was not streamed.
+    """As it began; whole, where the reply was not streamed."""
+
     pieces: dict[str, list[str]] = attrs.field(factory=dict)
-    # What came since, by the field that it goes on with.
+    """What came since, by the field that it goes on with."""
 
     @classmethod
     def of(cls, fields: object) -> _ContentBlock:
@@ -611,13 +612,15 @@ class AnthropicStreamAssembler(StreamAssembler):
 
     provider: str = PROVIDER
     blocks: dict[int, _ContentBlock] = attrs.field(factory=dict)
-    # By the server's index, in the order in which they began, which is that of the reply.
+    """By the server's index, in the order in which they began, which is that of the reply."""
+
     call_indexes: dict[int, int] = attrs.field(factory=dict)
-    # The server's index of a call -> its place among the calls.
+    """The server's index of a call -> its place among the calls."""
+
     stop_reason: str | None = None
     refusal_text: str = ""
     usage_fields: dict[str, Any] = attrs.field(factory=dict)
-    # Of the usage, as the server writes it: it counts on, and says each time only what has changed.
+    """Of the usage, as the server writes it: it counts on, and says each time only what has changed."""
 
     @property
     def is_complete(self) -> bool:

@@ -438,10 +438,12 @@ class ChatStreamAssembler(StreamAssembler):
 
     texts: list[str] = attrs.field(factory=list)
     thoughts: list[str] = attrs.field(factory=list)
-    # What the server wants back of its thinking.
+    """What the server wants back of its thinking."""
+
     partial_calls: list[_PartialChatCall] = attrs.field(factory=list)
     positions: dict[int, int] = attrs.field(factory=dict)
-    # The server's index -> the place of the newest call that it has begun there.
+    """The server's index -> the place of the newest call that it has begun there."""
+
     finish_reason: str | None = None
     refused: bool = False
 

@@ -403,9 +403,10 @@ class _StreamedCall:
     """A function call of a stream."""
 
     index: int
-    # Among the calls.
+    """Among the calls."""
+
     has_arguments: bool = False
-    # Whether any piece of them came.
+    """Whether any piece of them came."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -414,9 +415,11 @@ class ResponsesStreamAssembler(StreamAssembler):
 
     provider: str = PROVIDER
     calls: dict[int, _StreamedCall] = attrs.field(factory=dict)
-    # By the place of the call among all items.
+    """By the place of the call among all items."""
+
     items: dict[int, Any] = attrs.field(factory=dict)
-    # What is done, by its place: some servers leave the output of the last event empty.
+    """What is done, by its place: some servers leave the output of the last event empty."""
+
     completed_reply: Reply | None = None
 
     @property

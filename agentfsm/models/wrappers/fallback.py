@@ -59,11 +59,13 @@ class ModelStatistics(Value):
 
     model: str
     answered: int
-    # Replies.
+    """Replies."""
+
     failed: int
-    # Requests that it could not answer for a passing reason.
+    """Requests that it could not answer for a passing reason."""
+
     rests_s: float
-    # Seconds that it still rests; 0 when it does not.
+    """Seconds that it still rests; 0 when it does not."""
 
 
 class Fallback(CompositeModel):
@@ -182,21 +184,29 @@ class _ModelHealth:
 
     model: Model
     rest_s: float
-    # After a first failure.
+    """After a first failure."""
+
     patience_s: float
-    # How long a rate limit may last that is waited for.
+    """How long a rate limit may last that is waited for."""
+
     _period: int = 0
-    # Grows when it begins to rest, when it is tried after a rest, and when it is well again.
+    """Grows when it begins to rest, when it is tried after a rest, and when it is well again."""
+
     _rests_until: float = 0.0
-    # When its rest ends, while it has failures.
+    """When its rest ends, while it has failures."""
+
     _failures: int = 0
-    # In a row, one for each rest.
+    """In a row, one for each rest."""
+
     _is_probing: bool = False
-    # Whether its rest is over and a first request tries it.
+    """Whether its rest is over and a first request tries it."""
+
     _invalid_replies: int = 0
-    # Useless replies in a row.
+    """Useless replies in a row."""
+
     _limited_until: float | None = None
-    # When the rate limit is to be over that is waited for.
+    """When the rate limit is to be over that is waited for."""
+
     _answered: int = 0
     _failed: int = 0
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)

@@ -24,15 +24,19 @@ class ThrottleStatistics(Value):
     """What goes through a throttled model."""
 
     in_flight: int
-    # Requests that are being answered.
+    """Requests that are being answered."""
+
     waiting: int
-    # Requests that wait for their turn, of all runs.
+    """Requests that wait for their turn, of all runs."""
+
     requests: int
-    # That began in the last minute; counted where a rate is limited, like the tokens.
+    """That began in the last minute; counted where a rate is limited, like the tokens."""
+
     tokens: int
-    # Of these requests, about: those of a request in flight are estimated.
+    """Of these requests, about: those of a request in flight are estimated."""
+
     gave_up: int
-    # Requests that have waited in vain, since the model was made.
+    """Requests that have waited in vain, since the model was made."""
 
 
 class Throttled(CompositeModel):

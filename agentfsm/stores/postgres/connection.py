@@ -169,12 +169,14 @@ class PostgresTables(Value):
     """What a schema of ours holds. One is `layout (version)`, one is `workers (name, until, mark)`."""
 
     version: int
-    # Kept in `layout`.
+    """Kept in `layout`."""
+
     names: frozenset[str]
     statements: str
-    # Make them in an empty schema.
+    """Make them in an empty schema."""
+
     upgrades: Mapping[int, str]
-    # By version: what makes the next one of it.
+    """By version: what makes the next one of it."""
 
 
 @attrs.frozen
@@ -217,25 +219,31 @@ class PostgresConnection(PushNotificationMixin):
     schema: str
     tables: PostgresTables
     worker_name: str
-    # The name of this store in `workers`.
+    """The name of this store in `workers`."""
+
     lease_s: float
     patience_s: float
     outage: Outage = attrs.field(default=attrs.Factory(lambda self: Outage(self.lease_s), takes_self=True), init=False)
     _db: WatchedConnection | None = attrs.field(default=None, init=False)
     _has_connected: bool = attrs.field(default=False, init=False)
     _has_fsync: bool = attrs.field(default=True, init=False)
-    # Whether the server does, as it was when the connection was made.
+    """Whether the server does, as it was when the connection was made."""
+
     _prefix_sql: str = attrs.field(default="", init=False)
-    # What has to come before the first statement of the transaction; empty once it was sent.
+    """What has to come before the first statement of the transaction; empty once it was sent."""
+
     _prefix_values: tuple[Any, ...] = attrs.field(default=(), init=False)
-    # Its parameters.
+    """Its parameters."""
+
     _mark: int = attrs.field(default=0, init=False)
-    # The number of the last transaction that was to write.
+    """The number of the last transaction that was to write."""
+
     _failing_since: float | None = attrs.field(default=None, init=False)
-    # Monotonic seconds: when the trouble began that is being waited for.
+    """Monotonic seconds: when the trouble began that is being waited for."""
+
     _pause_s: float = attrs.field(default=MIN_PAUSE_S, init=False)
     _commit_callbacks: list[Callable[[], None]] = attrs.field(factory=list, init=False)
-    # What has to be done once the transaction is committed.
+    """What has to be done once the transaction is committed."""
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> RowCursor:
         """Run statements inside a transaction; return what the last of them did."""

@@ -105,7 +105,8 @@ class _PostgresRow(Value):
     state: str
     stop_reason: str | None
     newest: int | None
-    # The newest inbox number not taken yet.
+    """The newest inbox number not taken yet."""
+
     cancelled: bool
 
 
@@ -115,13 +116,17 @@ class _PostgresBackend(PostgresConnection):
 
     leases: LeaseTable
     _pending_appends: dict[str, list[AppendRequest]] = attrs.field(factory=dict, init=False)
-    # Appends that the next statement writes, by run; those of one run follow on each other.
+    """Appends that the next statement writes, by run; those of one run follow on each other."""
+
     _pending_chars: int = attrs.field(default=0, init=False)
-    # In them.
+    """In them."""
+
     _isolated_ids: set[int] = attrs.field(factory=set, init=False)
-    # The ids of entries that were not written with others.
+    """The ids of entries that were not written with others."""
+
     _pending_releases: list[LeaseRelease] = attrs.field(factory=list, init=False)
-    # Leases that the transaction has still to let go of.
+    """Leases that the transaction has still to let go of."""
+
     _has_written: bool = attrs.field(default=False, init=False)
     _is_maintained: bool = attrs.field(default=False, init=False)
 

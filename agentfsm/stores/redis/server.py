@@ -149,12 +149,14 @@ class RedisRequest:
 
     args: tuple[bytes, ...]
     number: int
-    # Among all of this process, so that what it came to can be looked up when the answer was lost on its way.
+    """Among all of this process, so that what it came to can be looked up when the answer was lost on its way."""
+
     is_sent: bool = False
     sent_at: float = 0.0
-    # Seconds by the boot clock, the last time.
+    """Seconds by the boot clock, the last time."""
+
     reply: Any = None
-    # None until it is there: a list, or an error that is of this question alone.
+    """None until it is there: a list, or an error that is of this question alone."""
 
 
 @attrs.frozen(kw_only=True)
@@ -162,12 +164,14 @@ class DurabilityGuarantee(Value):
     """What a server promises, and by which settings."""
 
     server: str
-    # Name and version.
+    """Name and version."""
+
     loss: Loss
     shown: Mapping[str, str]
-    # The settings that decide.
+    """The settings that decide."""
+
     hidden: tuple[str, ...]
-    # Those that it does not show; of them the worst is assumed.
+    """Those that it does not show; of them the worst is assumed."""
 
     def __str__(self) -> str:
         shown = [f"{name} {value or repr('')}" for name, value in self.shown.items()]
@@ -182,26 +186,33 @@ class RedisServer(PushNotificationMixin):
     url: str = attrs.field(repr=False)
     script: str = attrs.field(repr=False)
     script_args: tuple[bytes, ...]
-    # What the script is told each time; first the prefix of all keys.
+    """What the script is told each time; first the prefix of all keys."""
+
     accept_loss: Loss
     patience_s: float
     outage: Outage
     last_sent_at: float = attrs.field(default=0.0, init=False)
-    # Seconds by the boot clock, when the question was sent whose answer `ask` has returned last.
+    """Seconds by the boot clock, when the question was sent whose answer `ask` has returned last."""
+
     guarantee: DurabilityGuarantee | None = attrs.field(default=None, init=False)
-    # What was promised when the server was reached last; None until it was for the first time.
+    """What was promised when the server was reached last; None until it was for the first time."""
+
     _max_arg_bytes: int = attrs.field(default=MAX_ARG_BYTES, init=False)
-    # Bytes that the server takes.
+    """Bytes that the server takes."""
+
     _connection: RedisConnection | None = attrs.field(default=None, init=False)
     _away_since: float | None = attrs.field(default=None, init=False)
-    # Monotonic seconds; None while it answers.
+    """Monotonic seconds; None while it answers."""
+
     _requests: dict[tuple[tuple[object, ...], int], RedisRequest] = attrs.field(factory=dict, init=False)
-    # Those of the group, by their words and by how often the group had asked the same before.
+    """Those of the group, by their words and by how often the group had asked the same before."""
+
     _call_counts: Counter[tuple[object, ...]] = attrs.field(factory=Counter, init=False)
-    # How often the words were asked since the group was begun, or begun again.
+    """How often the words were asked since the group was begun, or begun again."""
+
     _number: int = attrs.field(default=0, init=False)
     _commit_callbacks: list[Callable[[], None]] = attrs.field(factory=list, init=False)
-    # What has to be done once the group is done.
+    """What has to be done once the group is done."""
 
     @property
     def address(self) -> str:

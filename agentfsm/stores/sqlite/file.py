@@ -131,12 +131,14 @@ class SQLiteSchema(Value):
     """What a file of ours holds."""
 
     version: int
-    # Of the tables, kept in the file as `user_version`.
+    """Of the tables, kept in the file as `user_version`."""
+
     tables: frozenset[str]
     statements: tuple[str, ...]
-    # Make them in an empty file.
+    """Make them in an empty file."""
+
     upgrades: Mapping[int, tuple[str, ...]]
-    # By version: what makes the next one of it.
+    """By version: what makes the next one of it."""
 
 
 class _DeletedLogError(StoreError):
@@ -153,21 +155,27 @@ class DatabaseFile:
     schema: SQLiteSchema
     connect: Connect
     patience_s: float
-    # How long another process's transaction is waited for, seconds.
+    """How long another process's transaction is waited for, seconds."""
+
     outage: Outage
-    # Begins when another process's transaction has lasted too long.
+    """Begins when another process's transaction has lasted too long."""
+
     _location: Path = attrs.field(default=attrs.Factory(lambda self: Path(self.path), takes_self=True), init=False)
     _db: SQLiteConnection | None = attrs.field(default=None, init=False)
     _inodes: FileInodes = attrs.field(default=(None, None, None), init=False)
-    # Those of the connection; None where the path names no file of the operating system.
+    """Those of the connection; None where the path names no file of the operating system."""
+
     _data_version: int = attrs.field(default=0, init=False)
-    # Changes when another connection has written.
+    """Changes when another connection has written."""
+
     _watched_files: tuple[tuple[str, Inode], ...] = attrs.field(default=(), init=False)
-    # Those that are there, by path.
+    """Those that are there, by path."""
+
     _durability: str = attrs.field(default="", init=False)
-    # What the connection was told of durability.
+    """What the connection was told of durability."""
+
     _commit_callbacks: list[Callable[[], None]] = attrs.field(factory=list, init=False)
-    # What has to be done once the transaction is committed.
+    """What has to be done once the transaction is committed."""
 
     def execute(self, sql: str, parameters: Parameters = ()) -> SQLiteCursor:
         """Run one statement, inside a transaction."""

@@ -332,7 +332,7 @@ class _SQLiteRow(Value):
     state: str
     stop_reason: str | None
     newest: int | None
-    # The newest inbox number not taken yet.
+    """The newest inbox number not taken yet."""
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -345,7 +345,7 @@ class _SQLiteBackend(DatabaseFile):
     leases: LeaseTable
     worker_name: str
     _newest_token: int = attrs.field(default=0, init=False)
-    # That a new run was given here.
+    """That a new run was given here."""
 
     @contextmanager
     def transaction(
@@ -760,7 +760,7 @@ class SQLiteStore(ThreadedStore[_SQLiteBackend]):
     patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=NOT_NEGATIVE)
     clock: Clock = attrs.field(factory=SystemClock, kw_only=True)
     _clock: Callable[[], float] = attrs.field(default=boot_clock, init=False)
-    # A test sets it before the first use, and need not wait for leases to end.
+    """A test sets it before the first use, and need not wait for leases to end."""
 
     async def claim(self, agent: str, *, limit: int, durability: Durability = "full", suspects: bool = False) -> Claim:
         """Take the leases of runs that a worker can move on now; where there are none the file is only read."""

@@ -44,13 +44,17 @@ class ChangeListener:
 
     subscriptions: Subscriptions
     notifications: NotificationSource
-    # Connects at its first item; raises where the connection fails.
+    """Connects at its first item; raises where the connection fails."""
+
     match_topic: Callable[[str, Iterable[str]], str | None]
-    # Returns which of the topics an announcement is about, or None.
+    """Returns which of the topics an announcement is about, or None."""
+
     refresh: Callable[[Iterable[str]], None] = lambda _topics: None
-    # Called now and then with the topics, for servers that announce only what they were asked to.
+    """Called now and then with the topics, for servers that announce only what they were asked to."""
+
     refresh_s: float = float("inf")
-    # Seconds between two such calls.
+    """Seconds between two such calls."""
+
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _thread: threading.Thread | None = attrs.field(default=None, init=False)
 

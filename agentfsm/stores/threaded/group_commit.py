@@ -59,7 +59,7 @@ class TransactionBackend(Protocol):
     """What the thread works on. Only the thread calls it."""
 
     leases: LeaseTable
-    # The leases that have to be renewed.
+    """The leases that have to be renewed."""
 
     def transaction(
         self, *, write: bool, durability: Durability, runs: Collection[str]
@@ -240,15 +240,19 @@ class StoreStatistics(Value):
     """What a store's thread has done so far in this process, and what it is at."""
 
     commits: int
-    # Transactions of jobs that were committed.
+    """Transactions of jobs that were committed."""
+
     jobs: int
-    # Writes done, refused and failed ones included.
+    """Writes done, refused and failed ones included."""
+
     largest_group: int
-    # Writes in one transaction, at most.
+    """Writes in one transaction, at most."""
+
     leases: int
-    # Held now.
+    """Held now."""
+
     queued: int
-    # Jobs that wait now.
+    """Jobs that wait now."""
 
 
 class GroupCommitWriter(Generic[D]):

@@ -42,19 +42,25 @@ class LeaseOwner(LeaseTerm):
     # Where that time has passed, a store that renews it sees first which of its leases were taken over: with the
     # renewal all of them would look as if they held.
     name: str = ""
-    # As the store knows it, unique.
+    """As the store knows it, unique."""
+
     silent_s: float = attrs.field(default=0.0, init=False)
-    # Seconds for which the loop has not run, as far as the store's thread was there to see it.
+    """Seconds for which the loop has not run, as far as the store's thread was there to see it."""
+
     is_closed: bool = attrs.field(default=False, init=False)
-    # Whether the loop was closed, so that whatever it drove is driven no more.
+    """Whether the loop was closed, so that whatever it drove is driven no more."""
+
     _loop: weakref.ref[object] = attrs.field(factory=lambda: weakref.ref(current_native_loop()), init=False)
     _thread: int = attrs.field(factory=threading.get_ident, init=False)
     _is_probe_pending: bool = attrs.field(default=False, init=False)
-    # Whether the loop has still to answer.
+    """Whether the loop has still to answer."""
+
     _probed_at: float = attrs.field(default=0.0, init=False)
-    # By the caller's clock.
+    """By the caller's clock."""
+
     _probe_sent_at: float = attrs.field(default=0.0, init=False)
-    # Monotonic seconds.
+    """Monotonic seconds."""
+
     _is_logged: bool = attrs.field(default=False, init=False)
 
     def probe(self, now: float) -> None:
@@ -107,11 +113,12 @@ class HeldLease:
     """A lease of ours."""
 
     lease_ref: Callable[[], Lease | None]
-    # A weak reference, so that an owner whose coroutine was thrown away holds nothing.
+    """A weak reference, so that an owner whose coroutine was thrown away holds nothing."""
+
     token: int
     owner: LeaseOwner
     failure: str = ""
-    # Why an append of it was not written, by no word of ours; then no later one is either, so that there is no gap.
+    """Why an append of it was not written, by no word of ours; then no later one is either, so that there is no gap."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -119,14 +126,17 @@ class LeaseTable:
     """The leases of one store object, by run id."""
 
     lease_s: float
-    # How long one lasts that is not renewed, seconds.
+    """How long one lasts that is not renewed, seconds."""
+
     blocked_s: float = 60.0
-    # Seconds for which a loop may stand still until its leases are renewed no more.
+    """Seconds for which a loop may stand still until its leases are renewed no more."""
+
     worker_name: str = ""
-    # The name of the store object, with which the names of its event loops begin.
+    """The name of the store object, with which the names of its event loops begin."""
+
     _held: dict[str, HeldLease] = attrs.field(factory=dict, init=False)
     _undo_log: dict[str, HeldLease | None] | None = attrs.field(default=None, init=False)
-    # What was held of each run that has changed in the transaction; None outside of one.
+    """What was held of each run that has changed in the transaction; None outside of one."""
 
     def __len__(self) -> int:
         return len(self._held)

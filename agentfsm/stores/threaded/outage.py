@@ -16,11 +16,14 @@ class Outage:
     """The last outage, as one store has seen it."""
 
     lease_s: float
-    # Seconds after its end for which it still counts: an owner that is alive has renewed its leases by then.
+    """Seconds after its end for which it still counts: an owner that is alive has renewed its leases by then."""
+
     _last_answer_at: float | None = attrs.field(default=None, init=False)
-    # Monotonic seconds, as below: the last answer; None before the first.
+    """Monotonic seconds, as below: the last answer; None before the first."""
+
     _is_ongoing: bool = attrs.field(default=False, init=False)
-    # Whether the server is away.
+    """Whether the server is away."""
+
     _began_at: float = attrs.field(default=0.0, init=False)
     _counts_until: float = attrs.field(default=0.0, init=False)
 

@@ -26,14 +26,17 @@ class OwnerIdentity(Value):
     """A store object of a process of a boot of a machine. Text fields hold no spaces; "-" says not known."""
 
     boot_id: str
-    # The machine's boot id: times of the boot clock compare within one boot only.
+    """The machine's boot id: times of the boot clock compare within one boot only."""
+
     pid_namespace: str
-    # The inode of the process namespace: process numbers compare within one only (containers have their own).
+    """The inode of the process namespace: process numbers compare within one only (containers have their own)."""
+
     pid: int
     start_time: str
-    # When the process started, clock ticks since boot: numbers are used again, the pair is not.
+    """When the process started, clock ticks since boot: numbers are used again, the pair is not."""
+
     nonce: str
-    # Random, so that two stores in one process are two owners.
+    """Random, so that two stores in one process are two owners."""
 
     @classmethod
     def generate(cls) -> OwnerIdentity:

@@ -72,15 +72,17 @@ class RunColumns(NamedTuple):
     state: str
     stop_reason: str | None
     waiting: bool
-    # Whether only something from outside can move it on.
+    """Whether only something from outside can move it on."""
+
     wakes_at: float | None
-    # Seconds since 1970: when what it waits for is decided by time.
+    """Seconds since 1970: when what it waits for is decided by time."""
+
     turn: int
     version: int
     tokens: int
     updated_at: float
     paused: bool
-    # Whether it rests until somebody resumes it; the crashes of its owners then count against it no more.
+    """Whether it rests until somebody resumes it; the crashes of its owners then count against it no more."""
 
 
 def extract_columns(run: Run) -> RunColumns:
@@ -105,9 +107,11 @@ class AppendRequest(Value):
 
     lease: Lease
     bodies: tuple[str, ...]
-    # The events, as text.
+    """The events, as text."""
+
     columns: RunColumns
-    # Of the run after them.
+    """Of the run after them."""
+
     taken: tuple[int, ...]
     final: bool
 
@@ -123,9 +127,10 @@ class CreateRequest(Value):
 
     header: Header
     bodies: tuple[str, ...]
-    # The events that its journal begins with, as text.
+    """The events that its journal begins with, as text."""
+
     columns: RunColumns
-    # Of the run after them.
+    """Of the run after them."""
 
 
 @attrs.frozen(kw_only=True)
@@ -136,10 +141,11 @@ class InboxPost(Value):
     key: str
     item: InboxItem
     text: str
-    # The item, as text.
+    """The item, as text."""
+
     before: float | None
     due_at: float | None
-    # When it is taken in at the earliest, seconds since 1970.
+    """When it is taken in at the earliest, seconds since 1970."""
 
 
 @attrs.frozen
@@ -162,7 +168,7 @@ class StoreBackend(TransactionBackend, Protocol):
         ...
 
     worker_name: str
-    # The name of the store object, unique; its event loops have names of their own behind it.
+    """The name of the store object, unique; its event loops have names of their own behind it."""
 
     def create(self, request: CreateRequest, lease_request: LeaseRequest) -> tuple[Header, Lease]:
         """As `Store.create`."""
@@ -228,12 +234,13 @@ class _AppendBuffer:
 
     lease: Lease
     run: Run
-    # After the events.
+    """After the events."""
+
     bodies: list[str]
     taken: list[int]
     final: bool
     chars: int = attrs.field(init=False)
-    # Of the bodies.
+    """Of the bodies."""
 
     def __attrs_post_init__(self) -> None:
         self.chars = sum(map(len, self.bodies))
@@ -344,9 +351,11 @@ class ThreadedStore(Store, Generic[L]):
     """
 
     blocked_s: float = attrs.field(default=BLOCKED_S, kw_only=True, validator=SECONDS)
-    # Seconds for which an event loop may stand still until its runs are given to others, above 0.
+    """Seconds for which an event loop may stand still until its runs are given to others, above 0."""
+
     _writers: dict[int, StoreWriter[L]] = attrs.field(factory=dict, init=False)
-    # By process id: a forked child has no thread of its parent's, and must not touch its connection, even to close it.
+    """By process id: a forked child has no thread of its parent's, and must not touch its connection, even to close it.
+    """
 
     @abstractmethod
     def _create_backend(self) -> L:

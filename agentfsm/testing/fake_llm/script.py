@@ -18,39 +18,52 @@ class Say(Value):
 
     text: str = ""
     calls: tuple[tuple[str, Mapping[str, Any] | str], ...] = ()
-    # Tool calls, in order: the tool's name, and its arguments as a mapping or as the raw text to send.
+    """Tool calls, in order: the tool's name, and its arguments as a mapping or as the raw text to send."""
+
     thinking: str = ""
-    # What the model thinks before, on the wires that show it.
+    """What the model thinks before, on the wires that show it."""
+
     refusal: str = ""
-    # What the model says where it refuses.
+    """What the model says where it refuses."""
+
     finish_reason: str | None = None
-    # In the words of the wire. None for what it says of calls ("tool_calls") where there are calls, else of an end.
+    """In the words of the wire. None for what it says of calls ("tool_calls") where there are calls, else of an end."""
+
     usage: Mapping[str, Any] | None = None
-    # As the provider writes it; None for an estimate, a token for four characters.
+    """As the provider writes it; None for an estimate, a token for four characters."""
+
     without_usage: bool = False
-    # Leaves the usage out, as some servers do.
+    """Leaves the usage out, as some servers do."""
 
     status: int = 200
-    # Anything from 400 on is answered by an error.
+    """Anything from 400 on is answered by an error."""
+
     error: str | Mapping[str, Any] = ""
-    # The message of that error, or its fields: message, type, param, code.
+    """The message of that error, or its fields: message, type, param, code."""
+
     headers: Mapping[str, str] = attrs.field(factory=dict)
-    # Further headers, such as {"retry-after": "2"}.
+    """Further headers, such as {"retry-after": "2"}."""
+
     html: bool = False
-    # A page in place of the answer, with status 200: what a captive portal or a wrong address sends.
+    """A page in place of the answer, with status 200: what a captive portal or a wrong address sends."""
+
     raw: str | None = None
-    # The body as it is, in place of the answer: JSON or events that are malformed, say.
+    """The body as it is, in place of the answer: JSON or events that are malformed, say."""
 
     delay_s: float = 0.0
-    # Silence before the first byte, seconds.
+    """Silence before the first byte, seconds."""
+
     chunk_delay_s: float = 0.0
-    # Silence before each chunk of a stream, seconds.
+    """Silence before each chunk of a stream, seconds."""
+
     chunk_chars: int = 16
-    # Characters of text or arguments in a chunk, 1 or more.
+    """Characters of text or arguments in a chunk, 1 or more."""
+
     interleave: bool = False
-    # Whether the chunks of several calls come by turns, and not call by call.
+    """Whether the chunks of several calls come by turns, and not call by call."""
+
     cut_after: int | None = None
-    # Breaks the connection after so many chunks of a stream; an answer that is not streamed, in its middle.
+    """Breaks the connection after so many chunks of a stream; an answer that is not streamed, in its middle."""
 
     def __attrs_post_init__(self) -> None:
         """Check the ranges, and that the calls can be written."""

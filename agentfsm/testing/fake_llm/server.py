@@ -49,9 +49,10 @@ class ReceivedRequest(Value):
     """A request that came in."""
 
     body: dict[str, Any]
-    # The JSON of the request.
+    """The JSON of the request."""
+
     headers: Mapping[str, str]
-    # By their names in lower case.
+    """By their names in lower case."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -152,15 +153,19 @@ class FakeEndpoint(Value):
     """What is spoken at one path."""
 
     find_request_error: Callable[[dict[str, Any]], Mapping[str, str] | None]
-    # Takes the body of a request; returns the fields of the error by which the vendor refuses it, or None.
+    """Takes the body of a request; returns the fields of the error by which the vendor refuses it, or None."""
+
     build_reply: Callable[[Say, dict[str, Any], int], dict[str, Any]]
-    # Takes the answer, the body and the request's number, and returns the body of the answer.
+    """Takes the answer, the body and the request's number, and returns the body of the answer."""
+
     stream_reply: Callable[[Say, dict[str, Any], int], Iterator[dict[str, Any]]]
-    # Takes the same and returns the events of the answer. One that has a type is sent under it.
+    """Takes the same and returns the events of the answer. One that has a type is sent under it."""
+
     build_error: Callable[[Say], dict[str, Any]]
-    # Returns the body of an error.
+    """Returns the body of an error."""
+
     end_marker: str | None = None
-    # What stands behind the last event.
+    """What stands behind the last event."""
 
 
 _ENDPOINTS: Final[Mapping[str, FakeEndpoint]] = {

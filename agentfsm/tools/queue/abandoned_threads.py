@@ -25,9 +25,11 @@ class CallThread:
     """What a thread holds while it runs."""
 
     name: str
-    # The tool.
+    """The tool."""
+
     access: Access
-    # What the call touches.
+    """What the call touches."""
+
     has_ended: bool = attrs.field(default=False, init=False)
     _owner: object = attrs.field(default=None, init=False)
     _callbacks: list[Callable[[], object]] = attrs.field(factory=list, init=False)

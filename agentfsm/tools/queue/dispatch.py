@@ -130,21 +130,28 @@ class ToolJob:
     tool: Tool[..., Any] | None
     access: Access
     limiters: tuple[Limiter, ...] = ()
-    # What it has to pass before it runs.
+    """What it has to pass before it runs."""
+
     permits: list[Permit] = attrs.field(factory=list)
-    # Of those that it has passed, in their order.
+    """Of those that it has passed, in their order."""
+
     bound: BoundArguments | ArgumentsError | None = None
-    # Its arguments, where the plan had to look at them.
+    """Its arguments, where the plan had to look at them."""
+
     on_started: Callable[[], object] = lambda: None
-    # Called when the tool begins.
+    """Called when the tool begins."""
+
     started_at: float = 0.0
-    # When it was taken up, seconds since 1970.
+    """When it was taken up, seconds since 1970."""
+
     announced_attempts: int = 0
-    # How many times the host was told that the tool is about to be called.
+    """How many times the host was told that the tool is about to be called."""
+
     attempts: int = 0
-    # How many times it was called.
+    """How many times it was called."""
+
     abandoned_thread: CallThread | None = None
-    # What a thread of it holds.
+    """What a thread of it holds."""
 
     @property
     def kind(self) -> ToolKind | None:
@@ -185,14 +192,16 @@ class ToolDispatcher:
     host: QueueHost
     clock: Clock
     owner: object
-    # Whose calls these are: a thread that outlives its call blocks later ones of the same owner only.
+    """Whose calls these are: a thread that outlives its call blocks later ones of the same owner only."""
+
     timeout_s: float
     retries_per_tool: int
     retries_per_run: int
     retries: dict[str, int]
-    # Retries so far, by tool.
+    """Retries so far, by tool."""
+
     on_event: Callable[[StreamEvent], None] | None
-    # Where progress goes; None where nobody watches.
+    """Where progress goes; None where nobody watches."""
 
     async def run_call(self, job: ToolJob) -> CallOutcome:
         """Run a call, and return how it ended.
@@ -287,9 +296,10 @@ class _RetryLoop:
     timeout_s: float
     scope: anyio.CancelScope
     current_time: Callable[[], float]
-    # The event loop's time.
+    """The event loop's time."""
+
     _run_context: RunContext[Any] | None = None
-    # What the tool knows of its call, where it takes that.
+    """What the tool knows of its call, where it takes that."""
 
     async def run(self) -> CallOutcome:
         """Try until there is a result, or no retry is left."""

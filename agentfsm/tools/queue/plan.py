@@ -29,9 +29,10 @@ class Access(Value):
 
     shared: bool
     keys: frozenset[Hashable] | None
-    # None: it may touch anything.
+    """None: it may touch anything."""
+
     reason: str
-    # In words, for who reads the plan.
+    """In words, for who reads the plan."""
 
     def may_overlap(self, other: Access) -> bool:
         """Whether calls with these accesses may run at the same time."""
@@ -92,16 +93,20 @@ class CallGroup:
     """Calls that later ones wait for together."""
 
     batch: int = -1
-    # The highest batch among its calls.
+    """The highest batch among its calls."""
+
     members: list[int] = attrs.field(factory=list)
     remaining: int = 0
-    # Calls, and groups before it, that have not ended.
+    """Calls, and groups before it, that have not ended."""
+
     on_done: list[Callable[[], None]] = attrs.field(factory=list)
-    # Called when all have ended.
+    """Called when all have ended."""
+
     predecessor: CallGroup | None = None
-    # The group that this one ends no sooner than.
+    """The group that this one ends no sooner than."""
+
     successors: list[CallGroup] = attrs.field(factory=list)
-    # Groups that end no sooner than this one.
+    """Groups that end no sooner than this one."""
 
     @property
     def calls(self) -> Iterator[int]:
@@ -147,11 +152,13 @@ class ScheduledCall:
     index: int
     batch: int
     waits: list[CallGroup]
-    # What has to end before it starts.
+    """What has to end before it starts."""
+
     groups: list[CallGroup]
-    # What it is part of, so that others can wait for it.
+    """What it is part of, so that others can wait for it."""
+
     remaining: int
-    # How many of `waits` have not ended.
+    """How many of `waits` have not ended."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -167,22 +174,28 @@ class DependencyTracker:
     """Takes calls one by one, in the model's order, and tells what each has to wait for."""
 
     prerequisites: frozenset[str] = frozenset()
-    # Names that occur in any `after`.
+    """Names that occur in any `after`."""
+
     _count: int = 0
     _last_exclusive: CallGroup | None = None
-    # The newest call that ran alone: everything behind it waits for it.
+    """The newest call that ran alone: everything behind it waits for it."""
+
     _since_exclusive: CallGroup = attrs.field(factory=CallGroup)
-    # All calls from that one on: the next that runs alone waits for them.
+    """All calls from that one on: the next that runs alone waits for them."""
+
     _sharers: CallGroup | None = None
-    # Calls that share everything, and came since the newest one that locks keys.
+    """Calls that share everything, and came since the newest one that locks keys."""
+
     _lockers: CallGroup | None = None
-    # Calls that lock keys, and came since the newest one that shares everything.
+    """Calls that lock keys, and came since the newest one that shares everything."""
+
     _lockers_are_newest: bool = False
-    # Which of these two came last.
+    """Which of these two came last."""
+
     _keys: dict[Hashable, _KeyHolders] = attrs.field(factory=dict)
     _groups_by_name: dict[str, CallGroup] = attrs.field(factory=dict)
     _closed_names: set[str] = attrs.field(factory=set)
-    # Names whose group somebody waits for, so that the next call of the name starts a new one.
+    """Names whose group somebody waits for, so that the next call of the name starts a new one."""
 
     def add(self, name: str, access: Access, after: Collection[str] = ()) -> ScheduledCall:
         """Take in the next call: of which tool, what it touches, and which tools' earlier calls it waits for."""
@@ -262,22 +275,28 @@ class PlannedCall(Value):
     """What the queue would do with a call."""
 
     index: int
-    # Its place in the reply, from 0.
+    """Its place in the reply, from 0."""
+
     call_id: str
     tool: str
     kind: ToolKind | None
-    # None for a tool that does not exist.
+    """None for a tool that does not exist."""
+
     batch: int
-    # Calls of one batch may run together; a batch holds what waits for the batch before, at least in part.
+    """Calls of one batch may run together; a batch holds what waits for the batch before, at least in part."""
+
     waits: tuple[str, ...]
-    # The ids of the calls that it waits for, as far as others do not imply them.
+    """The ids of the calls that it waits for, as far as others do not imply them."""
+
     locks: frozenset[Hashable] | None
-    # What it touches; None: it may touch anything.
+    """What it touches; None: it may touch anything."""
+
     shared: bool
     reason: str
-    # Why it may, or may not, run beside others.
+    """Why it may, or may not, run beside others."""
+
     estimate_s: float | None = None
-    # Seconds, where the tool says so.
+    """Seconds, where the tool says so."""
 
 
 @attrs.frozen(kw_only=True)
@@ -285,9 +304,10 @@ class Plan(Value):
     """How the queue would run the calls of a reply. Nothing was run."""
 
     calls: tuple[PlannedCall, ...]
-    # In the model's order.
+    """In the model's order."""
+
     limit: int
-    # How many may be in flight at once.
+    """How many may be in flight at once."""
 
     @property
     def batches(self) -> tuple[tuple[str, ...], ...]:

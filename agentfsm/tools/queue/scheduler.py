@@ -53,11 +53,13 @@ class QueueStatistics(Value):
     """The inside of a queue, at one moment."""
 
     running: int
-    # Calls in flight.
+    """Calls in flight."""
+
     abandoned: int
-    # Threads of plain functions that outlived their calls and still run.
+    """Threads of plain functions that outlived their calls and still run."""
+
     missed: int
-    # Events that a listener failed to take.
+    """Events that a listener failed to take."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -91,23 +93,30 @@ class ToolQueue:
 
     registry: ToolRegistry = attrs.field(kw_only=False)
     limit: int = attrs.field(default=DEFAULT_LIMIT, validator=COUNT)
-    # Calls in flight at once, 1 or more; 1 runs them one by one.
+    """Calls in flight at once, 1 or more; 1 runs them one by one."""
+
     timeout_s: float = DEFAULT_TIMEOUT_S
     listen: CallbackDispatcher | None = attrs.field(default=None, converter=_to_callback_dispatcher)
-    # A plain function that is told of each event, in a thread of its own: it may be slow, hang or raise.
+    """A plain function that is told of each event, in a thread of its own: it may be slow, hang or raise."""
+
     clock: Clock = attrs.field(factory=SystemClock)
     owner: object = attrs.field(factory=object)
-    # Whose calls these are: a thread that outlives its call blocks later ones of the same owner only. A run's id.
+    """Whose calls these are: a thread that outlives its call blocks later ones of the same owner only. A run's id."""
+
     host: QueueHost = attrs.field(factory=QueueHost)
     on_event: EventHook | None = None
-    # As `listen`, but called at once: it must neither wait nor fail.
+    """As `listen`, but called at once: it must neither wait nor fail."""
+
     retries_per_tool: int = 2
     retries_per_run: int = 3
-    # Attempts after the first, in the life of this queue: see `Limits`.
+    """Attempts after the first, in the life of this queue: see `Limits`."""
+
     retries: dict[str, int] = attrs.field(factory=dict)
-    # Those made already, by tool; counted on here.
+    """Those made already, by tool; counted on here."""
+
     in_flight: InFlight = attrs.field(factory=InFlight, repr=False)
-    # What is in flight; a queue shares it with its streams.
+    """What is in flight; a queue shares it with its streams."""
+
     _dispatcher: ToolDispatcher = attrs.field(init=False, default=attrs.Factory(_build_dispatcher, takes_self=True))
 
     def statistics(self) -> QueueStatistics:
@@ -278,9 +287,10 @@ class ParkedCall:
     limiter: Limiter
     wake: WakeCallback
     check_at: float
-    # When it asks whether it waits in vain; seconds of the event loop.
+    """When it asks whether it waits in vain; seconds of the event loop."""
+
     retry_at: float
-    # When it asks again for a permit that a rate has kept from it; infinite if only a release can help.
+    """When it asks again for a permit that a rate has kept from it; infinite if only a release can help."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -294,7 +304,8 @@ class Scheduler:
 
     queue: ToolQueue
     start_task: StartTask | None = None
-    # Starts a worker beside the caller; None: the calls run one by one.
+    """Starts a worker beside the caller; None: the calls run one by one."""
+
     _tracker: DependencyTracker = attrs.field(
         init=False,
         default=attrs.Factory(
@@ -304,17 +315,21 @@ class Scheduler:
     _jobs: list[ToolJob] = attrs.field(factory=list)
     _scheduled: list[ScheduledCall] = attrs.field(factory=list)
     _ready: list[int] = attrs.field(factory=list)
-    # The indexes of calls that may start, as a heap: the earliest first.
+    """The indexes of calls that may start, as a heap: the earliest first."""
+
     _parked: dict[int, ParkedCall] = attrs.field(factory=dict)
-    # Those that have to wait for room in a limiter, in the order of their coming.
+    """Those that have to wait for room in a limiter, in the order of their coming."""
+
     _unparked: dict[int, ParkedCall] = attrs.field(factory=dict)
-    # Those of them for which there is room now, until they are taken.
+    """Those of them for which there is room now, until they are taken."""
+
     _workers: int = 0
     _starting_workers: int = 0
-    # Workers that have not begun yet: for each, one of the ready calls is spoken for.
+    """Workers that have not begun yet: for each, one of the ready calls is spoken for."""
+
     _results: dict[int, ToolResult] = attrs.field(factory=dict)
     _wakeup: anyio.Event | None = None
-    # Set for whoever drains when nothing is in flight any more, or a limiter has room.
+    """Set for whoever drains when nothing is in flight any more, or a limiter has room."""
 
     @property
     def results(self) -> list[ToolResult]:

@@ -84,9 +84,10 @@ class TransientFailure(Value):
     """A failure that may have passed when the call is made again."""
 
     retry_after_s: float | None
-    # Seconds to wait before that, 0 or more, as asked by whoever failed; None where nothing was said.
+    """Seconds to wait before that, 0 or more, as asked by whoever failed; None where nothing was said."""
+
     rate_limited: bool
-    # Whether the service is well, and it was this caller who asked too often.
+    """Whether the service is well, and it was this caller who asked too often."""
 
 
 def classify_failure(error: BaseException) -> TransientFailure | None:

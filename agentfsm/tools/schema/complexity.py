@@ -141,9 +141,10 @@ class ValidationCost(Value):
     """How often one place in a value may be looked at, for each depth of the value."""
 
     visits_by_depth: tuple[int, ...]
-    # By depth, as far as it is allowed; grows or stays.
+    """By depth, as far as it is allowed; grows or stays."""
+
     is_constant: bool
-    # Whether it stays as the last one, however deep the value.
+    """Whether it stays as the last one, however deep the value."""
 
     def check_value(self, text: str, value: Any) -> str | None:
         """Say why a value would cost too much to validate, or None.
@@ -200,13 +201,17 @@ class _SchemaNode(Value):
     key: int
     weight: int
     same_value: tuple[int, ...]
-    # To the same value.
+    """To the same value."""
+
     alternatives: tuple[tuple[int, ...], ...]
-    # To the same value, one of each group.
+    """To the same value, one of each group."""
+
     properties: tuple[int, ...]
-    # To members, one each.
+    """To members, one each."""
+
     members: tuple[int, ...]
-    # To members, all to each.
+    """To members, all to each."""
+
     items: tuple[int, ...]
 
     def count_visits(self, outer: _Visits, inner: _Visits) -> tuple[int, int]:
@@ -231,7 +236,7 @@ class _SchemaWalk:
     tool: str
     nodes: list[_SchemaNode] = attrs.field(factory=list)
     _chain_lengths: dict[int, int] = attrs.field(factory=dict)
-    # How many references and branches in a row begin at a part that was visited.
+    """How many references and branches in a row begin at a part that was visited."""
 
     def visit_all(self) -> list[_SchemaNode]:
         """Visit everything that can be reached."""

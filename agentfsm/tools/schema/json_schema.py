@@ -39,21 +39,27 @@ class SchemaSignature(Value):
     """What a tool has to know of its function, where a JSON Schema describes the arguments."""
 
     name: str
-    # The tool, as error texts call it.
+    """The tool, as error texts call it."""
+
     description: str
-    # The docstring's short and long description, without its sections; may be empty.
+    """The docstring's short and long description, without its sections; may be empty."""
+
     parameters: Mapping[str, JSON]
-    # The JSON Schema as the model is told it.
+    """The JSON Schema as the model is told it."""
+
     context_parameter: str | None
-    # The first parameter where it takes the RunContext, which is passed by position.
+    """The first parameter where it takes the RunContext, which is passed by position."""
+
     strict: bool
-    # Whether nulls stand for what was left out.
+    """Whether nulls stand for what was left out."""
+
     schema: dict[str, Any] = attrs.field(repr=False)
-    # What is validated against.
+    """What is validated against."""
+
     is_valid: Callable[[Any], bool] = attrs.field(repr=False, eq=False)
     cost: ValidationCost = attrs.field(repr=False)
     accepts_name: Callable[[str], bool] = attrs.field(repr=False, eq=False)
-    # Whether the function has a parameter of that name.
+    """Whether the function has a parameter of that name."""
 
     def to_namespace(self, bound: BoundArguments) -> Arguments:
         """Return bound arguments as a namespace, with the defaults that the schema states for what was left out."""

@@ -60,19 +60,25 @@ class FunctionSignature(Value):
     """What a tool has to know of its function."""
 
     name: str
-    # The tool, as error texts call it.
+    """The tool, as error texts call it."""
+
     description: str
-    # The docstring's short and long description, without its sections; may be empty.
+    """The docstring's short and long description, without its sections; may be empty."""
+
     parameters: Mapping[str, JSON]
-    # A JSON Schema of type "object".
+    """A JSON Schema of type "object"."""
+
     context_parameter: str | None
-    # The first parameter where it takes the RunContext, which is passed by position; hidden from the schema.
+    """The first parameter where it takes the RunContext, which is passed by position; hidden from the schema."""
+
     positional_only: tuple[inspect.Parameter, ...]
-    # The parameters that can only be passed by position, in order.
+    """The parameters that can only be passed by position, in order."""
+
     validate: Callable[[str], dict[str, Any]] = attrs.field(eq=False, repr=False)
-    # The compiled validator: JSON text to the arguments that were given, by parameter name.
+    """The compiled validator: JSON text to the arguments that were given, by parameter name."""
+
     defaults: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
-    # What Python puts in for a parameter that the model leaves out.
+    """What Python puts in for a parameter that the model leaves out."""
 
     def to_namespace(self, bound: BoundArguments) -> Arguments:
         """Return bound arguments as a namespace, with the defaults of what was left out."""
@@ -148,13 +154,16 @@ class CompiledType(Value):
     """A type as a model is told of it, and as its answer is validated."""
 
     schema: Mapping[str, JSON]
-    # A JSON Schema of type "object".
+    """A JSON Schema of type "object"."""
+
     is_wrapped: bool
-    # Whether the value stands under "result", since its own schema is no object.
+    """Whether the value stands under "result", since its own schema is no object."""
+
     takes_text: bool
-    # Whether plain text is a value, too.
+    """Whether plain text is a value, too."""
+
     validate: Callable[[str], Any] = attrs.field(eq=False, repr=False)
-    # Of a JSON object's text; raises ArgumentsError, which tells all problems at once.
+    """Of a JSON object's text; raises ArgumentsError, which tells all problems at once."""
 
     def parse(self, text: str) -> Any:
         """Return what the text of an answer stands for.
