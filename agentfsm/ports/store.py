@@ -407,6 +407,8 @@ class Store(Protocol):
 
 
 _STORE_MEMBERS: Final = ("create", "append", "post", "read", "subscribe", "aclose")
+# Members without which a store keeps nothing. A subclass of the protocol inherits them, and they do nothing there.
+_REQUIRED_OVERRIDES: Final = frozenset({"create", "append", "post", "read"})
 STORE: Final = ValueRule(
     fits=lambda value: not isinstance(value, type) and not _list_missing_members(value),
     wanted="a store, for example SQLiteStore('runs.db')",
@@ -415,10 +417,8 @@ STORE: Final = ValueRule(
 
 def _list_missing_members(store: object) -> list[str]:
     """Return the members that a store lacks, or has inherited from the protocol, which does nothing."""
-    kind = type(store)
-    return [
-        name for name in _STORE_MEMBERS if not hasattr(store, name) or getattr(kind, name, None) is getattr(Store, name)
-    ]
+    inherited = [name for name in _REQUIRED_OVERRIDES if getattr(type(store), name, None) is getattr(Store, name)]
+    return [name for name in _STORE_MEMBERS if name in inherited or not hasattr(store, name)]
 
 
 def ensure_store(store: Store) -> Store:

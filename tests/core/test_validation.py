@@ -10,12 +10,16 @@ from agentfsm.cli.argument_types import parse_count, parse_seconds
 from agentfsm.core import validation as v
 from agentfsm.limiter import Limiter
 from agentfsm.models.prices import Price
-from agentfsm.ports.store import Filter
+from agentfsm.ports.store import Filter, Store
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.tools.registry import ToolRegistry
 
 RULES = {name: rule for name, rule in vars(v).items() if isinstance(rule, v.ValueRule)}
 OBJECTS = (None, "", " ", "a", b"a", 0, 1, -1, 1.5, math.inf, math.nan, True, (), [], {}, object(), int, print)
+
+
+class HalfAStore(Store):
+    """A store that implements nothing."""
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -43,6 +47,7 @@ def test_a_bool_is_not_a_number(name):
         (lambda: Filter(waiting="yes"), r"^Filter\(waiting='yes'\): give True or False, or None$"),
         (lambda: SQLiteStore("x.db", lease_s="1"), r"^SQLiteStore\(lease_s='1'\): give seconds above 0"),
         (lambda: Price(input_usd_per_million="1", output_usd_per_million=1.0), r"^Price\(.*US dollars, 0 or more$"),
+        (lambda: Runs(HalfAStore()), r"^Runs\(store=.*\): give a store"),
         (lambda: Runs("runs.db"), r"^Runs\(store='runs.db'\): give a store"),
         (lambda: Runs(MemoryStore(), tools=ToolRegistry()), r"^Runs\(tools=.*\): give a mapping"),
         (lambda: Runs(MemoryStore(), tools={"agent": [print]}), r"^Runs\(tools=.*\): give a mapping"),

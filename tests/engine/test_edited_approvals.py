@@ -275,7 +275,7 @@ async def test_arguments_that_are_no_json_object_are_misuse(store, arguments):
     bank = Bank()
     agent = bank.agent(say("", call("pay", to="Ann")), store=store)
     run = await agent.run("go")
-    with pytest.raises(MisuseError, match="arguments must be plain JSON"):
+    with pytest.raises(MisuseError, match=r"arguments must be plain JSON|arguments=.*: give a dict"):
         await agent.approve(run.id, "t1.0", arguments=arguments)
     assert (await agent.load(run.id)).pending
 

@@ -174,7 +174,7 @@ async def test_empty_input_is_refused(store, content):
     """Nothing said is nothing to read."""
     agent = Agent(ScriptedModel(), store=store)
     run = await agent.step(agent.start("one"))
-    with pytest.raises(MisuseError, match=r"prompt|input"):
+    with pytest.raises(MisuseError, match=r"empty|prompt|input"):
         await agent.send(run.id, content)
     assert await store.inbox(run.id) == ()
 

@@ -242,7 +242,9 @@ async def test_the_first_word_wins(store):
     run = await agent.run("go")
     (item,) = run.pending
     await agent.answer(run.id, "t1.0", "Ann", by="ann")
-    await agent.answer(run.id, "t1.0", "Ann", by="bob")  # the same: he agrees
+    await agent.answer(run.id, "t1.0", "Ann", by="ann")  # again, after a lost connection
+    with pytest.raises(ConflictError, match="'ann'"):
+        await agent.answer(run.id, "t1.0", "Ann", by="bob")
     with pytest.raises(ConflictError, match="'ann'"):
         await agent.answer(run.id, "t1.0", "Cid", by="cid")
     with pytest.raises(ConflictError, match="'ann'"):
