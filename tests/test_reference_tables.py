@@ -8,10 +8,12 @@ from agentfsm import StopReason
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.parser import build_parser
 from agentfsm.core import errors, run
+from agentfsm.tools.tool import ToolOptions
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ERRORS = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+TOOLS = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
 
 
 def section(page, title):
@@ -54,6 +56,12 @@ def test_the_commands():
     text = section(README, "The command line")
     named = {word.split()[0] for word in re.findall(r"`(?:agentfsm )?([a-z]+(?: [^`]+)?)`", text)}
     assert named - {"module:agent"} == set(commands(build_parser())) - {"demo"}
+
+
+def test_the_options_of_a_tool():
+    """docs/tools.md describes each option of `@tool`."""
+    table = "".join(line for line in TOOLS.splitlines(keepends=True) if line.startswith("| `"))
+    assert not [name for name in ToolOptions.__annotations__ if f"`{name}=" not in table]
 
 
 def test_the_exit_codes():
