@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from agentfsm.agent import Agent
@@ -174,4 +175,20 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name in ("ask_user", "wait"):  # made when they are asked for, since their schemas bring pydantic
         return getattr(import_module("agentfsm.tools.builtin"), name)()
-    raise AttributeError(f"module 'agentfsm' has no attribute {name!r}")
+    if name == "__version__":
+        return version("agentfsm")
+    raise AttributeError(
+        f"module 'agentfsm' has no attribute {name!r}{'' if name[0] == '_' else _find_elsewhere(name)}"
+    )
+
+
+def _find_elsewhere(name: str) -> str:
+    """Return a hint if another module of the package exports the name."""
+    for module in ("stores", "models", "testing", "context", "reflection", "ports", "mcp"):
+        try:
+            exported = import_module(f"agentfsm.{module}").__all__
+        except ImportError:  # an extra is not installed
+            continue
+        if name in exported:
+            return f": write `from agentfsm.{module} import {name}`"
+    return ""

@@ -14,6 +14,7 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, Message
 from agentfsm.core.usage import Usage
+from agentfsm.core.validation import FUNCTION
 from agentfsm.core.value import Value
 from agentfsm.ports.model import (
     CallChunk,
@@ -199,7 +200,12 @@ class FunctionModel(Model):
     name = "function"
 
     def __init__(self, function: Callable[[Request], Reply | Line | str | Awaitable[Reply | Line | str]]) -> None:
-        """Take the function."""
+        """Take the function.
+
+        Raises:
+            MisuseError: if it cannot be called.
+        """
+        FUNCTION.check("FunctionModel", "function", function)
         self._function = function
         self._request_count = 0
 

@@ -393,7 +393,9 @@ _STRINGS: Final = ValueRule(
 
 # The options of a tool, and what each may be.
 _OPTION_RULES: Final[Mapping[str, ValueRule]] = {
-    **dict.fromkeys(("timeout_s", "approval_expires_s", "shown_tokens", "shown_bytes"), POSITIVE.or_none()),
+    **dict.fromkeys(
+        ("timeout_s", "estimate_s", "approval_expires_s", "shown_tokens", "shown_bytes"), POSITIVE.or_none()
+    ),
     "description": STRING.or_none(),
     "limit": attrs.evolve(
         COUNT.or_none(),

@@ -727,6 +727,8 @@ def _insert_events_sql(count: int) -> str:
 
 def _absolute_path(path: str | os.PathLike[str]) -> str:
     """Make the path absolute, so that it means the same file after a change of folder."""
+    if not isinstance(path, str | os.PathLike):
+        raise MisuseError(f"SQLiteStore(path={path!r}): give the path of a file, for example 'runs.db'")
     text = os.fspath(path)
     if not isinstance(text, str) or text in ("", ":memory:"):
         raise MisuseError(f"SQLiteStore({text!r}): give the path of a file; to keep runs in memory use MemoryStore()")
