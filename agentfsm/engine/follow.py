@@ -1,7 +1,7 @@
-"""Watching a run from its journal, whichever process drives it.
+"""Follow a run by its journal, independent of the process that executes it.
 
-A follower sleeps until the store wakes it, and looks by itself now and then, since a store may not hear of what another
-process writes.
+A follower waits for a notification of the store and also polls, since a store may not be notified of writes by other
+processes.
 """
 
 from __future__ import annotations
@@ -27,24 +27,27 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.core.run import Run
 
-# Seconds between two looks at the store while it wakes the follower, or while nothing happens.
+# Seconds between two polls while the store's notifications work, or while nothing happens.
 POLL_S: Final = 1.0
-# Seconds between two looks after one that found what the store had not told of. Doubled by each that finds nothing.
+# Seconds until the next poll after one that found events without a notification. Each empty poll doubles it.
 QUICK_POLL_S: Final = 0.1
 
-# The events after which a run is over: those that lead to a state from which there is no arrow.
+# Event types that end a run: those that lead to a state without further transitions.
 _FINAL_EVENTS: Final = frozenset(kind for row in TABLE.values() for kind, state in row.items() if not TABLE[state])
 
 
 @attrs.frozen(kw_only=True)
 class JournalEvent(Value):
-    """An event of a run's journal, with its place there."""
+    """An event of a run's journal, and its position there."""
 
     run_id: str
+    """Id of the run."""
+
     version: int
-    """Of the run after the event, from 1: `agent.load(run_id, at=version)` is that run."""
+    """Version of the run after the event, from 1: `agent.load(run_id, at=version)` returns that run."""
 
     event: Event
+    """The event itself."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the event as JSON values: `run_id`, `version`, and under `event` its form in the journal."""
@@ -52,7 +55,7 @@ class JournalEvent(Value):
 
 
 class _WakeSignal:
-    """Set by the store, from any thread; apart from the tail, so that a subscription does not keep that alive."""
+    """Signal set by the store from any thread. Separate from the tail, which the subscription must not keep alive."""
 
     __slots__ = ("event",)
 
@@ -65,28 +68,28 @@ class _WakeSignal:
 
 @attrs.define(eq=False, repr=False)
 class JournalTail:
-    """The end of a journal: hands over what is appended, as it comes."""
+    """The end of a journal: returns appended events as they arrive."""
 
     store: Store
     run_id: str
     version: int
-    """Of the newest event that was handed over."""
+    """Version of the latest event returned."""
 
     header: Header | None = None
-    """Of the run, from the first look on: an id that is used again is another run's."""
+    """Header of the run, set by the first poll. It detects that the id was reused for another run."""
 
     poll_s: float = attrs.field(factory=lambda: POLL_S, init=False)
-    """Seconds until the next look."""
+    """Seconds until the next poll."""
 
     _wake_signal: _WakeSignal = attrs.field(factory=_WakeSignal, init=False)
     _subscription: weakref.finalize[..., JournalTail] | None = attrs.field(default=None, init=False)
-    """Ends with `close`, or with this object."""
+    """Subscription at the store; ends with `close` or when this object is collected."""
 
     async def poll(self) -> Sequence[Event]:
-        """Return the events after the newest one, maybe none.
+        """Return the events after the latest one, possibly none.
 
         Raises:
-            RunNotFoundError: when the store holds no such run, or no longer.
+            RunNotFoundError: if the run does not exist, or was deleted.
         """
         stored = await self.store.read(self.run_id, self.version)
         if self.header is None:
@@ -100,10 +103,10 @@ class JournalTail:
         return stored.events
 
     async def wait(self) -> Sequence[Event]:
-        """Return the events after the newest one, as soon as there are any. A cancelled wait loses none.
+        """Return the events after the latest one, as soon as there are any. A cancelled wait loses no events.
 
         Raises:
-            RunNotFoundError: as `poll`.
+            RunNotFoundError: if the run does not exist, or was deleted.
         """
         if self._subscription is None:
             self._subscription = weakref.finalize(self, self._subscribe())
@@ -131,17 +134,17 @@ class JournalTail:
 
 @attrs.define(eq=False, repr=False)
 class JournalFollower(AsyncIterator[JournalEvent]):
-    """The events of a run after a version, until it is over; `Agent.events` returns one of these."""
+    """Iterator over the events of a run after a version, until the run is over. `Agent.events` returns it."""
 
     store: Store
     run_id: str
     after: int
     _tail: JournalTail | None = attrs.field(default=None, init=False)
-    """There is one from the first event asked for."""
+    """Tail of the journal, created when the first event is requested."""
 
     _ready: deque[JournalEvent] = attrs.field(factory=deque, init=False)
     _is_over: bool = attrs.field(default=False, init=False)
-    """Whether the newest event has ended the run."""
+    """Whether the latest event has ended the run."""
 
     async def __anext__(self) -> JournalEvent:
         try:
@@ -157,7 +160,7 @@ class JournalFollower(AsyncIterator[JournalEvent]):
     async def _fetch(self) -> None:
         if self._tail is not None:
             return self._enqueue(self._tail, await self._tail.wait())
-        # From the event before: it shows that there is such a version, and whether the run is over with it.
+        # Start one event earlier: that proves that the version exists, and shows whether the run is already over.
         tail = JournalTail(self.store, self.run_id, max(0, self.after - 1))
         events = await tail.poll()
         if self.after and not events:
@@ -179,15 +182,15 @@ class JournalFollower(AsyncIterator[JournalEvent]):
 
 
 async def wait_until_blocked(store: Store, run_id: str, ended_runs: EndedRuns) -> Run:
-    """Return a run once it is over, or waits for something that has not come.
+    """Return a run once it is over, or waits for an input that has not arrived.
 
     Args:
-        store: Where it lives.
-        run_id: Its id.
-        ended_runs: Runs at hand, as in `load_predecessor`.
+        store: The store of the run.
+        run_id: The id of the run.
+        ended_runs: Runs already loaded, as in `load_predecessor`.
 
     Raises:
-        RunNotFoundError: when the store holds no such run, or no longer.
+        RunNotFoundError: if the run does not exist, or was deleted.
     """
     run = await load_run(store, run_id, ended_runs=ended_runs)
     tail = JournalTail(store, run_id, run.version, run.header)
@@ -200,5 +203,5 @@ async def wait_until_blocked(store: Store, run_id: str, ended_runs: EndedRuns) -
 
 
 async def _is_blocked(store: Store, run: Run) -> bool:
-    """Whether a run waits, and what it waits for first has not come: else whoever drives it goes on with it."""
+    """Return whether a run waits for an input that has not arrived. If it has, the run's worker continues."""
     return run.is_waiting and not await is_wait_over(store, run.pending[0], await store.now())

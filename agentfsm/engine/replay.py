@@ -1,8 +1,8 @@
-"""A replay: a run folded again from its journal, with no model and no tool called, and each request checked.
+"""Replay a run from its journal without calling a model or a tool, and compare each request.
 
-Each event that came of a request carries two hashes of it: of the agent's part (model, instructions, tools, settings)
-and of the messages. A replay computes both anew. So it tells whether this agent, as it is now, would have asked the
-model the very same; where it would, what the model answered then is what it may answer now.
+Each event that came from a model request carries two hashes of the request: one of the agent's part (model,
+instructions, tools, settings) and one of the messages. A replay computes both again and so shows whether the current
+agent would have sent the same request.
 """
 
 from __future__ import annotations
@@ -24,56 +24,59 @@ from agentfsm.tokens.ledger import TokenLedger
 if TYPE_CHECKING:
     from agentfsm.engine.execution.config import EngineConfig
 
-# What the two hashes of a request are of.
+# The parts of a request that the two hashes cover.
 REQUEST_PARTS: Final = ("the agent: its model, instructions, tools or settings", "the messages")
 
 
 @attrs.frozen(kw_only=True)
 class Divergence(Value):
-    """A request that would not be the same now."""
+    """A request that the current agent would send differently."""
 
     version: int
-    """Of the event that came of it."""
+    """Version of the event that recorded the reply to the request, from 1."""
 
     turn: int
+    """Number of the turn of the request, from 1."""
+
     what: tuple[str, ...]
-    """The parts that differ, in words."""
+    """Descriptions of the parts that differ, from `REQUEST_PARTS`."""
 
 
 @attrs.frozen(kw_only=True)
 class Replay(Value):
-    """What became of a replay."""
+    """Result of a replay."""
 
     run: Run
-    """Folded from the journal."""
+    """The run rebuilt from the journal."""
 
     checked: int
-    """Requests that were compared; those of a journal of format 1 have no hash."""
+    """Number of requests that were compared. Journals of format 1 have no hashes, so their requests are not counted."""
 
     divergences: tuple[Divergence, ...]
+    """The requests that differ, in the order of the journal."""
 
     @property
     def is_faithful(self) -> bool:
-        """Whether every request that was compared would be the same now."""
+        """Whether every compared request would be the same now."""
         return not self.divergences
 
 
 async def replay(config: EngineConfig, store: Store, run_id: str, deps: Any = None) -> Replay:
-    """Fold a run from its journal, and check each request.
+    """Rebuild a run from its journal and compare each request with the current agent's.
 
     Args:
-        config: What asks now.
-        store: Where the journal lives.
-        run_id: The run.
-        deps: Handed to the tools' `enabled` functions, which decide what a request tells of.
+        config: The current agent's configuration.
+        store: The store of the journal.
+        run_id: The id of the run.
+        deps: Dependencies for the tools' `enabled` functions, which decide the tools of a request.
 
     Raises:
-        RunNotFoundError: when the store holds no such run.
+        RunNotFoundError: if the store has no such run.
     """
     stored = await store.read(run_id)
     run = begin_run(stored.header, await load_predecessor(store, stored.header))
-    nobody = Lease(run_id=run_id, token=0, version=0)  # it is never appended to
-    journal = Journal(store=store, lease=nobody, run=run, clock=config.clock, log=RunLogger(run_id, run.header.agent))
+    unowned = Lease(run_id=run_id, token=0, version=0)  # nothing is appended to it
+    journal = Journal(store=store, lease=unowned, run=run, clock=config.clock, log=RunLogger(run_id, run.header.agent))
     drive = build_execution(config, journal, deps, TokenLedger(own_start=run.own_start))
     checked, found = 0, []
     for event in stored.events:

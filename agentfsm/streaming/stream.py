@@ -1,7 +1,7 @@
-"""What a watcher sees: typed, numbered events while a run is driven, and the stream that hands them out.
+"""Typed, numbered events of an execution, and the streams that deliver them.
 
-These are not the journal's facts: they are finer (each piece of text), and nothing depends on their being seen.
-None of them stays, so they have no slots, which take twice as long to fill as a dict.
+They are finer than the journal's events (each piece of text), and nothing depends on their delivery. They are
+short-lived, so the classes have no slots: filling slots takes twice as long as filling a dict.
 """
 
 from __future__ import annotations
@@ -30,35 +30,41 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Events that wait for a slow reader before neighbouring deltas are merged: some seconds of a fast model.
+# Buffered events from which on neighbouring deltas are merged for a slow reader: some seconds of a fast model.
 MERGE_THRESHOLD: Final = 256
 
 
 class _StreamEventBase(Value):
-    """The base of all events of a stream."""
+    """Base of all stream events."""
 
     __slots__ = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the event as JSON values: `type`, `seq`, `run_id`, `turn`, and its own fields that are not None."""
-        told: Any = self
-        kind = told.type if isinstance(told, ToolEvent | AgentEvent) else _EVENT_NAMES[type(told)]
-        fields = {"type": str(kind), "seq": told.seq, "run_id": told.run_id, "turn": told.turn}
-        return fields | attrs.asdict(told, filter=lambda field, value: field.name not in fields and value is not None)
+        event: Any = self
+        kind = event.type if isinstance(event, ToolEvent | AgentEvent) else _EVENT_NAMES[type(event)]
+        fields = {"type": str(kind), "seq": event.seq, "run_id": event.run_id, "turn": event.turn}
+        return fields | attrs.asdict(event, filter=lambda field, value: field.name not in fields and value is not None)
 
 
 @attrs.frozen(kw_only=True, slots=False)
 class StateChanged(_StreamEventBase):
-    """The run moved along an arrow of the table."""
+    """The run changed its state by a transition of the state machine."""
 
     seq: int = 0
-    """The event's number in the stream, from 1 without gaps; set when it is handed out, as in all events here."""
+    """Number of the event in its stream, from 1 without gaps. Set on delivery, as for all events of this module."""
 
     run_id: str
+    """Id of the run that changed."""
+
     turn: int
+    """Completed turns of the run, 0 or more."""
+
     state: State
+    """State of the run after the transition."""
+
     event: str
-    """The name of the journal's event that moved it."""
+    """Class name of the journal event that caused the transition."""
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -66,35 +72,51 @@ class TextDelta(_StreamEventBase):
     """A piece of the answer's text."""
 
     seq: int = 0
+    """Number of the event in its stream, from 1; 0 before delivery."""
+
     run_id: str
+    """Id of the run that is answering."""
+
     turn: int
+    """Number of the turn that the reply belongs to, from 1."""
+
     attempt: int
-    """From 1; a higher one replaces the text of the lower ones, since the model is asked anew."""
+    """Number of the model request for this turn, from 1. Text of a higher attempt replaces the text of the lower ones.
+    """
 
     text: str
+    """The next piece of the text."""
 
 
 @attrs.frozen(kw_only=True, slots=False)
 class ThinkingDelta(_StreamEventBase):
-    """A piece of what the model thinks before it answers, where its provider shows that."""
+    """A piece of the model's reasoning before it answers, if the provider exposes it."""
 
     seq: int = 0
+    """Number of the event in its stream, from 1; 0 before delivery."""
+
     run_id: str
+    """Id of the run that is thinking."""
+
     turn: int
+    """Number of the turn that the reply belongs to, from 1."""
+
     attempt: int
-    """As of a TextDelta."""
+    """Number of the model request for this turn, from 1. Text of a higher attempt replaces the text of the lower ones.
+    """
 
     text: str
+    """The next piece of the reasoning."""
 
 
 _Delta = TypeVar("_Delta", TextDelta, ThinkingDelta)
 
 
 def build_delta_factory(kind: type[_Delta], run_id: str, turn: int, attempt: int) -> Callable[[str], _Delta]:
-    """Return what makes a delta of each piece of a text.
+    """Return a function that makes a delta of each piece of a text.
 
-    Each copies the fields of the first but for the text, since there is one for each token of a reply. Made anew, they
-    cost 8 % of the instructions of a turn on SQLite whose reply has 100 tokens (callgrind; `benchmarks chunk`).
+    It copies all fields but the text from a template, since a reply has one delta per token. Constructing each delta
+    would cost 8 % of the instructions of a turn on SQLite with a reply of 100 tokens (callgrind; `benchmarks chunk`).
     """
     fields = kind(run_id=run_id, turn=turn, attempt=attempt, text="").__dict__
     new = object.__new__
@@ -111,25 +133,36 @@ def build_delta_factory(kind: type[_Delta], run_id: str, turn: int, attempt: int
 
 @attrs.frozen(kw_only=True, slots=False)
 class CallDelta(_StreamEventBase):
-    """A piece of a tool call."""
+    """A piece of a tool call that the model is writing."""
 
     seq: int = 0
+    """Number of the event in its stream, from 1; 0 before delivery."""
+
     run_id: str
+    """Id of the run whose model requests the call."""
+
     turn: int
+    """Number of the turn that the reply belongs to, from 1."""
+
     attempt: int
+    """Number of the model request for this turn, from 1. Calls of a higher attempt replace the calls of the lower ones.
+    """
+
     index: int
-    """Which call of the reply, from 0."""
+    """Position of the call in the reply, from 0."""
 
     call_id: str
+    """Id of the call."""
+
     name: str
-    """The tool's name with the first piece, then empty."""
+    """Name of the tool in the first piece of the call, then empty."""
 
     arguments: str
-    """The next piece of the arguments' JSON text."""
+    """The next piece of the JSON text of the arguments."""
 
 
 class ToolEventType(StrEnum):
-    """What happened to a tool call."""
+    """Type of a `ToolEvent`: the stage that a tool call, or the queue, has reached."""
 
     QUEUED = "tool_queued"
     STARTED = "tool_started"
@@ -141,7 +174,7 @@ class ToolEventType(StrEnum):
 
 
 class AgentEventType(StrEnum):
-    """What happened to an agent that is a tool."""
+    """Type of an `AgentEvent`: the stage that a subagent call has reached."""
 
     STARTED = "agent_started"
     PROGRESS = "agent_progress"
@@ -151,120 +184,159 @@ class AgentEventType(StrEnum):
 
 @attrs.frozen(kw_only=True, slots=False)
 class ToolEvent(_StreamEventBase):
-    """Something happened to a tool call."""
+    """A tool call changed its stage or reported progress, or the queue is empty."""
 
     seq: int = 0
+    """Number of the event in its stream, from 1; 0 before delivery."""
+
     type: ToolEventType
+    """Type of the event, which decides the fields that are set."""
+
     run_id: str = ""
+    """Id of the run that the call belongs to; empty if the queue serves no run."""
+
     turn: int = 0
+    """Number of the turn that the call belongs to, from 1; 0 if the queue serves no run."""
+
     call_id: str = ""
-    """Empty for queue_drained, as `tool`."""
+    """Id of the call; empty for queue_drained."""
 
     tool: str = ""
+    """Name of the tool; empty for queue_drained."""
+
     kind: ToolKind | None = None
-    """Whether an agent is behind it; None for a tool that does not exist, and for queue_drained."""
+    """Kind of the tool, direct or agent; None for an unknown tool and for queue_drained."""
 
     arguments: Mapping[str, JSON] = attrs.field(factory=dict)
-    """Of the call, as it runs: those that a person has put in place of the model's. Empty for tool_progress,
-    queue_drained, and where the model wrote no JSON object.
+    """Arguments of the call, including edits by a person. Empty for tool_progress, queue_drained, and if the model did
+    not write a JSON object.
     """
 
     position: int | None = None
-    """Tool_queued: the place in call order, from 0."""
+    """tool_queued: position in call order, from 0."""
 
     estimate_s: float | None = None
-    """Tool_queued: seconds that it usually takes, where the tool says so."""
+    """tool_queued: usual seconds of a call, if the tool declares them."""
 
     duration_s: float | None = None
-    """Tool_completed and tool_error."""
+    """tool_completed, tool_error: seconds that the call took."""
 
     success: bool | None = None
-    """Tool_completed and tool_error."""
+    """tool_completed, tool_error: whether the call succeeded."""
 
     message: str = ""
-    """Tool_error: what went wrong. tool_progress: what the tool says."""
+    """tool_error: the error text. tool_progress: the message of the tool."""
 
     result: str | None = None
-    """Tool_completed and tool_error: the text of the call's result. None where it has none: the call was cut off, or
-    dropped with the reply that asked for it.
+    """tool_completed, tool_error: the text of the result. None if the call has no result, because it was cut off or
+    dropped with the reply that requested it.
     """
 
     @property
     def is_end(self) -> bool:
-        """Whether the call has ended with a result, or waits."""
+        """Whether the call has ended with a result, or is paused."""
         return self.result is not None or self.type is ToolEventType.PAUSED
 
 
 @attrs.frozen(kw_only=True, slots=False)
 class AgentEvent(_StreamEventBase):
-    """Something happened to an agent that is a tool. Each agent_started has one agent_completed or agent_paused.
+    """A subagent call changed its stage. Each agent_started is followed by one agent_completed or agent_paused.
 
-    An agent that is paused waits for a decision in its run; it is started again, under the same id, when that is there.
+    A paused agent waits for a decision in its run. It starts again, under the same id, after the decision.
     """
 
     seq: int = 0
+    """Number of the event in its stream, from 1; 0 before delivery."""
+
     type: AgentEventType
+    """Type of the event, which decides the fields that are set."""
+
     run_id: str
-    """The run whose tool it is."""
+    """Id of the parent run, which called the agent."""
 
     call_id: str
+    """Id of the call in the parent run."""
+
     agent: str
+    """Name of the called agent."""
+
     child_id: str
-    """The agent's own run."""
+    """Id of the agent's own run."""
 
     turn: int
+    """Number of the agent's current turn, from 1; 0 before its first turn."""
+
     limit: int
-    """Agent_progress: the turn that it is in, from 1, of so many."""
+    """Maximum of turns of the agent (`Limits.turns`)."""
 
     duration_s: float | None = None
-    """Agent_completed and agent_paused."""
+    """agent_completed, agent_paused: seconds since agent_started."""
 
     success: bool | None = None
-    """Agent_completed."""
+    """agent_completed: whether the agent's run ended in state DONE."""
 
 
 @attrs.frozen(kw_only=True, slots=False)
 class UsageReported(_StreamEventBase):
-    """A model call was paid for."""
+    """The usage of a model call that made a turn."""
 
     seq: int = 0
+    """Number of the event in its stream, from 1; 0 before delivery."""
+
     run_id: str
+    """Id of the run."""
+
     turn: int
+    """Number of the turn, from 1."""
+
     usage: Usage
-    """Of this call."""
+    """Usage of this model call."""
 
     total: Usage
-    """Of the run so far."""
+    """Usage of the run so far, including this call."""
 
 
 @attrs.frozen(kw_only=True, slots=False)
 class BudgetWarning(_StreamEventBase):
-    """The run has used the share `Limits.warn_at` of a limit; told once for each in a driving call."""
+    """The run has used the share `Limits.warn_at` of a limit. Reported once per limit in each execution."""
 
     seq: int = 0
+    """Number of the event in its stream, from 1; 0 before delivery."""
+
     run_id: str
+    """Id of the run."""
+
     turn: int
+    """Completed turns of the run, 0 or more."""
+
     limit: str
-    """Its name in `Limits`: "turns", "tokens", "usd", "seconds" or "tool_calls"."""
+    """Name of the limit: "turns", "tokens", "usd", "seconds" or "tool_calls"."""
 
     used: float
-    """So many..."""
+    """Amount used, in the unit of the limit."""
 
     of: float
-    """...of so many."""
+    """The limit itself, in the same unit."""
 
 
 @attrs.frozen(kw_only=True, slots=False)
 class RunEnded(_StreamEventBase):
-    """The driving call is at its end: the run is over or waits. The last event of a stream."""
+    """The execution has ended: the run is over or waits. The last event of a stream."""
 
     seq: int = 0
+    """Number of the event in its stream, from 1; 0 before delivery."""
+
     run_id: str
+    """Id of the run."""
+
     turn: int
+    """Completed turns of the run, 0 or more."""
+
     run: Run[Any]
+    """The run as it is at the end of the execution."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the event as JSON values: of the run its `state` and `stop_reason`, and what it waits for."""
+        """Return the event as JSON values: the `state` and `stop_reason` of the run, and its `pending` inputs."""
         fields = {"type": _EVENT_NAMES[RunEnded], "seq": self.seq, "run_id": self.run_id, "turn": self.turn}
         pending = json.loads(json.dumps([attrs.asdict(item) for item in self.run.pending]))
         return {**fields, "state": self.run.state, "stop_reason": self.run.stop_reason, "pending": pending}
@@ -285,28 +357,28 @@ Listener: TypeAlias = Callable[[StreamEvent], None]
 
 
 class EventStream(Generic[T]):
-    """Events of something under way, handed out as they come: the part that `RunStream` and `QueueStream` share.
+    """Stream of events of a running task; base of `RunStream` and `QueueStream`.
 
     Attributes:
-        usage: How it is watched, for who does so otherwise.
+        usage_hint: Example of the correct use, quoted in error messages.
     """
 
     usage_hint: ClassVar[str]
 
     def __init__(self, producer: Callable[[], Awaitable[object]]) -> None:
-        """Prepare the feed; `producer` is called when the block is entered."""
+        """Prepare the stream; `producer` is called when the block is entered."""
         self._producer = producer
         self._is_entered = False
         self._events: deque[T] = deque()
-        self._merge_at = MERGE_THRESHOLD  # how many of them are merged
+        self._merge_at = MERGE_THRESHOLD  # length of the buffer at which deltas are merged
         self._seq = 0
-        self._wakeup: anyio.Event | None = None  # there is one while the reader waits
+        self._wakeup: anyio.Event | None = None  # set while the reader waits
         self._is_finished = False
         self._error: BaseException | None = None
 
     async def __aenter__(self) -> Self:
         if self._is_entered:
-            raise MisuseError(f"a stream is entered once, and this one was: make another, {self.usage_hint}")
+            raise MisuseError(f"a stream can be entered only once: make another, {self.usage_hint}")
         self._is_entered = True
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
@@ -322,9 +394,9 @@ class EventStream(Generic[T]):
         self._tasks.cancel_scope.cancel()
         is_own = error is not None and not isinstance(error, anyio.get_cancelled_exc_class())
         try:
-            # The reader's own, the end of a generator that reads among them: it is not for the task group to wrap it.
+            # The reader's own exception (GeneratorExit included) is kept out of the task group, which would wrap it.
             suppressed = await self._tasks.__aexit__(*((None, None, None) if is_own else (kind, error, trace)))
-        except BaseExceptionGroup as group:  # somebody at the keyboard: trio wraps it
+        except BaseExceptionGroup as group:  # a KeyboardInterrupt, which trio wraps
             raise first_error(group) from None
         if kind is None:
             self._raise_error()
@@ -346,7 +418,7 @@ class EventStream(Generic[T]):
             self._events = deque(_merge_deltas(self._events))
             self._merge_at = max(
                 MERGE_THRESHOLD, 2 * len(self._events)
-            )  # so that what cannot be merged is not tried each time
+            )  # events that cannot be merged are not retried each time
         if self._wakeup is not None:
             self._wakeup.set()
             self._wakeup = None
@@ -360,13 +432,13 @@ class EventStream(Generic[T]):
                 self._raise_error()
                 raise StopAsyncIteration
             if not self._is_entered:
-                raise MisuseError(f"a stream is watched in a block, and nothing runs before it: {self.usage_hint}")
+                raise MisuseError(f"a stream must be entered before it is read: {self.usage_hint}")
             if self._wakeup is None:
                 self._wakeup = anyio.Event()
             await self._wakeup.wait()
         self._seq += 1
         event = self._events.popleft()
-        event.__dict__["seq"] = self._seq  # ours alone until it is handed out: no need for a copy
+        event.__dict__["seq"] = self._seq  # not shared before delivery, so no copy is needed
         return event
 
     def _raise_error(self) -> None:
@@ -375,19 +447,19 @@ class EventStream(Generic[T]):
             raise error
 
 
-# Drives a run while it tells what happens, and each new state of the run.
+# Executes a run and reports its events and each new state of the run.
 ExecuteRun: TypeAlias = "Callable[[Listener, Callable[[Run[Any]], None]], Awaitable[Run[A_co]]]"
 
 
 class RunStream(EventStream[StreamEvent], Generic[A_co]):
-    """Events of one driving call: `async with agent.stream("...") as s: async for event in s: ...`.
+    """Events of one execution: `async with agent.stream("...") as s: async for event in s: ...`.
 
-    Nothing is dropped: when the reader is slow, neighbouring deltas are merged. Leaving the block early cancels the
-    driving call, which leaves a run that `resume` continues. An error of the driving call is raised where the events
-    end, or where the block is left.
+    No event is dropped: if the reader is slow, neighbouring deltas are merged. Leaving the block early cancels the
+    execution; `resume` continues the run. An error of the execution is raised at the end of the events, or when the
+    block is left.
 
     Attributes:
-        run: The newest state of the run; at first, as it was given.
+        run: The latest state of the run; before the first event, the run passed in.
     """
 
     usage_hint = "async with agent.stream(...) as s: async for event in s: ..."
@@ -400,10 +472,10 @@ class RunStream(EventStream[StreamEvent], Generic[A_co]):
 
     @property
     def partial(self) -> Any:
-        """The answer of an agent with an `output_type`, as far as the events handed out tell; JSON values, unvalidated.
+        """Partial answer of an agent with an `output_type`, from the events delivered so far; unvalidated JSON.
 
-        None before there is anything of it. It is made when it is asked for, of all that was written: asked after each
-        delta, that is a square of the answer's length.
+        None before any of it has arrived. Each access parses all the text so far, so reading it after each delta takes
+        time quadratic in the length of the answer.
         """
         return None
 
@@ -411,12 +483,12 @@ class RunStream(EventStream[StreamEvent], Generic[A_co]):
         self.run = await self._execute(self._put, self._on_run)
         self._put(RunEnded(run_id=self.run.id, turn=self.run.turn, run=self.run))
 
-    def _on_run(self, run: Run[Any]) -> None:  # the agent's own, and so of its type
+    def _on_run(self, run: Run[Any]) -> None:  # the agent's own run, so it has the agent's answer type
         self.run = run
 
 
 class TypedStream(RunStream[A_co]):
-    """A stream of an agent whose answers have a form: it keeps what is written of the newest reply."""
+    """Stream of an agent with an `output_type`. It keeps the deltas of the latest reply for `partial`."""
 
     def __init__(
         self,
@@ -424,14 +496,14 @@ class TypedStream(RunStream[A_co]):
         run: Run[A_co],
         parse_partial: Callable[[Sequence[TextDelta | CallDelta]], Any],
     ) -> None:
-        """Prepare the stream; `parse_partial` makes as much of an answer as the deltas of a reply tell."""
+        """Prepare the stream; `parse_partial` builds the partial answer from the deltas of a reply."""
         super().__init__(execute, run)
         self._parse_partial = parse_partial
         self._draft_deltas: list[TextDelta | CallDelta] = []
 
     @property
     def partial(self) -> Any:
-        """As of a `RunStream`."""
+        """Partial answer so far; see `RunStream.partial`."""
         return self._parse_partial(self._draft_deltas)
 
     async def __anext__(self) -> StreamEvent:
@@ -445,12 +517,12 @@ class TypedStream(RunStream[A_co]):
 
 
 class QueueStream(EventStream[StreamEvent]):
-    """Events of calls that run by themselves: `async with queue.stream(calls) as s: async for event in s: ...`.
+    """Events of calls in a stand-alone queue: `async with queue.stream(calls) as s: async for event in s: ...`.
 
-    Leaving the block early cancels what runs.
+    Leaving the block early cancels the running calls.
 
     Attributes:
-        results: The results in call order, when the events have ended.
+        results: Results in call order, set when the events have ended.
     """
 
     usage_hint = "async with queue.stream(calls) as s: async for event in s: ..."
@@ -465,12 +537,12 @@ class QueueStream(EventStream[StreamEvent]):
         self.results = await self._execute(self._put)
 
 
-# What of a delta is joined to that of its neighbours.
+# Fields that are concatenated when deltas are merged.
 _TEXT_FIELDS: Final = {TextDelta: ("text",), ThinkingDelta: ("text",), CallDelta: ("name", "arguments")}
 
 
 def _merge_deltas(events: Iterable[Any]) -> Iterator[Any]:
-    """Yield the events, with one delta for neighbouring ones that belong together."""
+    """Yield the events, merging neighbouring deltas of the same text."""
     for _, group in groupby(events, _merge_key):
         deltas = list(group)
         if len(deltas) == 1:
@@ -483,7 +555,7 @@ def _merge_deltas(events: Iterable[Any]) -> Iterator[Any]:
 
 
 def _merge_key(event: Any) -> object:
-    """Return what deltas that belong together have in common, and no two other events have."""
+    """Return a key that is equal for deltas that may be merged, and unique for other events."""
     if type(event) in _TEXT_FIELDS:
         return type(event), event.run_id, event.turn, event.attempt, getattr(event, "call_id", None)
     return id(event)

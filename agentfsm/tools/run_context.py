@@ -1,4 +1,4 @@
-"""What a tool may know of the call that it serves."""
+"""Context of a tool call: the run, the caller, the deadline, and access to earlier results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ D = TypeVar("D")
 
 
 class _CompletedAwaitable:
-    """What `ctx.progress(...)` returns: it was told already, and may be awaited or not."""
+    """Return value of `ctx.progress(...)`. The message is sent already; awaiting this is optional."""
 
     def __await__(self) -> Generator[Any, Any, None]:
         return
@@ -37,65 +37,80 @@ async def _find_nothing(_query: str) -> str:
 
 @attrs.define(eq=False, repr=False)
 class CancelFlag:
-    """Whether a call is given up; set by the queue, read by the tool, from any thread."""
+    """Cancellation flag of a call. The queue sets it, and the tool may read it from any thread."""
 
     is_set: bool = False
+    """Whether the call was cancelled or timed out."""
 
 
 @attrs.frozen(kw_only=True)
 class RunContext(Generic[D]):
-    """What a tool may know of the call it serves; its first parameter, if annotated with this type."""
+    """Context of a tool call, passed to the tool's first parameter if that is annotated with this type."""
 
     deps: D
-    """What the driving call was given as `deps=`."""
+    """The caller's dependencies, given as `deps=`."""
 
     run_id: str = ""
+    """Id of the run; empty if no run is behind the call."""
+
     turn: int = 0
+    """Number of the turn that the call belongs to, from 1; 0 if no run is behind the call."""
+
     call_id: str = ""
+    """Id of the call, unique in the run."""
+
     idempotency_key: str = ""
-    """The same on every attempt at this call: hand it to the service that must not act twice."""
+    """Key that is equal on every attempt at this call. Pass it to services that must not repeat an effect."""
 
     fencing_token: int = 0
-    """Of the lease that the run is driven under: larger for each later owner of the run. Hand it to the system that the
-    tool writes to, if that refuses what comes with a smaller one than it has seen: then a process that stood still and
-    was replaced changes nothing there. 0 where no run is behind the call.
+    """Fencing token of the run's lease; larger for each later owner of the run. Pass it to a system that rejects tokens
+    smaller than the largest it has seen: a process that was suspended and replaced then cannot write there. 0 if no run
+    is behind the call.
     """
 
     attempt: int = 1
-    """1, or more when an earlier attempt was cut off, is retried, or has asked a person."""
+    """Number of this attempt, from 1. Above 1 after a crash, a retry or a question to a person."""
 
     deadline: float = float("inf")
-    """Seconds since 1970 by which the call is cut off."""
+    """Unix time in seconds at which the call is cancelled."""
 
     user: str | None = None
+    """Id of the user for whom the run was started, or None."""
+
     roles: tuple[str, ...] = ()
+    """Roles with which the run was started, as `Permissions.roles` names them."""
+
     metadata: Mapping[str, Any] = attrs.field(factory=dict)
+    """Metadata with which the run was started."""
+
     on_progress: Callable[[str], None] | None = attrs.field(default=None, repr=False)
-    """Where progress goes, from any thread; None when nobody watches."""
+    """Callback for progress messages, callable from any thread. None if there is no listener."""
 
     cancel_flag: CancelFlag = attrs.field(factory=CancelFlag, repr=False)
+    """Flag behind `cancelled`."""
+
     find_result_text: Callable[[str], str | None] = attrs.field(default=lambda _call_id: None, repr=False)
-    """The whole content of an earlier result of the run, by its call's id."""
+    """Function that returns the whole text of an earlier result of the run by its call id, or None."""
 
     find_result_parts: Callable[[str], tuple[Media, ...]] = attrs.field(default=lambda _call_id: (), repr=False)
-    """All parts of an earlier result."""
+    """Function that returns all media parts of an earlier result by its call id."""
 
     find_tools: Callable[[str], Awaitable[str]] = attrs.field(default=_find_nothing, repr=False)
-    """Looks among the run's tools that the model was not offered, and tells of those that fit."""
+    """Function that searches the run's tools not offered to the model, and returns a description of the matches."""
 
     on_event: Callable[[Any], None] | None = attrs.field(default=None, repr=False)
-    """Where the events of an agent that is a tool go; None when nobody watches."""
+    """Callback for the events of a subagent. None if there is no listener."""
 
     inquiry: Inquiry = attrs.field(factory=Inquiry, repr=False)
-    """What the tool has asked people, and was told: `answers` and `state`."""
+    """Questions that the tool has asked people, and their replies; read them as `answers` and `state`."""
 
     parent: Any = attrs.field(default=None, repr=False)
-    """For a tool that is an agent: the run that it works for (`agentfsm.engine.execution.parent.Parent`)."""
+    """Parent run of a subagent call (`agentfsm.engine.execution.parent.Parent`); None for other tools."""
 
     def progress(self, message: str) -> _CompletedAwaitable:
-        """Tell whoever watches how far the call is: `await ctx.progress("half")`, without `await` in a plain function.
+        """Report progress to listeners: `await ctx.progress("half")`, without `await` in a plain function.
 
-        Never waits for them.
+        It returns at once and does not wait for the listeners.
         """
         if self.on_progress is not None:
             self.on_progress(message)
@@ -103,49 +118,59 @@ class RunContext(Generic[D]):
 
     @property
     def cancelled(self) -> bool:
-        """Whether the call was given up (time-out, cancellation): a plain function should look, and stop."""
+        """Whether the call was cancelled or timed out. A plain function should check this and return."""
         return self.cancel_flag.is_set
 
     @property
     def answers(self) -> Mapping[str, Any]:
-        """What people have answered so far to the tool's own `InputRequired`, by the question's key.
+        """Answers to the tool's own `InputRequired` so far, by question key.
 
-        Each is a dict that fits the question's schema, or None where it was declined. Empty on a first attempt.
+        An answer is a dict that fits the question's schema, or None if it was declined. Empty on the first attempt.
         """
         return MappingProxyType(deepcopy(dict(self.inquiry.answers)))
 
     @property
     def state(self) -> Any:
-        """The `state` of the tool's newest `InputRequired`, as JSON has it; None on a first attempt."""
+        """The `state` of the tool's latest `InputRequired`, decoded from JSON; None on the first attempt."""
         return json.loads(self.inquiry.state)
 
 
 @attrs.frozen
 class Found(Value):
-    """What a tool's `on_unknown` function returns when the call was done before its worker died."""
+    """Result of an `on_unknown` function for a call that completed before its worker crashed."""
 
     result: Any
-    """What it returned then."""
+    """Return value of that completed call."""
 
 
 @attrs.frozen(kw_only=True)
 class ToolReturn(Value):
-    """What a tool hands back that tells by itself how its call ended: one that is an agent."""
+    """Return value of a tool that reports its own outcome, as subagent tools do."""
 
     outcome: Outcome
+    """Outcome of the call."""
+
     content: str
+    """Text of the result."""
+
     error_type: ErrorType | None = None
+    """Type of the error, or None if the call did not fail."""
+
     retryable: bool = False
+    """Whether repeating the call may succeed."""
+
     child: AgentCost | None = None
+    """Cost of the child run, or None."""
+
     parts: tuple[Media, ...] = ()
-    """What goes with the content, which names them: both come from `result_text.render_parts`."""
+    """Media that accompany the content, which refers to them; both come from `result_text.render_parts`."""
 
 
 class CallPaused(Exception):  # noqa: N818  it is no error: the call goes on later
-    """Raised by a tool whose call waits for what is outside of the run; it is called again when that is there.
+    """Raised by a tool whose call waits for external input. The tool is called again when the input is there.
 
     Attributes:
-        pending: What it waits for.
+        pending: The external inputs that the call waits for.
     """
 
     def __init__(self, pending: tuple[Pending, ...]) -> None:
@@ -154,26 +179,26 @@ class CallPaused(Exception):  # noqa: N818  it is no error: the call goes on lat
 
 
 class InputRequired(CallPaused):
-    """Raised by a tool that has to ask a person; its call ends, and is made again when the answer is there.
+    """Raised by a tool to ask a person. The call ends, and is repeated when the answer is there.
 
-    Nothing waits in memory: the run is stored with the questions, anybody may answer (`agent.answer`), and the tool is
-    called anew from its beginning, by whichever process goes on with the run. It then finds `ctx.answers` and
-    `ctx.state`. What it did before it asked, it does again: ask first, or keep in `state` what is done.
+    The run is stored with the questions, and no process waits. The answer may come from any caller (`agent.answer`).
+    The process that continues the run calls the tool again from the beginning, with `ctx.answers` and `ctx.state`.
+    Effects before the question are repeated: ask first, or record in `state` the work that is done.
 
     Attributes:
-        questions: What is asked; all of them are answered at once.
-        state: What the tool gets back, as JSON text.
+        questions: The questions, which are answered together.
+        state: JSON text of the state returned to the tool.
     """
 
     def __init__(self, *questions: Question, state: JSON = None) -> None:
-        """Ask.
+        """Validate the questions and the state.
 
         Args:
-            *questions: 1 to 20, each under a key of its own.
-            state: Anything that JSON can hold, up to 250,000 characters of it: what the next attempt has to know.
+            *questions: 1 to 20 questions with different keys.
+            state: A JSON value, up to 250,000 characters as text, that the next attempt receives as `ctx.state`.
 
         Raises:
-            MisuseError: when a question cannot be asked, or the state cannot be kept.
+            MisuseError: if a question is invalid, or the state is too large or not JSON.
         """
         super().__init__(())
         self.questions = validate_questions(questions)

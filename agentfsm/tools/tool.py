@@ -1,4 +1,4 @@
-"""Tools: a function, what the model is told of it, and what its author declares about running it."""
+"""Tools: a Python function, its definition for the model, and its execution options."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Seconds that an approval is waited for: a week covers a holiday weekend, and no answer is a no.
+# Seconds until an unanswered approval request is rejected: a week covers a holiday weekend.
 APPROVAL_EXPIRES_S: Final = 7 * 86_400.0
-# Seconds that an answer is waited for: people are away as long, whatever they are asked.
+# Seconds until an unanswered question expires: the same absences apply as to approvals.
 ANSWER_EXPIRES_S: Final = APPROVAL_EXPIRES_S
-# Tokens of a result that the model is shown, so that twenty results fit the usual window.
+# Default maximum of tokens of a result shown to the model, so that twenty results fit the usual context window.
 SHOWN_TOKENS: Final = 4_000
-# The same in UTF-8 bytes, for text that has few tokens for its length.
+# The same maximum in UTF-8 bytes, for text with few tokens relative to its length.
 SHOWN_BYTES: Final = 64_000
-# The longest tool name that the providers take.
+# Maximum length of a tool name that the providers accept.
 NAME_CHARS: Final = 64
 
-# Characters of a hash: 64 bits, so that nobody finds other arguments with the same.
+# Characters of a hash: 64 bits, so that different arguments with the same hash cannot be found in practice.
 DIGEST_CHARS: Final = 16
 UNKNOWN_OUTCOME_POLICIES: Final = frozenset({"rerun", "fail", "ask"})
 
@@ -70,118 +70,155 @@ def _to_tags(tags: Iterable[str]) -> frozenset[str]:
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Tool(Generic[P, R]):
-    """A function that a model may call. Calling the tool calls the function, so that it can be tested as one.
+    """A function that a model may call. Calling the `Tool` calls the function, so that tests can use it directly.
 
-    What takes a function of the arguments is given them validated, with defaults, as attributes: `lambda a: a.path`.
+    Options that take a function of the arguments pass it a namespace of validated arguments, defaults included: `lambda
+    a: a.path`.
     """
 
     function: Callable[P, R]
+    """The wrapped function, plain or async. A plain function runs in its own thread."""
+
     name: str
+    """Name shown to the model: 1 to 64 ASCII letters, digits, "_" or "-", unique in a registry."""
+
     description: str
+    """Text that explains the tool to the model; may be empty."""
+
     parameters: Mapping[str, JSON]
-    """The JSON Schema of the arguments."""
+    """JSON Schema of the arguments, without the RunContext parameter."""
 
     bind: Callable[[str], BoundArguments]
-    """Turns the arguments' JSON text into what the function is called with; raises ArgumentsError."""
+    """Converts the JSON text of the arguments to positional and keyword arguments; raises ArgumentsError."""
 
     to_namespace: Callable[[BoundArguments], Arguments]
-    """Turns that into what a declaration's function is given."""
+    """Converts bound arguments to the namespace passed to functions such as `locks` and `validate`."""
 
     takes_context: bool
+    """Whether the first parameter of the function receives the RunContext."""
+
     is_async: bool
+    """Whether the function is async."""
+
     kind: ToolKind = ToolKind.DIRECT
+    """`ToolKind.AGENT` if the call runs another agent, else `ToolKind.DIRECT`."""
+
     strict: bool = False
-    """Whether the provider shall hold the model to the schema while it writes (OpenAI's strict mode)."""
+    """Whether the provider enforces the schema while the model generates the arguments (OpenAI's strict mode)."""
 
     read_only: bool = False
-    """Changes nothing: may run beside others, may run again."""
+    """Whether a call changes nothing, so that it may overlap other calls and may be repeated."""
 
     idempotent: bool = False
-    """Running it again under the same key has the same effect as running it once."""
+    """Whether repeating a call with the same idempotency key has the same effect as running it once."""
 
     on_unknown: OnUnknown = attrs.field(
         default=attrs.Factory(lambda tool: "rerun" if tool.repeatable else "ask", takes_self=True)
     )
-    """What is done about a call that was under way when its worker died, so that nobody knows what became of it:
-    "rerun" it under the same key, "fail" it with the outcome unknown, "ask" a person (`settle`), or a function of its
-    context and arguments that finds out, and returns `Found(result)` or one of these words.
+    """Policy for a call that was running when its worker crashed, so that its outcome is unknown. "rerun": run it again
+    under the same key. "fail": report the unknown outcome. "ask": wait for a person (`settle`). A function of the
+    context and the arguments can check the outcome and return `Found(result)` or one of these words. Default "rerun"
+    for read-only and idempotent tools, else "ask".
     """
 
     external: bool = False
-    """The function is never called: the call waits, and its result comes from outside (`answer`)."""
+    """Whether the result comes from outside (`answer`): the function is never called, and the call waits."""
 
     answer_expires_s: float | Callable[[Arguments], float] = ANSWER_EXPIRES_S
-    """Seconds that it is waited for, 0 or more; then the model is told that nobody answered."""
+    """Seconds to wait for that answer, 0 or more, or a function of the arguments. After that, the model is informed
+    that the call was not answered. Default 604,800 (7 days): people may be absent over a holiday weekend.
+    """
 
     concurrency_safe: bool | Callable[[Arguments], bool] = False
-    """May run beside others."""
+    """Whether a call may overlap other calls, or a function of the arguments that decides it. `@tool` defaults to the
+    value of `read_only`.
+    """
 
     locks: Callable[[Arguments], Iterable[Hashable]] | None = None
-    """What a call touches, as keys: it overlaps with whatever touches none of them. None: it may touch anything."""
+    """Function that returns the keys of the resources that a call uses; the call may overlap calls without a common
+    key. None: the call may use anything.
+    """
 
     after: tuple[str, ...] = ()
-    """Tools whose earlier calls in the same reply a call waits for."""
+    """Names of tools whose earlier calls in the same reply must end before a call of this tool starts."""
 
     limit: int | None = None
-    """Calls in flight at once, of all runs in this process, 1 or more. None: any number."""
+    """Maximum of concurrent calls over all runs in this process, 1 or more. None: unlimited."""
 
     per_minute: int | None = None
-    """Calls that start in any 60 seconds, of all runs in this process, 1 or more; a call beyond that waits its turn
-    without using up its time. None: any number.
+    """Maximum of calls started in any 60 seconds over all runs in this process, 1 or more. The time that a call waits
+    for it does not count toward its timeout. None: unlimited.
     """
 
     tags: frozenset[str] = attrs.field(default=frozenset(), converter=_to_tags)
+    """Labels for `ToolRegistry.filter` and for limits shared by several tools (`ToolRegistry.tag_limits`)."""
+
     permission: Level = attrs.field(
         default=attrs.Factory(lambda tool: Level.READ if tool.read_only else Level.WRITE, takes_self=True),
         converter=Level,
     )
-    """What a caller must be allowed to do."""
+    """Level that the run needs to call the tool. Default READ if `read_only`, else WRITE."""
 
     enabled: bool | Callable[[RunContext[Any]], bool] = True
-    """Whether it is there at all, asked for each turn and each call."""
+    """Whether the tool is available, or a function of the context that decides it for each turn and each call."""
 
     validate: Callable[[Arguments], str | None] | None = None
-    """A rule that the arguments must meet beside their schema: returns, or raises as ValueError, what is wrong."""
+    """Function that checks the arguments beyond their schema. It returns an error message, raises ValueError, or
+    returns None if they are valid.
+    """
 
     requires_approval: bool | Callable[[Arguments], bool] = False
-    """A person has to say yes to each call, or to those that the function picks."""
+    """Whether a person must approve each call, or a function that selects the calls by their arguments."""
 
     approval_expires_s: float = APPROVAL_EXPIRES_S
+    """Seconds until an unanswered approval request is rejected, above 0. Default 604,800 (7 days), which covers a
+    holiday weekend.
+    """
+
     describe: Callable[[Arguments], str] | None = None
-    """What a call will do, in a sentence, for the person who approves it."""
+    """Function that returns a sentence about the effect of a call, for the person who approves it."""
 
     timeout_s: float | None = None
-    """Seconds for a call, retries included; None for the run's own `Limits.tool_timeout_s`."""
+    """Seconds per call, retries included, above 0. None: `Limits.tool_timeout_s` of the run."""
 
     grace_s: float = 0.0
-    """Seconds beyond it for a tool that keeps its time by itself."""
+    """Additional seconds for a tool that enforces `timeout_s` itself."""
 
     estimate_s: float | None = None
-    """Seconds that a call usually takes; shown, never enforced."""
+    """Usual seconds per call, for display only. None: unknown."""
 
     shown_tokens: int = SHOWN_TOKENS
+    """Maximum of tokens of a result shown to the model, 1 or more. The journal keeps the whole result. Default 4,000,
+    so that twenty results fit the usual context window.
+    """
+
     shown_bytes: int = SHOWN_BYTES
-    """Of a result that the model is shown, 1 or more; the whole is kept in the journal."""
+    """Maximum of UTF-8 bytes of a result shown to the model, 1 or more. It applies beside `shown_tokens`, to text with
+    few tokens relative to its length.
+    """
 
     poll: bool = False
-    """Repeating it is its job: it counts for no loop."""
+    """Whether repeated calls are the purpose of the tool; they are excluded from loop detection."""
 
     waits_for: PendingKind | None = attrs.field(
         default=attrs.Factory(lambda tool: PendingKind.QUESTION if tool.external else None, takes_self=True)
     )
-    """What a call without a body waits for."""
+    """Kind of input that an external call waits for; None for other tools."""
 
     end_child_run: Callable[[Store, Clock, str, str], Awaitable[ToolReturn]] | None = None
-    """Ends the run of the agent behind a call, by the ids of the caller and the call, since one of them ends; returns
-    what the agent did.
+    """Function that ends the child run of a subagent call, given the store, the clock, the parent run's id and the
+    call's id. It is awaited when the parent run or the call ends, and returns the child's outcome.
     """
 
     breaker: Breaker = attrs.field(factory=Breaker, init=False, repr=False)
+    """Circuit breaker of the tool, shared by all runs in this process."""
+
     limiter: Limiter | None = attrs.field(
         default=attrs.Factory(lambda tool: _build_limiter(tool.limit, tool.per_minute), takes_self=True),
         init=False,
         repr=False,
     )
+    """Limiter for `limit` and `per_minute`; None if both are None."""
 
     def __repr__(self) -> str:
         parameters: Any = self.parameters.get("properties")
@@ -193,26 +230,26 @@ class Tool(Generic[P, R]):
 
     @property
     def repeatable(self) -> bool:
-        """Whether running a call again does no more than running it once."""
+        """Whether repeating a call has the same effect as running it once."""
         return self.read_only or self.idempotent
 
     @property
     def is_interactive(self) -> bool:
-        """Whether something may have to come from outside before a call of it counts."""
+        """Whether a call may need an approval or input from outside before its result counts."""
         return self.requires_approval is not False or self.waits_for is not None
 
     def digest_call(self, call: ToolCall) -> str:
-        """Return what an approval is bound to: a hash of the tool as it is, and of the exact arguments."""
+        """Return the hash of the tool and the exact arguments. An approval is valid only for this digest."""
         return short_hash(f"{self.digest}\n{call.name}\n{call.arguments}", DIGEST_CHARS)
 
     @property
     def may_start_early(self) -> bool:
-        """Whether its calls may start before the reply that asks for them is whole."""
+        """Whether calls may start while the model is still streaming the reply that requests them."""
         return self.read_only and self.requires_approval is False and self.kind is ToolKind.DIRECT
 
     @cached_property
     def digest(self) -> str:
-        """Hash of what the tool is to those who decide on it: its description, its schema, what its author declares."""
+        """Hash of the tool as approvers see it: its name, description, schema and declared flags."""
         shape = [self.name, self.description, self.read_only, self.idempotent, self.strict]
         return short_hash(
             json.dumps([*shape, to_mutable_json(self.parameters)], sort_keys=True, default=str), DIGEST_CHARS
@@ -220,26 +257,26 @@ class Tool(Generic[P, R]):
 
     @property
     def definition(self) -> ToolDefinition:
-        """The tool as a model is told of it."""
+        """Definition of the tool for the model."""
         return ToolDefinition(
             name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
         )
 
     def bind_and_check(self, text: str) -> BoundArguments:
-        """Read the arguments of a call through all three layers: JSON, schema, rule.
+        """Parse the arguments of a call and check them against the schema and the `validate` rule.
 
         Raises:
-            ArgumentsError: telling the model what does not fit.
+            ArgumentsError: with a message for the model that names the invalid argument.
         """
         bound = self.bind(text)
         self.check_rule(bound)
         return bound
 
     def check_rule(self, bound: BoundArguments) -> None:
-        """Hold arguments that fit the schema to the rule.
+        """Check schema-valid arguments against the `validate` rule.
 
         Raises:
-            ArgumentsError: telling the model what is wrong.
+            ArgumentsError: with a message for the model that states the violation.
         """
         if self.validate is not None and (flaw := _find_rule_violation(self, self.validate, self.to_namespace(bound))):
             raise ArgumentsError(f"the arguments of {self.name} break a rule: {flaw}. Nothing was run.")
@@ -255,7 +292,8 @@ def _find_rule_violation(
     except Exception as error:  # noqa: BLE001  a rule that breaks has not said yes
         callback_errors.log_callback_error("validate", tool.name, "the call is refused", error)
         return f"the rule could not be applied ({type(error).__name__})"
-    # Other values are mistakes: the `True` of a rule that says what is right reads as a flaw, its `False` as none.
+    # Other values are mistakes: a rule that returns True for valid arguments would look like a violation, and its False
+    # like a pass.
     return flaw if flaw is None or isinstance(flaw, str) else f"the rule could not be applied ({type(flaw).__name__})"
 
 
@@ -267,7 +305,7 @@ def _error_text(error: Exception) -> str:
 
 
 class ToolDeclarations(TypedDict, total=False):
-    """What may be declared of any tool, also of one that is an agent; the fields of `Tool` say what it means."""
+    """Options of any tool, including one made from an agent. See the fields of `Tool` for their meaning."""
 
     strict: bool
     on_unknown: OnUnknown
@@ -291,7 +329,7 @@ class ToolDeclarations(TypedDict, total=False):
 
 
 class ToolOptions(ToolDeclarations, total=False):
-    """What `tool` takes."""
+    """Options of the `tool` decorator."""
 
     name: str | None
     description: str | None
@@ -311,19 +349,19 @@ def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[P, R]], Tool[P, R
 
 
 def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
-    """Make a tool of a function: bare, or with what you declare about it.
+    """Make a tool of a function, as `@tool` or `@tool(...)` with options.
 
-    The schema comes from the type hints and the docstring (Google, NumPy or Sphinx). A first parameter annotated
-    `RunContext[...]` is handed in by the engine and hidden from the model.
+    The schema comes from the type hints and the docstring (Google, NumPy or Sphinx). If the first parameter is
+    annotated `RunContext[...]`, the engine passes it and hides it from the model.
 
     Args:
-        function: Plain or async. A plain one runs in a thread of its own.
-        **options: `name` (by default the function's), `description` (by default the docstring's text), `parameters`
-            (a JSON Schema in place of the type hints), and what the fields of `Tool` say. What is not declared is not
-            assumed: a tool without a word runs alone, and is never silently repeated.
+        function: A plain or an async function. A plain one runs in its own thread.
+        **options: `name` (default: the function's name), `description` (default: the docstring's text), `parameters` (a
+            JSON Schema that replaces the type hints) and the options documented as fields of `Tool`. The defaults are
+            the safe choice: a tool without options runs alone and is never repeated without asking.
 
     Raises:
-        MisuseError: when no schema can be made of the function, or a declaration makes no sense.
+        MisuseError: if no schema can be built from the function, or an option is invalid.
     """
     return (lambda fn: make_tool(fn, **options)) if function is None else make_tool(function, **options)
 
@@ -338,7 +376,7 @@ def make_tool(
     concurrency_safe: bool | Callable[[Arguments], bool] | None = None,
     **options: Any,
 ) -> Tool[..., Any]:
-    """Make a tool; `tool` is this as a decorator."""
+    """Make a tool; the decorator `tool` calls this."""
     name = name or str(getattr(function, "__name__", type(function).__name__))
     _check_name(name)
     _check_function(name, function)
@@ -391,7 +429,7 @@ _STRINGS: Final = ValueRule(
     wanted="a tuple of strings, also where it is one: ('a',)",
 )
 
-# The options of a tool, and what each may be.
+# Validation rules of the tool options.
 _OPTION_RULES: Final[Mapping[str, ValueRule]] = {
     **dict.fromkeys(
         ("timeout_s", "estimate_s", "approval_expires_s", "shown_tokens", "shown_bytes"), POSITIVE.or_none()
@@ -454,6 +492,6 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def _code_holders(function: Callable[..., Any]) -> tuple[Any, Any]:
-    """Return what may hold the code of a function: that itself, a partial's function, an object's `__call__`."""
+    """Return the objects that may hold the code of a function: itself or a partial's function, and its `__call__`."""
     inner = getattr(function, "func", function)
     return inner, getattr(inner, "__call__", None)  # noqa: B004  not asked whether it can be called

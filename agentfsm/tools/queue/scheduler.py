@@ -1,8 +1,8 @@
-"""The tool execution queue: calls overlap where the plan lets them, results come in call order, failures stay apart.
+"""The tool execution queue: runs calls concurrently where the plan allows it, and returns results in call order.
 
-Neighbouring calls of concurrency-safe tools run together. A call of any other tool waits for all before it, runs
-alone, and holds all behind it; locks refine that (see `plan`). Whatever a tool does, its call gets exactly one result
-(see `dispatch`). Source: document C, after the queue of Claude Code.
+Neighbouring calls of concurrency-safe tools run together. A call of any other tool waits for all before it, runs alone,
+and blocks all behind it; locks refine that (see `plan`). Whatever a tool does, its call gets exactly one result (see
+`dispatch`). Source: document C, after the queue of Claude Code.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from agentfsm.tools.queue.plan import NO_ACCESS, DependencyTracker, Plan, Planne
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.run_context import CallPaused
 
-# Calls in flight at once: a model seldom asks for more, and most services bear it.
+# Default maximum of concurrent calls: models seldom request more, and most services can handle it.
 DEFAULT_LIMIT: Final = 20
-# Seconds for a call whose tool sets none.
+# Default seconds for a call whose tool sets no timeout.
 DEFAULT_TIMEOUT_S: Final = 30.0
 
-# Seconds beyond a call's own time after which it asks whether it waits in vain: others may take just as long.
+# Seconds that a call waits for a limiter, beyond its own timeout, before it checks whether the limiter is stuck: other
+# calls may take just as long.
 PARK_GRACE_S: Final = 1.0
-_NO_WAKE: Final[WakeCallback] = lambda: None  # noqa: E731  what has never had to wait
+_NO_WAKE: Final[WakeCallback] = lambda: None  # noqa: E731  of a call that has never waited
 EventCallback = Callable[[Any], object]
 EventHook = Callable[[StreamEvent], None]
 StartTask = Callable[[Coroutine[Any, Any, None]], object]
@@ -50,23 +51,24 @@ StartTask = Callable[[Coroutine[Any, Any, None]], object]
 
 @attrs.frozen(kw_only=True)
 class QueueStatistics(Value):
-    """The inside of a queue, at one moment."""
+    """State of a queue at one moment."""
 
     running: int
-    """Calls in flight."""
+    """Number of running calls."""
 
     abandoned: int
-    """Threads of plain functions that outlived their calls and still run."""
+    """Number of threads of plain functions that outlived their calls and still run."""
 
     missed: int
-    """Events that a listener failed to take."""
+    """Number of events that the listener did not receive, or failed on."""
 
 
 @attrs.define(eq=False, repr=False)
 class InFlight:
-    """What is in flight."""
+    """Counter of running calls, shared by a queue and its streams."""
 
     calls: int = 0
+    """Number of running calls."""
 
 
 def _to_callback_dispatcher(listen: EventCallback | CallbackDispatcher | None) -> CallbackDispatcher | None:
@@ -89,48 +91,63 @@ def _build_dispatcher(queue: ToolQueue) -> ToolDispatcher:
 
 @attrs.define(eq=False, repr=False, kw_only=True, on_setattr=attrs.setters.NO_OP)
 class ToolQueue:
-    """Runs the calls of a reply. Serves an agent, or by itself: `await ToolQueue(registry).execute_all(calls)`."""
+    """Runs the calls of a reply. Used by an agent, or stand-alone: `await ToolQueue(registry).execute_all(calls)`."""
 
     registry: ToolRegistry = attrs.field(kw_only=False)
+    """The tools that can be called."""
+
     limit: int = attrs.field(default=DEFAULT_LIMIT, validator=COUNT)
-    """Calls in flight at once, 1 or more; 1 runs them one by one."""
+    """Maximum of concurrent calls, 1 or more; 1 runs them one by one. Default 20."""
 
     timeout_s: float = DEFAULT_TIMEOUT_S
+    """Seconds for a call whose tool sets no timeout, retries included. Default 30."""
+
     listen: CallbackDispatcher | None = attrs.field(default=None, converter=_to_callback_dispatcher)
-    """A plain function that is told of each event, in a thread of its own: it may be slow, hang or raise."""
+    """Plain function that is called with each event, in its own thread: it may be slow, hang or raise. None: no
+    listener.
+    """
 
     clock: Clock = attrs.field(factory=SystemClock)
+    """Clock for timestamps, deadlines and durations. Default: the system clock."""
+
     owner: object = attrs.field(factory=object)
-    """Whose calls these are: a thread that outlives its call blocks later ones of the same owner only. A run's id."""
+    """Owner of the calls, usually a run id. A thread that outlives its call blocks only later calls of the same owner.
+    """
 
     host: QueueHost = attrs.field(factory=QueueHost)
+    """Connection to the run: permissions, approvals and recording of results. Default: a stand-alone host, which allows
+    all.
+    """
+
     on_event: EventHook | None = None
-    """As `listen`, but called at once: it must neither wait nor fail."""
+    """Function that is called with each event synchronously: it must not wait or fail. None: no hook."""
 
     retries_per_tool: int = 2
+    """Maximum of retries per tool in the life of this queue, 0 or more; see `Limits`."""
+
     retries_per_run: int = 3
-    """Attempts after the first, in the life of this queue: see `Limits`."""
+    """Maximum of retries of all tools in the life of this queue, 0 or more; see `Limits`."""
 
     retries: dict[str, int] = attrs.field(factory=dict)
-    """Those made already, by tool; counted on here."""
+    """Number of retries so far, by tool name; updated by the queue."""
 
     in_flight: InFlight = attrs.field(factory=InFlight, repr=False)
-    """What is in flight; a queue shares it with its streams."""
+    """Counter of running calls; a queue shares it with its streams."""
 
     _dispatcher: ToolDispatcher = attrs.field(init=False, default=attrs.Factory(_build_dispatcher, takes_self=True))
 
     def statistics(self) -> QueueStatistics:
-        """Return what runs now."""
+        """Return the current counts of running calls, abandoned threads and missed events."""
         missed = 0 if self.listen is None else self.listen.missed
         return QueueStatistics(running=self.in_flight.calls, abandoned=len(find_abandoned(self.owner)), missed=missed)
 
     @property
     def is_watched(self) -> bool:
-        """Whether anybody is told of events."""
+        """Whether an event hook or a listener is set."""
         return self.on_event is not None or self.listen is not None
 
     def plan(self, calls: Sequence[ToolCall]) -> Plan:
-        """Tell how the calls would run: batches, waits, locks and reasons. Runs nothing; `execute_all` follows it."""
+        """Plan the calls: batches, waits, locks and reasons. Runs nothing; `execute_all` does the same."""
         order = DependencyTracker(self.registry.prerequisite_tools)
         placed = [(job, _add_to_tracker(order, job)) for job in map(self.build_job, range(len(calls)), calls)]
         return Plan(calls=tuple(_build_planned_call(job, place, calls) for job, place in placed), limit=self.limit)
@@ -138,12 +155,12 @@ class ToolQueue:
     async def execute_all(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Run the calls and return their results, in call order.
 
-        When it is cancelled, calls in flight are cancelled and no other starts; results handed to the host before
-        that stand. A call that waits for what is outside of the run has no result yet, nor have those behind it.
+        Cancellation cancels the running calls and starts no others; results already passed to the host remain. A call
+        that waits for external input has no result yet, nor have the calls behind it.
         """
         if len(calls) == 1 and not self.is_watched:
             job = self.build_job(0, calls[0])
-            if not job.limiters:  # nothing to plan, to wait for or to tell
+            if not job.limiters:  # nothing to plan, wait for or report
                 result = await self.run_job(job)
                 return [] if result is None else [result]
         session = Scheduler(self)
@@ -153,9 +170,9 @@ class ToolQueue:
         return session.results
 
     def stream(self, calls: Sequence[ToolCall]) -> QueueStream:
-        """Run the calls while somebody watches: `async with queue.stream(calls) as s: async for event in s: ...`.
+        """Run the calls as a stream of events: `async with queue.stream(calls) as s: async for event in s: ...`.
 
-        Their results are in `s.results` when the events have ended.
+        `s.results` has the results when the events have ended.
         """
         return QueueStream(lambda put: attrs.evolve(self, on_event=self._combine_hooks(put)).execute_all(calls))
 
@@ -171,14 +188,14 @@ class ToolQueue:
         return both
 
     def emit(self, event: StreamEvent) -> None:
-        """Hand an event to those who watch."""
+        """Pass an event to the hook and the listener."""
         if self.on_event is not None:
             self.on_event(event)
         if self.listen is not None:
             self.listen.put(event)
 
     def build_job(self, index: int, call: ToolCall) -> ToolJob:
-        """Look at a call: which tool, and what it touches."""
+        """Look up the tool of a call and the resources that it uses."""
         tool = None if call.invented else self.host.find_tool(self.registry, call.name)
         if tool is None or call.malformed is not None:
             return ToolJob(index, call, tool, NO_ACCESS)
@@ -190,41 +207,41 @@ class ToolQueue:
         return job
 
     async def emit_drained(self) -> None:
-        """Tell that no call is left, and let the listener hear of it before the caller goes on."""
+        """Report that no call is left, and wait for the listener to receive it."""
         self.emit(ToolEvent(type=ToolEventType.DRAINED))
         if self.listen is not None:
             await self.listen.drain()
 
     async def run_job(self, job: ToolJob) -> ToolResult | None:
-        """Run one call; None where it waits for what is outside of the run."""
+        """Run one call. Return None if it waits for external input."""
         clock = self.clock
         since, job.started_at = clock.monotonic(), clock.now()
-        told = _CallEvents(self, job) if self.is_watched else None
-        if told is not None:
-            job.on_started = told.emit_started
+        events = _CallEvents(self, job) if self.is_watched else None
+        if events is not None:
+            job.on_started = events.emit_started
         self.in_flight.calls += 1
         try:
             end = await self._run_call(job)
             if end is None:
-                if told is not None:
-                    told.emit_paused()
+                if events is not None:
+                    events.emit_paused()
                 return None
         except BaseException:
             duration_s = clock.monotonic() - since
-            if told is not None:
-                told.emit_cut_off(duration_s)
+            if events is not None:
+                events.emit_cut_off(duration_s)
             self.host.on_cut_off(job, duration_s)
             raise
         finally:
             self.in_flight.calls -= 1
         result = self._build_result(job, end, clock.monotonic() - since)
         self.host.on_result(result)
-        if told is not None:
-            told.emit_ended(result)
+        if events is not None:
+            events.emit_ended(result)
         return result
 
     async def _run_call(self, job: ToolJob) -> CallOutcome | None:
-        """Run one call, and return how it ended; None where it waits."""
+        """Run one call and return its outcome; None if it waits."""
         try:
             return await self._dispatcher.run_call(job)
         except CallPaused as pause:
@@ -252,7 +269,7 @@ class ToolQueue:
         )
 
     def refuse(self, job: ToolJob, end: CallOutcome) -> ToolResult:
-        """Return the result of a call that was never begun."""
+        """Build and report the result of a call that is refused before it starts."""
         job.started_at = self.clock.now()
         result = self._build_result(job, end, 0.0)
         self.host.on_result(result)
@@ -287,24 +304,26 @@ class ParkedCall:
     limiter: Limiter
     wake: WakeCallback
     check_at: float
-    """When it asks whether it waits in vain; seconds of the event loop."""
+    """Event loop time at which the call checks whether the limiter is stuck, seconds."""
 
     retry_at: float
-    """When it asks again for a permit that a rate has kept from it; infinite if only a release can help."""
+    """Event loop time at which the call retries for a permit withheld by a rate limit, seconds; infinite if only a
+    release can help.
+    """
 
 
 @attrs.define(eq=False, repr=False)
 class Scheduler:
-    """Calls on their way: each starts as soon as what it waits for has ended and there is room for it.
+    """Schedules calls: each starts as soon as its predecessors have ended and the concurrency limit permits.
 
-    Calls may be added while others run. As many workers as may run at once take the next call each: cheaper than a
-    task for every call. The others start when the first one has to wait, so calls that never wait cost no task at all:
-    ten of them would take 12 % more instructions of a turn on SQLite if the workers started with the batch.
+    Calls may be added while others run. Up to `limit` workers each take the next ready call, which is cheaper than a
+    task per call. Further workers start when the first one has to wait, so calls that never wait cost no task: starting
+    all workers with the batch would take 12 % more instructions of a turn on SQLite for ten such calls.
     """
 
     queue: ToolQueue
     start_task: StartTask | None = None
-    """Starts a worker beside the caller; None: the calls run one by one."""
+    """Starts a worker beside the caller. None: the calls run one by one."""
 
     _tracker: DependencyTracker = attrs.field(
         init=False,
@@ -315,25 +334,25 @@ class Scheduler:
     _jobs: list[ToolJob] = attrs.field(factory=list)
     _scheduled: list[ScheduledCall] = attrs.field(factory=list)
     _ready: list[int] = attrs.field(factory=list)
-    """The indexes of calls that may start, as a heap: the earliest first."""
+    """Indexes of calls that may start, as a heap: the earliest first."""
 
     _parked: dict[int, ParkedCall] = attrs.field(factory=dict)
-    """Those that have to wait for room in a limiter, in the order of their coming."""
+    """Calls that wait for a limiter, by index, in the order of their arrival."""
 
     _unparked: dict[int, ParkedCall] = attrs.field(factory=dict)
-    """Those of them for which there is room now, until they are taken."""
+    """Calls whose limiter has a permit now, by index, until a worker takes them."""
 
     _workers: int = 0
     _starting_workers: int = 0
-    """Workers that have not begun yet: for each, one of the ready calls is spoken for."""
+    """Workers that have not begun yet. Each has claimed one of the ready calls."""
 
     _results: dict[int, ToolResult] = attrs.field(factory=dict)
     _wakeup: anyio.Event | None = None
-    """Set for whoever drains when nothing is in flight any more, or a limiter has room."""
+    """Wakes the task in `drain` when no call is running any more, or a limiter has a permit."""
 
     @property
     def results(self) -> list[ToolResult]:
-        """The results so far, in call order."""
+        """Results so far, in call order."""
         return [self._results[index] for index in sorted(self._results)]
 
     @property
@@ -342,7 +361,7 @@ class Scheduler:
         return not self._scheduled or self._scheduled[-1].batch == len(self._scheduled) - 1
 
     def add(self, call: ToolCall) -> None:
-        """Take in the next call of the reply."""
+        """Add the next call of the reply."""
         job = self.queue.build_job(len(self._jobs), call)
         self._jobs.append(job)
         placed = _add_to_tracker(self._tracker, job)
@@ -360,7 +379,7 @@ class Scheduler:
             heappush(self._ready, placed.index)
 
     async def run(self) -> None:
-        """Run the calls until none is left that could start, and tell that the queue is empty."""
+        """Run the calls until none is left that could start, then report that the queue is empty."""
         if len(self._jobs) == 1 or self.queue.limit == 1 or self.is_sequential:
             await self.drain()
         else:
@@ -368,7 +387,7 @@ class Scheduler:
                 async with anyio.create_task_group() as tasks:
                     self.start_task = tasks.create_task
                     await self.drain()
-            except BaseExceptionGroup as group:  # what the host raised, or what no tool may raise
+            except BaseExceptionGroup as group:  # raised by the host, or not allowed for tools
                 raise first_error(group) from None
             finally:
                 self.start_task = None
@@ -380,7 +399,7 @@ class Scheduler:
         attends = self.start_task is not None and any(job.limiters for job in self._jobs)
         try:
             while self._ready or self._workers or self._parked:
-                if attends:  # so that somebody is there when a limiter has room
+                if attends:  # so that one task is free to react to a limiter
                     self.start_workers()
                     await self._wait()
                 elif self._wanted_workers > 0:
@@ -395,7 +414,7 @@ class Scheduler:
                 self.queue.host.on_limit_wait_cut_off(self._jobs[index])
 
     async def _wait(self) -> None:
-        """Wait until nothing is in flight, a limiter has a permit, or a call has waited long for one."""
+        """Wait until no call is running, a limiter has a permit, or a call has waited long for one."""
         self._wakeup = anyio.Event()
         deadline = min((min(parked.check_at, parked.retry_at) for parked in self._parked.values()), default=math.inf)
         with anyio.CancelScope(deadline=deadline) as scope:
@@ -405,7 +424,7 @@ class Scheduler:
             self._check_parked()
 
     def _check_parked(self) -> None:
-        """Retry the calls that a rate held up; answer those that wait for threads which may never end."""
+        """Retry calls held up by a rate limit, and refuse calls that wait for threads which may never end."""
         now = anyio.current_time()
         for index, parked in list(self._parked.items()):
             if now >= parked.retry_at:
@@ -415,7 +434,7 @@ class Scheduler:
                 continue
             if not parked.limiter.is_stuck:
                 parked.check_at = now + self._park_timeout_s(index)
-                parked.limiter.notify_when_free(parked.wake)  # nobody else may see that an event loop was closed
+                parked.limiter.notify_when_free(parked.wake)  # other waiters may not notice a closed event loop
                 continue
             del self._parked[index]
             parked.limiter.cancel_wait(parked.wake)
@@ -425,17 +444,17 @@ class Scheduler:
             self._finish(index, self.queue.refuse(job, end))
 
     def _park_timeout_s(self, index: int) -> float:
-        """Seconds after which a call asks whether it waits in vain."""
+        """Return the seconds after which a waiting call checks whether its limiter is stuck."""
         tool = self._jobs[index].tool
         return PARK_GRACE_S + ((tool.timeout_s if tool is not None else None) or self.queue.timeout_s)
 
     async def _run_worker(self) -> None:
-        """Run ready calls, one after the other; whoever starts this counts it as a worker."""
+        """Run ready calls, one after the other. The caller has counted this worker."""
         self._starting_workers -= 1
         try:
             while self._ready:
                 index = heappop(self._ready)
-                await checkpoint_if_cancelled()  # tools that never wait give no other chance to stop
+                await checkpoint_if_cancelled()  # the only cancellation point if tools never wait
                 if not self._acquire_limiters(index):
                     continue
                 if self._wanted_workers > 0:
@@ -449,7 +468,7 @@ class Scheduler:
 
     @property
     def _wanted_workers(self) -> int:
-        """How many workers more the ready calls could do with."""
+        """Number of additional workers that the ready calls need."""
         return min(self.queue.limit - self._workers, len(self._ready) - self._starting_workers)
 
     def start_workers(self) -> None:
@@ -481,12 +500,12 @@ class Scheduler:
         if self._wakeup is not None:
             self._wakeup.set()
 
-    # Limiters: how many calls of a tool, or of a tag, the whole process may have in flight, or start in a minute.
+    # Limiters: maximum of calls of a tool or a tag that the whole process may run at once, or start per minute.
 
     def _acquire_limiters(self, index: int) -> bool:
-        """Take a permit of each limiter of the call, in their order; if one has none, park the call until it has.
+        """Take a permit of each limiter of the call, in order; if one has none, park the call until it has.
 
-        Permits that were taken are kept meanwhile: since all calls take them in the same order, none waits in a ring.
+        Permits already taken are kept meanwhile. All calls take them in the same order, so that there is no deadlock.
         """
         job, called = self._jobs[index], self._unparked.pop(index, None)
         wake = _NO_WAKE if called is None else called.wake
@@ -506,7 +525,7 @@ class Scheduler:
         self._parked[index] = ParkedCall(
             limiter, wake, now + self._park_timeout_s(index), now + limiter.next_check_s(wake)
         )
-        self._wake()  # the task that waits has to know until when
+        self._wake()  # the waiting task has to compute its deadline anew
 
     def _unpark(self, index: int) -> None:
         if index in self._parked:
@@ -520,7 +539,7 @@ class Scheduler:
                 limiter.cancel(permit)
             elif job.abandoned_thread is None:
                 limiter.release()
-            else:  # its thread goes on, and so does what it does to the service
+            else:  # its thread still runs and uses the service
                 limiter.mark_abandoned()
                 job.abandoned_thread.on_end(limiter.release_abandoned)
         job.permits.clear()
@@ -528,24 +547,24 @@ class Scheduler:
 
 @attrs.define(eq=False, repr=False)
 class _CallEvents:
-    """What those who watch are told of one call: each start has exactly one end."""
+    """Emits the events of one call: each start has exactly one end."""
 
     queue: ToolQueue
     job: ToolJob
     is_open: bool = False
 
     def emit_queued(self) -> None:
-        """Tell that it has its place among the others."""
+        """Report the position of the call among the others."""
         position = self.queue.host.position_in_reply(self.job.call, self.job.index)
         self._emit(ToolEventType.QUEUED, position=position, estimate_s=self.job.estimate_s)
 
     def emit_started(self) -> None:
-        """Tell that the tool begins."""
+        """Report that the tool starts."""
         self.is_open = True
         self._emit(ToolEventType.STARTED)
 
     def emit_ended(self, result: ToolResult) -> None:
-        """Tell the result."""
+        """Report the result."""
         self.is_open = False
         said, took_s = result.content, result.duration_s
         if result.outcome is Outcome.DONE:
@@ -554,12 +573,12 @@ class _CallEvents:
             self._emit(ToolEventType.ERROR, duration_s=took_s, success=False, message=said, result=said)
 
     def emit_paused(self) -> None:
-        """Tell that the call goes on when what it waits for is there."""
+        """Report that the call waits for external input."""
         self.is_open = False
         self._emit(ToolEventType.PAUSED)
 
     def emit_cut_off(self, duration_s: float) -> None:
-        """Tell that a call that had begun was cut off together with all others."""
+        """Report that a call that had begun was cut off with all others."""
         if self.is_open:
             self.is_open = False
             self._emit(ToolEventType.ERROR, duration_s=duration_s, success=False, message="cut off")
@@ -568,7 +587,7 @@ class _CallEvents:
         call, behind = self.job.call, self.job.kind
         try:
             arguments = parse_arguments(call)
-        except (ValueError, RecursionError):  # of a queue that serves by itself
+        except (ValueError, RecursionError):  # possible only in a stand-alone queue
             arguments = {}
         self.queue.emit(
             ToolEvent(type=kind, call_id=call.id, tool=call.name, kind=behind, arguments=arguments, **details)
