@@ -1,1 +1,1 @@
-"""The only place where things happen: what `run.effect` says is done here, and nowhere else."""
+"""The engine: the only place that performs the effect in `run.effect`."""

@@ -1,1 +1,1 @@
-"""Who watches: the events of a stream, how they are handed over, the log."""
+"""Event streams, callbacks for events, and the log."""

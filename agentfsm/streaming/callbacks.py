@@ -1,7 +1,7 @@
-"""Events for a user's plain callback, which may raise, be slow or hang, and changes nothing for the run.
+"""Deliver events to a user's plain callback, which may raise, be slow or hang without effect on the run.
 
-It is called in a thread of its own. What it cannot keep up with is dropped and counted; async code that must see every
-event reads the stream instead, which never drops.
+The callback runs in its own thread. Events that it cannot keep up with are dropped and counted. Async code that needs
+every event reads the stream instead, which never drops any.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from agentfsm._concurrency import make_waker
 from agentfsm.core.errors import MisuseError
 from agentfsm.streaming.log import LOGGER
 
-# Events that wait for the callback: a run's worth, and small beside the run itself.
+# Maximum of events that wait for the callback: enough for a run, and small beside the run itself.
 MAX_BUFFERED_EVENTS: Final = 1_000
-# Seconds that the end of a run waits for the callback: it is noticed if it hangs, and no more.
+# Seconds that the end of a run waits for the callback: a hanging callback delays it only briefly.
 DRAIN_TIMEOUT_S: Final = 1.0
 # Seconds until an idle thread ends: longer than the pauses of a model, so that few events start a thread.
 IDLE_TIMEOUT_S: Final = 5.0
@@ -45,34 +45,36 @@ def _check_callback(_outlet: object, _field: object, callback: Callable[[Any], o
 
 @attrs.frozen(eq=False)
 class _DrainWaiter:
-    """Somebody who waits."""
+    """A task that waits in `drain`."""
 
     target: int
-    """How many events the callback has to be through with."""
+    """Number of events that the callback must have processed."""
 
     wake: Callable[[], None]
 
 
 @attrs.define(eq=False, repr=False)
 class CallbackDispatcher:
-    """Hand events to a callback, in order, without ever waiting for it."""
+    """Delivers events to a callback, in order, without waiting for it."""
 
     callback: Callable[[Any], object] = attrs.field(validator=_check_callback)
+    """Plain function that is called with each event."""
+
     _buffer: deque[Any] = attrs.field(factory=deque, init=False)
     _accepted: int = attrs.field(default=0, init=False)
-    """Events that were put into the buffer, so far."""
+    """Number of events put into the buffer so far."""
 
     _delivered: int = attrs.field(default=0, init=False)
-    """Those of them that the callback is through with."""
+    """Number of events that the callback has processed."""
 
     _dropped: int = attrs.field(default=0, init=False)
     _errors: int = attrs.field(default=0, init=False)
     _logged_types: set[type] = attrs.field(factory=set, init=False)
-    """What the callback has raised: a broken one raises the same with every event."""
+    """Exception types already logged: a broken callback raises the same one for every event."""
 
     _drain_waiters: list[_DrainWaiter] = attrs.field(factory=list, init=False)
     _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
-    """Its lock guards all of this; it is never held while the callback runs."""
+    """Condition whose lock guards all fields; it is not held while the callback runs."""
 
     _has_thread: bool = attrs.field(default=False, init=False)
 
@@ -81,11 +83,11 @@ class CallbackDispatcher:
 
     @property
     def missed(self) -> int:
-        """How many events the callback did not get, or raised at."""
+        """Number of events that were dropped, or for which the callback raised."""
         return self._dropped + self._errors
 
     def put(self, event: object) -> None:
-        """Hand over an event soon; from any thread, without waiting.
+        """Put an event into the buffer; from any thread, without waiting.
 
         The event is dropped if `MAX_BUFFERED_EVENTS` others wait.
         """
@@ -100,9 +102,9 @@ class CallbackDispatcher:
             self._changed.notify()
 
     async def drain(self) -> None:
-        """Wait until the callback is through with all events put before, or for `DRAIN_TIMEOUT_S` seconds of real time.
+        """Wait until the callback has processed all earlier events, at most `DRAIN_TIMEOUT_S` seconds of real time.
 
-        The event loop's own time is not asked, since it may be virtual. When cancelled, the events stay in the buffer.
+        The event loop's clock is not used, since it may be virtual. On cancellation, the events stay in the buffer.
         """
         with self._changed:
             if self._delivered == self._accepted:
@@ -139,16 +141,18 @@ class CallbackDispatcher:
             answer = self.callback(event)
             if inspect.iscoroutine(answer):
                 answer.close()
-                raise MisuseError(_ASYNC_CALLBACK_MESSAGE)  # noqa: TRY301  it is told like what the callback itself raises
+                raise MisuseError(_ASYNC_CALLBACK_MESSAGE)  # noqa: TRY301  handled like exceptions of the callback
         except BaseException as error:  # noqa: BLE001  the thread goes on, also after sys.exit() in the callback
             self._errors += 1
             if type(error) not in self._logged_types:
                 self._logged_types.add(type(error))
-                with suppress(Exception):  # a handler of the application's may raise as well
+                with suppress(Exception):  # the application's log handlers may raise
                     LOGGER.exception("a listener raised; further errors of this type are counted and not logged")
 
     def _reset_after_fork(self) -> None:
-        """Begin anew in the child of a fork: the thread, and whoever held the lock, stayed with the parent."""
+        """Reset the state in the child of a fork: the thread, and a possible holder of the lock, exist only in the
+        parent.
+        """
         self._changed = threading.Condition()
         self._buffer.clear()
         self._accepted = self._delivered
@@ -159,7 +163,7 @@ _DISPATCHERS: Final[weakref.WeakSet[CallbackDispatcher]] = weakref.WeakSet()
 
 
 def _start_daemon(thread: threading.Thread) -> bool:
-    """Start a thread that does not hold the process at exit; where there can be none, say so."""
+    """Start a thread that does not delay the exit of the process. Return False if it cannot be started."""
     thread.daemon = True
     try:
         thread.start()
@@ -169,8 +173,8 @@ def _start_daemon(thread: threading.Thread) -> bool:
 
 
 def _reset_all_after_fork() -> None:
-    for outlet in _DISPATCHERS:
-        outlet._reset_after_fork()  # noqa: SLF001  of this module
+    for dispatcher in _DISPATCHERS:
+        dispatcher._reset_after_fork()  # noqa: SLF001  of this module
 
 
 if hasattr(os, "register_at_fork"):

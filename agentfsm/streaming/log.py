@@ -1,8 +1,8 @@
-"""Facts about runs for the application's log: the stdlib logger `agentfsm`, written through structlog.
+"""Structured log of runs: the stdlib logger `agentfsm`, written with structlog.
 
-The library is silent until the application configures logging. Nothing secret is a fact: prompts, arguments, results
-and keys stay out, unless an agent is made with `log_prompts=True`, and then what looks like a secret is masked. Below
-a line may stand the traceback of what a tool has raised, whose last line is in that tool's own words.
+The library logs nothing until the application configures logging. Prompts, arguments, results and keys are left out,
+unless an agent is made with `log_prompts=True`; then likely secrets are masked. A line may be followed by the traceback
+of a tool's exception, whose last line is the tool's own text.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ LOGGER.addHandler(_NULL_HANDLER)
 _SECRET_PATTERN: Final = re.compile(
     r"(?i)\b(?:sk|pk|rk|ghp|gho|xox[abp])[-_][\w-]{8,}|\bbearer\s+\S+|[\w-]*(?:key|password|secret|token)\W{1,4}\S+",
 )
-# Characters of a prompt in the log: enough to recognise it.
+# Maximum of characters of a prompt in the log: enough to recognise it.
 MAX_PROMPT_CHARS: Final = 2_000
 
 
 @cache
 def _load_structlog() -> Any:
-    """Return structlog over the stdlib logger; loaded when it is needed, since its import takes 0.05 to 0.2 s."""
+    """Return structlog over the stdlib logger. It is imported on first use, which takes 0.05 to 0.2 s."""
     structlog = import_module("structlog")
     logfmt = structlog.processors.LogfmtRenderer(key_order=["event"])
 
     def arguments(logger: Any, method: str, facts: dict[str, Any]) -> tuple[tuple[str], dict[str, Any]]:
-        """Return what the stdlib's logger is called with: a line, and for formatters of another mind the facts."""
+        """Return the arguments for the stdlib logger: the line, and the facts in `extra` for other formatters."""
         error = facts.pop("exc_info", None)
         traced = None if error is None else ensure_printable(error)
         return (logfmt(logger, method, dict(facts)),), {"exc_info": traced, "extra": {"facts": facts}}
@@ -45,7 +45,9 @@ def _load_structlog() -> Any:
 
 
 def _is_enabled(level: int) -> bool:
-    """Whether a line reaches a handler of the application's; the one here only keeps the stdlib from complaining."""
+    """Return whether a handler of the application receives lines of this level. Ignores the null handler of this
+    module.
+    """
     if not LOGGER.isEnabledFor(level):
         return False
     handlers = LOGGER.handlers + logging.root.handlers if LOGGER.propagate else LOGGER.handlers
@@ -53,30 +55,36 @@ def _is_enabled(level: int) -> bool:
 
 
 def preload() -> None:
-    """Load what writes lines, if every turn will write one: later its import would hold up the event loop."""
+    """Import structlog if every turn will be logged. A later import would block the event loop."""
     if _is_enabled(logging.INFO):
         _load_structlog()
 
 
 @attrs.frozen
 class RunLogger(Value):
-    """A log whose lines all say which run they speak of."""
+    """Logger of one run; each line has the run's id and agent."""
 
     run_id: str
+    """Id of the run, logged as `run`."""
+
     agent: str
+    """Name of the agent, logged as `agent`."""
+
     is_info_enabled: bool = attrs.field(init=False, factory=lambda: _is_enabled(logging.INFO))
-    """Whether anybody wants to know of turns and calls; asked once, before their facts are put together."""
+    """Whether turns and calls are logged; checked once, before their facts are collected."""
 
     def debug(self, event: str, **facts: object) -> None:
-        """Log what only somebody looking for a fault wants."""
+        """Log details for debugging."""
         self._write(logging.DEBUG, event, facts)
 
     def info(self, event: str, **facts: object) -> None:
-        """Log a turn, a call, an end."""
+        """Log a turn, a call or an end."""
         self._write(logging.INFO, event, facts)
 
     def warning(self, event: str, **facts: object) -> None:
-        """Log a retry, a downgrade, something unusual; with an exception as `exc_info`, its traceback stands below."""
+        """Log a retry, a downgrade or an unusual event. With an exception as `exc_info`, its traceback follows the
+        line.
+        """
         self._write(logging.WARNING, event, facts)
 
     def error(self, event: str, **facts: object) -> None:
@@ -89,5 +97,5 @@ class RunLogger(Value):
 
 
 def redact(text: str) -> str:
-    """Return the beginning of the text, with what looks like a secret masked."""
+    """Return the beginning of the text, with likely secrets masked."""
     return _SECRET_PATTERN.sub("[redacted]", text[:MAX_PROMPT_CHARS])

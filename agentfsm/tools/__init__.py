@@ -1,1 +1,1 @@
-"""What a tool declares and knows, who may call it, and what all runs of the process share of its service."""
+"""Tools: their options and schemas, permissions, and the state that all runs of the process share per tool."""

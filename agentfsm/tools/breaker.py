@@ -1,11 +1,11 @@
-"""The circuit breaker of a tool: when its service is down, calls fail at once instead of waiting for it in vain.
+"""Circuit breaker of a tool: while its service is down, calls fail at once instead of waiting for a timeout.
 
-It belongs to the tool and so to all runs of the process. Closed, it lets every call go and counts failures in a row;
-open, it lets none go; after a while it is half open and lets one go, the probe, whose end decides.
+A breaker belongs to a tool and is shared by all runs of the process. Closed, it admits every call and counts
+consecutive failures. Open, it admits none. After `OPEN_S` it is half open and admits one call, the probe, whose result
+decides.
 
-A call may end long after the breaker has moved on: twenty calls that hung through an outage time out when it is over.
-So each call is let go with a ticket, which stands for the period of the breaker that let it go, and the result of a
-call counts only while that period lasts.
+A call may end long after the breaker has changed its state: twenty calls that hung through an outage time out when it
+is over. So each admitted call gets a ticket for the current period, and its result counts only during that period.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from typing import Final
 
 import attrs
 
-# In a row: fewer would take two unlucky calls for an outage, more would have each run wait through its time-outs.
+# Consecutive failures that open the breaker. Fewer would take two unlucky calls for an outage; more would make each
+# run wait through its timeouts.
 FAILURE_THRESHOLD: Final = 5
-# Seconds: about what a service needs to restart, and a rate limit of the usual kind to pass.
+# Seconds that the breaker stays open: about the time a service needs to restart, and a usual rate limit to pass.
 OPEN_S: Final = 60.0
 
 
 class BreakerState(StrEnum):
-    """Whether calls may go."""
+    """State of a breaker, which decides whether calls are admitted."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -33,45 +34,45 @@ class BreakerState(StrEnum):
 
 @attrs.define(eq=False, repr=False)
 class Ticket:
-    """A period of a breaker; what a call that was let go in it brings back with its result."""
+    """A period of a breaker. An admitted call returns the ticket with its result."""
 
     state: BreakerState
     failures: int = 0
-    """In a row, so far."""
+    """Consecutive failures so far."""
 
 
 @attrs.define(eq=False, repr=False)
 class Breaker:
-    """Closed, open, half open; from any thread.
+    """Thread-safe circuit breaker: closed, open or half open.
 
-    Times are monotonic seconds. A time that is further than `OPEN_S` from those seen before, to either side, counts as
-    later: the virtual clock of a test, say, knows nothing of the real one before it.
+    Times are monotonic seconds. A time that differs by more than `OPEN_S` from earlier ones, in either direction,
+    counts as later: for example, the virtual clock of a test is unrelated to the real clock before it.
     """
 
     _period: Ticket = attrs.field(factory=lambda: Ticket(BreakerState.CLOSED), init=False)
-    """Read once without the lock it says all that a call needs to go."""
+    """Current period. It can be read without the lock, as one read gives all that is needed to admit a call."""
 
     _since: float = attrs.field(default=0.0, init=False)
-    """When it opened, or when the newest probe went; before all time when a probe may go at once."""
+    """Time of the opening or of the latest probe; minus infinity if a probe may go at once."""
 
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     @property
     def state(self) -> BreakerState:
-        """Whether calls may go; open also when the time for a probe has come and no call has."""
+        """Current state; still open if the time for a probe has come but no call has."""
         return self._period.state
 
     def admit(self, now: float) -> Ticket | float:
-        """Let a call go, or say how long to wait.
+        """Admit a call, or return the seconds to wait.
 
-        Every ticket must come back, in `record_success`, `record_failure` or `discard`. A probe that has not come back
-        after `OPEN_S` no longer holds up other calls: another one goes beside it, and the first result decides.
+        Every ticket must be returned by `record_success`, `record_failure` or `discard`. A probe not returned within
+        `OPEN_S` no longer blocks other calls: a second probe is admitted, and the first result decides.
 
         Args:
             now: Monotonic seconds.
 
         Returns:
-            The ticket of the call, or the seconds, above 0 and at most `OPEN_S`, until a call may go at the latest.
+            The ticket of the call, or the maximum of seconds until a call is admitted, above 0 and at most `OPEN_S`.
         """
         ticket = self._period
         if ticket.state is BreakerState.CLOSED:
@@ -88,7 +89,7 @@ class Breaker:
             return self._period
 
     def record_success(self, ticket: Ticket) -> None:
-        """Note that the service answered, were it with an error that is no passing one."""
+        """Record that the service answered, even if with a permanent error."""
         if ticket.state is BreakerState.CLOSED and not ticket.failures:
             return
         with self._lock:
@@ -97,10 +98,10 @@ class Breaker:
                 self._period = Ticket(BreakerState.CLOSED)
 
     def record_failure(self, ticket: Ticket, now: float) -> None:
-        """Note a passing failure or a time-out.
+        """Record a transient failure or a timeout.
 
         Args:
-            ticket: Of the call.
+            ticket: The ticket of the call.
             now: Monotonic seconds.
         """
         with self._lock:
@@ -111,7 +112,9 @@ class Breaker:
                 self._period, self._since = Ticket(BreakerState.OPEN), now
 
     def discard(self, ticket: Ticket) -> None:
-        """Note that the call ended and says nothing of the service: it was cancelled, or refused its arguments."""
+        """Return the ticket of a call that shows nothing about the service: it was cancelled, or its arguments were
+        refused.
+        """
         with self._lock:
             if ticket is self._period:
                 self._since = -math.inf

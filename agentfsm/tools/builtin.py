@@ -1,4 +1,4 @@
-"""Tools that the engine brings along; a tool of the user's by the same name takes their place."""
+"""Built-in tools of the engine. A user's tool with the same name replaces them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 READ_RESULT: Final = "read_result"
 FIND_TOOLS: Final = "find_tools"
-# Characters of a page: some 3,000 tokens of usual text.
+# Characters of a page: about 3,000 tokens of usual text.
 PAGE_CHARS: Final = 12_000
-# As many as they may have, and so as many tokens at most: a page is not cut again.
+# Maximum of bytes of a page, and so of its tokens: a page is not cut again.
 PAGE_BYTES: Final = 4 * PAGE_CHARS
 
 
 @cache
 def read_result() -> Tool[..., Any]:
-    """Return the tool that reads what a long result did not show; made late, since that brings pydantic."""
+    """Return the tool that reads the omitted part of a long result. It is built on first use, since that imports
+    pydantic.
+    """
     return make_tool(
         _read_result,
         name=READ_RESULT,
@@ -39,9 +41,9 @@ def read_result() -> Tool[..., Any]:
     )
 
 
-# Seconds: a month; whoever needs longer starts another run then.
+# Maximum of seconds of a wait: 30 days. A longer wait needs another run.
 MAX_WAIT_S: Final = 30 * 86_400
-# Characters of an id that does not exist, told back to the model.
+# Maximum of characters of an unknown id, quoted to the model.
 MAX_ID_CHARS: Final = 40
 _READ_RESULT_DESCRIPTION: Final = "Read on in an earlier result of which only the beginning and the end were shown."
 
@@ -69,12 +71,12 @@ async def _read_result(ctx: RunContext[Any], result: str, start: int = 0) -> str
 
 @cache
 def find_tools() -> Tool[..., Any]:
-    """Return the tool that finds tools which the model was not offered."""
+    """Return the tool that finds tools not offered to the model."""
     return make_tool(_find_tools, name=FIND_TOOLS, read_only=True)
 
 
 def build_find_tools_definition(hidden: int) -> ToolDefinition:
-    """Return what the model is told of that tool where so many are hidden, 1 or more."""
+    """Return the definition of that tool for this number of hidden tools, 1 or more."""
     more = "There is 1 more tool" if hidden == 1 else f"There are {hidden} more tools"
     return attrs.evolve(find_tools().definition, description=f"{more} that you do not see. {_FIND_TOOLS_HINT}")
 
@@ -108,12 +110,12 @@ def _ask_user(question: str) -> str:
     Args:
         question: What you want to know, as one who has not seen your work can answer it.
     """
-    raise AssertionError(question)  # no external call is ever run
+    raise AssertionError(question)  # external tools are never called
 
 
 @cache
 def wait() -> Tool[..., Any]:
-    """Return the tool with which a model waits: until something is sent to the run, or the time is up."""
+    """Return the tool with which a model waits until a message arrives or the time is up."""
     return make_tool(
         _wait,
         name="wait",
@@ -133,11 +135,11 @@ def _wait(seconds: float, reason: str) -> str:
         seconds: The longest wait, above 0 and up to 2592000 (30 days).
         reason: What you wait for, for people who look at the run.
     """
-    raise AssertionError(seconds, reason)  # no external call is ever run
+    raise AssertionError(seconds, reason)  # external tools are never called
 
 
 def find_builtin(run: Run, name: str) -> Tool[..., Any] | None:
-    """Return the tool of that name that the engine offers in this run, or None."""
+    """Return the built-in tool of that name if the engine offers it in this run, else None."""
     if name == FIND_TOOLS and run.offered is not None:
         return find_tools()
     return read_result() if name == READ_RESULT and run.has_cut else None

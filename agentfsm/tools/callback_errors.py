@@ -1,7 +1,7 @@
-"""Faults in the functions with which a user declares something of a tool: what counts instead, and a word in the log.
+"""Log failures of the functions in tool options, such as `validate` or `requires_approval`.
 
-Such a function is called in the middle of a run, which goes on without it. What counts then is the safe side: a person
-is asked, the call is refused or runs alone. Its author learns of it from the log, with the traceback.
+These functions are called in the middle of a run, which continues without them. The engine then takes the safe choice:
+it asks a person, refuses the call or runs it alone. The log has the traceback for the author.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _log = logging.getLogger("agentfsm.tools")
 
 
 def log_callback_error(callback_name: str, tool: str, consequence: str, error: BaseException) -> None:
-    """Tell the log that a function has failed.
+    """Log that a function has failed.
 
     Args:
-        callback_name: Its place, for example "requires_approval".
-        tool: The name of its tool.
-        consequence: What happens now, for example "a person is asked".
-        error: What it has raised.
+        callback_name: The name of the option, for example "requires_approval".
+        tool: The name of the tool.
+        consequence: The consequence, for example "a person is asked".
+        error: The exception raised by the function.
     """
     _log.warning(
         "%s of the tool %r has failed, so %s", callback_name, tool, consequence, exc_info=ensure_printable(error)

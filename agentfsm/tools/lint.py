@@ -1,6 +1,7 @@
-"""A look over tools before they are used: what makes them hard to choose or to call, or unsafe to run.
+"""Lint tools before use: find problems that make them hard to choose or call, or unsafe to run.
 
-Names and descriptions are evidence for a person to judge. They decide nothing at run time: there only declarations do.
+The checks judge names and descriptions, for a person to review. They have no effect at run time, when only declarations
+count.
 
 Source: document E, 3.2, 3.3, 9.1, 9.2 and 10; document C, 2.2.
 """
@@ -21,32 +22,32 @@ from agentfsm.tokens.ledger import estimate_tokens
 if TYPE_CHECKING:
     from agentfsm.tools.tool import Tool
 
-# Fewer say no more than the name does.
+# Minimum of words of a description: fewer add nothing to the name.
 MIN_DESCRIPTION_WORDS: Final = 3
-# More are the sign of a tool that does several things (document E, 3.3).
+# Maximum of parameters: more suggest a tool that does several things (document E, 3.3).
 MAX_PARAMETERS: Final = 10
-# Objects and lists inside one another, from an argument on: a filter that holds a list of ranges.
+# Maximum of nesting levels of objects and lists, counted from an argument: a filter with a list of ranges.
 MAX_NESTING: Final = 3
-# Tokens of one definition, the upper end of what is usual (document E, 9.2).
+# Maximum of tokens of one definition, the upper end of the usual (document E, 9.2).
 MAX_DEFINITION_TOKENS: Final = 500
-# Tools told of at once, beyond which models choose wrongly more and more often (document E, 9.1).
+# Maximum of tools offered at once; with more, models choose wrongly more often (document E, 9.1).
 MAX_OFFERED_TOOLS: Final = 20
 
-# First words of the names of tools that as a rule change nothing.
+# First words of names that suggest a tool without side effects.
 READING_VERBS: Final = frozenset({"search", "get", "check", "list", "find", "read", "fetch"})
-# And of those that as a rule do.
+# First words of names that suggest a tool with side effects.
 CHANGING_VERBS: Final = frozenset({"save", "update", "delete", "send", "write", "create", "pay", "generate"})
 
-# In snake_case and in camelCase.
+# Words of a name in snake_case or camelCase.
 _NAME_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-# In prose; Chinese and Japanese write no spaces, and about every two characters are a word. Left to `re` to compile
-# when it is first used: so wide a range takes 2 ms, and `import agentfsm` comes by here.
+# Words in prose. Chinese and Japanese have no spaces; about every two characters are a word. The pattern is compiled on
+# first use: so wide a range takes 2 ms, which would slow down `import agentfsm`.
 _WORD: Final = r"[\u3040-\u30ff\u3400-\u9fff]{1,2}|[^\W_\u3040-\u30ff\u3400-\u9fff]+"
 # Words that add nothing to a name.
 _FILLER_WORDS: Final = frozenset({"a", "an", "the", "this", "tool", "function"})
 _SENTENCE_END: Final = re.compile(r"[.;。；\n]")  # noqa: RUF001  Chinese ends sentences so
 _NEGATION: Final = re.compile(r"\b(?:not|never|no|nothing|cannot|without)\b|n't\b|不|无", re.IGNORECASE)
-# A verb that begins a clause; elsewhere it is as often a noun, or somebody else's deed.
+# A verb that begins a clause. Elsewhere it is often a noun, or has another subject.
 _CHANGE_VERB: Final = re.compile(
     r"(?:^|[,，]|\b(?:and|then|or)\b|并)\s*"  # noqa: RUF001  a Chinese comma
     r"((?:delete|remove|send|save|create|update|write|insert|charge|pay)s?\b|删除|发送|保存|创建|更新)",
@@ -62,25 +63,27 @@ _Schema: TypeAlias = Mapping[str, Any]
 
 @attrs.frozen(kw_only=True)
 class Finding(Value):
-    """What might be better about a tool."""
+    """A possible improvement of a tool."""
 
     tool: str | None
-    """Its name; None for what is about all of them."""
+    """Name of the tool; None for a finding about all tools."""
 
     severity: Severity
+    """"warning" for a probable mistake, "hint" for a possible improvement."""
+
     message: str
-    """What, why, and what to do."""
+    """The problem, its reason, and the remedy."""
 
 
 def lint_tools(tools: Iterable[_Tool], count: CountTokens | None = None) -> tuple[Finding, ...]:
-    """Look at tools as a careful reader would. Nothing is called or changed.
+    """Check tools and return the findings. Nothing is called or changed.
 
     Args:
         tools: A registry, or any tools.
-        count: Counts the tokens of a text; without it they are estimated from bytes.
+        count: Function that counts the tokens of a text. None: tokens are estimated from bytes.
 
     Returns:
-        The findings, tool by tool; what is about all of them comes last.
+        The findings, tool by tool; those about all tools come last.
     """
     looked_at = tuple(tools)
     return *(found for tool in looked_at for found in _check_tool(tool, count)), *_check_tool_count(looked_at)
@@ -112,7 +115,7 @@ def _check_tool_count(tools: tuple[_Tool, ...]) -> Iterator[Finding]:
         yield Finding(tool=None, severity="hint", message=message)
 
 
-# What it is called and said to do.
+# Checks of the name and the description.
 
 
 def _check_description(tool: _Tool) -> Iterator[Finding]:
@@ -167,7 +170,7 @@ def _find_described_change(description: str) -> str | None:
     return None
 
 
-# What it takes.
+# Checks of the parameters.
 
 
 def _check_parameters(tool: _Tool) -> Iterator[Finding]:
@@ -205,7 +208,7 @@ def _check_nesting(tool: _Tool) -> Iterator[Finding]:
 
 
 def _measure_nesting(schema: _Schema, types: _Schema, known: dict[str, float]) -> float:
-    """How many objects and lists stand inside one another, at most; infinite where a type holds itself."""
+    """Return the maximum depth of nested objects and lists; infinite for a recursive type."""
     target = _referenced_name(schema)
     if target and target not in known:
         known[target] = math.inf  # for whoever meets it inside itself
@@ -221,7 +224,7 @@ def _measure_nesting(schema: _Schema, types: _Schema, known: dict[str, float]) -
 
 
 def _nested_schemas(schema: _Schema) -> Iterator[_Schema]:
-    """The schemas of what stands inside an object or a list."""
+    """Return the schemas directly inside an object or a list."""
     inner = [schema.get("items"), schema.get("additionalProperties"), *schema.get("prefixItems", ())]
     inner += [*_get_mapping(schema, "properties").values(), *_get_mapping(schema, "patternProperties").values()]
     return (each for each in inner if isinstance(each, Mapping))
@@ -249,7 +252,7 @@ def _definitions(schema: _Schema) -> _Schema:
 
 
 def _referenced_name(schema: _Schema) -> str:
-    """The name of the type that a schema refers to, or nothing."""
+    """Return the name of the type that a schema refers to, or an empty string."""
     return str(schema.get("$ref", "")).rpartition("/")[2]
 
 

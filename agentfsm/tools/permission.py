@@ -1,7 +1,7 @@
-"""Who may call what: levels, and rules over tool names and arguments.
+"""Permissions: levels, and rules over tool names and arguments.
 
-A rule is asked twice. What can never be allowed is not even offered to the model, so that it does not try; and each
-call is asked about again with its very arguments, since a model may also name what it was not offered.
+Each rule is checked twice. Tools that can never be allowed are not offered to the model, so that it does not try them.
+Each call is checked again with its exact arguments, since a model may also call a tool that it was not offered.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from agentfsm.tools.tool import Tool
 
 
-# Tests the validated arguments, defaults included: `lambda a: a.cents <= 500`.
+# A condition on the validated arguments, defaults included: `lambda a: a.cents <= 500`.
 Condition: TypeAlias = Callable[[SimpleNamespace], bool]
 
 
@@ -42,20 +42,20 @@ def _check_when(rule: Rule, _attribute: object, when: Any) -> None:
 
 @attrs.frozen
 class Rule(Value):
-    """Some tools, and optionally some arguments: `Rule("pay*", lambda a: a.cents <= 500)`.
+    """A rule about some tools, and optionally some arguments: `Rule("pay*", lambda a: a.cents <= 500)`.
 
     Raises:
-        MisuseError: when `tools` is no name, or `when` no plain function.
+        MisuseError: if `tools` is not a name, or `when` is not a plain function.
     """
 
     tools: str = attrs.field(validator=_check_tools)
-    """A tool's name, or a glob over names, in which * stands for any characters; upper and lower case differ."""
+    """Name of a tool, or a case-sensitive glob over names, in which * matches any characters."""
 
     when: Condition | None = attrs.field(default=None, validator=_check_when)
-    """The arguments to which it applies; None for any. It answers True or False, and may not wait."""
+    """Condition on the arguments, a plain function that returns True or False. None: the rule covers any arguments."""
 
     def covers(self, tool: Tool[..., Any]) -> bool:
-        """Tell whether it is about this tool at all."""
+        """Return whether the rule covers this tool."""
         return fnmatchcase(tool.name, self.tools)
 
 
@@ -89,29 +89,31 @@ def _check_roles(given: Mapping[str, Permissions]) -> dict[str, Permissions]:
 
 @attrs.frozen(kw_only=True)
 class Permissions(Value):
-    """What runs may do. Without a word said, everything.
+    """Permissions of runs. The defaults allow everything.
 
-    A run that has some of the roles may do whatever any one of those may; a run that was started without roles, what is
-    said here. Where there are roles, a run that has none but others may do nothing: one may be misspelled.
+    A run with known roles may do whatever any one of them allows. A run started without roles has the permissions set
+    here. If roles are defined here, a run whose roles are all unknown may do nothing, since a role may be misspelled.
 
     Raises:
-        MisuseError: when a level, a rule or a role is none.
+        MisuseError: if a level, a rule or a role is invalid.
     """
 
     level: Level = attrs.field(default=Level.ADMIN, converter=Level)
-    """Tools of a higher level are refused."""
+    """Highest level that is allowed; tools of a higher level are refused. Default ADMIN, which allows all."""
 
     allow: tuple[Rule, ...] = attrs.field(default=(Rule("*"),), converter=_to_rules)
-    """What is not among these is refused."""
+    """Rules that allow calls; a call that matches none of them is refused. Default: all calls."""
 
     deny: tuple[Rule, ...] = attrs.field(default=(), converter=_to_rules)
-    """What is among these is refused, whatever else allows it; here also for runs with roles."""
+    """Rules that refuse calls, whatever allows them; they also apply to runs with roles."""
 
     roles: Mapping[str, Permissions] = attrs.field(factory=dict, converter=_check_roles)
-    """In place of `level` and `allow`, for runs that have the role. A role has no roles of its own."""
+    """Permissions by role name. They replace `level` and `allow` for runs with the role, and cannot have roles of their
+    own.
+    """
 
     def may_offer(self, tool: Tool[..., Any], roles: Collection[str]) -> bool:
-        """Tell whether a model is to be told of a tool: whether with some arguments it could be allowed."""
+        """Return whether a tool is offered to the model, because a call with some arguments could be allowed."""
         if any(rule.when is None and rule.covers(tool) for rule in self.deny):
             return False
         if self.roles and roles:
@@ -119,15 +121,16 @@ class Permissions(Value):
         return tool.permission <= self.level and any(rule.covers(tool) for rule in self.allow)
 
     def refusal_reason(self, tool: Tool[..., Any], roles: Collection[str], arguments: SimpleNamespace) -> str | None:
-        """Say why this very call may not run. A condition that fails, or answers neither yes nor no, counts against it.
+        """Return the reason why this call may not run. A condition that raises, or does not return a bool, counts as a
+        refusal.
 
         Args:
             tool: The tool that is called.
-            roles: Of the run.
-            arguments: Validated, defaults included.
+            roles: The roles of the run.
+            arguments: The validated arguments, defaults included.
 
         Returns:
-            A clause for the model, or None where the call may run.
+            A clause for the model, or None if the call may run.
         """
         if denied := _find_denial(self.deny, tool, arguments):
             return denied
@@ -169,7 +172,7 @@ def _find_missing_allow(rules: Iterable[Rule], tool: Tool[..., Any], arguments: 
 
 
 def _evaluate_condition(rule: Rule, tool: Tool[..., Any], arguments: SimpleNamespace) -> bool | Exception:
-    """Whether its condition holds, or why that could not be found out."""
+    """Return whether the condition holds, or the exception that prevented its evaluation."""
     if rule.when is None:
         return True
     try:
@@ -177,7 +180,7 @@ def _evaluate_condition(rule: Rule, tool: Tool[..., Any], arguments: SimpleNames
     except Exception as error:  # noqa: BLE001  a rule that breaks has not said yes
         callback_errors.log_callback_error("a rule's `when`", tool.name, "it counts against the call", error)
         return error
-    # Other values are mistakes that read as a yes: a coroutine, a comparison of arrays.
+    # Other values are mistakes that look true: a coroutine, a comparison of arrays.
     return met if isinstance(met, bool) else TypeError(type(met).__name__)
 
 

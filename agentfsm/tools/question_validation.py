@@ -1,4 +1,4 @@
-"""What a tool asks a person in the middle of its call: what can be asked, and whether an answer fits."""
+"""Validation of the questions that a tool asks a person during a call, and of the answers."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from agentfsm.core.pending import Question
 if TYPE_CHECKING:
     from agentfsm.core.messages import JSON
 
-# Questions of one pause: nobody answers more in one go.
+# Maximum of questions per pause: more cannot be answered at a time.
 MAX_QUESTIONS: Final = 20
-# Characters of a question's key.
+# Maximum of characters of a question's key.
 MAX_KEY_CHARS: Final = 200
-# Characters of a question's message: some two pages.
+# Maximum of characters of a question's message: about two pages.
 MAX_MESSAGE_CHARS: Final = 8_000
-# Characters of a question's schema: a form of 100 fields has fewer.
+# Maximum of characters of a question's schema: a form of 100 fields has fewer.
 MAX_SCHEMA_CHARS: Final = 20_000
-# Characters of an address: longer ones are cut off by browsers and proxies.
+# Maximum of characters of an address: browsers and proxies cut longer ones.
 MAX_URL_CHARS: Final = 4_000
-# Characters of what a tool gets back: an attempt's notes, and not its data.
+# Maximum of characters of a tool's state: enough for notes, not for data.
 MAX_STATE_CHARS: Final = 250_000
-# Characters of an answer, as JSON.
+# Maximum of characters of an answer, as JSON.
 MAX_ANSWER_CHARS: Final = 100_000
-# Times that one call may ask. Source: the MCP SDKs, which all stop there.
+# Maximum of times that one call may ask. Source: the limit of the MCP SDKs.
 MAX_ROUNDS: Final = 10
-# What a property of an answer may be; or several strings.
+# Types that a property of an answer may have; an array of strings is also allowed.
 _PLAIN_TYPES: Final = ("string", "number", "integer", "boolean")
 
 
 def validate_questions(questions: Sequence[Question]) -> tuple[Question, ...]:
-    """Return a copy of these, if they can be asked together.
+    """Return a copy of the questions, if they can be asked together.
 
     Raises:
-        MisuseError: when there are none or too many, two have one key, or one cannot be asked.
+        MisuseError: if there are none or too many, two have the same key, or one is invalid.
     """
     if odd := [each for each in questions if not isinstance(each, Question)]:
         raise MisuseError(f"InputRequired takes questions, not {type(odd[0]).__name__}: Question(key=..., message=...)")
@@ -56,7 +56,7 @@ def validate_questions(questions: Sequence[Question]) -> tuple[Question, ...]:
 
 
 def _copy_question(question: Question) -> Question:
-    """Return a question as the journal holds it, that shares nothing with the tool's."""
+    """Return a question as the journal stores it, without objects shared with the tool."""
     schema = (
         None
         if question.schema is None
@@ -95,10 +95,10 @@ _SCHEMA_DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 def _compile_question_schema(schema: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[Any], bool]]:
-    """Return the schema as it is applied, and what says whether a value fits it.
+    """Return the normalised schema, and a function that returns whether a value fits it.
 
     Raises:
-        MisuseError: when it is no schema, or costs too much.
+        MisuseError: if it is not a valid schema, or too expensive to check.
     """
     from agentfsm.tools.schema.complexity import normalise_parameters  # noqa: PLC0415  they bring pydantic and a validator
     from agentfsm.tools.schema.validator import compile_schema  # noqa: PLC0415
@@ -117,15 +117,15 @@ def _is_plain(part: Any) -> bool:
 
 
 def _is_choice(part: Mapping[str, Any]) -> bool:
-    """Whether a value is one of those that are listed."""
+    """Return whether the schema lists the permitted values."""
     return any(keyword in part for keyword in ("enum", "const", "oneOf", "anyOf"))
 
 
 def encode_state(state: JSON) -> str:
-    """Return what a tool wants to have back as JSON text.
+    """Return a tool's state as JSON text.
 
     Raises:
-        MisuseError: when JSON cannot hold it, or it is too large.
+        MisuseError: if it is not JSON, or too large.
     """
     try:
         text = json.dumps(state, allow_nan=False)  # in ASCII, so that it comes back as it was, half characters included
@@ -139,15 +139,15 @@ def encode_state(state: JSON) -> str:
 
 
 def validate_answer(question: Question, content: Any) -> dict[str, Any]:
-    """Return a person's answer as JSON has it, if it is one to the question.
+    """Return a person's answer as JSON values, if it fits the question.
 
     Args:
-        question: What was asked.
-        content: An object with the properties of its schema; plain text, where that is one string; None, where there
-            is nothing to fill in.
+        question: The question.
+        content: An object with the properties of the question's schema; plain text, if the schema has one string; None,
+            if it has no properties.
 
     Raises:
-        MisuseError: when it does not fit; it says what is wrong.
+        MisuseError: if it does not fit; the message states the problem.
     """
     schema = question.schema or {"type": "object", "properties": {}}
     if isinstance(content, str):
@@ -168,7 +168,7 @@ def validate_answer(question: Question, content: Any) -> dict[str, Any]:
 
 
 def _find_text_property(key: str, schema: Mapping[str, Any]) -> str:
-    """Return the one property that plain text stands for."""
+    """Return the name of the one string property that plain text stands for."""
     named = schema.get("properties", {})
     if [part.get("type") for part in named.values()] != ["string"]:
         names = ", ".join(map(repr, named)) or "none: it is agreed to with {}, or declined"

@@ -1,4 +1,4 @@
-"""The tools of an agent, by name: what is registered, what a model is told of it, and what its calls share."""
+"""Registry of an agent's tools by name, with their definitions for the model and their limiters."""
 
 from __future__ import annotations
 
@@ -39,37 +39,37 @@ def _to_limiter(tag: object, limit: object) -> Limiter:
 
 
 class ToolSource(Protocol):
-    """Tools that come from elsewhere, and may change between two turns: those of an MCP server.
+    """Source of tools that may change between two turns, such as an MCP server.
 
-    It stands among an agent's tools. The engine asks `is_stale` before each turn, which costs nothing, and only then
-    waits for `update`.
+    It is listed among an agent's tools. The engine checks `is_stale` before each turn, which is cheap, and awaits
+    `update` only if it is True.
     """
 
     @property
     def is_stale(self) -> bool:
-        """Whether there may be news, or nothing was asked for yet."""
+        """Whether the tools may have changed, or were never fetched."""
         ...
 
     @property
     def version(self) -> int:
-        """Grows with each change of `tools`."""
+        """Version of `tools`; increases with each change."""
         ...
 
     @property
     def tools(self) -> Iterable[Tool[..., Any]]:
-        """The tools as they were last told of."""
+        """The tools as of the last update."""
         ...
 
     async def update(self) -> None:
-        """Ask what there is now.
+        """Fetch the current tools.
 
         Raises:
-            AgentError: when nothing is known at all, and the source cannot be asked.
+            AgentError: if no tools were ever fetched, and the source cannot be reached.
         """
         ...
 
     async def aclose(self) -> None:
-        """Close what asking has opened. It may be asked again."""
+        """Close the connections opened by `update`. The source can be updated again afterwards."""
         ...
 
 
@@ -79,49 +79,50 @@ def _is_source(candidate: object) -> TypeGuard[ToolSource]:
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class ToolRegistry:
-    """The tools of an agent, by name, in the order in which they were registered.
+    """The tools of an agent, by name, in the order of registration.
 
-    What is asked for with each turn or call is kept with each registration, so that asking costs nothing.
+    Data needed for each turn or call is kept up to date on registration, so that reading it is cheap.
     """
 
     tag_limits: Mapping[str, Limiter] = attrs.field(factory=dict, converter=_to_limiters)
-    """Limits of all tools that have a tag, over the whole process: calls in flight at once, `{"db": 2}`, or a limiter,
-    `{"db": Limiter(2, per_minute=100)}`. Registries that are given the same limiter share it.
+    """Limits by tag, each shared by all tools with the tag in the whole process: the maximum of concurrent calls,
+    `{"db": 2}`, or a limiter, `{"db": Limiter(2, per_minute=100)}`. Registries that are given the same limiter share
+    it.
     """
 
     definitions: tuple[ToolDefinition, ...] = attrs.field(default=(), init=False)
-    """What a model is told of them."""
+    """Definitions of the tools for the model, in the order of registration."""
 
     polling_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
-    """Names of the tools whose repetition is their job."""
+    """Names of the tools with `poll`, which are excluded from loop detection."""
 
     interactive_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
-    """Names of those that may need something from outside before a call counts: a person's yes, or an answer."""
+    """Names of the tools whose calls may need an approval or an answer from outside."""
 
     eager_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
     """Names of the tools whose calls may start while the reply streams."""
 
     conditional_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
-    """Names of the tools that are not always there."""
+    """Names of the tools with an `enabled` condition."""
 
     prerequisite_tools: frozenset[str] = attrs.field(default=frozenset(), init=False)
-    """Names of the tools whose calls others wait for by `after`."""
+    """Names of the tools listed in the `after` of any tool."""
 
     sources: tuple[ToolSource, ...] = attrs.field(default=(), init=False)
-    """Where further tools come from, which `refresh` asks for."""
+    """Sources of further tools, fetched by `refresh`."""
 
     version: int = attrs.field(default=0, init=False)
-    """Grows with each change, for whoever keeps something that was made of the tools."""
+    """Version of the registry; increases with each change, for use as a cache key."""
 
     _tools: dict[str, Tool[..., Any]] = attrs.field(factory=dict, init=False)
     _source_tools: dict[ToolSource, tuple[int, tuple[str, ...]]] = attrs.field(factory=dict, init=False)
-    """By source: its version, and the names of its tools that are here."""
+    """For each source: its version, and the names of its tools in this registry."""
 
     _limiters: dict[Tool[..., Any], tuple[Limiter, ...]] = attrs.field(factory=dict, init=False)
 
     @classmethod
     def of(cls, tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource]) -> ToolRegistry:
-        """Return a registry of these tools, or the one that is given; plain functions become tools."""
+        """Return a registry of these tools, or `tools` itself if it is a registry; functions become tools."""
         if isinstance(tools, ToolRegistry):
             return tools
         if not isinstance(tools, Iterable) or isinstance(tools, str | Tool) or callable(tools):
@@ -135,16 +136,16 @@ class ToolRegistry:
         return registry
 
     def attach(self, source: ToolSource) -> None:
-        """Add a source of tools; they come with the next `refresh`."""
+        """Add a source of tools, which are registered by the next `refresh`."""
         self.sources += (source,)
         self._source_tools.setdefault(source, (0, ()))
 
     async def refresh(self) -> None:
-        """Ask the sources that may have news, all at once, and take in what has changed.
+        """Update all stale sources concurrently, and register their changes.
 
         Raises:
-            AgentError: when a source that has never answered cannot be asked.
-            DuplicateToolError: when a source has a tool of a name that is taken.
+            AgentError: if a source that was never fetched cannot be reached.
+            DuplicateToolError: if a source has a tool whose name is taken.
         """
         stale = [source for source in self.sources if source.is_stale]
         if len(stale) == 1:
@@ -172,11 +173,11 @@ class ToolRegistry:
             await source.aclose()
 
     def register(self, candidate: Tool[..., Any] | Callable[..., Any]) -> Tool[..., Any]:
-        """Add a tool, or a function as one.
+        """Add a tool, or a function converted to a tool.
 
         Raises:
-            DuplicateToolError: when the name is taken.
-            MisuseError: when it is no function, or no schema can be made of it.
+            DuplicateToolError: if the name is taken.
+            MisuseError: if it is not a function, or no schema can be built from it.
         """
         if not callable(candidate):
             raise _not_a_tool_error(candidate)
@@ -201,10 +202,10 @@ class ToolRegistry:
         self.version += 1
 
     def unregister(self, name: str) -> Tool[..., Any]:
-        """Remove a tool and return it. A call of it that is on its way still ends.
+        """Remove a tool and return it. Running calls of it still complete.
 
         Raises:
-            MisuseError: when there is none of that name.
+            MisuseError: if no tool has that name.
         """
         if name not in self._tools:
             near = " or ".join(map(repr, self._close_names(name, 3)))
@@ -228,15 +229,15 @@ class ToolRegistry:
         tags: Iterable[str] | None = None,
         permission: Level | str | None = None,
     ) -> ToolRegistry:
-        """Return a new registry of the tools that match all that is given: the same tools, under the same limits.
+        """Return a new registry of the tools that match all arguments: the same tools, under the same limits.
 
         Args:
-            names: Names or globs, any of which a tool's name matches.
-            tags: Any of which a tool has.
-            permission: The highest level that a tool may need.
+            names: Names or globs; a tool must match any of them. None: all names.
+            tags: Tags; a tool must have any of them. None: all tools.
+            permission: The highest level that a tool may need. None: any level.
 
         Raises:
-            MisuseError: when there is no such level, or one string stands where several belong.
+            MisuseError: if the level does not exist, or a string is given in place of a list.
         """
         globs, wanted = _to_names("names", names), _to_names("tags", tags)
         most = None if permission is None else Level(permission)
@@ -249,10 +250,9 @@ class ToolRegistry:
         return part
 
     def limiters_for(self, tool: Tool[..., Any]) -> tuple[Limiter, ...]:
-        """Return what a call of a tool has to pass: the tool's own first, then those of its tags, the oldest first.
+        """Return the limiters of a tool: its own first, then those of its tags, the oldest first.
 
-        Callers that take them in this order never wait for one another in a ring, nor for themselves: a limiter of
-        several tags is there once.
+        Callers that acquire them in this order cannot deadlock. A limiter shared by several tags is listed once.
         """
         known = self._limiters.get(tool)
         return self._collect_limiters(tool) if known is None else known  # removed, with a call of it on its way
@@ -263,22 +263,22 @@ class ToolRegistry:
         return *own, *sorted(of_tags, key=lambda limiter: limiter.number)
 
     def for_openai(self) -> list[dict[str, Any]]:
-        """Return the definitions as OpenAI's client takes them, in `tools=`."""
+        """Return the definitions in the format of OpenAI's `tools=`."""
         return [each.openai() for each in self.definitions]
 
     def for_anthropic(self) -> list[dict[str, Any]]:
-        """Return the definitions as Anthropic's client takes them, in `tools=`."""
+        """Return the definitions in the format of Anthropic's `tools=`."""
         return [each.anthropic() for each in self.definitions]
 
     def summary(self) -> str:
-        """Return a line for each tool, with its parameters and its first sentence: cheap enough to choose from many."""
+        """Return one line per tool with its parameters and its first sentence, short enough to choose from many."""
         return "\n".join([each.summary for each in self.definitions])
 
     def check(self, count: Callable[[str], int] | None = None) -> tuple[Finding, ...]:
-        """Look for what makes tools hard to choose or to call, or unsafe to run.
+        """Check the tools for problems that make them hard to choose or call, or unsafe to run.
 
         Args:
-            count: Counts tokens; without it they are estimated.
+            count: Function that counts the tokens of a text. None: tokens are estimated.
         """
         return check_tools(self, count)
 
@@ -290,7 +290,7 @@ class ToolRegistry:
         return self._tools.get(name)
 
     def nearest(self, name: str) -> str | None:
-        """Return the name most like this one, or None where none is like it."""
+        """Return the most similar name, or None if no name is similar."""
         return next(iter(self._close_names(name, 1)), None)
 
     def _close_names(self, name: str, most: int) -> list[str]:
@@ -309,7 +309,7 @@ class ToolRegistry:
 
 
 def _not_a_collection_error(tools: object) -> MisuseError:
-    """Return the error of who gives one tool, or none, where several belong."""
+    """Build the error for a value that is not a collection of tools."""
     if isinstance(tools, Tool) or callable(tools) or _is_source(tools):
         name = getattr(tools, "name", None) or getattr(tools, "__name__", "it")
         return MisuseError(f"tools are several, also where there is one: write tools=[{name}]")
@@ -319,7 +319,7 @@ def _not_a_collection_error(tools: object) -> MisuseError:
 
 
 def _not_a_tool_error(candidate: object) -> MisuseError:
-    """Return the error of who gives something else where a tool belongs; it shows what makes one of it."""
+    """Build the error for a value that is not a tool, with a hint how to make one of it."""
     kind = type(candidate).__name__
     how = "use @tool on a function"
     if hasattr(candidate, "as_tool"):
@@ -330,7 +330,7 @@ def _not_a_tool_error(candidate: object) -> MisuseError:
 
 
 async def _update_sources(sources: Iterable[ToolSource]) -> None:
-    """Ask several sources at once; raise what the first of them raises, in their order."""
+    """Update several sources concurrently; raise the error of the first source in their order that failed."""
     errors: dict[ToolSource, AgentError] = {}
 
     async def update(source: ToolSource) -> None:

@@ -1,1 +1,1 @@
-"""One driving call: its journal under a lease, what may be spent, which tools are there, what the answer has to be."""
+"""State of one execution: the leased journal, the budget, the available tools and the required output."""

@@ -1,1 +1,1 @@
-"""THINK: what the model is shown and told of, and asking it."""
+"""THINK: build the model request, send it and read the reply."""

@@ -1,1 +1,1 @@
-"""ACT: approvals, calls, what became of them, and the runs of sub-agents."""
+"""ACT: approvals, calls, their outcomes, and the runs of sub-agents."""

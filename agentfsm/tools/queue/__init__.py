@@ -1,1 +1,1 @@
-"""The tool execution queue: which calls may overlap, one call from its text to its result, all calls in order."""
+"""The tool execution queue: planning, dispatch of one call, and scheduling of all calls."""

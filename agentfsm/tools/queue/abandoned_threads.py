@@ -1,8 +1,8 @@
-"""The places of threads that outlived their calls.
+"""Registry of threads that outlived their calls.
 
-A plain function cannot be cut off: when its call times out, its thread runs on, and its effect may still come. Until
-it ends it keeps the place that its call had, so that nothing that may not overlap it starts: also in a later step, and
-also when the run was cancelled and is resumed in this process. Hence they are kept by owner, for the whole process.
+A plain function cannot be interrupted: when its call times out, its thread runs on and may still have effects. Until it
+ends, calls that must not overlap it are held back, also in later steps and when a cancelled run is resumed in this
+process. Therefore the threads are registered by owner, for the whole process.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _ABANDONED: dict[object, list[CallThread]] = {}
 
 @attrs.define(eq=False, repr=False)
 class CallThread:
-    """What a thread holds while it runs."""
+    """A thread that runs a call, and the resources that it uses."""
 
     name: str
-    """The tool."""
+    """Name of the tool."""
 
     access: Access
-    """What the call touches."""
+    """Resources that the call uses."""
 
     has_ended: bool = attrs.field(default=False, init=False)
     _owner: object = attrs.field(default=None, init=False)
     _callbacks: list[Callable[[], object]] = attrs.field(factory=list, init=False)
 
     def mark_abandoned(self, owner: object) -> None:
-        """Say that the call is over and its thread is not."""
+        """Register the thread as abandoned: the call is over, but its thread still runs."""
         with _LOCK:
             if not self.has_ended:
                 self._owner = owner
                 _ABANDONED.setdefault(owner, []).append(self)
 
     def mark_ended(self) -> None:
-        """Say that the thread has ended; called there."""
+        """Record that the thread has ended; called from the thread itself."""
         with _LOCK:
             self.has_ended = True
             waiting, self._callbacks = self._callbacks, []
@@ -54,7 +54,7 @@ class CallThread:
             wake()
 
     def on_end(self, wake: Callable[[], object]) -> None:
-        """Call `wake` when the thread has ended, from there; at once if it has."""
+        """Call `wake` from the thread when it ends; at once if it has ended."""
         with _LOCK:
             if not self.has_ended:
                 self._callbacks.append(wake)
@@ -62,12 +62,12 @@ class CallThread:
         wake()
 
     async def wait_ended(self) -> None:
-        """Wait until the thread has ended; on any event loop."""
+        """Wait until the thread has ended; usable on any event loop."""
         ended = anyio.Event()
         self.on_end(make_waker(ended.set))
         await ended.wait()
 
 
 def find_abandoned(owner: object) -> tuple[CallThread, ...]:
-    """Return the places that threads of this owner still hold."""
+    """Return the threads of this owner that still run."""
     return tuple(_ABANDONED.get(owner, ())) if _ABANDONED else ()

@@ -1,7 +1,7 @@
-"""One call, from its text to its result: the arguments, the checks, the attempts, the time.
+"""Run one tool call: arguments, checks, attempts and timeout.
 
-Whatever a tool does, its call gets exactly one result. What is written here holds for every call, whoever asked for
-it: a run by way of its `QueueHost`, or a queue that works by itself.
+Whatever a tool does, its call gets exactly one result. This applies to every call, whether a run makes it through its
+`QueueHost` or a stand-alone queue.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from agentfsm.tools.schema.binding import BoundArguments
     from agentfsm.tools.tool import Tool
 
-# Seconds before the first retry, twice that before the second, where the service does not say: document C, 9.3.
+# Seconds before the first retry, twice that before the second, if the service states no wait: document C, 9.3.
 RETRY_WAIT_S: Final = 1.0
-# Attempts after the first where there were too many requests: more of them would not make them fewer.
+# Maximum of retries after a rate limit error: more of them would only add requests.
 RATE_LIMIT_RETRIES: Final = 1
 
 
 class CallOutcome(NamedTuple):
-    """How a call ended."""
+    """Outcome of a call, with the text and the parts of its result."""
 
     outcome: Outcome
     text: str
@@ -62,117 +62,120 @@ class CallOutcome(NamedTuple):
 
 
 def failed_outcome(text: str, error_type: ErrorType, *, retryable: bool = False) -> CallOutcome:
-    """Return the end of a call that has no result."""
+    """Build the outcome of a call that failed."""
     return CallOutcome(Outcome.FAILED, text, error_type, retryable)
 
 
 class QueueHost:
-    """What calls need of whom they work for. As it stands, it serves a queue that works by itself."""
+    """The interface between calls and their run. This base class serves a stand-alone queue."""
 
     def find_tool(self, registry: ToolRegistry, name: str) -> Tool[..., Any] | None:
         """Return the tool of that name, or None."""
         return registry.get(name)
 
     def list_tool_names(self, registry: ToolRegistry) -> Sequence[str]:
-        """Return the names to choose from, for a model that called a tool that there is not."""
+        """Return the names of the available tools, for a model that called an unknown tool."""
         return registry.names
 
     def position_in_reply(self, call: ToolCall, index: int) -> int:  # noqa: ARG002  others need it
-        """Return the call's place in the reply, given its place among the calls at hand."""
+        """Return the call's position in the reply, given its index in the queue."""
         return index
 
     def build_context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:  # noqa: ARG002  others need it
-        """Make what a tool may know of its call; `deadline` is in seconds since 1970."""
+        """Build the context of a call; `deadline` is a Unix time in seconds."""
         return RunContext(deps=None, call_id=call.id, idempotency_key=call.key, deadline=deadline)
 
     def check_available(self, tool: Tool[..., Any]) -> CallOutcome | None:  # noqa: ARG002  all tools are there
-        """Say why no call of a tool can run, whatever its arguments, or None."""
+        """Return the refusal if no call of the tool can run, whatever its arguments, else None."""
         return None
 
     def check_permitted(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:  # noqa: ARG002  nothing is refused here
-        """Say why a valid call may not run, or None: the one place where that is decided."""
+        """Return the refusal of a valid call, or None. This is the only place that decides it."""
         return None
 
     async def on_start(self, call: ToolCall, tool: Tool[..., Any]) -> None:
-        """Do what has to be done right before the tool of a valid call runs; what it raises stops the queue."""
+        """Prepare the start of a valid call, right before its tool runs. An exception stops the queue."""
 
     def on_tool_error(self, call: ToolCall, error: BaseException) -> None:
-        """Take note of an exception with which a call has failed: whoever wrote the tool wants its traceback."""
+        """Record an exception with which a call has failed, for its traceback."""
 
     def on_result(self, result: ToolResult) -> None:
-        """Take a result, as it comes."""
+        """Receive the result of a call, in the order of completion."""
 
     def on_cut_off(self, job: ToolJob, duration_s: float) -> None:
-        """Take note that a call was cut off together with the queue, and has no result."""
+        """Record that a call was cut off with the queue and has no result."""
 
     def on_limit_wait_cut_off(self, job: ToolJob) -> None:
-        """Take note that a call was cut off together with the queue while it waited for a limit of its tool or tag."""
+        """Record that a call was cut off with the queue while it waited for a limit of its tool or tag."""
 
     async def on_pause(self, job: ToolJob, pause: CallPaused) -> CallOutcome | None:  # noqa: ARG002  nobody can answer here
-        """Take note that a call waits for what is outside; where that cannot be, say how the call ends instead."""
+        """Record that a call is paused on external input. Return a CallOutcome instead if this host cannot
+        pause calls.
+        """
         return failed_outcome("it waits for a decision that nobody can give here", ErrorType.BLOCKED, retryable=True)
 
     async def end_interrupted_child(self, call: ToolCall, tool: Tool[..., Any], end: CallOutcome) -> CallOutcome:  # noqa: ARG002  nobody is known here
-        """End an agent whose call has ended without a word of it; return how the call has ended then."""
+        """End the child run of a subagent call that was interrupted; return the call's final outcome."""
         return end
 
     def count_tokens(self, text: str) -> int:
-        """Return the tokens of a text, or about so many."""
+        """Return the number of tokens of a text, or an estimate."""
         return estimate_tokens(text)
 
 
 @attrs.define(eq=False, repr=False)
 class ToolJob:
-    """A call on its way."""
+    """A call in the queue, and its state."""
 
     index: int
     call: ToolCall
     tool: Tool[..., Any] | None
     access: Access
     limiters: tuple[Limiter, ...] = ()
-    """What it has to pass before it runs."""
+    """Limiters that the call must pass before it runs."""
 
     permits: list[Permit] = attrs.field(factory=list)
-    """Of those that it has passed, in their order."""
+    """Permits of the limiters passed so far, in their order."""
 
     bound: BoundArguments | ArgumentsError | None = None
-    """Its arguments, where the plan had to look at them."""
+    """The bound arguments, or the error that they raised; None until they are first needed."""
 
     on_started: Callable[[], object] = lambda: None
-    """Called when the tool begins."""
+    """Called when the tool starts."""
 
     started_at: float = 0.0
-    """When it was taken up, seconds since 1970."""
+    """Unix time in seconds at which the call was taken up."""
 
     announced_attempts: int = 0
-    """How many times the host was told that the tool is about to be called."""
+    """Number of times that the host was notified of an upcoming attempt."""
 
     attempts: int = 0
-    """How many times it was called."""
+    """Number of times that the tool was called."""
 
     abandoned_thread: CallThread | None = None
-    """What a thread of it holds."""
+    """Thread of the call that still runs after the call has ended."""
 
     @property
     def kind(self) -> ToolKind | None:
-        """What runs behind the tool; None where there is no such tool."""
+        """Kind of the tool; None for an unknown tool."""
         return None if self.tool is None else self.tool.kind
 
     @property
     def estimate_s(self) -> float | None:
-        """Seconds that it usually takes, where the tool says so."""
+        """Usual seconds of a call, if the tool declares them."""
         return None if self.tool is None else self.tool.estimate_s
 
     def start_permits(self) -> None:
-        """Note that the tool begins: a rate counts the call from now on."""
+        """Record that the tool starts, so that rate limits count the call from now on."""
         for limiter, permit in zip(self.limiters, self.permits, strict=True):
             limiter.start(permit)
 
     def bind(self, tool: Tool[..., Any]) -> BoundArguments:
-        """Return the arguments, which fit the schema; they are read once. The rule is asked when the call runs.
+        """Return the bound arguments, which fit the schema. They are parsed once; the `validate` rule is checked at the
+        start.
 
         Raises:
-            ArgumentsError: when they do not fit.
+            ArgumentsError: if they do not fit.
         """
         if self.bound is None:
             try:
@@ -192,22 +195,24 @@ class ToolDispatcher:
     host: QueueHost
     clock: Clock
     owner: object
-    """Whose calls these are: a thread that outlives its call blocks later ones of the same owner only."""
+    """Owner of the calls, usually a run id. A thread that outlives its call blocks only later calls of the same
+    owner.
+    """
 
     timeout_s: float
     retries_per_tool: int
     retries_per_run: int
     retries: dict[str, int]
-    """Retries so far, by tool."""
+    """Number of retries so far, by tool name."""
 
     on_event: Callable[[StreamEvent], None] | None
-    """Where progress goes; None where nobody watches."""
+    """Function that receives progress events; None if there is no listener."""
 
     async def run_call(self, job: ToolJob) -> CallOutcome:
-        """Run a call, and return how it ended.
+        """Run a call and return its outcome.
 
         Raises:
-            Paused: when it waits for what is outside of the run.
+            CallPaused: if it waits for external input.
         """
         call, tool = job.call, job.tool
         if tool is None:
@@ -252,11 +257,11 @@ class ToolDispatcher:
     async def _run_within_timeout(
         self, job: ToolJob, tool: Tool[..., Any], bound: BoundArguments, timeout_s: float
     ) -> CallOutcome:
-        """Try within the time of the call."""
+        """Run the attempts within the call's timeout."""
         if job.permits:
             job.start_permits()
         scope = anyio.CancelScope()
-        # Nothing can be cut off before it waits, so the timer is set then: what never waits pays for none.
+        # A call can be cancelled only when it waits, so the timer is set then: a call that never waits pays for none.
         tries = _RetryLoop(self, job, tool, bound, timeout_s, scope, anyio.current_time)
         end: CallOutcome | None = None
         with scope:
@@ -269,7 +274,7 @@ class ToolDispatcher:
         return end
 
     def claim_retry(self, tool: Tool[..., Any], error: BaseException, attempt: int, *, rate_limited: bool) -> bool:
-        """Whether a call that failed for a passing reason may be tried again now; counts it if so."""
+        """Return whether a call may be retried after a transient failure; count the retry if so."""
         if not tool.repeatable and not isinstance(error, RefusedError):
             return False
         if rate_limited and attempt > RATE_LIMIT_RETRIES:
@@ -281,7 +286,7 @@ class ToolDispatcher:
         return True
 
 
-# What says that a service is down; wrong arguments, bugs and refusals say nothing of it.
+# Errors that suggest that the service is down; wrong arguments, bugs and refusals do not.
 _BREAKER_ERRORS: Final = frozenset({ErrorType.TIMEOUT, ErrorType.UNAVAILABLE, ErrorType.RATE_LIMITED})
 
 
@@ -296,28 +301,28 @@ class _RetryLoop:
     timeout_s: float
     scope: anyio.CancelScope
     current_time: Callable[[], float]
-    """The event loop's time."""
+    """Function that returns the event loop's time."""
 
     _run_context: RunContext[Any] | None = None
-    """What the tool knows of its call, where it takes that."""
+    """Context of the current attempt, if the tool takes one."""
 
     async def run(self) -> CallOutcome:
-        """Try until there is a result, or no retry is left."""
+        """Make attempts until there is a result, or no retry is left."""
         while True:
             end = await self._attempt()
             if isinstance(end, CallOutcome):
                 return end
             await anyio.sleep(end)
             self.job.announced_attempts += 1
-            await self.dispatcher.host.on_start(self.job.call, self.tool)  # the run may have another owner by now
+            await self.dispatcher.host.on_start(self.job.call, self.tool)  # the run may have a new owner
 
     def start_timer(self) -> None:
-        """Set the timer, once."""
+        """Set the deadline, once."""
         if self.scope.deadline == float("inf"):
             self.scope.deadline = self.current_time() + self.timeout_s + self.tool.grace_s
 
     async def _attempt(self) -> CallOutcome | float:
-        """Try once: return how it ended, or the seconds to wait before the next attempt."""
+        """Make one attempt. Return the outcome, or the seconds to wait before the next attempt."""
         try:
             value = await self._call_tool()
         except BaseException as error:  # noqa: BLE001  what a tool raises is its result, also the panic of a library in Rust
@@ -330,7 +335,9 @@ class _RetryLoop:
         return CallOutcome(Outcome.DONE, text, parts=parts)
 
     async def _handle_exception(self, error: BaseException) -> CallOutcome | float:
-        """Return the end that a tool's exception is, or the seconds to wait; raise what is not the tool's."""
+        """Return the outcome for a tool's exception, or the seconds to wait; re-raise exceptions that are not the
+        tool's.
+        """
         if isinstance(error, GeneratorExit):  # the coroutine was closed, perhaps after its event loop
             raise error
         if isinstance(error, ModelRetry):
@@ -344,7 +351,9 @@ class _RetryLoop:
         return await self._handle_failure(error)
 
     def _must_propagate(self, error: BaseException) -> bool:
-        """Whether an error is not the tool's: a pause, somebody at the keyboard, or an agent's journal."""
+        """Return whether an error is not the tool's own: a pause, a KeyboardInterrupt, or an error of a child run's
+        journal.
+        """
         if isinstance(error, BaseExceptionGroup):
             return error.subgroup(KeyboardInterrupt) is not None
         if self.tool.kind is ToolKind.AGENT and (isinstance(error, StoreError) or not isinstance(error, Exception)):
@@ -358,7 +367,7 @@ class _RetryLoop:
         self.job.attempts += 1
         if tool.is_async:
             value = await in_copied_context(tool.function(*args, **kwargs), self.start_timer)
-            # Of a coroutine that was returned and not awaited nothing has run: it would be told as done.
+            # A returned coroutine that is not awaited has not run, but would be reported as done.
             return await in_copied_context(value, self.start_timer) if type(value) is CoroutineType else value
         return await self._run_in_thread(partial(tool.function, *args, **kwargs))
 
@@ -373,7 +382,7 @@ class _RetryLoop:
         return self._run_context
 
     def _report_events(self, known: RunContext[Any], tell: Callable[[StreamEvent], None]) -> RunContext[Any]:
-        """Return the same context, that tells progress until the call is given up; from any thread."""
+        """Return the context with progress callbacks that work until the call is cancelled, from any thread."""
         call, home, in_loop = self.job.call, threading.get_ident(), threadsafe_scheduler()
 
         def tell_open(event: ToolEvent) -> None:
@@ -390,22 +399,22 @@ class _RetryLoop:
         return attrs.evolve(known, on_progress=report, on_event=tell)
 
     async def _run_in_thread(self, function: Callable[[], Any]) -> Any:
-        """Run a plain function in a thread; a cancelled call leaves the thread behind, counted and with its place."""
+        """Run a plain function in a thread. A cancelled call leaves the thread running, registered as abandoned."""
         place = CallThread(self.tool.name, self.job.access)
         handed = start_in_thread(function, place.mark_ended)
         self.start_timer()
         try:
             value = await handed.wait()
         except BaseException:
-            if not place.has_ended:  # it was not the function that has raised this
+            if not place.has_ended:  # not raised by the function
                 place.mark_abandoned(self.dispatcher.owner)
                 self.job.abandoned_thread = place
             raise
         return await in_copied_context(value) if _is_awaitable(value) else value
 
     async def _handle_failure(self, error: BaseException) -> CallOutcome | float:
-        """Return the end that an exception is, or the seconds to wait before the next attempt."""
-        await checkpoint_if_cancelled()  # unless that is how the tool took its end
+        """Return the outcome for an exception, or the seconds to wait before the next attempt."""
+        await checkpoint_if_cancelled()  # the tool may have converted its cancellation
         tool, passing = self.tool, classify_failure(error)
         if passing is None:
             self.dispatcher.host.on_tool_error(self.job.call, error)
@@ -433,19 +442,19 @@ class _RetryLoop:
 
 
 def _is_awaitable(value: object) -> bool:
-    """Whether a plain function has returned what is to be awaited; asks its type, since its attributes may raise."""
+    """Return whether a plain function has returned an awaitable; checks its type, since its attributes may raise."""
     return hasattr(type(value), "__await__") or (type(value) is GeneratorType and isawaitable(value))
 
 
 def _unwrap_group(error: BaseException) -> BaseException:
-    """Return the one error in a group: a task group around it makes no other error of it."""
+    """Return the only error in a group: a task group around an error does not change its meaning."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
 async def _wait_for_abandoned(places: Sequence[CallThread], access: Access, timeout_s: float) -> str | None:
-    """Wait for threads that the call must not overlap; return the name of one that does not end in time."""
+    """Wait for threads that the call must not overlap. Return the tool's name of one that does not end in time."""
     places = [place for place in places if not place.access.may_overlap(access)]
     with anyio.move_on_after(timeout_s):
         for place in places:

@@ -1,7 +1,7 @@
-"""What a tool returns beside text: each part is named in the text at its place, and those that nobody can use stay out.
+"""Media in tool results: each part is named in the text at its position, and unusable parts are left out.
 
-A part is sent with every later request of its run, and a provider refuses a request for one that is empty, too large,
-or not of the kind that it is said to be. So such a part would end the run; it is left out here, and the text says why.
+A part is sent with every later request of its run, and a provider refuses a request with a part that is empty, too
+large, or not of the declared type. Such a part would end the run, so it is left out, and the text states the reason.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from agentfsm.core.messages import (
     replace_surrogates,
 )
 
-# Characters of one part in base64: 15 MB. Anthropic takes 32 MB in a request (its error is "request_too_large"), OpenAI
-# 50.
+# Maximum of characters of one part in base64: 15 MB. Anthropic takes 32 MB in a request (its error is
+# "request_too_large"), OpenAI 50.
 MAX_PART_CHARS: Final = 20_000_000
-# Characters of all parts of a result: half of what a record of the journal may hold.
+# Maximum of characters of all parts of a result: half of a journal record.
 MAX_PARTS_CHARS: Final = 30_000_000
-# Parts of one result: 20 images have about 29,000 tokens.
+# Maximum of parts of one result: 20 images have about 29,000 tokens.
 MAX_PARTS: Final = 20
-# The longest address: what browsers and proxies bear. As JSON it may have six times as many.
+# Maximum of characters of an address: the limit of browsers and proxies. As JSON it may have six times as many.
 MAX_URL_CHARS: Final = 8_000
 
 _MEDIA_TYPE_ALIASES: Final = {"image/jpg": "image/jpeg", "audio/x-wav": "audio/wav", "audio/mp3": "audio/mpeg"}
-# What providers look at.
+# Image types that providers accept.
 _IMAGE_TYPES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
-# Bytes in which a PDF has to say that it is one (Source: ISO 32000-1, annex H.3.4.1).
+# Number of bytes at the start of a PDF that must contain its signature (Source: ISO 32000-1, annex H.3.4.1).
 _HEAD_BYTES: Final = 1_024
 _MP3_SYNC: Final = 0xE0
 
@@ -47,7 +47,7 @@ def _is_mp3(data: bytes) -> bool:
     return data.startswith(b"ID3") or (data[:1] == b"\xff" and data[1:2] >= bytes([_MP3_SYNC]))
 
 
-# How data of a media type begins.
+# Checks of the first bytes of data, by media type.
 _SIGNATURES: Final[Mapping[str, Callable[[bytes], bool]]] = {
     "image/png": lambda data: data.startswith(b"\x89PNG\r\n\x1a\n"),
     "image/jpeg": lambda data: data.startswith(b"\xff\xd8\xff"),
@@ -60,14 +60,14 @@ _SIGNATURES: Final[Mapping[str, Callable[[bytes], bool]]] = {
 
 
 def describe_parts(pieces: Iterable[str | Part]) -> tuple[str, tuple[Media, ...]]:
-    """Return a text in which each part is named at its place, and the parts.
+    """Return a text that names each part at its position, and the parts.
 
     Args:
         pieces: Texts and parts, in reading order; each begins a line.
 
     Returns:
-        The text, and the parts that `select_usable` lets through. The text names them by their number,
-        "[image 1: image/png, 12,345 bytes]", and says of all others why they are not among them.
+        The text, and the parts accepted by `select_usable`. The text names them by number,
+        "[image 1: image/png, 12,345 bytes]", and states for all others why they were left out.
     """
     lines: list[str] = []
     parts: list[Media] = []
@@ -80,10 +80,10 @@ def describe_parts(pieces: Iterable[str | Part]) -> tuple[str, tuple[Media, ...]
 
 
 def select_usable(pieces: Iterable[str | Part]) -> Iterator[str | Media]:
-    """Yield texts, and at most 20 parts of 30,000,000 characters together, each of which a provider may be shown.
+    """Yield texts, and at most 20 usable parts with 30,000,000 characters together.
 
     Args:
-        pieces: Texts and parts, in reading order. In place of a part that is not to be used, a text says why.
+        pieces: Texts and parts, in reading order. An unusable part is replaced by a text with the reason.
     """
     count, room_chars = 0, MAX_PARTS_CHARS
     for piece in pieces:
@@ -103,12 +103,12 @@ def select_usable(pieces: Iterable[str | Part]) -> Iterator[str | Media]:
 
 
 def format_omitted_part(kind: str, facts: str, why: str) -> str:
-    """Return the line that stands for a part that the model is not shown."""
+    """Return the line that replaces a part not shown to the model."""
     return f"[{kind} left out, {facts}: {why}]"
 
 
 def _normalise_part(part: Media) -> Media:
-    """Return a part as the journal can hold it: text that is text, and the media type that its data has."""
+    """Return a part as the journal stores it: valid Unicode, and the media type of its actual data."""
     url = replace_surrogates(part.url)
     carried = read_inline_data(part)
     if carried is not None:
@@ -119,7 +119,7 @@ def _normalise_part(part: Media) -> Media:
 
 
 def _detect_media_type(part: Media, declared: str, data: str) -> str:
-    """Return the media type of data; an image that is of another than it is said to be is what it is."""
+    """Return the media type of data; for an image, its actual type takes precedence over the declared one."""
     declared = _MEDIA_TYPE_ALIASES.get(declared, declared)
     if not isinstance(part, ImagePart):
         return declared
@@ -135,7 +135,7 @@ def _decode_base64(data: str) -> bytes | None:
 
 
 def _find_flaw(part: Media) -> str | None:
-    """Say why no provider would take a part; None where nothing is known against it."""
+    """Return the reason why providers would refuse a part, or None if none is known."""
     carried = read_inline_data(part)
     if carried is None:
         return f"its address has more than {MAX_URL_CHARS:,} characters" if len(part.url) > MAX_URL_CHARS else None

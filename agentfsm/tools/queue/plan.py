@@ -1,8 +1,8 @@
-"""Which calls of a reply may overlap, and which wait for which: the plan that the queue follows. Pure.
+"""Plan which calls of a reply may overlap, and which must wait for others. Pure functions, used by the queue.
 
-A call touches everything or a set of keys (its locks), and shares what it touches or needs it for itself. Two calls
-may overlap when both share, or when they touch nothing in common; of two that may not, the later waits for the
-earlier. So what runs is always equal to the calls one after the other, in the model's order.
+A call uses everything or a set of keys (its locks), shared or exclusively. Two calls may overlap if both share, or if
+they use nothing in common; otherwise the later one waits for the earlier. So the effect always equals that of running
+the calls one after the other, in the model's order.
 
 A reader-writer table with keys below it finds the waits in time linear in the calls, also for thousands of them.
 """
@@ -25,17 +25,19 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Access(Value):
-    """What a call touches, and whether it shares it."""
+    """Resources that a call uses, and whether it shares them."""
 
     shared: bool
+    """Whether the call shares its resources with other sharing calls."""
+
     keys: frozenset[Hashable] | None
-    """None: it may touch anything."""
+    """Keys of the resources. None: the call may use anything."""
 
     reason: str
-    """In words, for who reads the plan."""
+    """Explanation for readers of the plan."""
 
     def may_overlap(self, other: Access) -> bool:
-        """Whether calls with these accesses may run at the same time."""
+        """Return whether calls with these accesses may run at the same time."""
         if self.shared and other.shared:
             return True
         return self.keys is not None and other.keys is not None and self.keys.isdisjoint(other.keys)
@@ -48,14 +50,14 @@ NO_ACCESS: Final = Access(shared=True, keys=frozenset(), reason="will not run")
 
 
 def resolve_access(tool: Tool[..., Any], arguments: Callable[[], Arguments]) -> Access:
-    """Return what a call touches; a declaration that fails or makes no sense counts for nothing, so the call is alone.
+    """Return the resources that a call uses. If a declaration fails or is invalid, the call runs alone.
 
     Args:
-        tool: What is called.
-        arguments: Makes the validated arguments; called only where the tool's declarations are functions of them.
+        tool: The tool that is called.
+        arguments: Returns the validated arguments; called only if the tool's declarations are functions of them.
 
     Raises:
-        ArgumentsError: when the arguments do not fit.
+        ArgumentsError: if the arguments do not fit.
     """
     safe = tool.concurrency_safe
     if tool.locks is None and isinstance(safe, bool):
@@ -90,42 +92,42 @@ def _format_reason(keys: frozenset[Hashable] | None, *, shared: bool) -> str:
 
 @attrs.define(eq=False, repr=False)
 class CallGroup:
-    """Calls that later ones wait for together."""
+    """Calls that later calls wait for together."""
 
     batch: int = -1
-    """The highest batch among its calls."""
+    """Highest batch number of its calls."""
 
     members: list[int] = attrs.field(factory=list)
     remaining: int = 0
-    """Calls, and groups before it, that have not ended."""
+    """Number of its calls and of preceding groups that have not ended."""
 
     on_done: list[Callable[[], None]] = attrs.field(factory=list)
-    """Called when all have ended."""
+    """Callbacks for the end of the group."""
 
     predecessor: CallGroup | None = None
-    """The group that this one ends no sooner than."""
+    """Group that must end before this one counts as ended."""
 
     successors: list[CallGroup] = attrs.field(factory=list)
-    """Groups that end no sooner than this one."""
+    """Groups that count as ended only after this one."""
 
     @property
     def calls(self) -> Iterator[int]:
-        """The indexes of the calls that somebody who waits for this group waits for."""
+        """Indexes of all calls that must end before this group counts as ended."""
         group: CallGroup | None = self
         while group is not None:
             yield from group.members
             group = group.predecessor
 
     def add_call(self, index: int, batch: int) -> None:
-        """Take a call in."""
+        """Add a call."""
         self.members.append(index)
         self.remaining += 1
         self.batch = max(self.batch, batch)
 
     def finish_one(self) -> None:
-        """Say that a call has ended, or a group before this one."""
+        """Record that a call, or a preceding group, has ended."""
         ending = [self]
-        while ending:  # and not by recursion: thousands may follow one another
+        while ending:  # no recursion: thousands may be chained
             group = ending.pop()
             group.remaining -= 1
             if group.remaining:
@@ -137,7 +139,7 @@ class CallGroup:
                 resume_from()
 
     def add_successor(self, after: CallGroup) -> None:
-        """Let another group count as ended no sooner than this one."""
+        """Make another group count as ended only after this one."""
         after.predecessor = self
         after.batch = max(after.batch, self.batch)
         if self.remaining:
@@ -147,23 +149,23 @@ class CallGroup:
 
 @attrs.define(eq=False, repr=False)
 class ScheduledCall:
-    """A call's place in the order."""
+    """Position of a call in the order."""
 
     index: int
     batch: int
     waits: list[CallGroup]
-    """What has to end before it starts."""
+    """Groups that must end before the call starts."""
 
     groups: list[CallGroup]
-    """What it is part of, so that others can wait for it."""
+    """Groups that the call belongs to, so that others can wait for it."""
 
     remaining: int
-    """How many of `waits` have not ended."""
+    """Number of `waits` that have not ended."""
 
 
 @attrs.define(eq=False, repr=False)
 class _KeyHolders:
-    """Who holds a key: the newest call that needs it for itself, and those that share it since."""
+    """Holders of a key: the latest call that uses it exclusively, and the calls that share it since then."""
 
     exclusive: CallGroup | None = None
     shared: CallGroup | None = None
@@ -171,34 +173,34 @@ class _KeyHolders:
 
 @attrs.define(eq=False, repr=False)
 class DependencyTracker:
-    """Takes calls one by one, in the model's order, and tells what each has to wait for."""
+    """Takes the calls one by one, in the model's order, and returns the groups that each must wait for."""
 
     prerequisites: frozenset[str] = frozenset()
-    """Names that occur in any `after`."""
+    """Names that occur in the `after` of any tool."""
 
     _count: int = 0
     _last_exclusive: CallGroup | None = None
-    """The newest call that ran alone: everything behind it waits for it."""
+    """Latest call that runs alone; everything behind it waits for it."""
 
     _since_exclusive: CallGroup = attrs.field(factory=CallGroup)
-    """All calls from that one on: the next that runs alone waits for them."""
+    """All calls since that one, itself included; the next call that runs alone waits for them."""
 
     _sharers: CallGroup | None = None
-    """Calls that share everything, and came since the newest one that locks keys."""
+    """Calls that share everything, since the latest call that locks keys."""
 
     _lockers: CallGroup | None = None
-    """Calls that lock keys, and came since the newest one that shares everything."""
+    """Calls that lock keys, since the latest call that shares everything."""
 
     _lockers_are_newest: bool = False
-    """Which of these two came last."""
+    """Whether the lockers came after the sharers."""
 
     _keys: dict[Hashable, _KeyHolders] = attrs.field(factory=dict)
     _groups_by_name: dict[str, CallGroup] = attrs.field(factory=dict)
     _closed_names: set[str] = attrs.field(factory=set)
-    """Names whose group somebody waits for, so that the next call of the name starts a new one."""
+    """Names whose group has a waiter, so that the next call of the name starts a new group."""
 
     def add(self, name: str, access: Access, after: Collection[str] = ()) -> ScheduledCall:
-        """Take in the next call: of which tool, what it touches, and which tools' earlier calls it waits for."""
+        """Add the next call: the name of its tool, its access, and the tools whose earlier calls it waits for."""
         waits, joins = self._resolve_by_access(access)
         for other in after:
             if (group := self._groups_by_name.get(other)) is not None:
@@ -215,7 +217,7 @@ class DependencyTracker:
         return ScheduledCall(self._count - 1, batch, waits, joins, len(waits))
 
     def _get_name_group(self, name: str, *, chained: bool) -> CallGroup:
-        """Return the group of a tool's newest calls; chained where the call does not itself wait for those before."""
+        """Return the group of a tool's latest calls; chained if the call does not wait for earlier ones."""
         group = self._groups_by_name.get(name)
         if group is None or name in self._closed_names:
             before, group = group, CallGroup()
@@ -226,7 +228,7 @@ class DependencyTracker:
         return group
 
     def _resolve_by_access(self, access: Access) -> tuple[list[CallGroup], list[CallGroup]]:
-        """Return what such a call waits for, and what it becomes part of."""
+        """Return the groups that a call with this access waits for, and the groups that it joins."""
         waits = [] if self._last_exclusive is None else [self._last_exclusive]
         if access.keys is not None:
             return self._resolve_by_keys(access.keys, waits, shared=access.shared)
@@ -263,7 +265,7 @@ class DependencyTracker:
                 held.shared = held.shared or CallGroup()
                 joins.append(held.shared)
             else:
-                before = held.shared or held.exclusive  # those that share it waited for its owner
+                before = held.shared or held.exclusive  # sharing calls have waited for the exclusive one
                 waits += [before] if before is not None else []
                 held.exclusive, held.shared = CallGroup(), None
                 joins.append(held.exclusive)
@@ -272,46 +274,54 @@ class DependencyTracker:
 
 @attrs.frozen(kw_only=True)
 class PlannedCall(Value):
-    """What the queue would do with a call."""
+    """The plan for one call."""
 
     index: int
-    """Its place in the reply, from 0."""
+    """Position of the call in the reply, from 0."""
 
     call_id: str
+    """Id of the call."""
+
     tool: str
+    """Name of the tool."""
+
     kind: ToolKind | None
-    """None for a tool that does not exist."""
+    """Kind of the tool; None for an unknown tool."""
 
     batch: int
-    """Calls of one batch may run together; a batch holds what waits for the batch before, at least in part."""
+    """Batch number, from 0. Calls of one batch may run together; each waits for at least one call of the batch
+    before.
+    """
 
     waits: tuple[str, ...]
-    """The ids of the calls that it waits for, as far as others do not imply them."""
+    """Ids of the calls that it waits for directly."""
 
     locks: frozenset[Hashable] | None
-    """What it touches; None: it may touch anything."""
+    """Keys of the resources that it uses. None: it may use anything."""
 
     shared: bool
+    """Whether it shares these resources with other sharing calls."""
+
     reason: str
-    """Why it may, or may not, run beside others."""
+    """Reason why it may or may not overlap other calls."""
 
     estimate_s: float | None = None
-    """Seconds, where the tool says so."""
+    """Usual seconds of a call, if the tool declares them."""
 
 
 @attrs.frozen(kw_only=True)
 class Plan(Value):
-    """How the queue would run the calls of a reply. Nothing was run."""
+    """The plan for the calls of a reply. Nothing was run."""
 
     calls: tuple[PlannedCall, ...]
-    """In the model's order."""
+    """The planned calls, in the model's order."""
 
     limit: int
-    """How many may be in flight at once."""
+    """Maximum of concurrent calls."""
 
     @property
     def batches(self) -> tuple[tuple[str, ...], ...]:
-        """The ids of the calls, batch by batch."""
+        """Ids of the calls, batch by batch."""
         found: dict[int, list[str]] = {}
         for call in self.calls:
             found.setdefault(call.batch, []).append(call.call_id)
@@ -319,7 +329,7 @@ class Plan(Value):
 
     @property
     def estimate_s(self) -> float:
-        """Seconds that the calls take together if each takes what its tool says (0 where it says nothing)."""
+        """Estimated seconds for all calls together, by the tools' declarations (0 for a tool without one)."""
         ends: dict[str, float] = {}
         for call in self.calls:
             start = max((ends[waited] for waited in call.waits), default=0.0)

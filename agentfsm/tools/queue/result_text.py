@@ -1,4 +1,4 @@
-"""Results and errors as text for the model: what happened, whether to try again, what to do instead."""
+"""Results and errors as text for the model: the outcome, whether to retry, and alternatives."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     from agentfsm.core.errors import ModelRetry
     from agentfsm.tools.tool import Tool
 
-# Tools listed when one is unknown: enough to choose from, not the whole catalogue again.
+# Maximum of tools listed for an unknown name: enough to choose from, not the whole catalogue.
 MAX_NAMES = 30
-# Characters of an error's own text: the cause stands at its beginning.
+# Maximum of characters of an error's own text: the cause is at its beginning.
 MAX_ERROR_CHARS = 2_000
-# Characters of a result as JSON: a record of the journal holds 67 million, and more than the result.
+# Maximum of characters of a result as JSON. A record of the journal holds 67 million, and more than the result.
 MAX_STORED_CHARS = 60_000_000
-# JSON may write a character as so many.
+# Maximum of characters that JSON needs for one character.
 MAX_ESCAPE_CHARS = 6
-# Characters of a long text that are written as JSON at once, to see how many they become.
+# Characters of a long text that are encoded as JSON at a time to measure it.
 CHUNK_CHARS = 1_000_000
-# What is kept may be denser than the whole: a little less each time makes two rounds enough.
+# The remaining text may be denser than the whole: a slightly smaller step makes two rounds enough.
 SHRINK_FACTOR = 0.98
-# Three quarters of what is shown of a long result are its beginning.
+# The beginning takes three quarters of the shown part of a long result.
 HEAD, WHOLE = 3, 4
 _PART_TYPES: Final[frozenset[type]] = frozenset({TextPart, ImagePart, AudioPart, FilePart})
 _MAY_HOLD_PARTS: Final[frozenset[type]] = _PART_TYPES | {list, tuple}
@@ -54,7 +54,7 @@ _GENERATOR_TYPES: Final[frozenset[type]] = frozenset({GeneratorType, AsyncGenera
 
 
 def render_result(value: object) -> tuple[str, tuple[Media, ...]]:
-    """Return what a tool returned as text, and its parts: it may be a part, or a list with parts among its items.
+    """Return a tool's return value as text, and its parts. The value may be a part, or a list that contains parts.
 
     Never raises, whatever the value's own methods do.
     """
@@ -69,24 +69,24 @@ def render_result(value: object) -> tuple[str, tuple[Media, ...]]:
 
 
 def render_parts(pieces: Iterable[str | Part]) -> tuple[str, tuple[Media, ...]]:
-    """Return a text in which each part is named at its place, and the parts, as far as a record can hold both.
+    """Return a text that names each part at its position, and the parts, as far as a journal record can hold both.
 
     Args:
-        pieces: What was returned, in reading order.
+        pieces: The returned texts and parts, in reading order.
     """
     text, parts = describe_parts(pieces)
     return replace_surrogates(truncate_for_journal(text, MAX_STORED_CHARS - MAX_PARTS_CHARS)), parts
 
 
 def render_text(value: object) -> str:
-    """Return what a tool returned as text: a str as it is, everything else as JSON, not ASCII-escaped.
+    """Return a tool's return value as text: a str unchanged, everything else as JSON without ASCII escapes.
 
-    A text that is longer than a record is cut before anything else is done with it, since the event loop waits for
-    this; so are those that are items of a list, tuple or dict.
+    A text longer than a journal record is truncated first, since the event loop waits for the rest of the work. The
+    same applies to the texts in a list, tuple or dict.
     """
     if value is None:
         return "(done, no output)"
-    if type(value) in _GENERATOR_TYPES:  # reading it would run it, outside of the call
+    if type(value) in _GENERATOR_TYPES:  # iterating it would run the tool outside of the call
         return f"(done, but the result is an unread {type(value).__name__}: the tool has to return a list)"
     try:
         if not isinstance(value, str):
@@ -100,16 +100,16 @@ def render_text(value: object) -> str:
 
 
 def build_decided_result(entry: OpenCall, outcome: Outcome, content: str) -> ToolResult:
-    """Return the result of a call whose end was decided elsewhere than by its tool."""
+    """Build the result of a call whose outcome was not decided by its tool."""
     return entry.build_result(outcome, replace_surrogates(truncate_for_journal(content)))
 
 
 def truncate_for_journal(text: str, room_chars: int = MAX_STORED_CHARS) -> str:
-    """Return a result as far as a record of the journal can hold it: whole, or its two ends.
+    """Return a result as far as a journal record can hold it: whole, or its beginning and end.
 
     Args:
         text: The result.
-        room_chars: What it may take as JSON, characters.
+        room_chars: The maximum of characters of the result as JSON.
     """
     if len(text) * MAX_ESCAPE_CHARS <= room_chars or _fits_as_json(text, room_chars):
         return text
@@ -119,7 +119,7 @@ def truncate_for_journal(text: str, room_chars: int = MAX_STORED_CHARS) -> str:
 
 
 def _fits_as_json(text: str, room_chars: int) -> bool:
-    """Whether a text has no more characters as JSON; looks at no more of it than that takes."""
+    """Return whether a text has at most this many characters as JSON. Stops encoding when the limit is exceeded."""
     if len(text) > room_chars:
         return False
     for start in range(0, len(text), CHUNK_CHARS):
@@ -130,7 +130,7 @@ def _fits_as_json(text: str, room_chars: int) -> bool:
 
 
 def _truncate_items(value: object) -> object:
-    """Return a value in which the texts of a list, tuple or dict have no more characters together than a record."""
+    """Truncate the texts in a list, tuple or dict so that together they fit into a journal record."""
     if type(value) not in _CONTAINER_TYPES:
         return _truncate_item(value, MAX_STORED_CHARS)
     items: Iterable[object] = value.values() if isinstance(value, dict) else value  # type: ignore[assignment]
@@ -151,9 +151,9 @@ def _truncate_item(item: object, room: int) -> object:
 
 
 def count_shown_chars(text: str, tool: Tool[..., Any], count: Callable[[str], int]) -> int | None:
-    """Return how many characters of a result the model is shown, within the tool's tokens and bytes; None for all.
+    """Return the number of characters of a result shown to the model, within the tool's tokens and bytes; None for all.
 
-    No more is counted than those bytes could be, since the event loop waits for this.
+    Only as much text is counted as those bytes can hold, since the event loop waits for this.
     """
     if len(text) * 4 <= min(tool.shown_tokens, tool.shown_bytes):
         return None  # a character has four bytes at most, and a token one at least
@@ -183,7 +183,7 @@ def _to_json(value: object) -> str:
 
 @cache
 def _pydantic_core() -> Any:
-    """Return pydantic's writer: it is loaded with the first schema, not with this module."""
+    """Return pydantic's JSON encoder, imported with the first schema instead of with this module."""
     return import_module("pydantic_core")
 
 
@@ -192,7 +192,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the error's type and text; never raises, and never shows a traceback. Of a group, what is in it."""
+    """Return the error's type and text; for a group, those of its members. Never raises."""
     try:
         if isinstance(error, BaseExceptionGroup):
             return "; ".join(describe_error(each) for each in error.exceptions)[:MAX_ERROR_CHARS]
@@ -210,17 +210,17 @@ def _error_text(error: BaseException) -> str:
 
 
 def retry_text(hint: ModelRetry) -> str:
-    """Say what the tool wants instead."""
+    """Return the text for a tool that asked for other arguments."""
     return _error_text(hint) or "not like this; try other arguments"
 
 
 def failure_text(error: BaseException, tool: Tool[..., Any]) -> str:
-    """Say that a tool failed."""
+    """Return the text for a tool that failed."""
     return f"{describe_error(error)}. {_retry_advice(tool)}"
 
 
 def unavailable_text(error: BaseException, tool: Tool[..., Any], attempts: int, retry_after_s: float | None) -> str:
-    """Say that a tool failed for a passing reason, and was tried again where that was allowed."""
+    """Return the text for a tool that failed transiently, after the permitted retries."""
     tried = f" after {attempts} attempts" if attempts > 1 else ""
     later = "" if retry_after_s is None else f" It asks to wait {retry_after_s:g} s."
     nothing = "Nothing was done. " if isinstance(error, RefusedError) else ""
@@ -230,7 +230,7 @@ def unavailable_text(error: BaseException, tool: Tool[..., Any], attempts: int, 
 
 
 def circuit_open_text(tool: Tool[..., Any], wait_s: float) -> str:
-    """Say that a tool is not called for a while, since it keeps failing."""
+    """Return the text for a tool that is not called for a while, since it keeps failing."""
     return (
         f"{tool.name} was not called: its last calls all failed, so it rests. Try again in {max(1, round(wait_s))} s, "
         "or go on without it."
@@ -238,48 +238,48 @@ def circuit_open_text(tool: Tool[..., Any], wait_s: float) -> str:
 
 
 def absent_text(name: str) -> str:
-    """Say that a tool is not there now."""
+    """Return the text for a tool that is not available now."""
     return f"{name} is not there now, and nothing was run; go on without it"
 
 
 def blocked_text(name: str) -> str:
-    """Say that a call could not start beside what still runs."""
+    """Return the text for a call that could not start because of a thread that still runs."""
     return f"blocked: {name} is still running from an earlier call. Nothing was run; try again later."
 
 
 def not_permitted_text(reason: str) -> str:
-    """Say that a call may not run, for good."""
+    """Return the text for a call that is permanently refused."""
     return f"{reason}. Nothing was run, and trying again will not help: do something else, or tell the user."
 
 
 def withdrawn_text(name: str) -> str:
-    """Say that a tool is gone."""
+    """Return the text for a tool withdrawn from the run."""
     return f"{name} is withdrawn for the rest of this run; go on without it"
 
 
 def timeout_text(tool: Tool[..., Any], timeout_s: float) -> str:
-    """Say that a call was cut off."""
+    """Return the text for a call that timed out."""
     return f"no result within {timeout_s:g} s, so the call was cut off. {_retry_advice(tool)}"
 
 
 def _retry_advice(tool: Tool[..., Any]) -> str:
-    if tool.read_only:  # to be idempotent is not enough: a new call has a key of its own
+    if tool.read_only:  # being idempotent is not enough: a new call has a new key
         return "It may be called again; other arguments or another tool may do better."
     return "Its effect may have happened, in whole or in part: check before you call it again."
 
 
 def too_many_rounds_text(name: str, rounds: int) -> str:
-    """Say that a tool asks people again and again."""
+    """Return the text for a tool that asks people too often."""
     return f"{name} has asked for input {rounds} times and still asks for more: it was given up."
 
 
 def malformed_arguments_text(reason: str) -> str:
-    """Say why the arguments are no JSON object."""
+    """Return the text for arguments that are not a JSON object."""
     return f"the arguments are not a JSON object ({reason}). Nothing was run: call again with valid JSON."
 
 
 def unknown_tool_text(name: str, known: Sequence[str]) -> str:
-    """Say that there is no such tool, and which there are."""
+    """Return the text for an unknown tool, with the known names."""
     nearest = difflib.get_close_matches(name[:100], known, n=1)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
     listed = ", ".join(known[:MAX_NAMES]) or "none"

@@ -1,7 +1,7 @@
-"""Which failures of a tool are passing ones, so that calling again may help, and how long they ask to wait.
+"""Classify failures of a tool: whether they are transient, so that a retry may help, and how long to wait.
 
-The HTTP libraries are known by the names of their errors, in one table: none is imported for it, and a tool may use
-any of them. What has an HTTP status is judged by that alone.
+Errors of HTTP libraries are recognised by the class names in one table, so none of the libraries is imported. An error
+with an HTTP status is classified by that status alone.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from agentfsm._http import parse_retry_after, parse_wait_s
 from agentfsm.core.errors import ModelUnavailableError, TransientError
 from agentfsm.core.value import Value
 
-# 529 is what some services (Anthropic's among them) say when they are overloaded.
+# Status 529 means overloaded for some services, Anthropic among them.
 TRANSIENT_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
-# Alone: the service is well and means this caller. 503 and 529 say that it is not well, whoever calls.
+# The service works but limits this caller, unlike 503 and 529, which mean that the service has a problem.
 RATE_LIMITED_STATUS: Final = 429
 
-# Beside those for which Python has classes of their own, under ConnectionError and TimeoutError.
+# Transient error numbers beyond the subclasses of ConnectionError and TimeoutError.
 TRANSIENT_ERRNOS: Final = frozenset(
     number
     for name in (
@@ -38,10 +38,10 @@ TRANSIENT_ERRNOS: Final = frozenset(
     if (number := getattr(errno, name, None)) is not None
 )
 
-# In the table: as passing as the error's `reason`.
+# Table value: classify the error by its `reason` attribute.
 _SAME_AS_REASON: Final = "reason"
 
-# Library -> class -> whether it is passing, for its subclasses too unless they have a line of their own.
+# Library -> class -> whether the error is transient. Subclasses inherit the value unless they are listed.
 TRANSIENT_BY_LIBRARY: Final[dict[str, dict[str, bool | str]]] = {
     "aiohttp": {
         "ClientConnectionError": True,
@@ -81,27 +81,27 @@ TRANSIENT_BY_LIBRARY: Final[dict[str, dict[str, bool | str]]] = {
 
 @attrs.frozen
 class TransientFailure(Value):
-    """A failure that may have passed when the call is made again."""
+    """A transient failure: a retry may succeed."""
 
     retry_after_s: float | None
-    """Seconds to wait before that, 0 or more, as asked by whoever failed; None where nothing was said."""
+    """Seconds to wait before the retry, 0 or more, as the failed service requests. None: not stated."""
 
     rate_limited: bool
-    """Whether the service is well, and it was this caller who asked too often."""
+    """Whether the service works and has limited this caller's rate."""
 
 
 def classify_failure(error: BaseException) -> TransientFailure | None:
-    """Say whether a failure is a passing one; never raises, whatever the error's attributes do.
+    """Classify a failure as transient or not. Never raises, whatever the error's attributes do.
 
-    A group is passing when all of its members are, and asks for the longest wait of theirs. Causes are not looked at:
-    whoever raised one error from another chose what to say.
+    A group is transient if all of its members are; the longest of their waits applies. Causes are ignored: an error
+    raised from another is classified by itself.
 
     Returns:
-        What is known of it, or None where calling again would not help, or nobody knows.
+        The classification, or None if a retry would not help or this is unknown.
     """
     with suppress(
         BaseException
-    ):  # what `_safe_getattr` lets through may still be a trap: a number, a class, a group in itself
+    ):  # values from `_safe_getattr` may still raise: a number, a class, a group that contains itself
         return _classify_group(error) if isinstance(error, BaseExceptionGroup) else _classify_error(error)
     return None
 
@@ -120,12 +120,12 @@ def _classify_group(group: BaseExceptionGroup[BaseException]) -> TransientFailur
 
 def _classify_error(error: BaseException) -> TransientFailure | None:
     if not isinstance(error, Exception):
-        return None  # a wish to stop; and `sys.exit(500)` has a `code`
+        return None  # a request to exit; and `sys.exit(500)` has a `code`
     status, asked_s = _find_status(error), _find_retry_after_s(error)
     if isinstance(error, TransientError | ModelUnavailableError):
-        is_passing = True  # it was raised to say so
+        is_passing = True  # raised to report a transient failure
     elif status is not None:
-        # A 429 of OpenAI's that no waiting helps.
+        # OpenAI's 429 for an exhausted quota does not pass by waiting.
         is_passing = status in TRANSIENT_STATUSES and _safe_getattr(error, "code") != "insufficient_quota"
     else:
         is_passing = _is_transient(error) or asked_s is not None
@@ -148,7 +148,7 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def _find_status(error: BaseException) -> int | None:
-    """The HTTP status, from 400 on: some errors carry one of a stream that began well, or a 0."""
+    """Return the HTTP status, 400 or higher. Some errors carry the status of a stream that began well, or 0."""
     response = _safe_getattr(error, "response")
     for holder, name in (
         (error, "status_code"),
@@ -164,14 +164,14 @@ def _find_status(error: BaseException) -> int | None:
 
 
 def _find_retry_after_s(error: BaseException) -> float | None:
-    """What it asks to wait: as a number of its own, or in the headers of its response."""
+    """Return the seconds that the error asks to wait, from its attributes or the headers of its response."""
     for name in ("retry_after_s", "retry_after"):
         number = _safe_getattr(error, name)
         is_number = isinstance(number, int | float) and not isinstance(number, bool)
         if is_number and (seconds := parse_wait_s(number)) is not None:
             return seconds
     headers = _safe_getattr(_safe_getattr(error, "response"), "headers") or _safe_getattr(error, "headers")
-    with suppress(BaseException):  # no mapping, or one of something else than text
+    with suppress(BaseException):  # not a mapping of strings
         return next(
             (parse_retry_after(value, time.time()) for name, value in headers.items() if name.lower() == "retry-after"),
             None,
@@ -180,6 +180,6 @@ def _find_retry_after_s(error: BaseException) -> float | None:
 
 
 def _safe_getattr(holder: object, name: str) -> Any:
-    with suppress(BaseException):  # a property may raise, and a response not be there
+    with suppress(BaseException):  # a property may raise
         return getattr(holder, name, None)
     return None

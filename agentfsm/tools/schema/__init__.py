@@ -1,1 +1,1 @@
-"""What a call has to bring: a schema from hints or given, and arguments read, refused or mended."""
+"""Schemas of tools: from type hints or given as JSON Schema, and validation or repair of arguments."""
