@@ -11,13 +11,13 @@ import attrs
 
 from agentfsm.ports.store import Filter, RunSummary, Store
 
-# Runs that are listed at once.
+# Runs per page.
 PAGE_SIZE: Final = 100
 
 
 @attrs.define(eq=False, repr=False)
 class RunIterator(AsyncIterator[RunSummary]):
-    """The runs that a filter takes, newest first.
+    """Iterator over the runs that match a filter, newest first.
 
     Runs that begin after the first page was read may be missing. It is safe to break out of the loop at any time.
     """
@@ -27,10 +27,12 @@ class RunIterator(AsyncIterator[RunSummary]):
     page_size: int = PAGE_SIZE
     _summaries: deque[RunSummary] = attrs.field(factory=deque, init=False)
     _listed_ids: set[str] = attrs.field(factory=set, init=False)
-    """Runs created at the last time that was listed: many may share it, so that the next page begins with it again."""
+    """Ids of the listed runs with the latest creation time on the page. Other runs may share that time, so the next
+    page begins with it again.
+    """
 
     _limit: int = attrs.field(default=attrs.Factory(lambda runs: runs.page_size, takes_self=True), init=False)
-    """Runs that the next page may hold."""
+    """Maximum of runs on the next page."""
 
     _is_exhausted: bool = attrs.field(default=False, init=False)
     """Whether all runs were listed."""

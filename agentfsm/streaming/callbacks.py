@@ -150,9 +150,7 @@ class CallbackDispatcher:
                     LOGGER.exception("a listener raised; further errors of this type are counted and not logged")
 
     def _reset_after_fork(self) -> None:
-        """Reset the state in the child of a fork: the thread, and a possible holder of the lock, exist only in the
-        parent.
-        """
+        """Reset the state in the child of a fork: the thread and the lock's holder exist only in the parent."""
         self._changed = threading.Condition()
         self._buffer.clear()
         self._accepted = self._delivered

@@ -45,8 +45,9 @@ def _load_structlog() -> Any:
 
 
 def _is_enabled(level: int) -> bool:
-    """Return whether a handler of the application receives lines of this level. Ignores the null handler of this
-    module.
+    """Return whether a handler of the application receives lines of this level.
+
+    Ignores the null handler of this module.
     """
     if not LOGGER.isEnabledFor(level):
         return False
@@ -82,8 +83,9 @@ class RunLogger(Value):
         self._write(logging.INFO, event, facts)
 
     def warning(self, event: str, **facts: object) -> None:
-        """Log a retry, a downgrade or an unusual event. With an exception as `exc_info`, its traceback follows the
-        line.
+        """Log a retry, a downgrade or an unusual event.
+
+        With an exception as `exc_info`, its traceback follows the line.
         """
         self._write(logging.WARNING, event, facts)
 

@@ -112,9 +112,7 @@ class Breaker:
                 self._period, self._since = Ticket(BreakerState.OPEN), now
 
     def discard(self, ticket: Ticket) -> None:
-        """Return the ticket of a call that shows nothing about the service: it was cancelled, or its arguments were
-        refused.
-        """
+        """Return the ticket of a call that shows nothing about the service: cancelled, or its arguments refused."""
         with self._lock:
             if ticket is self._period:
                 self._since = -math.inf

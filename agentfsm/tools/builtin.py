@@ -28,8 +28,9 @@ PAGE_BYTES: Final = 4 * PAGE_CHARS
 
 @cache
 def read_result() -> Tool[..., Any]:
-    """Return the tool that reads the omitted part of a long result. It is built on first use, since that imports
-    pydantic.
+    """Return the tool that reads the omitted part of a long result.
+
+    It is built on first use, since that imports pydantic.
     """
     return make_tool(
         _read_result,

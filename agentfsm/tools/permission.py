@@ -121,8 +121,9 @@ class Permissions(Value):
         return tool.permission <= self.level and any(rule.covers(tool) for rule in self.allow)
 
     def refusal_reason(self, tool: Tool[..., Any], roles: Collection[str], arguments: SimpleNamespace) -> str | None:
-        """Return the reason why this call may not run. A condition that raises, or does not return a bool, counts as a
-        refusal.
+        """Return the reason why this call may not run.
+
+        A condition that raises, or does not return a bool, counts as a refusal.
 
         Args:
             tool: The tool that is called.

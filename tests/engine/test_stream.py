@@ -584,9 +584,9 @@ async def test_a_stream_is_watched_in_a_block_and_once():
     """Who forgets the block, or enters it again, is shown the form; the run is there from the beginning."""
     stream = Agent(ScriptedModel("done")).stream("go", id="mine")
     assert (stream.run.id, stream.run.state) == ("mine", State.OBSERVE)
-    with pytest.raises(MisuseError, match=r"nothing runs before it: async with agent\.stream"):
+    with pytest.raises(MisuseError, match=r"entered before it is read: async with agent\.stream"):
         await anext(aiter(stream))
     await read(stream)
     assert stream.run.output == "done"
-    with pytest.raises(MisuseError, match=r"entered once.*async with agent\.stream"):
+    with pytest.raises(MisuseError, match=r"entered only once.*async with agent\.stream"):
         await read(stream)

@@ -1,16 +1,16 @@
-"""What a run and the agents below it may still spend: held back before each request and call, settled after it.
+"""Budgets of a run and its child runs: amounts are reserved before each request and call, and settled after it.
 
-The journals hold what was spent. A budget adds what they do not hold yet: requests and calls that are under way,
-replies of a turn that is not committed, and what agents below have spent whose results have not come. So several
-agents at once never spend together what only one of them could.
+The journals hold the recorded spending. A budget adds the amounts not recorded yet: requests and calls in progress,
+replies of an uncommitted turn, and spending of child runs whose results have not arrived. So concurrent agents cannot
+together spend more than the limit.
 
-Tokens and money are held back for the longest answer that a request may get, on the budget of the run and on each one
-above it. A request waits while one of these has no room for that beside what others have under way there; the last one
-that fits may answer longer than was thought, and so a budget is exceeded by one answer at most. Whoever waits holds
-nothing, and whoever holds something waits for its model only: somebody always goes on. Calls of tools are counted one
-by one, so that their number is never exceeded at all.
+Tokens and money are reserved for the longest permitted answer of a request, on the budget of the run and on each one
+above it. A request waits while one of these has no room beside the other reservations. A request that fits may answer
+longer than estimated, so a budget is exceeded by one answer at most. A waiting request holds no reservation, and a
+request with a reservation waits only for its model, so there is no deadlock. Tool calls are counted one by one, so that
+their limit is never exceeded.
 
-A run that asks for a last answer keeps back what that may cost, from itself and from the agents below it.
+A run that requests a last answer reserves its cost, from itself and from the child runs.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ NO_USAGE: Final = Usage()
 
 # Tokens and US dollars.
 Amount = tuple[int, float]
-# The same, held back for a request, and the tokens without what is added since others were exceeded.
+# A reservation for a request, and its tokens without the addition made since other requests exceeded theirs.
 Reservation = tuple[int, float, int]
 
 NO_AMOUNT: Final[Amount] = (0, 0.0)
 
 
 class RunSpending(NamedTuple):
-    """What a run and the agents below it have spent."""
+    """Spending of a run and its child runs."""
 
     run: Run
-    """As it was then."""
+    """The run at the time of the record."""
 
     usage: Usage
-    """Its own and theirs, as `calls`."""
+    """Usage of the run and its child runs, recorded together with `calls`."""
 
     calls: int
-    """Of tools; those that are under way count."""
+    """Number of tool calls, including those in progress."""
 
 
 class RunSource(Protocol):
-    """What is driven: a journal, or whatever else has the newest state of a run."""
+    """The source of a run's latest state, such as a journal."""
 
     @property
     def run(self) -> Run:
-        """The run as it is now."""
+        """Latest state of the run."""
         ...
 
 
@@ -71,14 +71,14 @@ def _zero_cost(_tokens: int) -> float:
 
 @attrs.define(eq=False, repr=False)
 class _BudgetTree:
-    """What the budgets of a run and of all agents below it share."""
+    """State shared by the budgets of a run and all its descendants."""
 
     room_freed: anyio.Event | None = None
-    """Set when a request is settled, for those who wait for room."""
+    """Set when a request is settled, for requests that wait for room."""
 
     excess_tokens: int = 0
-    """Tokens by which a request has exceeded what was held back for it, at most: what was counted too low, or a model
-    that answers longer than it may. So much more is held back for each from then on.
+    """Largest number of tokens by which a request has exceeded its reservation, because of an estimate that was too low
+    or a model that ignores its cap. Each later reservation is increased by it.
     """
 
 
@@ -96,57 +96,57 @@ def _is_money_limited(budget: Budget) -> bool:
 
 @attrs.define(eq=False, repr=False)
 class Budget:
-    """What one run may still spend, in this process."""
+    """The remaining budget of one run, in this process."""
 
     limits: Limits
     source: RunSource
-    """Has the newest state of the run."""
+    """Source of the latest state of the run."""
 
     parent: Budget | None = None
-    """The budget of the run whose tool this one is."""
+    """Budget of the parent run; None for a run without one."""
 
     reserves_last_answer: bool = False
-    """Whether room is kept back for a last answer."""
+    """Whether the cost of a last answer is reserved."""
 
     tree: _BudgetTree = attrs.field(init=False, default=attrs.Factory(_find_tree, takes_self=True))
     ancestors: tuple[Budget, ...] = attrs.field(init=False, default=attrs.Factory(_list_ancestors, takes_self=True))
-    """Those above, the nearest first."""
+    """Budgets of the ancestors, the nearest first."""
 
     is_money_limited: bool = attrs.field(init=False, default=attrs.Factory(_is_money_limited, takes_self=True))
-    """Whether this run, or one above it, is limited in money."""
+    """Whether this run or an ancestor has a money limit."""
 
     _kept_for_last: Amount = NO_AMOUNT
-    """For the last answer."""
+    """Amount reserved for the last answer."""
 
     _reserved: Amount = NO_AMOUNT
-    """By requests that are under way, here and below."""
+    """Amount reserved for requests in progress, here and in descendants."""
 
     _in_flight: int = 0
-    """How many these are."""
+    """Number of these requests."""
 
     children: dict[str, RunSpending] = attrs.field(factory=dict)
-    """What agents below have spent, by the ids of their runs, as far as it is not in this run's journal."""
+    """Spending of child runs by run id, as far as it is not in this run's journal."""
 
     _unjournalled_usage: Usage = NO_USAGE
-    """Spent by this run and not in its journal..."""
+    """Usage of this run that is not in its journal; valid while the run's version is `_usage_version`."""
 
     _usage_version: int = -1
-    """...as long as that is at this version."""
+    """Version of the run for which `_unjournalled_usage` is valid."""
 
     warned_limits: frozenset[str] = frozenset()
-    """Names of the limits that a warning was given for."""
+    """Names of the limits for which a warning was emitted."""
 
     _open_calls: int = 0
-    """Calls that have their place among those allowed, and no result in the journal."""
+    """Number of admitted calls without a result in the journal."""
 
     @property
     def unjournalled_usage(self) -> Usage:
-        """What the run's own requests have cost that its journal does not hold."""
+        """Usage of the run's own requests that is not in its journal."""
         return self._unjournalled_usage if self.source.run.version == self._usage_version else NO_USAGE
 
     @property
     def usage(self) -> Usage:
-        """What the run and the agents below it have spent on models."""
+        """Model usage of the run and its child runs."""
         run = self.source.run
         usage = run.usage + self._unjournalled_usage if run.version == self._usage_version else run.usage
         for below in self.children.values():
@@ -155,13 +155,13 @@ class Budget:
 
     @property
     def calls(self) -> int:
-        """The calls of tools that the run and the agents below it have made, with those under way."""
+        """Number of tool calls of the run and its child runs, including those in progress."""
         return (
             self.source.run.tool_call_count + self._open_calls + sum([below.calls for below in self.children.values()])
         )
 
     def restore(self, children: Sequence[RunSpending]) -> None:
-        """Begin with what this run and those below it have spent already, in an earlier process or before a pause."""
+        """Restore the spending of this run and its child runs from an earlier process or before a pause."""
         self._open_calls = len(
             [entry for entry in self.source.run.open if entry.phase not in (Phase.INTENDED, Phase.FINISHED)]
         )
@@ -173,12 +173,12 @@ class Budget:
             self.parent.record_child(RunSpending(self.source.run, self.usage, self.calls))
 
     def record_child(self, spent: RunSpending) -> None:
-        """Take note of what a run below has spent, in all."""
+        """Record the total spending of a child run."""
         self.children[spent.run.id] = spent
         self._report_to_parent()
 
     def pop_child(self, run_id: str) -> RunSpending | None:
-        """Forget what a run below has spent, and return it: its result brings it into this run's journal."""
+        """Remove and return the spending of a child run: its result records it in this run's journal."""
         return self.children.pop(run_id, None)
 
     # Tokens and money.
@@ -191,24 +191,24 @@ class Budget:
         price: PriceFunction,
         least_tokens: int = 1,
     ) -> tuple[int, Reservation]:
-        """Hold back what a request may cost at most.
+        """Reserve the maximum cost of a request.
 
-        Where others have requests under way that leave no room for that, this waits for them; it holds nothing
-        meanwhile, also when it is cancelled.
+        If requests in progress leave no room for it, wait for them. A waiting request holds no reservation, also when
+        it is cancelled.
 
         Args:
-            request_tokens: Of the request, about.
-            wanted_tokens: Of the answer that it shall have room for, 1 or more.
-            longest_tokens: Of the longest answer that it may get where nothing caps it, `wanted_tokens` or more.
-            price: Tells what a usage costs, US dollars.
-            least_tokens: Of the shortest answer that it may be capped at, 1 to `wanted_tokens`.
+            request_tokens: The estimated tokens of the request.
+            wanted_tokens: The tokens of the answer to make room for, 1 or more.
+            longest_tokens: The tokens of the longest possible answer without a cap, `wanted_tokens` or more.
+            price: Function that returns the cost of a usage, US dollars.
+            least_tokens: The lowest acceptable cap of the answer, 1 to `wanted_tokens`.
 
         Returns:
-            Tokens that the answer may have, `least_tokens` to `wanted_tokens` (which stands for no cap), and what was
-            held back: give it to `settle`.
+            The permitted tokens of the answer, `least_tokens` to `wanted_tokens` (which stands for no cap), and the
+            reservation to pass to `settle`.
 
         Raises:
-            LimitError: when nothing is left for an answer, or the price is unknown where money is limited.
+            LimitError: if nothing is left for an answer, or the price is unknown and money is limited.
         """
         cost = self._build_cost_function(request_tokens, longest_tokens, price) if self.is_money_limited else _zero_cost
         while True:
@@ -252,10 +252,10 @@ class Budget:
     def _find_binding_limit(
         self, request_tokens: int, wanted_tokens: int, cost: Callable[[int], float]
     ) -> tuple[int, Budget, int]:
-        """Return how long an answer may be, if no other request were under way.
+        """Return the longest possible answer, ignoring requests in progress.
 
         Returns:
-            The tokens of the answer, the budget that says so, and the tokens kept back there for last answers.
+            The tokens of the answer, the budget that limits it, and the tokens reserved there for last answers.
         """
         granted, binding, binding_kept, kept = wanted_tokens, self, 0, NO_AMOUNT
         for budget in (self, *self.ancestors):
@@ -266,12 +266,12 @@ class Budget:
         return granted, binding, binding_kept
 
     def _has_room(self, request_tokens: int, needed_tokens: int, cost: Callable[[int], float]) -> bool:
-        """Whether there is room beside the requests that are under way, on this budget and on all above."""
+        """Return whether this budget and all above have room beside the requests in progress."""
         kept = NO_AMOUNT
         for budget in (self, *self.ancestors):
             kept = kept[0] + budget._kept_for_last[0], kept[1] + budget._kept_for_last[1]  # noqa: SLF001  one of its kind
             if not budget._in_flight:  # noqa: SLF001  as above
-                continue  # nobody to wait for
+                continue  # no request to wait for
             held = budget._reserved[0] + kept[0], budget._reserved[1] + kept[1]  # noqa: SLF001  as above
             if budget._remaining_tokens(request_tokens, needed_tokens, cost, held) < needed_tokens:  # noqa: SLF001  as above
                 return False
@@ -280,7 +280,7 @@ class Budget:
     def _remaining_tokens(
         self, request_tokens: int, wanted_tokens: int, cost: Callable[[int], float], held: Amount
     ) -> int:
-        """Return how long an answer this budget allows beside what is held back; of money, up to `wanted_tokens`."""
+        """Return the longest answer that this budget permits beside the reservations; for money, at most the wanted one."""
         usage = self.usage
         room = self.limits.tokens - usage.input_tokens - usage.output_tokens - held[0] - request_tokens
         if self.limits.usd is None:
@@ -290,7 +290,7 @@ class Budget:
     def _build_cost_function(
         self, request_tokens: int, longest_tokens: int, price: PriceFunction
     ) -> Callable[[int], float]:
-        """Return what a request costs, by the length of its answer: a straight line through the longest and none."""
+        """Return a function of an answer's length that returns the request's cost, interpolated linearly."""
         alone = price(Usage(input_tokens=request_tokens))
         whole = price(Usage(input_tokens=request_tokens, output_tokens=longest_tokens))
         if alone is None or whole is None:
@@ -298,7 +298,7 @@ class Budget:
         return lambda tokens: alone + (whole - alone) * tokens / longest_tokens
 
     def build_exhausted_error(self, request_tokens: int) -> LimitError:
-        """Return the error that says which budget leaves no room for an answer."""
+        """Build the error that names the budget without room for an answer."""
         usage = self.usage
         rest = "the next request alone takes the rest"
         if usage.tokens + request_tokens >= self.limits.tokens or self.limits.usd is None:
@@ -307,12 +307,12 @@ class Budget:
         return LimitError(StopReason.COST_BUDGET, f"{format_usd_used(usage.cost_usd or 0.0, self.limits)}: {rest}")
 
     def settle(self, held: Reservation, usage: Usage) -> None:
-        """Put what a request did cost in the place of what was held back for it."""
+        """Replace the reservation of a request by its actual cost."""
         for budget in (self, *self.ancestors):
             reserved = budget._reserved  # noqa: SLF001  one of its kind
             budget._in_flight -= 1  # noqa: SLF001  as above
             rest = reserved[0] - held[0], reserved[1] - held[1]
-            budget._reserved = rest if budget._in_flight else NO_AMOUNT  # noqa: SLF001  fractions may leave a crumb
+            budget._reserved = rest if budget._in_flight else NO_AMOUNT  # noqa: SLF001  avoids rounding residues
         if (excess := usage.input_tokens + usage.output_tokens - held[2]) > self.tree.excess_tokens:
             self.tree.excess_tokens = excess
         version = self.source.run.version
@@ -327,11 +327,11 @@ class Budget:
     # Calls of tools.
 
     def reset_open_calls(self) -> None:
-        """Forget calls that have begun for a reply that never came."""
+        """Forget calls that were started for a reply that failed."""
         self._open_calls = 0
 
     def try_start_call(self) -> bool:
-        """Take a place for a call of a reply that is not whole yet; return whether there is one."""
+        """Reserve a call of a reply that is still incomplete; return whether one is left."""
         if self._remaining_calls() < 1:
             return False
         self._open_calls += 1
@@ -339,9 +339,9 @@ class Budget:
         return True
 
     def admit_calls(self, waiting: Sequence[OpenCall]) -> Sequence[OpenCall]:
-        """Take a place for each open call without a result, and return those for which there is none.
+        """Reserve a call for each open call without a result, and return those for which none is left.
 
-        What has begun keeps its place, whatever has been taken since; of the others, the first have what is left.
+        Started calls keep their reservation, whatever was reserved since; of the others, the first get the rest.
         """
         self._open_calls = len(waiting)
         over = -self._remaining_calls()
@@ -353,25 +353,25 @@ class Budget:
         return refused
 
     def _remaining_calls(self) -> int:
-        """Return how many more calls there may be, here and on all budgets above."""
+        """Return the number of calls left, here and on all budgets above."""
         if self.parent is None:
             return self.limits.tool_calls - self.calls
         self._report_to_parent()
         return min([budget.limits.tool_calls - budget.calls for budget in (self, *self.ancestors)])
 
     def record_call_finished(self) -> None:
-        """Take note that a call has its result in the journal, where it counts."""
+        """Record that a call has its result in the journal, which counts it from now on."""
         self._open_calls -= 1
         if self.parent is not None:
             self._report_to_parent()
 
     def find_stop_reason(self) -> tuple[StopReason, str] | None:
-        """Say why the run has to stop, with the number reached, or None."""
+        """Return the reason why the run has to stop, with the number reached, or None."""
         if (
             stop := find_reached_limit(self.source.run, self.limits, reserves_last_answer=self.reserves_last_answer)
         ) is not None:
             return stop
-        for budget in self.ancestors:  # whose tool calls may be used up: its agents stop with it
+        for budget in self.ancestors:  # a used-up call limit of an ancestor stops its child runs
             if (calls := budget.calls) >= budget.limits.tool_calls:
                 return (
                     StopReason.TOOL_BUDGET,
@@ -380,7 +380,7 @@ class Budget:
         return None
 
     def format_refusal(self) -> str:
-        """Say why calls are not run, to the model."""
+        """Return the text for the model about calls refused by the budget."""
         tightest = min((self, *self.ancestors), key=lambda budget: budget.limits.tool_calls - budget.calls)
         allowed = tightest.limits.tool_calls
         whose = "run" if tightest is self else "run above and its agents"
@@ -391,7 +391,7 @@ class Budget:
 
 
 def _affordable_tokens(left_usd: float, wanted_tokens: int, cost: Callable[[int], float]) -> int:
-    """Return how long an answer the money allows: 0 where the request alone is too dear."""
+    """Return the longest answer that the money permits: 0 if the request alone is too expensive."""
     alone, whole = cost(0), cost(wanted_tokens)
     if whole <= left_usd:
         return wanted_tokens

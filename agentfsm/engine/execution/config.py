@@ -1,4 +1,4 @@
-"""What an agent is made of, as the engine sees it: ports and settings."""
+"""Configuration of an agent for the engine: ports and settings."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.output import OutputSpec
 
-# Room for an answer. Where the token budget leaves less, it caps the answer; every current model may answer so long.
+# Tokens left free for an answer. If the token budget has less, it caps the answer; all current models can answer so
+# long.
 ANSWER_TOKENS: Final = 4_096
-# What an answer without a cap is taken to need at most, where others spend from the same budget at once: as long as
-# many models can answer. One that answers longer is found out (see `budget`).
+# Assumed maximum of tokens of an answer without a cap, if other requests spend from the same budget: the maximum of
+# many
+# models. A longer answer is detected (see `budget`).
 MAX_ANSWER_TOKENS: Final = 16_384
 
 
 @attrs.frozen(kw_only=True)
 class EngineConfig(Value):
-    """What an agent is made of: ports and settings. It holds nothing of any run."""
+    """Configuration of an agent: ports and settings. It holds no state of a run."""
 
     model: Model
     instructions: str
@@ -43,46 +45,46 @@ class EngineConfig(Value):
     selector: ToolSelector
     limits: Limits
     settings: Settings | Callable[[Run], Settings]
-    """The agent's, or what tells them for each turn."""
+    """Settings of the agent, or a function that returns them for each turn."""
 
     context: Context
     clock: Clock
     output_spec: OutputSpec | None
-    """What an answer has to be; None where any text will do."""
+    """Required form of an answer; None if any text is accepted."""
 
     judge: Judge | None
     last_answer: bool
-    """Whether a run that a limit stops is asked once more for what it has."""
+    """Whether a run stopped by a limit is asked once more for a last answer."""
 
     load_counter: Callable[[str], Awaitable[TokenCounter]]
     """Loads the token counter for a model name; called only when a history comes near the window."""
 
     log_prompts: bool = False
     _overhead_by_tools: dict[tuple[object, ...], int] = attrs.field(factory=dict, init=False)
-    """Tokens of what every request holds, by encoding and tools."""
+    """Tokens of the fixed part of every request, by encoding and tools."""
 
     _shape_hashes: dict[tuple[object, ...], str] = attrs.field(factory=dict, init=False)
-    """Hashes of the same, by tools."""
+    """Hashes of the fixed part of every request, by tools."""
 
     _fingerprints: dict[int, Fingerprint] = attrs.field(factory=dict, init=False)
-    """By the registry's version, since tools may be registered later."""
+    """Fingerprints by the registry's version, since tools may be registered later."""
 
     _unpriced_models: set[str] = attrs.field(factory=set, init=False)
-    """Names of models of which the log was told that their price is not known."""
+    """Names of models already logged as having no price."""
 
     @property
     def can_hide_tools(self) -> bool:
-        """Whether a run may be offered fewer tools than there are, by permission or by what a tool says of itself."""
+        """Whether a run may be offered fewer tools than are registered, by permissions or conditions."""
         return self.permissions is not None or bool(self.registry.conditional_tools)
 
     @property
     def reviews_answers(self) -> bool:
-        """Whether an answer is looked at before it counts."""
+        """Whether answers are reviewed before they are accepted."""
         return self.output_spec is not None or self.judge is not None
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """What shapes the agent's behaviour: instructions, model and tools with their schemas."""
+        """Fingerprint of the agent's behaviour: instructions, model, and tools with their schemas."""
         known = self._fingerprints.get(self.registry.version)
         if known is None:
             instructions = short_hash(self.instructions, 8)
@@ -92,7 +94,7 @@ class EngineConfig(Value):
         return known
 
     def resolve_settings(self, run: Run) -> Settings:
-        """Return how the model is asked in the run's next turn."""
+        """Return the model settings for the run's next turn."""
         settings = self._call_settings_function(run, self.settings) if callable(self.settings) else self.settings
         return settings if run.header.settings is None else run.header.settings.with_defaults(settings)
 
@@ -103,9 +105,9 @@ class EngineConfig(Value):
         return settings
 
     def side_request_settings(self, run: Run, max_tokens: int, *, own: bool) -> Settings:
-        """Return the settings for a question beside the run: short, without tools, and as always for the own model.
+        """Return the settings for a side request: short and without tools.
 
-        Without thinking, too: Anthropic refuses a cap that is not above the tokens which that may have.
+        They are based on the run's settings if the model is its own. Thinking is off, too: Anthropic refuses a cap that is not above the tokens for thinking.
         """
         base = self.resolve_settings(run) if own else Settings()
         extra = {name: value for name, value in base.extra_body.items() if name != "thinking"}
@@ -114,11 +116,11 @@ class EngineConfig(Value):
         )
 
     def room_tokens(self, ledger: TokenLedger, settings: Settings) -> int:
-        """Return what the window leaves for messages beside instructions, tool definitions and the answer."""
+        """Return the tokens that the window leaves for messages, beside instructions, tools and the answer."""
         return self.model.window_tokens - (settings.max_tokens or ANSWER_TOKENS) - ledger.overhead_tokens
 
     def compaction_threshold_tokens(self, ledger: TokenLedger, settings: Settings) -> int:
-        """Return what messages may fill of that before there is a compaction."""
+        """Return the tokens of messages from which a compaction is due."""
         return int(self.context.share * self.room_tokens(ledger, settings))
 
     def overhead_tokens(self, counter: TokenCounter, tools: Sequence[ToolDefinition]) -> int:
@@ -152,13 +154,13 @@ class EngineConfig(Value):
         return short_hash(json.dumps(parts, sort_keys=True, default=str), 8)
 
     def mark_unpriced(self, model: Model) -> bool:
-        """Whether a reply of this model is the first whose price is not known; the next one is not."""
+        """Return whether this is the first reply of the model with an unknown price, and remember that."""
         is_first = model.name not in self._unpriced_models
         self._unpriced_models.add(model.name)
         return is_first
 
     def _tools_key(self, tools: Sequence[ToolDefinition]) -> tuple[object, ...]:
-        """Return what stands for a set of tools; for all of them without a look at each."""
+        """Return a cache key for a set of tools; for the whole registry without reading each tool."""
         whole = tools is self.registry.definitions
-        # The engine's own tools are described anew for each set.
+        # The engine's own tools have a new definition for each set.
         return self.registry.version, None if whole else tuple([(tool.name, tool.description) for tool in tools])

@@ -1,4 +1,4 @@
-"""What a run cost, and the agents below it with it; what a session did."""
+"""Cost of a run with its child runs, and of a session."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def calculate_run_cost(run: Run, model: Model | None = None) -> AgentCost:
-    """Return what a run cost, with the agents that it called.
+    """Return the cost of a run, including its child runs.
 
     Args:
-        run: As it stands.
-        model: Prices what the journal holds no price of, if it is the one that the run had.
+        run: The run.
+        model: Model that prices usage without a price in the journal, if it is the run's model.
     """
     messages = (*run.messages[run.own_start :], *[entry.result for entry in run.open])
     children = tuple([m.child for m in messages if isinstance(m, ToolResult) and m.child is not None])
@@ -43,10 +43,10 @@ def calculate_run_cost(run: Run, model: Model | None = None) -> AgentCost:
 
 
 async def calculate_session_cost(store: Store, session: str, model: Model) -> SessionCost:
-    """Return what the runs of a session cost, each read once: every run but the first goes on from the one before.
+    """Return the cost of a session's runs, each read once: every run but the first continues the one before.
 
     Raises:
-        StoreError: when a journal cannot be read.
+        StoreError: if a journal cannot be read.
     """
     costs: list[AgentCost] = []
     newest = await store.runs(Filter(session=session), limit=1)
@@ -54,7 +54,7 @@ async def calculate_session_cost(store: Store, session: str, model: Model) -> Se
     while run_id is not None:
         stored = await store.read(run_id)
         if stored.header.session != session:
-            break  # its first run went on from another conversation
+            break  # its first run continues another conversation
         costs.append(calculate_run_cost(begin_run(stored.header).fold(stored.events), model))
         run_id = stored.header.after
     costs.reverse()
@@ -68,7 +68,7 @@ async def calculate_session_cost(store: Store, session: str, model: Model) -> Se
 
 
 def _own_usd(own: Usage, model: Model | None) -> float | None:
-    """Return what a run's own replies cost; None where that is not known."""
+    """Return the cost of a run's own replies; None if unknown."""
     if not own.tokens:
         return 0.0
     if own.cost_usd is None:
@@ -77,7 +77,7 @@ def _own_usd(own: Usage, model: Model | None) -> float | None:
 
 
 def _sum_or_unknown(amounts: Iterable[float | None]) -> float | None:
-    """Add amounts; one that is unknown makes the sum unknown."""
+    """Add amounts; an unknown one makes the sum unknown."""
     total = 0.0
     for amount in amounts:
         if amount is None:
@@ -91,7 +91,10 @@ def _unique(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _subtract_children(usage: Usage, children: Iterable[AgentCost]) -> Usage:
-    """Return what is left of a usage without that of the agents in it; a price that one of those lacked is theirs."""
+    """Return a usage without that of the child runs in it.
+
+    A missing price of a child run is attributed to the child.
+    """
     parts = [child.usage for child in children]
     cost = usage.cost_usd
     below = sum(part.cost_usd or 0.0 for part in parts)

@@ -1,10 +1,11 @@
-"""The gate of an event loop: so many steps pass in one round of it, so that a crowd of runs never holds it for long.
+"""Step throttle of an event loop: limits the steps per round, so that many runs do not block it for long.
 
-A step is some 50 us of work around what it waits for. A thousand runs that begin together, or whose models answer
-together, would do theirs in one round of the loop, and for so long nothing else in the process would be heard: no
-health check, no other request. Who comes when the round is full waits for one of the next, in the order of coming.
-It is there for that, not for speed: a turn costs the same without it, and the longest stall of 1,000 runs was 529 ms in
-place of 294, without the garbage collector 310 in place of 67 (`python -m benchmarks crowd:stall`, a busy machine).
+A step is some 50 us of work around its wait. A thousand runs that begin together, or whose models answer together,
+would all work in one round of the loop and block everything else in the process, such as health checks and other
+requests. Steps beyond the limit wait for a later round, first come, first served.
+
+The aim is latency, not speed: a turn costs the same without it, and the longest stall of 1,000 runs was 529 ms in place
+of 294, without the garbage collector 310 in place of 67 (`python -m benchmarks crowd:stall`, a busy machine).
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ from agentfsm._concurrency import next_tick_scheduler
 if TYPE_CHECKING:
     from agentfsm._concurrency import CallSoon
 
-# Steps in one round of the event loop: 3 to 6 ms of work. To wait for the next costs 10 us where nobody else does.
+# Steps per round of the event loop: 3 to 6 ms of work. Waiting for the next round costs 10 us if no other step waits.
 STEPS_PER_TICK: Final = 64
 
 
 @attrs.define(eq=False, repr=False)
 class _Tick:
-    """A round to come."""
+    """A future round of the event loop."""
 
     started: anyio.Event
     steps: int = 0
-    """That wait for it."""
+    """Number of steps that wait for this round."""
 
 
 @attrs.define(eq=False, repr=False)
 class StepThrottle:
-    """Where steps wait for a round that has room for them."""
+    """Limits the steps in each round of an event loop."""
 
     _remaining: int = STEPS_PER_TICK
-    """Steps that may pass in this round."""
+    """Number of steps that may still pass in this round."""
 
     _ticks: deque[_Tick] = attrs.field(factory=deque)
-    """Those to come, all of them full but the last."""
+    """Future rounds; all but the last are full."""
 
     @classmethod
     async def enter(cls) -> StepThrottle:
-        """Pass the gate of the event loop that runs, and return it."""
+        """Wait for a place in the running event loop's current or next round, and return its throttle."""
         native = current_token().native_token
         gate = _throttles.get(native)
         if gate is None:
@@ -58,14 +59,14 @@ class StepThrottle:
         return gate
 
     def try_acquire(self) -> bool:
-        """Pass, if this round has room for one more step; return whether it has."""
+        """Take a place in this round if there is one; return whether there was."""
         if not self._remaining:
             return False
         self._remaining -= 1
         return True
 
     async def acquire(self) -> None:
-        """Wait for a round that has room for one more step."""
+        """Wait for a round with a free place."""
         if not self._ticks or self._ticks[-1].steps == STEPS_PER_TICK:
             self._add_tick()
         last = self._ticks[-1]
@@ -88,5 +89,5 @@ class StepThrottle:
             self._schedule_next(call_soon)
 
 
-# By the event loop's own token.
+# Throttles by the token of their event loop.
 _throttles: Final[WeakKeyDictionary[object, StepThrottle]] = WeakKeyDictionary()

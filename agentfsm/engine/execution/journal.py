@@ -1,7 +1,7 @@
-"""The journal of a run that is being driven: its lease, ordered appends, and the wait for the disk.
+"""Journal of a run under execution: its lease, ordered appends, and waiting for durability.
 
-An append returns at once and may overlap the model call; `flush` waits until all of them are durable. Whoever is about
-to cause an effect flushes first.
+An append returns at once and may overlap the model call; `flush` waits until all appends are durable. Callers flush
+before they cause an effect.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
 
 _set_frozen = object.__setattr__
 
-# Runs that are over, by id.
+# Ended runs, by id.
 EndedRuns: TypeAlias = Mapping[str, Run[Any]]
 _NO_RUNS: Final[EndedRuns] = {}
-# Events that are folded without a pause: 2 to 4 ms.
+# Events folded without yielding to the event loop: 2 to 4 ms.
 FOLD_BATCH: Final = 1_000
-# As a version to read after: where only the header is wanted.
+# Version to read after if only the header is needed.
 _AFTER_ALL: Final = 2**31
-# Seconds that a driving call which is cut off may take to write what is under way.
+# Seconds that a cancelled execution may take to finish its writes.
 CLOSE_TIMEOUT_S: Final = 5.0
 
 
 async def load_run(store: Store, run_id: str, at: int | None = None, ended_runs: EndedRuns = _NO_RUNS) -> Run:
-    """Fold a run from its journal.
+    """Load a run from its journal.
 
     Args:
-        store: Where it lives.
-        run_id: Its id.
-        at: The version to stop at; None for the newest.
-        ended_runs: As in `load_predecessor`.
+        store: The store of the run.
+        run_id: The id of the run.
+        at: The version to stop at; None for the latest.
+        ended_runs: Runs already loaded, as in `load_predecessor`.
     """
     stored = await store.read(run_id)
     events = stored.events if at is None else first_events(stored, at)
@@ -61,7 +61,7 @@ async def load_run(store: Store, run_id: str, at: int | None = None, ended_runs:
 
 
 async def fold_events(run: Run, events: Sequence[Event]) -> Run:
-    """Fold a run, a portion at a time: the event loop goes on in between, also while a very long run is opened."""
+    """Fold events into a run in batches, yielding to the event loop in between, also for a very long run."""
     for start in range(0, len(events), FOLD_BATCH):
         if start:
             await checkpoint()
@@ -73,7 +73,7 @@ def first_events(stored: StoredRun, at: int) -> Sequence[Event]:
     """Return the first events of a journal, which make version `at`.
 
     Raises:
-        MisuseError: when there is no such version.
+        MisuseError: if the journal has no such version.
     """
     newest = len(stored.events)
     if not isinstance(at, int) or not 0 <= at <= newest:
@@ -87,12 +87,12 @@ async def read_header(store: Store, run_id: str) -> Header:
 
 
 async def load_predecessor(store: Store, header: Header, ended_runs: EndedRuns = _NO_RUNS) -> Run | None:
-    """Return the run that another goes on from, with all that it went on from itself; None where there is none.
+    """Return the run that another continues, with its own predecessors folded in; None if there is none.
 
     Args:
-        store: Where they live.
-        header: Of the run that goes on.
-        ended_runs: Runs at hand, so that a conversation need not be read from its beginning each time.
+        store: The store of the runs.
+        header: The header of the run that continues.
+        ended_runs: Runs already loaded, so that a conversation need not be read from its beginning each time.
     """
     chain: list[StoredRun] = []
     run: Run | None = None
@@ -105,14 +105,14 @@ async def load_predecessor(store: Store, header: Header, ended_runs: EndedRuns =
 
 
 async def _check_cached(store: Store, known: Run | None) -> Run | None:
-    """Return a run that is over, unless its id stands for another by now."""
+    """Return the cached run, unless its id was reused for another run."""
     is_same = known is not None and await read_header(store, known.id) == known.header
     return known if is_same else None
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Journal:
-    """One run under one lease, from the beginning of a driving call to its end."""
+    """One run under one lease, from the beginning of an execution to its end."""
 
     store: Store
     lease: Lease
@@ -120,34 +120,34 @@ class Journal:
     clock: Clock
     on_event: Listener | None = None
     on_run: Callable[[Run], None] | None = None
-    """Told of each new state of the run."""
+    """Called with each new state of the run; None if not needed."""
 
     log: RunLogger
     pause_before: frozenset[State] = frozenset()
-    """States that the run rests before."""
+    """States before which the run pauses."""
 
     cancel_scope: anyio.CancelScope | None = None
-    """Around the driving call; cancelled when somebody asks for the run's end, or takes it over."""
+    """Scope around the execution; cancelled if the run is to be cancelled, or another worker takes it over."""
 
     _untaken_rows: frozenset[int] = frozenset()
-    """Rows of the inbox that were read and not taken."""
+    """Numbers of the inbox rows that were read but not taken."""
 
     has_pause_request: bool = False
-    """Whether one of them asks for a rest."""
+    """Whether one of these rows requests a pause."""
 
     defers_changes: bool = False
-    """Whether `on_event` is told of changes of state by `emit_changes` only: what led to them is told first."""
+    """Whether state changes reach `on_event` only by `emit_changes`, so that the events that caused them come first."""
 
     _deferred_changes: list[StateChanged] = attrs.field(factory=list)
-    """Those that it was not told of."""
+    """State changes not yet passed to `on_event`."""
 
     _is_released: bool = False
     _last_write: PendingWrite | None = None
     _last_event_s: float = 0.0
-    """The clock's reading at the newest event."""
+    """Reading of the clock at the latest event."""
 
     _clock_offset_s: float = 0.0
-    """What makes a reading of the clock a date; taken once, so that dates do not jump within a driving call."""
+    """Offset from the monotonic clock to Unix time; computed once, so that times do not jump within an execution."""
 
     @classmethod
     async def open(
@@ -209,11 +209,11 @@ class Journal:
 
     @property
     def active_s(self) -> float:
-        """Active seconds of the run, up to this moment."""
+        """Active seconds of the run up to now."""
         return self.run.duration_s + self.clock.monotonic() - self._last_event_s
 
     def _stamp(self, events: Sequence[Event]) -> None:
-        """Write the time into events that nobody else has seen yet: a copy would cost three times their making."""
+        """Set the time of events that are not shared yet; copying them would cost three times their construction."""
         now = self.clock.monotonic()
         took_s, self._last_event_s = round_duration(now - self._last_event_s), now
         at = round_timestamp(self._clock_offset_s + now)
@@ -223,10 +223,10 @@ class Journal:
             took_s = 0.0
 
     def commit(self, *events: Event, taken: Sequence[int] = ()) -> None:
-        """Stamp events, apply them and append them, in one transaction; returns before they are durable.
+        """Stamp, apply and append events in one transaction. Returns before they are durable.
 
         Raises:
-            IllegalTransitionError: when one does not fit; nothing is written.
+            IllegalTransitionError: if an event does not fit; nothing is written then.
         """
         self._stamp(events)
         run = self.run.fold(events)
@@ -237,7 +237,7 @@ class Journal:
         self._advance(run, events, taken)
 
     async def try_commit_final(self, *events: Event, taken: Sequence[int] = ()) -> bool:
-        """Append the last events of a run, unless something has arrived in its inbox: then return False."""
+        """Append the last events of a run, unless new items are in its inbox: then return False."""
         mark = self._last_event_s
         self._stamp(events)
         run = self.run.fold(events)
@@ -260,7 +260,7 @@ class Journal:
                 self.emit_changes()
 
     def emit_changes(self) -> None:
-        """Tell `on_event` of the changes of state that it was not told of, and hold none from here on."""
+        """Pass the deferred state changes to `on_event`, and stop deferring."""
         self.defers_changes = False
         changes, self._deferred_changes = self._deferred_changes, []
         for change in changes:
@@ -268,10 +268,10 @@ class Journal:
                 self.on_event(change)
 
     async def flush(self) -> None:
-        """Wait until everything appended is durable.
+        """Wait until all appends are durable.
 
         Raises:
-            LeaseLostError: when another worker owns the run.
+            LeaseLostError: if another worker owns the run.
         """
         if self._last_write is not None:
             await self._last_write.wait()
@@ -279,12 +279,12 @@ class Journal:
             raise lease_lost_error(self.lease)
 
     def check_lease(self) -> None:
-        """Check that the lease still holds, as far as is known without asking the store, right before an effect.
+        """Check right before an effect that the lease still holds, without asking the store.
 
-        A process may stand still for longer than its lease, between an append that was written and what follows it.
+        The process may have been suspended for longer than its lease, between a durable append and the effect after it.
 
         Raises:
-            LeaseLostError: when another worker may hold it by now.
+            LeaseLostError: if another worker may hold the lease now.
         """
         if self.lease.lost:
             raise lease_lost_error(self.lease)
@@ -318,28 +318,28 @@ class Journal:
         return tuple([row for row in rows if (due_at(row.item) or 0.0) <= now])
 
     def list_orphaned_calls(self) -> frozenset[str]:
-        """Return the ids of the open calls if an earlier worker died over the run; ask before the first step."""
+        """Return the ids of the calls left open by a crashed worker. Call this before the first step."""
         return frozenset([entry.call.id for entry in self.run.open]) if self.lease.abandoned else frozenset()
 
     @property
     def has_unread_inbox(self) -> bool:
-        """Whether the store has told of rows in the inbox that nobody here has seen."""
+        """Whether the store has reported inbox rows that were not read here."""
         return self.lease.inbox_head > self.lease.inbox_read
 
     def release(self) -> PendingWrite:
-        """Give the lease back, behind the appends that are under way, without waiting for either."""
+        """Release the lease after the pending appends, without waiting for either."""
         self.lease.wake = None
         self._is_released = True
         return self.store.release(self.lease)
 
     async def close(self) -> bool:
-        """Give the lease back, unless that was done, and wait for it and the appends: shielded, bounded in time.
+        """Release the lease, if not done yet, and wait for it and the appends: shielded, with a time limit.
 
-        Whoever is told that a driving call has ended may take the lease at once. Where no event loop runs any more,
-        nothing is waited for: the store writes what it was given by itself.
+        After an execution has ended, the next one may take the lease at once. If the event loop no longer runs, this
+        does not wait: the store completes its writes itself.
 
         Returns:
-            Whether it was waited for to the end. After that, look for requests that came too late for the holder.
+            Whether the wait was completed. If so, check for requests that came too late for the lease holder.
         """
         if self._is_released:
             return False
@@ -369,14 +369,14 @@ class Journal:
 
 
 def create_shield() -> anyio.CancelScope:
-    """Return a scope in which the end of a driving call that is cut off is written."""
+    """Return a scope in which a cancelled execution finishes its writes."""
     return anyio.CancelScope(shield=True, deadline=anyio.current_time() + CLOSE_TIMEOUT_S)
 
 
 async def _await_outcome(commit: PendingWrite, run: Run) -> bool:
-    """Wait for the outcome of the last append: once it is on its way, the run must know what became of it.
+    """Wait for the outcome of the last append: once it was submitted, the run must learn its outcome.
 
-    The store says how long a server that is away is waited for. Whoever is cut off meanwhile waits a little longer.
+    The store decides how long to wait for an unreachable server. A cancelled execution waits slightly longer.
     """
     try:
         return await commit.wait()
@@ -422,13 +422,13 @@ async def _acquire_lease(
 
 
 def id_taken_error(header: Header) -> ConflictError:
-    """Return the error of who starts a run under the id of one that works for another run, or for none."""
+    """Build the error for a start under an id that belongs to a run with another parent, or without one."""
     what = f"works for run {header.parent!r}" if header.parent is not None else "works for no other run"
     return ConflictError(f"run {header.id!r} exists and {what}, so it is not the run to go on with; choose another id")
 
 
 async def _load_leased(store: Store, lease: Lease, ended_runs: EndedRuns) -> Run:
-    """Load a run whose lease is held; where that fails, the lease is given back."""
+    """Load a run whose lease is held; release the lease if that fails."""
     try:
         return await load_run(store, lease.run_id, ended_runs=ended_runs)
     except BaseException:

@@ -14,7 +14,7 @@ class StepOutcome(NamedTuple):
 
     events: tuple[Event, ...]
     taken: Sequence[int] = ()
-    """Numbers of the inbox rows that are removed by the same append."""
+    """Numbers of the inbox rows that the same append removes."""
 
     otherwise: Callable[[], Awaitable[StepOutcome]] | None = None
     """Set for events that end the run only if nothing new is in the inbox: makes the outcome that is committed if
@@ -22,4 +22,4 @@ class StepOutcome(NamedTuple):
     """
 
     scope: AbstractAsyncContextManager[object] | None = None
-    """Entered before the commit and left after it: calls that started while the reply streamed end in there."""
+    """Context entered before the commit and left after it; calls that started while the reply streamed end in it."""

@@ -1,6 +1,6 @@
-"""The form of an answer: how a model is held to it, how its text becomes a value, and what else has to hold.
+"""Required form of an answer: the output modes, parsing of the text, and user validation.
 
-A run keeps the answer as the text that the model wrote; the value is made of it when it is asked for.
+A run stores the answer as the model's text and parses it when the value is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agentfsm.tools.tool import Tool, make_tool
 if TYPE_CHECKING:
     from agentfsm.ports.model import Model
 
-# The tool whose arguments are the answer, and the name of the form.
+# Name of the output tool, whose arguments are the answer, and of the form.
 FINAL_ANSWER: Final = "final_answer"
 FINAL_ANSWER_DESCRIPTION: Final = "Give the final answer. Call it once, alone, when the work is done."
 CALLED_TOO_EARLY: Final = (
@@ -43,7 +43,7 @@ Validator: TypeAlias = Callable[..., Awaitable[object] | object]
 
 @attrs.frozen(kw_only=True)
 class _OutputValidator(Value):
-    """A function of the user's that looks at a value."""
+    """A user's function that validates an answer."""
 
     function: Validator
     takes_context: bool
@@ -51,50 +51,50 @@ class _OutputValidator(Value):
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class OutputSpec:
-    """What an agent's answers have to be."""
+    """Requirements for an agent's answers."""
 
     form: CompiledType | None
-    """None for plain text."""
+    """Compiled type of the answer; None for plain text."""
 
     validators: tuple[_OutputValidator, ...]
     output_form: OutputForm | None = None
-    """For the request, in the modes SCHEMA and JSON."""
+    """Output form for the request, in the modes SCHEMA and JSON."""
 
     tool_definition: ToolDefinition | None = None
-    """Of the tool whose arguments are the answer, in the mode TOOL."""
+    """Definition of the output tool, whose arguments are the answer, in the mode TOOL."""
 
     tool: Tool[..., Any] | None = None
-    """What answers a call of it that comes too early."""
+    """Tool that answers a premature call of the output tool."""
 
     instructions: str = ""
-    """Added to the agent's own, in the modes JSON and PROMPT."""
+    """Text appended to the agent's instructions, in the modes JSON and PROMPT."""
 
     @property
     def requires_tool_call(self) -> bool:
-        """Whether an answer can only be a call."""
+        """Whether an answer is always a call."""
         return self.tool_definition is not None and self.form is not None and not self.form.takes_text
 
     @property
     def correction_hint(self) -> str:
-        """How the model is to correct a refused answer."""
+        """Instruction to the model on how to correct a refused answer."""
         return "Give a corrected one." if self.tool is None else f"Call {FINAL_ANSWER} with a corrected one."
 
     def unwrap_reply(self, reply: Reply) -> Reply:
-        """Return the reply with the arguments of the output tool as its text, where it calls nothing else."""
+        """Return the reply with the arguments of the output tool as its text, if it calls nothing else."""
         if self.tool is None or not reply.calls or any(call.name != FINAL_ANSWER for call in reply.calls):
             return reply
         return attrs.evolve(reply, text=normalise_text(reply.calls[0].arguments), calls=(), native=None)
 
     def parse(self, text: str) -> Any:
-        """Return what the text of an answer stands for.
+        """Return the value of an answer's text.
 
         Raises:
-            ArgumentsError: when it does not fit the form; it tells all problems at once.
+            ArgumentsError: if it does not fit the form; the message lists all problems.
         """
         return text if self.form is None else self.form.parse(text)
 
     def parse_partial(self, deltas: Iterable[TextDelta | CallDelta]) -> Any:
-        """Return as much of an answer as the beginning of a reply tells, as JSON values; None for nothing."""
+        """Return the part of an answer that the deltas of a reply contain so far, as JSON values; None for nothing."""
         pieces, is_answer = [], False
         for delta in deltas:
             if isinstance(delta, CallDelta):
@@ -112,12 +112,12 @@ class OutputSpec:
         return values.get("result") if is_wrapped and isinstance(values, dict) else values
 
     async def check(self, text: str, context: RunContext[Any]) -> str | None:
-        """Say why an answer is refused, for the model; None where all is well.
+        """Return the reason for the model why an answer is refused, or None if it is accepted.
 
-        What the user's own functions raise, other than `ModelRetry`, is theirs and passes through.
+        Exceptions of the user's functions other than `ModelRetry` propagate.
 
         Raises:
-            MisuseError: when one of them returns a word on the answer, such as False, in place of raising it.
+            MisuseError: if a function returns a verdict, such as False, instead of raising it.
         """
         try:
             value = self.parse(text)
@@ -133,7 +133,7 @@ class OutputSpec:
 
 
 def _build_return_error(function: Validator, found: object) -> MisuseError:
-    """Return the error of a function that tells by what it returns whether an answer will do: nobody would hear it."""
+    """Build the error for a validator that returns a verdict, which would be ignored."""
     name = getattr(function, "__name__", repr(function))
     return MisuseError(
         f"the output validator {name!r} returned {found!r}: raise ModelRetry('why, for the model') to refuse an "
@@ -186,7 +186,7 @@ def _build_validator(function: Validator) -> _OutputValidator:
 def _choose_mode(
     form: CompiledType, mode: OutputMode | str | None, model: Model
 ) -> tuple[OutputMode, Mapping[str, JSON] | None]:
-    """Return the mode, and the schema in strict form where that is sent."""
+    """Return the mode, and the strict schema if that is sent."""
     has = model.output_modes
     if mode is not None and mode not in has:
         raise MisuseError(f"{model.name} has no output_mode {str(mode)!r}; it has: {', '.join(has)}")

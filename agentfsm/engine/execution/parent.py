@@ -1,4 +1,4 @@
-"""What an agent that is a tool gets from the run that calls it."""
+"""Parent of a child run, as passed to subagent tools."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Parent(Value):
-    """A run that calls an agent as a tool: where the child's journal goes, and what it may spend."""
+    """A run that calls an agent as a tool, with the store and the budget of the child run."""
 
     run: Run
     store: Store
     clock: Clock
     budget: Budget
     depth_limit: int
-    """How many runs may stand below the first one."""
+    """Maximum depth of child runs below the root run."""
 
     takeover: bool = False
-    """Whether runs of agents are taken from the workers that drive them."""
+    """Whether child runs are taken over from other workers."""
 
 
 def child_run_id(run_id: str, call_id: str) -> str:
-    """Return the id of the run of an agent that a call of another run is: the same whenever it is called again."""
+    """Return the id of the child run of a call; equal for repeated calls."""
     return f"{run_id}.{call_id}"

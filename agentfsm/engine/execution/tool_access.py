@@ -1,4 +1,4 @@
-"""What a run may use: whether a tool is there now, and may be called by it with these arguments."""
+"""Access of a run to tools: whether a tool is available now, and permitted with these arguments."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 def find_engine_tool(execution: Execution, name: str) -> Tool[..., Any] | None:
-    """Return the tool of that name that the engine brings along, or the one that gives the answer."""
+    """Return the built-in tool of that name, or the output tool."""
     if (tool := find_builtin(execution.journal.run, name)) is not None:
         return tool
-    spec = execution.config.output_spec  # a call of its tool that comes here came too early
+    spec = execution.config.output_spec  # a call of the output tool that reaches this point is premature
     return None if spec is None or spec.tool is None or spec.tool.name != name else spec.tool
 
 
 def check_available(execution: Execution, tool: Tool[..., Any]) -> CallOutcome | None:
-    """Say why no call of a tool can run, whatever its arguments: withdrawn, not there now, or never permitted."""
+    """Return the refusal if no call of a tool can run, whatever its arguments, or None."""
     run, permissions = execution.journal.run, execution.config.permissions
     if tool.name in run.disabled:
         return CallOutcome(Outcome.SKIPPED, result_text.withdrawn_text(tool.name), ErrorType.WITHDRAWN)
@@ -42,7 +42,7 @@ def check_available(execution: Execution, tool: Tool[..., Any]) -> CallOutcome |
 
 
 def check_permitted(execution: Execution, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
-    """Say that nobody could let a call with these arguments run."""
+    """Return the refusal of a call whose arguments no permission allows, or None."""
     if (permissions := execution.config.permissions) is None or _is_builtin_search(execution, tool):
         return None
     reason = permissions.refusal_reason(tool, execution.journal.run.header.roles, tool.to_namespace(bound))
@@ -50,12 +50,12 @@ def check_permitted(execution: Execution, tool: Tool[..., Any], bound: BoundArgu
 
 
 def _is_builtin_search(execution: Execution, tool: Tool[..., Any]) -> bool:
-    """Whether it is the engine's own `find_tools`: no rule has to name it, since it tells only of permitted tools."""
+    """Return whether this is the built-in `find_tools`. It needs no rule, since it finds only permitted tools."""
     return tool.name == FIND_TOOLS and FIND_TOOLS not in execution.config.registry
 
 
 def build_context(execution: Execution) -> RunContext[Any]:
-    """Return what a tool may know of the run, apart from any call."""
+    """Build the tool context of the run, without the fields of a call."""
     run = execution.journal.run
     return RunContext(
         deps=execution.deps,
@@ -68,12 +68,12 @@ def build_context(execution: Execution) -> RunContext[Any]:
 
 
 def current_turn(run: Run) -> int:
-    """Return the turn that a call which runs now belongs to; while the reply streams it is not in the journal yet."""
+    """Return the turn that a call running now belongs to; while the reply streams, it is not in the journal yet."""
     return run.turn + 1 if run.state is State.THINK else run.turn
 
 
 def is_enabled(tool: Tool[..., Any], execution: Execution) -> bool:
-    """Whether a tool is there now; one that cannot say so is not."""
+    """Return whether a tool is available now; False if its condition fails."""
     if isinstance(tool.enabled, bool):
         return tool.enabled
     try:

@@ -1,4 +1,4 @@
-"""Making room in the context window: the policies work on groups, and what is left of these becomes one event."""
+"""Compaction: policies shorten the message groups until they fit into the context window, recorded as one event."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.ports.model import Model, ToolDefinition
 
-# The part of the allowance that a compaction leaves in use. Each one changes the start of the request, so that the
-# provider's prompt cache is lost; cutting by half loses it once in half a window of new messages, not in every turn.
+# Share of the allowance that remains in use after a compaction. Each compaction changes the start of the request and so
+# loses the provider's prompt cache. Cutting by half loses it once per half a window of new messages, not in every turn.
 TARGET_SHARE: Final = 0.5
 
 
-# More than any note on a gap takes: what is left is found before it is known how much was removed.
+# Upper bound of the tokens of a note on removed messages, needed before the number of removed messages is known.
 MAX_NOTE_TOKENS: Final = count_message(build_note(Removed(count=10**9)), BYTE_COUNTER)
-# Compactions in a row: one by our count and one by the provider's, or two by the provider's, which leave a quarter.
+# Maximum of consecutive compactions: one by our count and one by the provider's, or two by the provider's, which leave
+# a quarter.
 MAX_COMPACTIONS: Final = 2
-# Characters of an error's text, in `Compacted.why`, which every journal keeps.
+# Maximum of characters of an error's text in `Compacted.why`, which every journal keeps.
 REASON_CHARS: Final = 200
 
 
 async def compact_if_needed(
     execution: Execution, tools: Sequence[ToolDefinition], settings: Settings
 ) -> e.Compacted | None:
-    """Return the event that makes room in the context window; None where there is enough, or no more can be made."""
+    """Return the event that makes room in the context window; None if there is enough room, or no more can be made."""
     engine, run, tally = execution.config, execution.journal.run, execution.ledger
     while not tally.update(run, BATCH_MESSAGES):
         await checkpoint()  # a long history was opened: the event loop goes on while it is counted
     if (
         tally.shown_tokens <= engine.compaction_threshold_tokens(tally, settings) or run.recent_compactions
-    ):  # right behind one there is no more to cut
+    ):  # directly after a compaction there is nothing to cut
         return None
     await _count_exactly(execution, tools)
     allowance, room = engine.compaction_threshold_tokens(tally, settings), engine.room_tokens(tally, settings)
@@ -57,9 +58,9 @@ async def compact_if_needed(
 
 
 async def compact_after_refusal(execution: Execution, error: ModelError) -> e.Compacted | None:
-    """Return the event that halves what is shown, where the provider found too long what had been counted as fitting.
+    """Return the event that halves the shown messages, after the provider refused a request as too long.
 
-    None where there were so many already that another would not help, or no more can be made.
+    None if further compactions would not help, or no more room can be made.
     """
     run, tally = execution.journal.run, execution.ledger
     if run.recent_compactions >= MAX_COMPACTIONS or len(run.messages) == 1:  # the task alone
@@ -70,7 +71,7 @@ async def compact_after_refusal(execution: Execution, error: ModelError) -> e.Co
 
 
 async def _count_exactly(execution: Execution, tools: Sequence[ToolDefinition]) -> None:
-    """Count with the model's own vocabulary, where only bytes were counted: a sure bound, but a coarse one."""
+    """Count with the model's own vocabulary if only bytes were counted: these are a safe but coarse upper bound."""
     engine, tally = execution.config, execution.ledger
     if tally.counter is BYTE_COUNTER:
         counter = await engine.load_counter(engine.model.name)
@@ -80,7 +81,7 @@ async def _count_exactly(execution: Execution, tools: Sequence[ToolDefinition]) 
 
 
 async def _compact(execution: Execution, target: float, limit: float, why: str) -> e.Compacted | None:
-    """Let the policies work until it fits, and return what came of it."""
+    """Apply the policies until the messages fit, and return the event."""
     run, tally = execution.journal.run, execution.ledger
     aside = _PolicyRequests(execution)
     count = partial(count_message, counter=tally.counter)
@@ -98,7 +99,7 @@ async def _compact(execution: Execution, target: float, limit: float, why: str) 
     after = count_tokens(groups) + sum(count(build_note(entry)) for entry in head if isinstance(entry, Removed))
     if after >= before and not aside.usage.tokens:
         return None
-    if after >= before:  # what was asked for in vain is paid for all the same
+    if after >= before:  # failed requests are paid for, too
         start, head, after, names = run.cutoff, run.segments, before, []
     execution.journal.log.info("compacted", before=before, after=after, policies=", ".join(names))
     return e.Compacted(
@@ -115,7 +116,7 @@ async def _compact(execution: Execution, target: float, limit: float, why: str) 
 async def _apply_policies(
     groups: tuple[MessageGroup, ...], room: CompactionBudget, requests: _PolicyRequests
 ) -> tuple[tuple[MessageGroup, ...], list[str]]:
-    """Return what the policies leave of the groups, and which of them changed something."""
+    """Return the groups that the policies leave, and the names of the policies that changed something."""
     names: list[str] = []
     for policy in requests.execution.config.context.policies:
         if room.fits(groups):
@@ -130,10 +131,10 @@ async def _apply_policies(
 
 
 def _check_policy_result(policy: str, before: Sequence[MessageGroup], left: Sequence[MessageGroup]) -> None:
-    """Check that a policy has kept what must be kept, and made nothing up.
+    """Check that a policy has kept the required groups and added none.
 
     Raises:
-        MisuseError: when it has not.
+        MisuseError: if it has not.
     """
     spans = [each.segment for each in left if not isinstance(each.segment, Summarised)]
     places = {(span.start, span.end) for each in before if not isinstance(span := each.segment, Summarised)}
@@ -146,17 +147,17 @@ def _check_policy_result(policy: str, before: Sequence[MessageGroup], left: Sequ
 
 @attrs.define(eq=False, repr=False)
 class _PolicyRequests:
-    """Asks models for the policies, and keeps account of what that cost and why it failed."""
+    """Sends the requests of policies to models, and records their cost and errors."""
 
     execution: Execution
     policy_name: str = ""
-    """The one that is at work."""
+    """Class name of the current policy."""
 
     usage: Usage = Usage()
     errors: list[str] = attrs.field(factory=list)
 
     async def ask(self, model: Model | None, instructions: str, question: str, tokens: int) -> str:
-        """Ask, as `ports.context.PolicyAsk` says."""
+        """Send a request, as described for `ports.context.PolicyAsk`."""
         try:
             text, usage = await send_side_request(
                 self.execution,

@@ -1,8 +1,8 @@
-"""Calls that start while the model still streams: the read-only ones at the head of the reply.
+"""Start calls while the model still streams: the read-only calls at the beginning of the reply.
 
-A call is complete when the next one begins, or the model says why it stopped; nothing is parsed before that. What
-starts here changes nothing in the world, so a reply that fails is simply dropped with it: nothing was journalled. All
-other calls wait until the reply is whole and in the journal.
+A call is complete when the next one begins, or the model states why it stopped; nothing is parsed before that. Early
+calls have no side effects, so if the reply fails, they are dropped with it and nothing is journalled. All other calls
+wait until the reply is complete and in the journal.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from agentfsm.tools.queue.scheduler import Scheduler, ToolQueue
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolCall
 
-# Reasons to stop that say that the last call is complete.
+# Finish reasons that imply that the last call is complete.
 COMPLETE_REASONS = frozenset({FinishReason.STOP, FinishReason.TOOL_CALLS})
 
 
 @attrs.define(eq=False, repr=False)
 class _WorkerGroup:
-    """Starts workers that can be cancelled together, apart from the model that still streams beside them."""
+    """Starts workers that can be cancelled together, without cancelling the model that still streams beside them."""
 
     tasks: TaskGroup
     _is_cancelled: bool = False
@@ -48,7 +48,7 @@ class _WorkerGroup:
 
 @attrs.define(eq=False, repr=False)
 class _CallDraft:
-    """A call as it streams in."""
+    """A partially streamed call."""
 
     name: str = ""
     pieces: list[str] = attrs.field(factory=list)
@@ -56,30 +56,30 @@ class _CallDraft:
 
 @attrs.frozen
 class EagerAttempt(Value):
-    """What serves the calls of one attempt at the model: what a dropped one still does must reach no other."""
+    """The queue and callbacks of one attempt at the model. Calls of a dropped attempt must not affect another one."""
 
     queue: ToolQueue
-    """Its host holds results back until the reply is in the journal."""
+    """Queue whose host holds results back until the reply is in the journal."""
 
     release: Callable[[], None]
-    """Lets the results go that were held back."""
+    """Commits the results that were held back."""
 
     discard: Callable[[], None]
-    """Forgets them."""
+    """Discards the results that were held back."""
 
     try_start_call: Callable[[], bool]
-    """Takes a place among the calls that the run may make; False where there is none."""
+    """Reserves one of the run's remaining calls; returns False if none is left."""
 
 
 @attrs.define(eq=False, repr=False)
 class EagerCalls:
-    """What a streamed reply has started. One for each THINK; each attempt at the model begins anew."""
+    """The calls that a streamed reply has started. Created for each THINK; each attempt at the model starts anew."""
 
     make_attempt: Callable[[], EagerAttempt]
-    """Makes what each attempt at the model needs."""
+    """Creates the queue and callbacks for an attempt at the model."""
 
     build_call: Callable[[int, ProposedCall], ToolCall]
-    """Makes a call of what the model wrote, by its place in the reply, as it is done when that is whole."""
+    """Builds a call from its position in the reply and the proposed call, as is done for a complete reply."""
 
     _attempt: EagerAttempt | None = None
     _workers: _WorkerGroup | None = None
@@ -88,7 +88,7 @@ class EagerCalls:
     _drafts: dict[int, _CallDraft] = attrs.field(factory=dict)
     _started: list[ToolCall] = attrs.field(factory=list)
     _can_start: bool = False
-    """Whether the next call may still start: all before it have."""
+    """Whether the next call may start early, because all before it have."""
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
@@ -106,18 +106,18 @@ class EagerCalls:
         except BaseExceptionGroup as group:
             first = first_error(group)
             if first is error:
-                return False  # the body's own: it goes on as it is
+                return False  # raised by the body: propagate it unchanged
             raise first from first.__cause__
 
     def begin_attempt(self) -> None:
-        """Begin with a new attempt at the model: what an earlier one started is cancelled and forgotten."""
+        """Begin a new attempt at the model: cancel and forget the calls of the earlier one."""
         self.discard()
         self._attempt, self._workers = self.make_attempt(), _WorkerGroup(self._tasks)
         self._scheduler = Scheduler(self._attempt.queue, self._workers.start)
         self._drafts, self._started, self._can_start = {}, [], True
 
     def discard(self) -> None:
-        """Cancel what runs, and forget what has ended."""
+        """Cancel running calls and discard ended ones."""
         if self._attempt is not None:
             self._attempt.discard()
         if self._workers is not None:
@@ -126,7 +126,7 @@ class EagerCalls:
         self._can_start = False
 
     def feed(self, chunk: Chunk) -> None:
-        """Take the next piece of the reply."""
+        """Process the next chunk of the reply."""
         if not self._can_start or isinstance(chunk, TextChunk | ThinkingChunk):
             return
         if isinstance(chunk, FinishChunk):
@@ -141,14 +141,14 @@ class EagerCalls:
         if chunk.index > newest:
             self._start_newest()
         if chunk.index not in (newest, newest + 1) or chunk.index < 0:
-            self.discard()  # out of order: what was taken for complete may not have been
+            self.discard()  # out of order: a started call may have been incomplete
             return
         draft = self._drafts.setdefault(chunk.index, _CallDraft())
         draft.name += chunk.name
         draft.pieces.append(chunk.arguments)
 
     def _start_newest(self) -> None:
-        """Start the newest call, if all before it were started and it may."""
+        """Start the latest call, if it may start early and all before it were started."""
         if not self._can_start or len(self._drafts) != len(self._started) + 1:
             return
         if self._attempt is None or self._scheduler is None:  # what is open has both
@@ -169,7 +169,7 @@ class EagerCalls:
         self._scheduler.start_workers()
 
     def keep_matching(self, calls: Sequence[ToolCall]) -> bool:
-        """Compare what was started with the whole reply, and drop all where they differ; return whether any is left."""
+        """Compare the started calls with the complete reply; discard all if they differ. Return whether any remain."""
         self._can_start = False
         shapes = [_call_identity(call) for call in calls[: len(self._started)]]
         if shapes != [_call_identity(call) for call in self._started]:
@@ -177,7 +177,7 @@ class EagerCalls:
         return bool(self._started) and self._scheduler is not None
 
     async def finish(self) -> None:
-        """Let the results go, and wait until all that was started has ended."""
+        """Commit the results, and wait until all started calls have ended."""
         if self._scheduler is not None and self._attempt is not None:
             self._attempt.release()
             await self._scheduler.drain()

@@ -1,4 +1,4 @@
-"""Groups of the messages that a run shows, for policies to keep or drop, and the segments that record what is left."""
+"""Groups of the messages shown to the model, for policies to keep or drop, and the segments that record the rest."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _split_span(
 
 
 def _classify_group(messages: Sequence[Message], follower: Message | None) -> GroupKind:
-    """Return what a group is; an answer is final where the user went on from it."""
+    """Return the kind of a group; an answer is final if the user continued after it."""
     first, *results = messages
     if isinstance(first, AssistantMessage) and first.calls:
         return GroupKind.ERROR if all(_has_failed(result) for result in results) else GroupKind.RESULTS
@@ -89,7 +89,7 @@ def _has_failed(message: Message) -> bool:
 
 
 def _find_first_unread(groups: Sequence[MessageGroup]) -> int:
-    """Return the first group that the model has not replied to: a call whose results are new to it, or what follows."""
+    """Return the index of the first group that the model has not replied to: calls with new results, or later."""
     for index in range(len(groups) - 1, -1, -1):
         first = groups[index].messages[0]
         if isinstance(first, AssistantMessage):
@@ -97,15 +97,15 @@ def _find_first_unread(groups: Sequence[MessageGroup]) -> int:
     return 0
 
 
-# The segments of groups that are left.
+# Segments of the remaining groups.
 
 
 def build_segments(groups: Sequence[MessageGroup], end: int) -> tuple[int, tuple[Segment, ...]]:
-    """Return where the messages start that are shown whole up to the end, and the layout of those before.
+    """Return the index from which messages are shown whole, and the segments before it.
 
     Args:
-        groups: What is shown, in order.
-        end: How many messages the history has.
+        groups: The groups that are shown, in order.
+        end: The number of messages in the history.
     """
     start, head = end, list(groups)
     while head and isinstance(span := head[-1].segment, Span) and span.chars is None and span.end == start:
@@ -126,7 +126,7 @@ def build_segments(groups: Sequence[MessageGroup], end: int) -> tuple[int, tuple
 
 
 def _merge_spans(entries: Iterable[Span | Summarised]) -> Iterator[Span | Summarised]:
-    """Yield the entries, neighbouring spans that are shown alike as one."""
+    """Yield the entries, merging neighbouring spans that are shown alike."""
     last: Span | Summarised | None = None
     for entry in entries:
         if isinstance(last, Span) and isinstance(entry, Span) and _is_adjacent(last, entry):
@@ -144,5 +144,5 @@ def _is_adjacent(last: Span, entry: Span) -> bool:
 
 
 def _begins_with_reply(groups: Sequence[MessageGroup]) -> bool:
-    """Whether the model's own words would come first: a provider wants a request to begin with somebody else's."""
+    """Return whether the model's own message would come first: providers require another role at the start."""
     return isinstance(groups[0].messages[0], AssistantMessage)

@@ -1,6 +1,6 @@
-"""One question to a model, and a look at what it gives back before the run stumbles over it.
+"""Send one request to a model and validate the reply, before a malformed one affects the run.
 
-A model may be a user's own. What is wrong with it is told by its class: it is a `MisuseError`, which nobody retries.
+A model may be implemented by the user. Its mistakes raise `MisuseError`, which is not retried.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from agentfsm.ports.model import (
 if TYPE_CHECKING:
     from agentfsm.ports.model import Emit, Model, Request
 
-# Until a model's `reply` has returned.
+# Placeholder until a model's `reply` has returned.
 _NOT_CALLED: Final = object()
 
 
 async def fetch_reply(model: Model, request: Request, emit: Emit | None = None) -> Reply:
-    """Ask a model once.
+    """Send one request to a model.
 
     Raises:
-        ModelError: when it cannot be asked, or was not reached; a ModelReplyError when its reply is too large.
-        MisuseError: when its `reply` is not async, or what it returns or raises is not what it has to be.
+        ModelError: if the request fails; a ModelReplyError if the reply is too large.
+        MisuseError: if `reply` is not async, or returns or raises something invalid.
     """
     reply = await _call_model(model, request, emit)
-    # Classes tell without a call, for each turn; what is not the very class is looked at more closely.
+    # Comparing classes is the fast path for each turn; anything else is checked in detail.
     if (
         reply.__class__ is not Reply
         or reply.text.__class__ is not str
@@ -60,7 +60,7 @@ async def fetch_reply(model: Model, request: Request, emit: Emit | None = None) 
         check_reply(f"{type(model).__name__}.reply", reply)
     if reply.usage is not None:
         _check_usage(model, "returned a Reply", reply.usage)
-    # A slice is empty, and takes no call either, where a reply is of a usual size.
+    # For a reply of usual size the slices are empty, and checking them needs no call.
     is_large: object = reply.native or reply.calls[MAX_REPLY_CALLS:] or reply.text[USUAL_TEXT_CHARS:]
     for call in reply.calls:
         if call.__class__ is not ProposedCall or not (
@@ -106,10 +106,10 @@ def _build_too_large_error(model: Model, over: str, usage: Usage | None) -> Mode
 
 
 def calculate_usd(model: Model, usage: Usage) -> float | None:
-    """Return what a model says that a usage costs, US dollars.
+    """Return the cost of a usage in US dollars, according to the model.
 
     Raises:
-        MisuseError: when that is no price.
+        MisuseError: if the model returns an invalid price.
     """
     cost_usd = model.cost_usd(usage)
     if cost_usd is not None and not _is_price(cost_usd):
@@ -118,7 +118,7 @@ def calculate_usd(model: Model, usage: Usage) -> float | None:
     return cost_usd
 
 
-# What the fields of each piece of a reply have to be, and what to give where one is not.
+# Types of the fields of each kind of chunk, and a hint for a field of another type.
 _TEXT_FIELDS: Final[FieldRules] = {"text": (str, "a text, or emit nothing where nothing came")}
 _CHUNK_FIELDS: Final[Mapping[type, FieldRules]] = {
     TextChunk: _TEXT_FIELDS,
@@ -133,10 +133,10 @@ _CHUNK_FIELDS: Final[Mapping[type, FieldRules]] = {
 
 
 def check_chunk(model: Model, chunk: object) -> None:
-    """Check a piece of a reply.
+    """Validate a chunk of a reply.
 
     Raises:
-        MisuseError: when it is none; it says what to emit.
+        MisuseError: if it is not a valid chunk; the message shows a valid one.
     """
     what = f"{type(model).__name__}.reply emitted"
     fields = next((fields for kind, fields in _CHUNK_FIELDS.items() if isinstance(chunk, kind)), None)
@@ -150,8 +150,8 @@ _TOKEN_FIELDS: Final = ("input_tokens", "output_tokens", "cached_tokens", "cache
 
 
 def _check_usage(model: Model, said: str, usage: Usage) -> None:
-    """Check what is added to the usage of a run: a count below 0 would give the run back what it has spent."""
-    # Each turn comes here: what is usual is passed without a call.
+    """Validate a usage before it is added to the run's: a negative count would refund the run's spending."""
+    # This runs in each turn, so the usual case returns without a call.
     if usage.__class__ is Usage and usage.cost_usd is None:
         for tokens in (
             usage.input_tokens,

@@ -1,4 +1,4 @@
-"""Asking the model: one request, within the budget, and retries where they can help."""
+"""Send one model request, within the budget, and retry it if that can help."""
 
 from __future__ import annotations
 
@@ -30,46 +30,46 @@ if TYPE_CHECKING:
     from agentfsm.engine.model_calls.eager_calls import EagerCalls
     from agentfsm.ports.model import Model, ToolDefinition
 
-# Answers that must not be taken for whole ones, and that asking again would not mend.
+# Finish reasons of incomplete answers that a retry would not improve.
 UNUSABLE_ANSWERS: Final = {
     FinishReason.LENGTH: "the answer was cut off at the length limit; allow more with Settings(max_tokens=...), or a "
     "larger token budget",
     FinishReason.CONTENT_FILTER: "the provider's content filter cut the answer off",
 }
 
-# Choices that name no tool.
+# Values of `tool_choice` that do not name a tool.
 _TOOL_CHOICE_MODES: Final = frozenset({"auto", "none", "required"})
 
 
 @attrs.define(eq=False, repr=False)
 class PreparedRequest:
-    """What the model is to be asked, and where what comes of it goes."""
+    """A model request, and the destination of its reply."""
 
     execution: Execution
     effect: AskModel
     tools: Sequence[ToolDefinition]
     digest: str
-    """Of the request, for its record."""
+    """Hash of the request, for the journal."""
 
     settings: Settings
-    """Of this turn."""
+    """Settings of this turn."""
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the reply is to come in pieces."""
+        """Whether the reply is streamed."""
         return self.execution.journal.on_event is not None or self.settings.stream
 
 
 async def ask_model(prepared: PreparedRequest, eager: EagerCalls | None = None) -> tuple[Reply, Usage]:
-    """Ask until a usable reply comes, as often as the limits allow; return it, and what it cost.
+    """Send the request until a usable reply comes, within the limits; return the reply and its usage.
 
     Args:
-        prepared: What to ask.
-        eager: Hears the reply while it streams.
+        prepared: The request.
+        eager: Receives the chunks while the reply streams.
 
     Raises:
-        LimitError: when the token budget leaves no room for an answer.
-        ModelError: when the model cannot be asked; those that a retry may help only after the last one.
+        LimitError: if the token budget has no room for an answer.
+        ModelError: if the request fails; a transient failure only after the last retry.
     """
     engine, journal, effect = prepared.execution.config, prepared.execution.journal, prepared.effect
     if engine.log_prompts:
@@ -103,9 +103,9 @@ async def ask_model(prepared: PreparedRequest, eager: EagerCalls | None = None) 
 
 
 def _should_retry(journal: Journal, limits: Limits, attempt: int, wait_s: float) -> bool:
-    """Whether to ask again after a wait. A last answer is asked for once.
+    """Return whether to retry after a wait. A last answer is requested only once.
 
-    A run that works for another does not wait beyond its time: its caller learns at once that nothing will come.
+    A child run does not wait beyond its time limit, so that its caller learns of the failure at once.
     """
     run = journal.run
     if run.limit_reached is not None or attempt > limits.max_model_retries(run.header):
@@ -114,12 +114,12 @@ def _should_retry(journal: Journal, limits: Limits, attempt: int, wait_s: float)
 
 
 def _describe_failure(error: ModelError) -> str:
-    """Return why a model was not reached, for the log; what it said in place of a reply is kept out of there."""
+    """Return the reason of a failure for the log, without the model's own text."""
     return redact(str(error)) if isinstance(error, ModelUnavailableError) else "its reply is of no use"
 
 
 async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | None) -> tuple[Reply, Usage]:
-    """Ask once, with what it may cost held back; return the reply and what it did cost."""
+    """Send the request once, with its maximum cost reserved; return the reply and its actual usage."""
     drive, engine, settings = prepared.execution, prepared.execution.config, prepared.settings
     wanted = settings.max_tokens or ANSWER_TOKENS
     longest = settings.max_tokens or MAX_ANSWER_TOKENS
@@ -164,7 +164,7 @@ def _build_request(prepared: PreparedRequest, cap_tokens: int | None) -> Request
 
 
 def _has_thinking(settings: Settings) -> bool:
-    """Whether the model is asked to think: by an effort, or in the words of Anthropic and others."""
+    """Return whether the model is asked to think, by a reasoning effort or an extra parameter."""
     return settings.reasoning_effort is not None or "thinking" in settings.extra_body
 
 
@@ -175,7 +175,7 @@ def _check_not_empty(config: EngineConfig, reply: Reply) -> Reply:
 
 
 def _retry_wait_s(config: EngineConfig, error: Exception, attempt: int) -> float:
-    """Return how long to wait: what the server asked for, else doubled each time with jitter; never over the cap."""
+    """Return the seconds to wait: those that the server requests, else doubled each time with jitter; capped."""
     limits = config.limits
     given = getattr(error, "retry_after_s", None)
     asked = None if given is None else parse_wait_s(given)  # a model of the user's own may say anything
@@ -194,7 +194,7 @@ def _resolve_usage(prepared: PreparedRequest, reply: Reply) -> Usage:
 
 
 def price_usage(execution: Execution, model: Model, usage: Usage) -> Usage:
-    """Return the usage of one reply with its price; where that is not known, the log says so, once for each model."""
+    """Return the usage of one reply with its price. If the price is unknown, log that once per model."""
     usage = usage.with_price(partial(calculate_usd, model))
     if usage.unpriced and execution.config.mark_unpriced(model):
         execution.journal.log.info("price_unknown", model=model.name)
@@ -203,7 +203,7 @@ def price_usage(execution: Execution, model: Model, usage: Usage) -> Usage:
 
 @attrs.define(eq=False, repr=False)
 class _ChunkReceiver:
-    """Where the pieces of one attempt's reply go: to whoever watches, and to calls that start early."""
+    """Receives the chunks of one attempt's reply, and passes them to listeners and to early calls."""
 
     prepared: PreparedRequest
     attempt: int
@@ -211,11 +211,11 @@ class _ChunkReceiver:
     on_event: Listener | None
     make_text_delta: Callable[[str], TextDelta]
     is_closed: bool = False
-    """Whether the reply has ended: what comes later would stand in the next one."""
+    """Whether the reply has ended; later chunks would appear in the next reply."""
 
     @classmethod
     def for_attempt(cls, prepared: PreparedRequest, attempt: int, eager: EagerCalls | None) -> _ChunkReceiver | None:
-        """Return what takes them; None where nothing needs to be streamed."""
+        """Return a receiver, or None if nothing needs to be streamed."""
         if not prepared.is_streamed:
             return None
         journal = prepared.execution.journal
@@ -223,10 +223,10 @@ class _ChunkReceiver:
         return cls(prepared, attempt, eager, journal.on_event, text_delta)
 
     def receive(self, chunk: Chunk) -> None:
-        """Take the next piece.
+        """Process the next chunk.
 
         Raises:
-            MisuseError: when it is none, or the reply has ended.
+            MisuseError: if it is not a chunk, or the reply has ended.
         """
         if self.is_closed:
             what = f"{type(self.prepared.execution.config.model).__name__}.reply"

@@ -1,4 +1,4 @@
-"""Asking a model something beside the run (which tools, how good, in short), within the run's budget."""
+"""Side requests to a model (tool choice, judgement, summary) within the run's budget."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ async def send_side_request(
     model: Model | None = None,
     output: OutputForm | None = None,
 ) -> tuple[str, Usage]:
-    """Ask once, without tools and without a turn, and return the answer and what it cost.
+    """Send one request without tools, which is not a turn. Return the answer and its usage.
 
     Args:
-        execution: The driving call that pays, and whose limits hold.
-        instructions: What the model is to do.
-        question: Of any length.
-        max_tokens: The longest answer.
-        model: Who is asked; None for the agent's own, with its settings.
-        output: The form of the answer, where the model can be held to it.
+        execution: The execution that pays, and whose limits apply.
+        instructions: The instructions for the model.
+        question: The question, of any length.
+        max_tokens: The maximum of tokens of the answer.
+        model: The model; None for the agent's own, with its settings.
+        output: The form of the answer, if the model supports it.
 
     Raises:
-        ModelError: when it cannot be asked, or the budget has no room; with what was spent.
+        ModelError: if the request fails, or the budget has no room; it carries the usage.
     """
     engine, asked = execution.config, estimate_tokens(instructions + question)
     who = engine.model if model is None else model
     try:
         granted, held = await execution.budget.reserve(asked, max_tokens, max_tokens, partial(calculate_usd, who))
-    except LimitError as error:  # what is left may do for an answer
+    except LimitError as error:  # the rest may suffice for an answer
         raise ModelError(f"the budget has no room for a question beside the run: {error}") from error
     usage = Usage()
     try:

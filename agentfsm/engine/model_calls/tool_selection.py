@@ -1,4 +1,4 @@
-"""Which tools a model is told of: those that are there, are permitted, and were chosen among many."""
+"""Select the tools that are offered to the model: those that are available, permitted, and chosen among many."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.tools.tool import Tool
 
-# Inputs of the user, newest last, for the choice among many tools.
+# Number of user inputs, the latest ones, that describe the task for the choice among many tools.
 TASK_INPUTS: Final = 3
-# Tokens of the model's choice: a handful of names.
+# Maximum of tokens of the model's choice: a handful of names.
 CHOICE_TOKENS: Final = 400
 
 
 def list_offered_tools(execution: Execution) -> Sequence[ToolDefinition]:
-    """Return the definitions of the tools that the model is told of, in the order of registration."""
+    """Return the definitions of the tools offered to the model, in the order of registration."""
     engine, run = execution.config, execution.journal.run
     answer = (
         ()
@@ -46,7 +46,7 @@ def list_offered_tools(execution: Execution) -> Sequence[ToolDefinition]:
 
 
 def _select_definitions(execution: Execution, names: Collection[str]) -> tuple[ToolDefinition, ...]:
-    """Return the tools of these names, and the one that finds the others, if there are any."""
+    """Return the tools of these names, and the tool that finds the others, if there are any."""
     there = _list_available_tools(execution)
     chosen = tuple([tool.definition for tool in there if tool.name in names])
     if len(chosen) == len(there) or FIND_TOOLS in execution.config.registry:
@@ -57,12 +57,12 @@ def _select_definitions(execution: Execution, names: Collection[str]) -> tuple[T
 
 
 def _list_available_tools(execution: Execution) -> list[Tool[..., object]]:
-    """Return the tools that this run has now and may use."""
+    """Return the tools that are available to this run and permitted."""
     return [tool for tool in execution.config.registry if check_available(execution, tool) is None]
 
 
 async def select_tools(execution: Execution) -> e.ToolsOffered | None:
-    """Return the choice among many tools, where one has to be made since input came."""
+    """Return the choice among many tools, if new input requires one."""
     engine, run = execution.config, execution.journal.run
     if run.offered is not None:
         return _add_found_tools(execution, run.offered)
@@ -83,7 +83,7 @@ async def select_tools(execution: Execution) -> e.ToolsOffered | None:
 
 
 def _add_found_tools(execution: Execution, before: Collection[str]) -> e.ToolsOffered | None:
-    """Return the choice with the tools that the model has just found, where there are any that it was not offered."""
+    """Return the choice extended by the tools that the model has just found, or None if there are none."""
     run, registry = execution.journal.run, execution.config.registry
     found = [name for name in _read_found_names(run) if name not in before and name in registry]
     if not found or FIND_TOOLS in registry:
@@ -93,14 +93,15 @@ def _add_found_tools(execution: Execution, before: Collection[str]) -> e.ToolsOf
     return e.ToolsOffered(tools=tuple([name for name in registry.names if name in wanted]), how=FIND_TOOLS)
 
 
-# What a search says, before a line on each tool; the names are read off these lines, so that a resumed run knows them.
+# First line of a search result, before one line per tool. The names are parsed from these lines, so that a resumed run
+# knows them.
 _FOUND_HEADER: Final = "You may call these from your next turn on:"
-# Names told of where nothing fits.
+# Maximum of names listed if no tool matches.
 MAX_NAMES: Final = 200
 
 
 async def search_tools(execution: Execution, query: str) -> str:
-    """Look for tools among those that the run may use and the model was not offered, and tell of them."""
+    """Search the available tools that were not offered to the model, and return a text about the matches."""
     offered_names = execution.journal.run.offered or ()
     hidden = {tool.name: tool.definition for tool in _list_available_tools(execution) if tool.name not in offered_names}
     names = await execution.config.selector.find(query, tuple(hidden.values()))
@@ -113,7 +114,7 @@ async def search_tools(execution: Execution, query: str) -> str:
 
 
 def _read_found_names(run: Run) -> list[str]:
-    """Return the tools that searches of the newest turn have found."""
+    """Return the names of the tools found by the searches of the latest turn."""
     names: list[str] = []
     for message in reversed(run.messages):
         if isinstance(message, AssistantMessage):
@@ -125,11 +126,11 @@ def _read_found_names(run: Run) -> list[str]:
 
 
 def _describe_task(run: Run) -> str:
-    """Return what the user wants: the newest of their words, since the very newest may only be "and in Paris?"."""
+    """Return the user's task: the latest few inputs, since the last one alone may only be "and in Paris?"."""
     said = [message.text for message in run.messages if isinstance(message, UserMessage)]
     return "\n".join(said[-TASK_INPUTS:])
 
 
 def _list_used_tools(run: Run) -> set[str]:
-    """Return the tools that the history calls: the model knows them, and what follows may need them again."""
+    """Return the names of the tools called in the history: the model knows them and may need them again."""
     return {call.name for message in run.messages if isinstance(message, AssistantMessage) for call in message.calls}

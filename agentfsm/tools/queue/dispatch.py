@@ -109,8 +109,9 @@ class QueueHost:
         """Record that a call was cut off with the queue while it waited for a limit of its tool or tag."""
 
     async def on_pause(self, job: ToolJob, pause: CallPaused) -> CallOutcome | None:  # noqa: ARG002  nobody can answer here
-        """Record that a call is paused on external input. Return a CallOutcome instead if this host cannot
-        pause calls.
+        """Record that a call is paused on external input.
+
+        Return a CallOutcome instead if this host cannot pause calls.
         """
         return failed_outcome("it waits for a decision that nobody can give here", ErrorType.BLOCKED, retryable=True)
 
@@ -171,8 +172,7 @@ class ToolJob:
             limiter.start(permit)
 
     def bind(self, tool: Tool[..., Any]) -> BoundArguments:
-        """Return the bound arguments, which fit the schema. They are parsed once; the `validate` rule is checked at the
-        start.
+        """Return the bound arguments, parsed once and valid for the schema. The `validate` rule is checked later.
 
         Raises:
             ArgumentsError: if they do not fit.
@@ -335,9 +335,7 @@ class _RetryLoop:
         return CallOutcome(Outcome.DONE, text, parts=parts)
 
     async def _handle_exception(self, error: BaseException) -> CallOutcome | float:
-        """Return the outcome for a tool's exception, or the seconds to wait; re-raise exceptions that are not the
-        tool's.
-        """
+        """Return the outcome for a tool's exception, or the seconds to wait; re-raise other exceptions."""
         if isinstance(error, GeneratorExit):  # the coroutine was closed, perhaps after its event loop
             raise error
         if isinstance(error, ModelRetry):
@@ -351,9 +349,7 @@ class _RetryLoop:
         return await self._handle_failure(error)
 
     def _must_propagate(self, error: BaseException) -> bool:
-        """Return whether an error is not the tool's own: a pause, a KeyboardInterrupt, or an error of a child run's
-        journal.
-        """
+        """Return whether an error is not the tool's own: a pause, a KeyboardInterrupt, or a child's store error."""
         if isinstance(error, BaseExceptionGroup):
             return error.subgroup(KeyboardInterrupt) is not None
         if self.tool.kind is ToolKind.AGENT and (isinstance(error, StoreError) or not isinstance(error, Exception)):
