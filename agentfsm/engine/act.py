@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 async def act(execution: Execution, effect: RunTools | Wait, calls: ToolCalls) -> None:
-    """Run what may run. If no call may run and some are open, the run stays as it is and waits for a person."""
+    """Run the calls that may run. If no call may run and some are open, the run waits for a person."""
     host, budget = calls.host, execution.budget
     entries, asking, intended = execution.journal.run.open, execution.config.registry.interactive_tools, Phase.INTENDED
     ready = effect.calls if isinstance(effect, RunTools) else ()
@@ -52,7 +52,7 @@ def _list_unfinished(entries: Sequence[OpenCall]) -> list[OpenCall]:
 
 
 def _refuse_over_budget(execution: Execution, host: RunHost, entries: Sequence[OpenCall]) -> None:
-    """Commit the results of calls that the budget has no place for, before anybody is asked about them."""
+    """Commit the refusals of calls beyond the budget, before a person is asked about them."""
     text = execution.budget.format_refusal()
     results = [build_decided_result(entry, Outcome.SKIPPED, text) for entry in entries]
     execution.journal.log.warning("calls_refused", turn=execution.journal.run.turn, calls=len(results))
@@ -60,7 +60,7 @@ def _refuse_over_budget(execution: Execution, host: RunHost, entries: Sequence[O
 
 
 async def _apply_decisions(execution: Execution, calls: ToolCalls) -> tuple[ToolCall, ...]:
-    """Commit what is settled about open calls, and return the calls that may run now."""
+    """Commit settled decisions of open calls, and return the calls that may run now."""
     host = calls.host
     decisions = await decide_open_calls(execution, host, calls.last_waits)
     if decisions.events:

@@ -1,4 +1,4 @@
-"""The audit of what a store holds: of one run with the agents below it, or of all runs that a filter takes."""
+"""Audit of tool calls: of one run with its child runs, or of all runs that match a filter."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from agentfsm.ports.store import Filter, RunSummary, Store
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# More calls of agents than any run makes.
+# Larger than the number of agent calls of any run.
 MAX_CHILD_RUNS: Final = 1_000_000
 
 
 async def audit_run_tree(store: Store, run_id: str) -> tuple[AuditRecord, ...]:
-    """Return the calls of a run in order, and right behind each that an agent served the calls of that agent's run.
+    """Return the calls of a run in order, each agent call followed directly by the calls of its child run.
 
     Raises:
-        RunNotFoundError: when the store holds no such run.
+        RunNotFoundError: if the store has no such run.
     """
     stored = await store.read(run_id)
     below = {line.id for line in await store.runs(Filter(parent=run_id), limit=MAX_CHILD_RUNS)}
@@ -49,7 +49,7 @@ class AuditTrail(AsyncIterator[AuditRecord]):
     _store: Store
     _runs: RunIterator
     _since: float = -inf
-    """Seconds since 1970: runs that were over before are not read."""
+    """Unix time in seconds; runs that were over before it are not read."""
 
     _records: deque[AuditRecord] = attrs.field(factory=deque, init=False)
 

@@ -1,8 +1,4 @@
-"""The driver of an agent's runs: takes a run's lease, performs effects until it is over or waits, gives the lease back.
-
-Every way to move a run goes through `Driver.drive`: the verbs of the agent, its workers, the agents that it is a tool
-of, and the clients that it is served to.
-"""
+"""Driver of an agent's runs: takes a run's lease and performs effects until the run is over or waits."""
 
 from __future__ import annotations
 
@@ -34,9 +30,9 @@ from agentfsm.tools.builtin import find_builtin
 if TYPE_CHECKING:
     from agentfsm.streaming.stream import Listener
 
-# Runs whose token counts are kept between two steps, so that each message is counted once.
+# Maximum of runs whose token counts are cached, so that each message is counted once.
 MAX_LEDGERS: Final = 1_000
-# Conversations whose last run is kept, so that the next one need not read all that was said.
+# Maximum of conversations whose last run is cached, so that the next run need not read the whole conversation.
 MAX_CONVERSATIONS: Final = 64
 
 K = TypeVar("K")
@@ -45,20 +41,20 @@ V = TypeVar("V")
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Driver(Generic[A_co]):
-    """Drives the runs of one agent in one store; between two calls it keeps only what would else be read or counted."""
+    """Executes the runs of one agent in one store. Between two executions it keeps only caches."""
 
     config: EngineConfig
     store: Store
     durability: Durability
     pause_before: frozenset[State]
-    """States before which a run rests until it is resumed."""
+    """States before which a run pauses until it is resumed."""
 
     _ledgers: OrderedDict[tuple[str, float], TokenLedger] = attrs.field(init=False, factory=OrderedDict)
     ended_runs: OrderedDict[str, Run[Any]] = attrs.field(init=False, factory=OrderedDict)
     """The last runs of conversations, by id."""
 
     def attach_decoder(self, run: Run[Any]) -> Run[A_co]:
-        """Return the run with what makes its `output`."""
+        """Return the run with the function that parses its `output`."""
         answers = self.config.output_spec
         return run if answers is None else attrs.evolve(run, decoder=answers.parse)
 
@@ -104,7 +100,7 @@ class Driver(Generic[A_co]):
             await engine.registry.refresh()
             run = self._refresh_fingerprint(run)
         journal = await self._open_journal(run, on_event, on_run, lease=lease, takeover=takeover, must_be_new=once)
-        del run  # the journal has its newest value: this one would stay for as long, at 900 bytes
+        del run  # the journal has the latest value; this one would take 900 bytes until the end
         journal.run = self.attach_decoder(journal.run)
         try:
             if (is_stored or journal.run.version) and not journal.run.is_over:
@@ -122,7 +118,7 @@ class Driver(Generic[A_co]):
         except BaseException as cancellation:
             if not is_foreign_cancellation(cancellation):
                 if not isinstance(cancellation, Exception):
-                    journal.lease.backoff_s = 0.0  # it is no fault of the run
+                    journal.lease.backoff_s = 0.0  # not the run's fault
                 raise
             raise AgentError(
                 f"run {journal.run.id!r} stopped in {journal.run.state.upper()}: what was awaited there, such as a "
@@ -170,9 +166,9 @@ class Driver(Generic[A_co]):
         on_event: Listener | None = None,
         on_run: Callable[[Run], None] | None = None,
     ) -> Run[A_co]:
-        """Cancel or pause a run if that was asked for between the last look at its inbox and the release of its lease.
+        """Cancel or pause a run if that was requested between the last read of its inbox and the release of its lease.
 
-        Shielded, and bounded in time. What fails here is logged: all that was done before is durable.
+        Shielded, with a time limit. Failures are logged: everything done before is durable.
         """
         clock, tools = self.config.clock, self.config.registry
         try:
@@ -208,7 +204,7 @@ class Driver(Generic[A_co]):
             )
 
     def _refresh_fingerprint(self, run: Run[Any] | str) -> Run[Any] | str:
-        """Return a run that has not begun with the tools in its header that came after it was made."""
+        """Return a run that has not begun with the tools that were added to the agent after it was created."""
         fingerprint = self.config.fingerprint
         if isinstance(run, str) or run.version or run.header.fingerprint == fingerprint:
             return run
@@ -242,7 +238,7 @@ class Driver(Generic[A_co]):
         return own or self._take_predecessor_ledger(run) or TokenLedger(own_start=run.own_start)
 
     def _take_predecessor_ledger(self, run: Run) -> TokenLedger | None:
-        """Take the count of the run that this one goes on from, where that is at hand."""
+        """Reuse the token count of the predecessor run, if it is cached."""
         last = self.ended_runs.get(run.header.after or "")
         if last is None or last.messages is not run.prior:
             return None
@@ -252,7 +248,7 @@ class Driver(Generic[A_co]):
         return tally
 
     def _cache(self, run: Run[Any], ledger: TokenLedger) -> None:
-        """Keep what the next driving call, or the next run of the conversation, would have to read or count anew."""
+        """Cache the token counts and the run for the next execution, or the next run of the conversation."""
         if run.is_over:
             if run.header.session is None and not run.prior:
                 return
@@ -262,7 +258,7 @@ class Driver(Generic[A_co]):
 
 
 def _put_bounded(kept: OrderedDict[K, V], key: K, value: V, most: int) -> None:
-    """Keep a value, and let the oldest go where there are more than `most`."""
+    """Add a value to a cache, and remove the oldest if there are more than `most`."""
     kept[key] = value
     if len(kept) > most:
         kept.popitem(last=False)

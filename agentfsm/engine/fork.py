@@ -1,4 +1,4 @@
-"""A fork: a new run whose journal begins with the first events of another, and goes its own way from there."""
+"""Fork a run: create a new run whose journal begins with the first events of another."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def build_fork_events(
 
 
 def _rekey_changed_calls(run: Run, event: Event, original: Event) -> Event:
-    """Return an edited event with keys of the fork for the calls that it changes: they have another effect.
+    """Return an edited event with keys of the fork for the calls that it changes, since these have another effect.
 
     Args:
         run: The fork before the event.
-        event: What was edited.
-        original: What stands in its place in the run that is forked.
+        event: The edited event.
+        original: The event of the forked run that it replaces.
     """
     if isinstance(event, e.ToolsChosen):
         kept = original.message.calls if isinstance(original, e.ToolsChosen) else ()
@@ -88,12 +88,12 @@ def _rekey_changed_calls(run: Run, event: Event, original: Event) -> Event:
     return event
 
 
-# Said where a fork begins behind an answer that did not count: some providers refuse a request that ends with one.
+# Added if a fork begins after an answer that did not count: some providers refuse a request that ends with an answer.
 _LOOK_AGAIN_NOTE = "Something had come in that this answer did not take up, and it is gone. Look at your answer again."
 
 
 def _build_open_call_events(run: Run, entry: OpenCall, registry: ToolRegistry) -> Sequence[Event]:
-    """Return what is recorded of a call that is open where the fork begins."""
+    """Return the event to record for a call that is open where the fork begins."""
     call, tool, is_paused = entry.call, registry.get(entry.call.name), entry.phase is Phase.PAUSED
     if entry.phase in (Phase.FINISHED, Phase.OUTCOME_UNKNOWN) or call.malformed is not None or call.invented:
         return ()
@@ -101,7 +101,7 @@ def _build_open_call_events(run: Run, entry: OpenCall, registry: ToolRegistry) -
         pending = tuple([attrs.evolve(each, run_id=run.id) for each in entry.pending])
         return (e.ToolPaused(call_id=call.id, pending=pending),) if is_paused else ()
     if tool is not None and tool.read_only:
-        # What an agent below waited for belongs to the run that was forked: it is asked again from the start.
+        # Waits of a child run belong to the forked run: the fork asks again from the start.
         started = e.ToolStarted(call_id=call.id, repeatable=True, read_only=True)
         taken_back = e.ToolCutOff(call_id=call.id, started_at=entry.started_at, duration_s=0.0, undone=True)
         return (started, taken_back) if is_paused else ()

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.tool_calls.host import ToolCalls
 
-# Share of the window's room for inputs that are taken in at once; the rest is left for the history.
+# Maximum share of the window's room for inputs taken at once; the rest is left for the history.
 INPUT_SHARE: Final = 0.5
 
 
 async def observe(execution: Execution, _effect: ReadInbox, _calls: ToolCalls) -> StepOutcome:
-    """Read the inbox, and return the inputs that are taken in."""
+    """Read the inbox, and return the inputs that are taken."""
     rows = await execution.journal.read_inbox()
     if not rows:
         return StepOutcome((e.Observed(),))
@@ -59,10 +59,10 @@ def _select_inputs(execution: Execution, rows: Sequence[PostedItem]) -> list[Pos
 
 
 def _omit_unsupported_parts(execution: Execution, item: Input) -> Input:
-    """Return an input in which a text stands for each part that the model cannot take.
+    """Return an input in which a text replaces each part that the model cannot take.
 
-    `Agent.send` refuses such a part, but `Runs.send` knows no model. A request that holds one cannot be sent, so it
-    would end the run.
+    `Agent.send` refuses such a part, but `Runs.send` does not know the model. A request with the part would fail and
+    end the run.
     """
     if item.kind is not InputKind.USER:  # the model reads the parts of all others as text
         return item

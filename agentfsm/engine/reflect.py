@@ -1,4 +1,4 @@
-"""REFLECT: results are looked at for loops, drafts for their form, and both by a judge; go on, accept or stop."""
+"""REFLECT: check results for loops and drafts for their form, have both judged, and continue, accept or stop."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from agentfsm.engine.tool_calls.host import ToolCalls
     from agentfsm.ports.policies import Judge, JudgeAsk
 
-# What a finding says, the first and the second time; the third stops the run.
+# Texts for the first and the second finding of a loop; the third stops the run.
 _LOOP_WARNINGS: Final = (
     "You are repeating yourself: {what}. The results will not change. Do something else, or answer with what you have.",
     "You are repeating yourself: {what}. {tools} may not be called any more in this run. Answer with what you have.",
 )
-# The same where it is the answers that repeat: there is no tool to withdraw.
+# The same texts for repeated answers, where no tool can be withdrawn.
 _ANSWER_LOOP_WARNINGS: Final = 2 * (
     "You are repeating yourself: {what}. It would be refused again: give another answer.",
 )
@@ -46,7 +46,7 @@ _REFUSAL_NOTE: Final = "Your answer was refused: {why}\n{how}"
 
 
 async def reflect(execution: Execution, effect: Reflect, _calls: ToolCalls) -> StepOutcome:
-    """Review the results of tools, or the draft of an answer, and return how the run goes on."""
+    """Review tool results or a draft of the answer, and return how the run continues."""
     if effect.draft is None:
         return await _review_results(execution, effect)
     objection = await _review_draft(execution, effect)
@@ -54,7 +54,7 @@ async def reflect(execution: Execution, effect: Reflect, _calls: ToolCalls) -> S
 
 
 async def _review_results(execution: Execution, effect: Reflect) -> StepOutcome:
-    """Go on after tools, unless a limit is reached, the run repeats itself, or a judge wants it otherwise."""
+    """Continue after tools, unless a limit is reached, the run repeats itself, or a judge objects."""
     config, journal = execution.config, execution.journal
     if (stop := execution.budget.find_stop_reason()) is not None:
         return stop_at_limit(execution, *stop)
@@ -99,7 +99,7 @@ async def _accept_draft(execution: Execution, *, reread: bool = False) -> StepOu
 
 def _send_back(execution: Execution, note: e.Continued) -> StepOutcome:
     """Return an objection to a draft, with a warning if the same draft was given before."""
-    loop = None if note.asks else _find_loop(execution)  # a person may see what comes next
+    loop = None if note.asks else _find_loop(execution)  # a person reviews the next step
     return StepOutcome((note,)) if loop is None else _warn_of_loop(execution, loop, note)
 
 
@@ -123,7 +123,7 @@ def _refuse_draft(execution: Execution, spec: OutputSpec, why: str) -> StepOutco
 
 
 async def _run_judge(execution: Execution, judge: Judge) -> StepOutcome:
-    """Have the draft or the results judged. Where that cannot be done, a person is asked: unjudged is not accepted."""
+    """Have the draft or the results judged. If that fails, a person is asked: unjudged is not accepted."""
     journal = execution.journal
     spent = Usage()
     modes = (judge.model or execution.config.model).output_modes
@@ -168,7 +168,7 @@ def _build_failed_verdict(error: Exception) -> Verdict:
 
 
 def _build_continuation(verdict: Verdict) -> e.Continued:
-    """Return how the run goes on after a verdict."""
+    """Return how the run continues after a verdict."""
     return _CONTINUATIONS[verdict.action](verdict)
 
 
@@ -186,7 +186,7 @@ def _build_escalation(verdict: Verdict) -> e.Continued:
 
 
 def _format_findings(verdict: Verdict) -> str:
-    """Return what is to change, and what the low scores say."""
+    """Return the requested changes, with the comments on low scores."""
     low = [
         f"{each.criterion} {each.score} of 5 ({each.reason})" for each in verdict.scores if each.score < PASSING_SCORE
     ]
@@ -194,7 +194,7 @@ def _format_findings(verdict: Verdict) -> str:
     return f": {told}" if told else "."
 
 
-# The least score that needs no word.
+# Lowest score that needs no comment.
 PASSING_SCORE: Final = 4
 
 _CONTINUATIONS: Final[dict[Action, Callable[[Verdict], e.Continued]]] = {
@@ -218,7 +218,7 @@ def _find_loop(execution: Execution) -> loop_detection.DetectedLoop | None:
 
 
 def _warn_of_loop(execution: Execution, loop: loop_detection.DetectedLoop, note: e.Continued) -> StepOutcome:
-    """Add to a note that the model repeats itself: first a nudge, then the tools are withdrawn, then the run stops."""
+    """Add a loop warning to a note: first a hint, then the tools are withdrawn, then the run stops."""
     journal, run = execution.journal, execution.journal.run
     change: dict[str, Any] = {}
     if loop.is_hint:

@@ -33,12 +33,12 @@ from agentfsm.engine.think import think
 from agentfsm.engine.tool_calls.child_runs import load_child_spending
 from agentfsm.engine.tool_calls.host import ToolCalls
 
-# States before which a step takes its turn in the event loop; steps in other states are short.
+# States before which a step passes the throttle of the event loop; steps in other states are short.
 _THROTTLED_STATES: Final = frozenset({State.THINK, State.ACT})
 
 
 async def _wait(execution: Execution, effect: Wait, calls: ToolCalls) -> StepOutcome | None:
-    """Check whether the thing that the run waits for has come. A pause ends only when the run is resumed."""
+    """Check whether the item that the run waits for has come. A pause ends only when the run is resumed."""
     run = execution.journal.run
     if run.paused is None and not run.asks:
         await act(execution, effect, calls)
@@ -105,9 +105,9 @@ async def run_steps(execution: Execution, throttle: StepThrottle, *, once: bool 
 
 
 async def _run_until_limit(execution: Execution, calls: ToolCalls, throttle: StepThrottle, *, once: bool) -> bool:
-    """Perform steps within the time that is left. Return whether a limit was reached and the last answer comes next.
+    """Perform steps within the remaining time. Return whether a limit was reached and the last answer comes next.
 
-    The last answer has time of its own, so it is performed under a deadline of its own.
+    The last answer has its own deadline.
     """
     limits, journal = execution.config.limits, execution.journal
     reached = journal.run.limit_reached
@@ -128,14 +128,14 @@ async def _run_until_limit(execution: Execution, calls: ToolCalls, throttle: Ste
 
 
 async def _interrupt(execution: Execution, limit_waits: int) -> StepOutcome:
-    """Return why the effect in flight was cut off: the run was cancelled, or its time is up.
+    """Return the reason why the effect in progress was cut off: the run was cancelled, or its time is up.
 
     Args:
         execution: The execution of the run.
-        limit_waits: Calls that still waited for a limit of their tool or of a tag.
+        limit_waits: Number of calls that still waited for a limit of their tool or tag.
 
     Raises:
-        LeaseLostError: when another worker has taken the run.
+        LeaseLostError: if another worker has taken the run.
     """
     if execution.journal.lease.cancelled:
         return await cancel_run(execution)
@@ -153,7 +153,7 @@ async def _interrupt(execution: Execution, limit_waits: int) -> StepOutcome:
 
 
 def _park(execution: Execution) -> StepOutcome:
-    """Return the pause of a run that one worker after another died of. A person has to resume it."""
+    """Return the pause of a run during which several workers crashed. A person has to resume it."""
     journal = execution.journal
     run, crashes = journal.run, journal.lease.crashes
     calls = ", ".join(f"{entry.call.name} ({entry.call.id})" for entry in run.open if entry.phase is not Phase.FINISHED)

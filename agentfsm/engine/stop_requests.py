@@ -18,19 +18,19 @@ from agentfsm.engine.unattended import build_pause, end_child_runs, format_cance
 if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
 
-# Recorded for requests to a model that were paid for and gave no reply.
+# Recorded for model requests that were paid for but gave no reply.
 _CUT_OFF_ERROR: Final = "cut off before a usable reply came"
 
 
 async def find_requested_stop(execution: Execution, rows: Sequence[PostedItem]) -> StepOutcome | None:
-    """Return the end or the pause of the run that rows of the inbox ask for, or None."""
+    """Return the end or the pause of the run that inbox rows request, or None."""
     if any(isinstance(row.item, Cancel) for row in rows):
         return await cancel_run(execution)
     return build_pause(rows)
 
 
 async def cancel_run(execution: Execution) -> StepOutcome:
-    """End the agents below the run, and return the end of the run."""
+    """End the child runs, and return the end of the run."""
     rows = await execution.journal.store.inbox(execution.journal.run.id)
     request = next((row.item for row in rows if isinstance(row.item, Cancel)), Cancel())
     events = *build_usage_events(execution), *await end_children(execution)
@@ -38,7 +38,7 @@ async def cancel_run(execution: Execution) -> StepOutcome:
 
 
 async def end_children(execution: Execution) -> list[e.ToolFinished]:
-    """End the agents below a run that is about to end, and return what they did as results of their calls."""
+    """End the child runs of a run that is about to end, and return their effects as results of their calls."""
     results = await end_child_runs(execution.journal, execution.config.registry)
     return [e.ToolFinished(result=add_child_cost(execution, result)) for result in results]
 

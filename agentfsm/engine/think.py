@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 async def think(execution: Execution, effect: AskModel, calls: ToolCalls) -> StepOutcome:
-    """Settle what the model is shown, ask it, and return what it said."""
+    """Prepare the request, ask the model, and return its reply as an outcome."""
     config, journal = execution.config, execution.journal
     if (reached := journal.run.limit_reached) is not None:
         return await _ask_last_answer(execution, effect, reached)
@@ -66,7 +66,7 @@ async def think(execution: Execution, effect: AskModel, calls: ToolCalls) -> Ste
 
 
 async def _read_error(execution: Execution, error: ModelError, digest: str) -> StepOutcome:
-    """Return that the model failed, retries included: the next turn asks again, with less to read, or the run ends."""
+    """Return the outcome of a failed request, after retries: a shorter request in the next turn, or the end."""
     journal = execution.journal
     if isinstance(error, ModelUnavailableError | ModelReplyError):
         journal.log.warning("model_faltered", turn=journal.run.turn + 1, error=type(error).__name__)
@@ -80,7 +80,10 @@ async def _read_error(execution: Execution, error: ModelError, digest: str) -> S
 
 
 async def _ask_last_answer(execution: Execution, effect: AskModel, reached: e.LimitReached) -> StepOutcome:
-    """Ask once for the last answer, and end the run: it is in `Run.partial`, and the stop reason stays the limit's."""
+    """Request the last answer and end the run.
+
+    The answer is in `Run.partial`, and the stop reason remains the limit.
+    """
     digest = ""
     try:
         request = await _prepare_request(execution, effect)
@@ -105,7 +108,7 @@ async def _ask_last_answer(execution: Execution, effect: AskModel, reached: e.Li
 
 
 async def _prepare_request(execution: Execution, effect: AskModel) -> PreparedRequest | e.ToolsOffered | e.Compacted:
-    """Return what the model is asked, or what has to be settled before: the tools it is told of, what it is shown."""
+    """Return the request, or an event to commit before it: the tool selection or a compaction."""
     engine, journal, tally = execution.config, execution.journal, execution.ledger
     if journal.run.limit_reached is None:  # the last request offers no tools
         if engine.registry.sources:
@@ -121,7 +124,7 @@ async def _prepare_request(execution: Execution, effect: AskModel) -> PreparedRe
 
 
 async def _refresh_tools(execution: Execution) -> None:
-    """Take in what has changed among tools that come from elsewhere; one that cannot be asked leaves what was known."""
+    """Refresh the tools from sources. If a source cannot be reached, its known tools are kept."""
     try:
         await execution.config.registry.refresh()
     except AgentError as error:
@@ -129,7 +132,7 @@ async def _refresh_tools(execution: Execution) -> None:
 
 
 def _build_faltered(error: LimitError | ModelError) -> tuple[e.ModelFaltered, ...]:
-    """Return what brings into the journal what was paid for before an error that ends the run."""
+    """Return the event that records the usage paid before an error that ends the run."""
     usage = error.usage or Usage()
     return (e.ModelFaltered(error=str(error), usage=usage),) if usage.tokens else ()
 
@@ -147,7 +150,7 @@ def _warn_of_limits(execution: Execution, near: Iterable[tuple[str, float, float
 
 
 def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -> StepOutcome:
-    """Return what the model said: calls, an answer, or one that cannot be used."""
+    """Return the outcome of a reply: calls, an answer, or an unusable answer."""
     config, journal = execution.config, execution.journal
     _report_turn(journal, len(reply.calls), usage)
     if config.output_spec is not None:
@@ -162,7 +165,7 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
     message = AssistantMessage(text=replace_surrogates(reply.text), native=reply.native)
     draft = partial(e.AnswerDrafted, message=message, usage=usage, request=digest, model=model)
     if (flaw := UNUSABLE_ANSWERS.get(reply.finish_reason)) is not None:
-        # A model that thinks may be cut off before its first word, and no provider takes an empty message back.
+        # A thinking model may be cut off before its first word, and providers refuse an empty message.
         said = draft() if message.text.strip() else e.ModelFaltered(error=flaw, usage=usage, request=digest)
         return StepOutcome((said, e.Failed(reason=StopReason.MODEL_ERROR, message=flaw)))
     if config.reviews_answers:
@@ -178,7 +181,7 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
 async def _ask_with_eager_calls(execution: Execution, request: PreparedRequest, calls: ToolCalls) -> StepOutcome:
     """Ask the model, and start read-only calls while its reply streams.
 
-    Those calls go on while the step commits the reply, and end in the scope of the outcome.
+    Those calls continue while the step commits the reply, and end in the scope of the outcome.
     """
     async with AsyncExitStack() as stack:
         eager = await stack.enter_async_context(create_eager_calls(execution, calls.queue))
@@ -194,7 +197,7 @@ async def _ask_with_eager_calls(execution: Execution, request: PreparedRequest, 
 async def _finish_after_commit(
     stack: AsyncExitStack, calls: ToolCalls, eager: EagerCalls, chosen: Sequence[ToolCall]
 ) -> AsyncIterator[None]:
-    """Once the reply is committed, commit the results of calls that started early, and wait for those in flight."""
+    """Commit the results of early calls after their reply, and wait for those still running."""
     async with stack:
         yield
         if eager.keep_matching(chosen):

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.streaming.stream import Listener
 
-# The tools of an agent that is not at hand.
+# The empty registry of an agent that is not at hand.
 NO_TOOLS: Final = ToolRegistry()
 
 
@@ -89,7 +89,7 @@ async def _has_stop_request(store: Store, run_id: str) -> bool:
 
 
 async def _apply_stop_requests(journal: Journal, tools: ToolRegistry) -> Run:
-    """Apply what the inbox asks for, give the lease back, and return the run."""
+    """Apply the requests in the inbox, release the lease, and return the run."""
     try:
         if not journal.run.is_over:
             stop = await _find_requested_stop(journal, await journal.read_inbox(force=True), tools)
@@ -115,7 +115,7 @@ async def _find_requested_stop(journal: Journal, rows: Sequence[PostedItem], too
 
 
 def build_pause(rows: Iterable[PostedItem]) -> StepOutcome | None:
-    """Return the pause that rows of the inbox ask for, or None."""
+    """Return the pause that inbox rows request, or None."""
     requests = [(row.number, row.item) for row in rows if isinstance(row.item, Pause)]
     if not requests:
         return None
@@ -124,12 +124,12 @@ def build_pause(rows: Iterable[PostedItem]) -> StepOutcome | None:
 
 
 def format_cancel_message(request: Cancel) -> str:
-    """Return the stop message of a run that was cancelled."""
+    """Return the stop message of a cancelled run."""
     who = f"cancelled by {request.by}" if request.by else "cancelled"
     return f"{who}: {request.message}" if request.message else who
 
 
-# Runs of agents below.
+# Child runs.
 
 
 async def cancel_child_run(
@@ -167,7 +167,7 @@ async def cancel_child_run(
 
 
 async def end_child_runs(journal: Journal, tools: ToolRegistry) -> list[ToolResult]:
-    """Cancel the agents below a run that is about to end, and return the results of their calls."""
+    """Cancel the child runs of a run that is about to end, and return the results of their calls."""
     results: list[ToolResult] = []
     for entry in journal.run.open:
         if entry.phase is not Phase.FINISHED and (ended := await _end_child_run(journal, tools, entry)) is not None:
@@ -177,7 +177,7 @@ async def end_child_runs(journal: Journal, tools: ToolRegistry) -> list[ToolResu
 
 
 async def _end_child_run(journal: Journal, tools: ToolRegistry, entry: OpenCall) -> ToolReturn | None:
-    """Cancel the agent behind an open call, and return what it did; None where no agent is at work."""
+    """Cancel the child run of an open call, and return its result; None if there is no child run."""
     tool, store, caller, call_id = tools.get(entry.call.name), journal.store, journal.run.id, entry.call.id
     try:
         if tool is None:

@@ -280,7 +280,7 @@ class Budget:
     def _remaining_tokens(
         self, request_tokens: int, wanted_tokens: int, cost: Callable[[int], float], held: Amount
     ) -> int:
-        """Return the longest answer that this budget permits beside the reservations; for money, at most the wanted one."""
+        """Return the longest answer that this budget permits beside the reservations; for money, up to the wanted."""
         usage = self.usage
         room = self.limits.tokens - usage.input_tokens - usage.output_tokens - held[0] - request_tokens
         if self.limits.usd is None:

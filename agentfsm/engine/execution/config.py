@@ -107,7 +107,8 @@ class EngineConfig(Value):
     def side_request_settings(self, run: Run, max_tokens: int, *, own: bool) -> Settings:
         """Return the settings for a side request: short and without tools.
 
-        They are based on the run's settings if the model is its own. Thinking is off, too: Anthropic refuses a cap that is not above the tokens for thinking.
+        They are based on the run's settings if the model is its own. Thinking is off, too: Anthropic refuses a cap
+        that is not above the tokens for thinking.
         """
         base = self.resolve_settings(run) if own else Settings()
         extra = {name: value for name, value in base.extra_body.items() if name != "thinking"}

@@ -41,46 +41,46 @@ from agentfsm.tools.tool import ANSWER_EXPIRES_S, DIGEST_CHARS, UNKNOWN_OUTCOME_
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
 
-# Characters of what a call will do, in the words of its tool: a sentence, not the whole of a letter.
+# Maximum of characters of a tool's description of a call: a sentence, not a whole letter.
 DESCRIPTION_CHARS: Final = 2_000
 
 
 @attrs.frozen
 class _InboxSnapshot(Value):
-    """What the inbox holds for open calls, and the store's time before it was read."""
+    """The inbox items for open calls, and the store's time before they were read."""
 
     now: float
     decisions: dict[str, PostedItem]
-    """By call id."""
+    """Inbox rows by call id."""
 
     has_input: bool
 
 
 @attrs.frozen
 class Decisions(Value):
-    """What is settled about open calls before any call runs."""
+    """Decisions and results for open calls, settled before any call runs."""
 
     events: tuple[e.Event, ...]
     taken: tuple[int, ...]
-    """Numbers of the inbox rows that the events use up."""
+    """Numbers of the inbox rows that the events consume."""
 
     approvals: dict[str, PostedItem]
-    """Decisions that let a call run, by call id; the append that marks the call as started uses them up."""
+    """Approvals by call id; the append that marks the call as started consumes them."""
 
     resumable: frozenset[str]
-    """Paused calls that may go on, by id."""
+    """Ids of paused calls that may continue."""
 
 
 LastWaits: TypeAlias = dict[str, tuple[Pending, ...]]
 
 
 async def decide_open_calls(execution: Execution, host: QueueHost, last_waits: LastWaits) -> Decisions:
-    """Return what is settled about open calls before any call runs.
+    """Settle open calls before any call runs, and return the outcome.
 
     Args:
         execution: The execution of the run.
-        host: Serves its calls.
-        last_waits: The things that paused calls waited for when they were last woken, by call id; updated.
+        host: The host of its calls.
+        last_waits: The items that paused calls waited for when they were last resumed, by call id; updated.
     """
     arrived = await _read_decisions(execution)
     events: list[e.Event] = []
@@ -124,11 +124,11 @@ async def _read_decisions(execution: Execution) -> _InboxSnapshot:
     return _InboxSnapshot(now, decisions, any(isinstance(row.item, Input) for row in rows))
 
 
-# Agents below.
+# Child runs.
 
 
 async def _is_child_unblocked(execution: Execution, entry: OpenCall, now: float) -> bool:
-    """Whether the thing that the agent behind a paused call waits for first was decided, or is due."""
+    """Return whether the first item that the agent behind a paused call waits for was decided, or is due."""
     if execution.is_resumed and any(item.kind is PendingKind.CRASH for item in entry.pending):
         return True
     first = {item.run_id: item for item in reversed(entry.pending)}
@@ -136,11 +136,11 @@ async def _is_child_unblocked(execution: Execution, entry: OpenCall, now: float)
 
 
 async def is_wait_over(store: Store, item: Pending, now: float) -> bool:
-    """Whether something has come that ends the wait for this item, or its time is up, `now` by the store's clock."""
+    """Return whether an inbox row ends the wait for this item, or its time is up, `now` by the store's clock."""
     if item.expires_at is not None and now >= item.expires_at:
         return True
     try:
-        # The inbox first: what has gone from it by then is in the journal.
+        # Read the inbox first: rows consumed by then are in the journal.
         if any(_ends_wait(row, item) for row in await store.inbox(item.run_id)):
             return True
         return item not in (await load_run(store, item.run_id)).pending  # somebody has driven it on
@@ -149,7 +149,7 @@ async def is_wait_over(store: Store, item: Pending, now: float) -> bool:
 
 
 def _ends_wait(row: PostedItem, item: Pending) -> bool:
-    """Whether a row ends the wait."""
+    """Return whether a row ends the wait."""
     if isinstance(row.item, Decision):
         return row.item.call_id == item.call_id
     return isinstance(row.item, Cancel) or (isinstance(row.item, Input) and item.kind is PendingKind.INPUT)
@@ -159,7 +159,7 @@ def _ends_wait(row: PostedItem, item: Pending) -> bool:
 
 
 def _permits_run(config: EngineConfig, entry: OpenCall, row: PostedItem) -> bool:
-    """Whether a person has let the call run, as it is now."""
+    """Return whether a person has approved the call as it is now."""
     if isinstance(row.item, Approve):
         return (
             entry.phase is Phase.AWAITING_APPROVAL
@@ -174,7 +174,7 @@ def _permits_run(config: EngineConfig, entry: OpenCall, row: PostedItem) -> bool
 async def _resolve_open_call(
     execution: Execution, entry: OpenCall, row: PostedItem | None, arrived: _InboxSnapshot, host: QueueHost
 ) -> e.Event | None:
-    """Return what is to be recorded of an open call before any call runs, if anything."""
+    """Return the event to record for an open call before any call runs, if any."""
     call, now = entry.call, arrived.now
     is_late = entry.expires_at is not None and now >= entry.expires_at
     match entry.phase, row.item if row is not None else None:
@@ -197,7 +197,7 @@ async def _resolve_open_call(
 
 
 def _request_decision(execution: Execution, call: ToolCall, now: float) -> e.Event | None:
-    """Return what is asked outside before the call counts; None where nothing is, or the call will not run anyway."""
+    """Return the items that a call waits for before it counts; None if there are none, or it will be refused."""
     tool = None if call.invented else execution.config.registry.get(call.name)
     if tool is None or not tool.is_interactive:
         return None
@@ -228,7 +228,7 @@ def _build_approval_request(tool: Tool[..., Any], call: ToolCall, arguments: Arg
 
 
 def _request_decision_again(execution: Execution, entry: OpenCall, now: float) -> e.Event:
-    """Return what is recorded of a call whose tool has changed since a person was asked, or said yes to it."""
+    """Return the event for a call whose tool has changed since a person was asked about it, or approved it."""
     call, tool = entry.call, execution.config.registry.get(entry.call.name)
     arguments = None if tool is None else _bind_if_runnable(execution, tool, call)
     if tool is not None and arguments is not None:
@@ -240,7 +240,7 @@ def _request_decision_again(execution: Execution, entry: OpenCall, now: float) -
 def _ask_again_if_misfit(config: EngineConfig, entry: OpenCall, row: PostedItem, now: float) -> e.ApprovalAsked | None:
     """Return the repeated question if the arguments of an approval do not fit the tool; None if the call may run.
 
-    Whoever approved may have had no agent at hand, and so no tool to validate the arguments against.
+    The approval may have been given without the agent at hand, so that its arguments were not validated.
     """
     tool = config.registry.get(entry.call.name)
     if tool is None or not isinstance(row.item, Approve) or row.item.arguments is None:
@@ -252,7 +252,8 @@ def _ask_again_if_misfit(config: EngineConfig, entry: OpenCall, row: PostedItem,
         text = f"not run as approved{by}: {error}"
         return e.ApprovalAsked(
             call_id=entry.call.id,
-            # Later than the last deadline, also where the clock stands still: it tells the two questions apart.
+            # Later than the last deadline, even if the clock has not advanced: the deadline distinguishes the two
+            # questions.
             expires_at=max(now + tool.approval_expires_s, nextafter(entry.expires_at or 0.0, inf)),
             description=entry.description,
             digest=entry.digest or tool.digest_call(entry.call),  # a question of format 1 has none
@@ -262,7 +263,7 @@ def _ask_again_if_misfit(config: EngineConfig, entry: OpenCall, row: PostedItem,
 
 
 def _bind_if_runnable(execution: Execution, tool: Tool[..., Any], call: ToolCall) -> Arguments | None:
-    """Return the arguments of a call that could run; None where it will be refused, whoever says yes to it."""
+    """Return the arguments of a call that could run; None if it will be refused even when approved."""
     if call.malformed is not None or check_available(execution, tool) is not None:
         return None
     try:
@@ -273,13 +274,13 @@ def _bind_if_runnable(execution: Execution, tool: Tool[..., Any], call: ToolCall
 
 
 def _has_tool_changed(config: EngineConfig, entry: OpenCall) -> bool:
-    """Whether the tool is not what it was when a person was asked about the call."""
+    """Return whether the tool has changed since a person was asked about the call."""
     tool = config.registry.get(entry.call.name)
     return bool(entry.digest) and tool is not None and tool.digest_call(entry.call) != entry.digest
 
 
 def needs_approval(tool: Tool[..., Any], arguments: Arguments) -> bool:
-    """Whether a person has to say yes to a call with these arguments."""
+    """Return whether a call with these arguments needs an approval."""
     if isinstance(tool.requires_approval, bool):
         return tool.requires_approval
     try:
@@ -290,7 +291,7 @@ def needs_approval(tool: Tool[..., Any], arguments: Arguments) -> bool:
 
 
 def describe_call(tool: Tool[..., Any], arguments: Arguments) -> str:
-    """Return what a call will do, where its tool says so, for the person who decides on it."""
+    """Return the tool's description of a call for the approver, or an empty text."""
     if tool.describe is None:
         return ""
     try:
@@ -304,11 +305,11 @@ def _build_rejection(entry: OpenCall, why: str) -> ToolResult:
     return build_decided_result(entry, Outcome.REJECTED, f"not run: {why}. Do not try it again unasked.")
 
 
-# A call whose result comes from outside.
+# Calls whose result comes from outside.
 
 
 def _build_settled_result(execution: Execution, entry: OpenCall, outcome: Outcome, content: str) -> ToolResult:
-    """Return a result that comes from outside, of which the model is shown no more than of the tool's own."""
+    """Return an external result; the model is shown at most as much of it as of the tool's own results."""
     tool, result = execution.config.registry.get(entry.call.name), build_decided_result(entry, outcome, content)
     shown = None if tool is None else result_text.count_shown_chars(result.content, tool, execution.count_tokens)
     return attrs.evolve(result, shown_chars=shown)
@@ -323,15 +324,15 @@ def build_pending_question(
     rounds: int,
     now: float,
 ) -> Pending:
-    """Return what a call waits for whose tool asks a person.
+    """Return the items that a call waits for after its tool has asked a person.
 
     Args:
         run: The run of the call.
-        tool: What asks.
-        call: The call that it was asked in.
+        tool: The tool that asks.
+        call: The call in which it asks.
         pause: The questions.
-        rounds: How many times it has asked before.
-        now: Seconds since 1970 by the store's clock.
+        rounds: The number of times it has asked before.
+        now: The Unix time in seconds by the store's clock.
     """
     arguments = tool.to_namespace(tool.bind(call.arguments))
     asked = [rounds, *map(attrs.asdict, pause.questions)]
@@ -349,7 +350,7 @@ def build_pending_question(
 
 
 def answer_lifetime_s(tool: Tool[..., Any], arguments: Arguments) -> float:
-    """Return the seconds for which an answer to what a tool asks counts."""
+    """Return the seconds for which an answer to a tool's question is accepted."""
     if not callable(tool.answer_expires_s):
         return tool.answer_expires_s
     try:
@@ -363,7 +364,7 @@ def answer_lifetime_s(tool: Tool[..., Any], arguments: Arguments) -> float:
 
 
 def _resolve_wait(entry: OpenCall, arrived: _InboxSnapshot) -> e.ToolFinished | None:
-    """Return the result of a call that waits for an answer, or for input, where that is there or its time is up."""
+    """Return the result of a call that waits for an answer or for input, if that has come or its time is up."""
     [item] = entry.pending
     is_late = item.expires_at is not None and arrived.now >= item.expires_at
     if item.kind is PendingKind.INPUT and (arrived.has_input or is_late):
@@ -377,11 +378,11 @@ def _resolve_wait(entry: OpenCall, arrived: _InboxSnapshot) -> e.ToolFinished | 
     return e.ToolFinished(result=build_decided_result(entry, Outcome.TIMED_OUT, content))
 
 
-# A call that was in flight when its worker died.
+# Calls that were running when their worker crashed.
 
 
 async def _recover_call(execution: Execution, entry: OpenCall, host: QueueHost) -> e.Event | None:
-    """Return what is recorded of it; None where it is run again."""
+    """Return the event to record for such a call; None if it is run again."""
     call = entry.call
     tool = None if call.invented else execution.config.registry.get(call.name)
     policy = "ask" if tool is None else await _resolve_on_unknown(execution, tool, call, host)
@@ -402,7 +403,7 @@ async def _recover_call(execution: Execution, entry: OpenCall, host: QueueHost) 
 async def _resolve_on_unknown(
     execution: Execution, tool: Tool[..., Any], call: ToolCall, host: QueueHost
 ) -> str | Found:
-    """Return what the tool declares, or what its function finds out; one that cannot tell leaves it to a person."""
+    """Return the declared policy, or the finding of the tool's function; if that fails, a person is asked."""
     if isinstance(tool.on_unknown, str):
         return tool.on_unknown
     limit_s = tool.timeout_s or execution.config.limits.tool_timeout_s
@@ -422,7 +423,7 @@ async def _resolve_on_unknown(
 
 
 async def _call_on_unknown(find_out: Callable[..., Any], ctx: RunContext[Any], arguments: Arguments) -> Any:
-    """Call a function, async or plain: a plain one in a thread, so that the event loop goes on."""
+    """Call a function, async or plain. A plain one runs in a thread, so that it does not block the event loop."""
     if iscoroutinefunction(find_out):
         return await find_out(ctx, arguments)
     found = await start_in_thread(lambda: find_out(ctx, arguments)).wait()

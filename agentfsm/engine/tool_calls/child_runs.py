@@ -1,4 +1,4 @@
-"""The agents at work for a run: what they have spent, their end when the run or their call ends, what is told of it."""
+"""Child runs: their spending, their end when the run or their call ends, and their results as text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 async def load_child_spending(execution: Execution) -> None:
-    """Put on the budget what agents below have spent whose calls are open, from their own journals."""
+    """Add the spending of child runs with open calls to the budget, from their own journals."""
     journal, below = execution.journal, []
     for entry in journal.run.open:
         tool = execution.config.registry.get(entry.call.name)
@@ -43,16 +43,16 @@ async def load_child_spending(execution: Execution) -> None:
 
 
 async def load_child_run(store: Store, caller: str, call_id: str) -> Run:
-    """Return the run of the agent behind a call.
+    """Return the child run of a call.
 
     Args:
-        store: Where both runs live.
-        caller: The id of the run that calls the agent.
-        call_id: The call.
+        store: The store of both runs.
+        caller: The id of the parent run.
+        call_id: The id of the call.
 
     Raises:
-        RunNotFoundError: when there is none: the agent never began, the store has lost its run, or a run that does not
-            work for the caller has its id.
+        RunNotFoundError: if the store has no such child run: it never began, was lost, or the id belongs to another
+            run.
     """
     run = await load_run(store, child_run_id(caller, call_id))
     if run.header.parent != caller:
@@ -61,7 +61,7 @@ async def load_child_run(store: Store, caller: str, call_id: str) -> Run:
 
 
 async def has_child_run(store: Store, caller: str, call_id: str) -> bool:
-    """Whether the store holds the run of the agent behind a call; its events are not read."""
+    """Return whether the store has the child run of a call, without reading its events."""
     try:
         header = await read_header(store, child_run_id(caller, call_id))
     except RunNotFoundError:
@@ -70,7 +70,7 @@ async def has_child_run(store: Store, caller: str, call_id: str) -> bool:
 
 
 async def _load_spending(store: Store, caller: str, call_id: str) -> RunSpending | None:
-    """Return what an agent and the open calls of agents below it have spent; None where it has no run."""
+    """Return the spending of a child run and of its own open child runs; None if it does not exist."""
     try:
         run = await load_child_run(store, caller, call_id)
     except RunNotFoundError:
@@ -86,7 +86,7 @@ async def _load_spending(store: Store, caller: str, call_id: str) -> RunSpending
 
 
 def add_child_cost(execution: Execution, result: ToolResult) -> ToolResult:
-    """Return the result of an agent with what it spent, also where it broke down or was cut off before it could say."""
+    """Return the result of a child run with its spending, also if it failed or was cut off before it could report."""
     spent = execution.budget.pop_child(child_run_id(execution.journal.run.id, result.call_id))
     if result.child is not None or spent is None:
         return result
@@ -94,7 +94,7 @@ def add_child_cost(execution: Execution, result: ToolResult) -> ToolResult:
 
 
 async def load_child_cost(store: Store, caller: str, call_id: str) -> AgentCost | None:
-    """Return what the agent behind a call has cost, with open calls of agents below it; None if it cannot be read."""
+    """Return the cost of a child run, with its own open child runs; None if it cannot be read."""
     try:
         spent = await _load_spending(store, caller, call_id)
     except StoreError:
@@ -109,10 +109,10 @@ def _build_cost(spent: RunSpending) -> AgentCost:
 async def end_interrupted_child(
     execution: Execution, tool: Tool[..., Any], call: ToolCall, end: CallOutcome
 ) -> CallOutcome:
-    """End an agent whose call was cut off or has failed before it said anything, and tell what it did as well.
+    """End a child run whose call was cut off or failed without a report, and return its outcome with its effects.
 
     Raises:
-        StoreError: when that cannot be done now: the call is taken up again when the run is resumed.
+        StoreError: if that is not possible now; the call is then continued when the run is resumed.
     """
     journal = execution.journal
     if tool.end_child_run is None:  # a function of the user's that was declared to be one
@@ -132,15 +132,15 @@ async def end_interrupted_child(
 
 
 def waits_on_child(run: Run, entry: OpenCall) -> bool:
-    """Whether the call waits for what is decided in the run of an agent below."""
+    """Return whether the call waits for a decision in a child run."""
     return entry.phase is Phase.PAUSED and any(item.run_id != run.id for item in entry.pending)
 
 
-# What the caller's model reads of an agent.
+# Texts about child runs for the model of the parent.
 
 
 def build_missing_result(entry: OpenCall) -> ToolReturn:
-    """Return the result of an agent that had begun, and whose run the store has lost."""
+    """Return the result of a call whose child run had begun, but is missing in the store."""
     text = (
         f"the run of {entry.call.name} is no longer in the store, so it is not known what it did. Check before you "
         "repeat anything."
@@ -149,7 +149,7 @@ def build_missing_result(entry: OpenCall) -> ToolReturn:
 
 
 def build_final_result(run: Run, model: Model | None = None) -> ToolReturn:
-    """Return the result of a call whose run is over."""
+    """Return the result of a call whose child run is over."""
     name, cost = run.header.agent, calculate_run_cost(run, model)
     if run.state is State.DONE:
         return ToolReturn(outcome=Outcome.DONE, content=run.answer, child=cost)
@@ -168,7 +168,7 @@ def build_final_result(run: Run, model: Model | None = None) -> ToolReturn:
 
 
 def build_unresponsive_result(run: Run, model: Model | None = None) -> ToolReturn:
-    """Tell of an agent that was told to end and has not yet: another has its lease, who may be dead."""
+    """Return the text for a child run that was cancelled but has not ended: another worker has its lease."""
     names = [entry.call.name for entry in run.open if entry.attempts and entry.phase is not Phase.FINISHED]
     doing = f", and may still be doing: {', '.join(names)}" if names else ""
     name, cost = run.header.agent, calculate_run_cost(run, model)
@@ -177,7 +177,7 @@ def build_unresponsive_result(run: Run, model: Model | None = None) -> ToolRetur
 
 
 def _build_partial_result(run: Run, name: str, cost: AgentCost) -> ToolReturn:
-    """Hand over what an agent had when it reached a limit."""
+    """Return the text with the partial result of a child run that reached a limit."""
     said = run.partial
     head = f"[the agent {name} was stopped by its limit: {run.stop_reason}, {run.stop_message}]{_describe_effects(run)}"
     outcome, kind = (Outcome.DONE, None) if said else (Outcome.FAILED, ErrorType.AGENT)
@@ -188,9 +188,9 @@ def _build_partial_result(run: Run, name: str, cost: AgentCost) -> ToolReturn:
 
 
 def _describe_effects(run: Run) -> str:
-    """Say which calls of an agent have had their effect, and which may have had one that nobody has seen.
+    """Return a text about the effects of a child run's calls: those completed, and those with an unknown outcome.
 
-    Its caller knows nothing else of them, and an agent that is asked anew makes its calls under other keys.
+    The parent has no other record of them, and a repeated call of the agent makes its calls under other keys.
     """
     said = (*run.messages[run.own_start :], *[entry.result for entry in run.open])
     results = [each for each in said if isinstance(each, ToolResult)]
@@ -201,21 +201,21 @@ def _describe_effects(run: Run) -> str:
     return f"{did} May have happened all the same, so check before repeating: {unseen}." if unseen else did
 
 
-# How a call fails whose tool was at work.
+# Error types of calls whose tool was running.
 _TOOL_ERROR_TYPES: Final = (ErrorType.TOOL, ErrorType.TIMEOUT, ErrorType.UNAVAILABLE, ErrorType.RATE_LIMITED)
 
 
 def _may_have_happened(result: ToolResult) -> bool:
-    """Whether nobody knows if a call had its effect; one that may simply be made again had none that matters."""
+    """Return whether the effect of a call is unknown; False for one that may simply be repeated."""
     broke = result.error_type in _TOOL_ERROR_TYPES and not result.retryable and result.child is None
     return broke or result.outcome is Outcome.UNKNOWN
 
 
 def _is_interrupted_agent(result: ToolResult) -> bool:
-    """Whether it is the result of an agent that has called tools and gave no answer."""
+    """Return whether this is the result of a child run that has called tools but gave no answer."""
     return result.outcome is not Outcome.DONE and result.child is not None and result.child.calls > 0
 
 
 def _format_names(names: list[str]) -> str:
-    """Return each name once, with how often it is there."""
+    """Return each name once, with its count."""
     return ", ".join([name if times == 1 else f"{name} ({times} times)" for name, times in Counter(names).items()])

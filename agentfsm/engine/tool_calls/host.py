@@ -1,4 +1,4 @@
-"""The run's side of the tool queue: each call's start and result is in the journal before it counts."""
+"""The run's host of the tool queue: commits each call's start and result to the journal before it counts."""
 
 from __future__ import annotations
 
@@ -53,54 +53,53 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.journal import Journal
     from agentfsm.tools.registry import ToolRegistry
 
-# Characters of arguments that are no JSON object, kept for the record and shown to the model.
+# Maximum of characters of invalid arguments that are recorded and shown to the model.
 MALFORMED_CHARS: Final = 2_000
 _ILLEGAL_NAME_CHARS: Final = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 def apply_edited_arguments(run: Run, call: ToolCall, row: PostedItem) -> ToolCall:
-    """Return the call as a person let it run: with other arguments, where they changed them."""
+    """Return the call as approved, with the arguments as edited by a person."""
     edited = row.item.arguments if isinstance(row.item, Approve) else None
     return call if edited is None else replace_arguments(run.header, call, edited)
 
 
 @attrs.define(eq=False, repr=False)
 class RunHost(QueueHost):
-    """Serves the calls of a run: commits what happens to each, and refuses what may not run."""
+    """Serves the calls of a run: commits their events, and refuses calls that may not run."""
 
     execution: Execution
     unfinished: int = 0
-    """Calls of the turn that have no result yet. The result that makes it 0 ends the turn."""
+    """Number of calls of the turn without a result. The result that makes it 0 ends the turn."""
 
     approvals: dict[str, PostedItem] = attrs.field(factory=dict)
-    """Decisions that let a call run, by call id. The append that marks the call as started takes them from the inbox.
-    """
+    """Approvals by call id. The append that marks the call as started removes them from the inbox."""
 
     restarted_calls: frozenset[str] = frozenset()
-    """Calls that have started before and run again, by id."""
+    """Ids of calls that have started before and run again."""
 
     cut_off_limit_waits: int = 0
-    """Calls that waited for a limit of their tool or of a tag when the work on the run was broken off."""
+    """Number of calls that waited for a limit of their tool or tag when the execution was cut off."""
 
     def record(self, *events: e.Event, taken: Sequence[int] = ()) -> None:
-        """Commit what happened to calls. If none is left without a result, the same append ends the turn."""
+        """Commit events of calls. If no call is left without a result, the same append ends the turn."""
         ending = () if self.unfinished else (e.ToolsReturned(),)
         self.execution.journal.commit(*events, *ending, taken=taken)
 
     def find_tool(self, registry: ToolRegistry, name: str) -> Tool[..., Any] | None:
-        """Return the tool of that name: the agent's, or one that the engine brings along."""
+        """Return the tool of that name: the agent's own, or a built-in one."""
         return registry.get(name) or find_engine_tool(self.execution, name)
 
     def list_tool_names(self, registry: ToolRegistry) -> Sequence[str]:
-        """Return the names of the tools that the run has and may use."""
+        """Return the names of the available and permitted tools."""
         return [tool.name for tool in registry if self.check_available(tool) is None]
 
     def position_in_reply(self, call: ToolCall, index: int) -> int:  # noqa: ARG002  of those that run now
-        """Return the call's place in the reply: some of its calls may have run before."""
+        """Return the call's position in the reply, some of whose calls may have run before."""
         return parse_index(call.id)
 
     def build_context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:
-        """Make what a tool may know of its call."""
+        """Build the context of a call."""
         run = self.execution.journal.run
         entry = _find_entry(run, call)
         return attrs.evolve(
@@ -142,15 +141,15 @@ class RunHost(QueueHost):
         )
 
     def check_available(self, tool: Tool[..., Any]) -> CallOutcome | None:
-        """Say why no call of a tool can run, whatever its arguments, or None."""
+        """Return the refusal if no call of a tool can run, whatever its arguments, else None."""
         return check_available(self.execution, tool)
 
     def check_permitted(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
-        """Say why a valid call may not run: not with these arguments, or not approved."""
+        """Return the refusal of a valid call that is not permitted with its arguments or not approved, else None."""
         return check_permitted(self.execution, tool, bound) or self._check_approved(call, tool, bound)
 
     def _check_approved(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
-        """Refuse a call that could not run when others were asked for their word, and now could."""
+        """Refuse a call that could not run when other calls were submitted for approval, and now could."""
         if not tool.is_interactive or call.id in self.approvals:
             return None
         if self.execution.journal.run.open_call(call.id).phase is not Phase.INTENDED:
@@ -161,7 +160,10 @@ class RunHost(QueueHost):
         return failed_outcome(text, ErrorType.BLOCKED, retryable=True)
 
     async def on_start(self, call: ToolCall, tool: Tool[..., Any]) -> None:
-        """Record that a call is about to run; what may have an effect does not start before that is durable."""
+        """Record that a call is about to run.
+
+        A call with possible effects does not start before the record is durable.
+        """
         read_only, granted, journal = tool.read_only, call.id in self.approvals, self.execution.journal
         is_known = call.id in self.restarted_calls
         if read_only and not granted and not is_known:
@@ -176,7 +178,7 @@ class RunHost(QueueHost):
             journal.check_lease()
 
     def _spend_decision(self, call_id: str) -> tuple[list[e.Event], list[int]]:
-        """Spend the decision that lets a call run: return its event, and its row in the inbox."""
+        """Consume the approval of a call: return its event, and its inbox row."""
         row = self.approvals.pop(call_id, None)
         if row is None or not isinstance(row.item, Approve | Rerun | GiveInput):
             return [], []
@@ -190,11 +192,11 @@ class RunHost(QueueHost):
         return [fact], [row.number]
 
     def on_tool_error(self, call: ToolCall, error: BaseException) -> None:
-        """Tell in the log what no result of a call shows: where its tool has failed."""
+        """Log an exception of a tool, which no result of a call contains."""
         self.execution.journal.log.warning("tool_raised", call=call.id, tool=call.name, exc_info=error)
 
     def on_result(self, result: ToolResult) -> None:
-        """Commit a call's result as it comes."""
+        """Commit a call's result as it completes."""
         execution = self.execution
         budget, log = execution.budget, execution.journal.log
         self.unfinished -= 1
@@ -208,12 +210,12 @@ class RunHost(QueueHost):
             self.record(finished)
         budget.record_call_finished()
         if log.is_info_enabled:
-            # What a model invents is no fact.
+            # A name invented by the model is not logged.
             tool = result.tool if result.tool in execution.config.registry else "(unknown)"
             log.info("call", call=result.call_id, tool=tool, outcome=result.outcome.value, wall_s=result.duration_s)
 
     def on_cut_off(self, job: ToolJob, duration_s: float) -> None:
-        """Record how far a cut-off call has come, for the end of the run or the next worker."""
+        """Record the progress of a cut-off call, for the end of the run or the next worker."""
         journal = self.execution.journal
         if journal.lease.lost:
             return  # the journal takes nothing more
@@ -231,11 +233,11 @@ class RunHost(QueueHost):
                 journal.log.error("cut_off_not_recorded", call=job.call.id, error=type(error).__name__)  # noqa: TRY400  a fact, no trace
 
     def on_limit_wait_cut_off(self, job: ToolJob) -> None:  # noqa: ARG002  they are counted
-        """Count it, for the message of a run whose time is up."""
+        """Count the call, for the message of a run whose time is up."""
         self.cut_off_limit_waits += 1
 
     def _build_late_start(self, job: ToolJob) -> list[e.Event]:
-        """Return the start of a call that is read-only and has run, where the journal does not tell of it."""
+        """Return the start event of a read-only call that has run, if it is not in the journal."""
         run, tool = self.execution.journal.run, job.tool
         if tool is None or not tool.read_only or not job.attempts or _find_entry(run, job.call).attempts:
             return []
@@ -243,9 +245,9 @@ class RunHost(QueueHost):
         return [e.ToolStarted(call_id=job.call.id, repeatable=True, read_only=True, since=since, attempts=job.attempts)]
 
     async def on_pause(self, job: ToolJob, pause: CallPaused) -> CallOutcome | None:
-        """Record what a call waits for; one that asks people again and again comes to an end."""
+        """Record the items that a call waits for. A call that asks people too often fails."""
         call, tool = job.call, job.tool
-        assert tool is not None  # it has raised the pause  # noqa: S101
+        assert tool is not None  # the tool has raised the pause  # noqa: S101
         run, waits, state = self.execution.journal.run, pause.pending, None
         if isinstance(pause, InputRequired):
             rounds = (_find_entry(run, call).inquiry or Inquiry()).rounds
@@ -261,26 +263,26 @@ class RunHost(QueueHost):
         self.record(*events)
 
     async def end_interrupted_child(self, call: ToolCall, tool: Tool[..., Any], end: CallOutcome) -> CallOutcome:
-        """End an agent whose call has ended without a word of it: its run must not stay open, nor hide what it did."""
+        """End the child run of a call that has ended without a report, so that its effects are known."""
         return await end_interrupted_child(self.execution, tool, call, end)
 
     def count_tokens(self, text: str) -> int:
-        """Return the tokens of a text, exactly where a vocabulary is loaded."""
+        """Return the number of tokens of a text, exact if a vocabulary is loaded."""
         return self.execution.count_tokens(text)
 
 
 @attrs.define(eq=False, repr=False)
 class EagerHost(RunHost):
-    """Serves calls that start before the reply is in the journal: holds back what happens to them until it is."""
+    """Serves calls that start before the reply is in the journal; holds their events back until it is."""
 
     emit: EventHook = attrs.field(kw_only=True)
-    """Takes the events for watchers."""
+    """Receives the events for listeners."""
 
     held_records: list[ToolResult | tuple[e.Event, ...] | ToolEvent] | None = attrs.field(factory=list, init=False)
-    """None once the reply is in the journal: from then on everything is committed as it comes."""
+    """Events held back; None once the reply is in the journal, when everything is committed at once."""
 
     is_discarded: bool = attrs.field(default=False, init=False)
-    """Whether the reply that asked for the calls is not used."""
+    """Whether the reply that requested the calls was dropped."""
 
     def on_result(self, result: ToolResult) -> None:
         """Hold a result back, or commit it."""
@@ -290,7 +292,7 @@ class EagerHost(RunHost):
             self.held_records.append(result)
 
     def on_cut_off(self, job: ToolJob, duration_s: float) -> None:
-        """Record how far a cut-off call has come, if the journal knows the call."""
+        """Record the progress of a cut-off call, if the journal has the call."""
         if self.held_records is None:
             super().on_cut_off(job, duration_s)
 
@@ -301,7 +303,7 @@ class EagerHost(RunHost):
             self.held_records.append(events)
 
     def release(self) -> None:
-        """Commit what was held back: the reply that asked for it is in the journal."""
+        """Commit the events held back, once the reply that requested the calls is in the journal."""
         self.unfinished = len(self.execution.journal.run.open)
         held, self.held_records = self.held_records or [], None
         for each in held:
@@ -313,7 +315,7 @@ class EagerHost(RunHost):
                 self.record(*each)
 
     def discard(self) -> None:
-        """Discard the results of early calls, since the reply that asked for them is not used; watchers see the end."""
+        """Discard the results of early calls whose reply was dropped; listeners receive their end."""
         self.is_discarded = True
         for each in self.held_records or ():
             if isinstance(each, ToolEvent):
@@ -322,7 +324,7 @@ class EagerHost(RunHost):
             self.held_records.clear()
 
     def forward_event(self, event: StreamEvent) -> None:
-        """Pass an event on to watchers; the end of a call whose result is held back comes with that."""
+        """Pass an event on to listeners; the end of a call is held back together with its result."""
         if self.held_records is None or not isinstance(event, ToolEvent) or not event.is_end:
             self.emit(event)
         elif self.is_discarded:
@@ -332,13 +334,13 @@ class EagerHost(RunHost):
 
 
 def _mark_discarded(event: ToolEvent) -> ToolEvent:
-    """Return the end of a call whose result counts for nothing."""
+    """Return the end event of a call whose result was dropped."""
     text = "dropped, with the reply that asked for it"
     return attrs.evolve(event, type=ToolEventType.ERROR, success=False, message=text, result=None)
 
 
 def _find_entry(run: Run, call: ToolCall) -> OpenCall:
-    """Return the open call; as it was chosen, where the reply that chose it is not in the journal yet."""
+    """Return the open call; if its reply is not in the journal yet, as it was requested."""
     found = next((entry for entry in run.open if entry.call.id == call.id), None)
     return OpenCall(call=call) if found is None else found
 
@@ -361,10 +363,10 @@ def create_eager_calls(execution: Execution, queue: ToolQueue) -> EagerCalls:
 
 
 def build_calls(execution: Execution, proposed: Sequence[ProposedCall], *, is_truncated: bool) -> tuple[ToolCall, ...]:
-    """Return the calls of a reply, one or more; the last is set aside where the reply was cut before its arguments.
+    """Return the calls of a reply, one or more; the last is set aside if the reply was cut off before its arguments.
 
-    No arguments at all are as good as `{}` otherwise, and Anthropic itself writes `{}` for what it has cut off. With
-    them, the tool would run by its defaults, which the model did not choose.
+    Otherwise empty arguments count as `{}`, and Anthropic itself writes `{}` for a call that was cut off. The tool
+    would then run with its defaults, which the model did not choose.
     """
     calls = [build_call(execution, index, call) for index, call in enumerate(proposed)]
     if is_truncated and calls[-1].arguments == "{}" and calls[-1].malformed is None:
@@ -373,7 +375,7 @@ def build_calls(execution: Execution, proposed: Sequence[ProposedCall], *, is_tr
 
 
 def build_call(execution: Execution, index: int, proposed: ProposedCall) -> ToolCall:
-    """Give a call of the reply its id and key, mend its arguments if need be, and set aside what is no JSON object."""
+    """Assign a call its id and key, repair its arguments if needed, and set aside invalid ones."""
     run = execution.journal.run
     call_id = f"t{run.turns_before + run.turn + 1}.{index}"
     known = (execution.config.registry.get(proposed.name) or find_engine_tool(execution, proposed.name)) is not None
@@ -392,47 +394,45 @@ def build_call(execution: Execution, index: int, proposed: ProposedCall) -> Tool
         else f"{flaw}; it began: {replace_surrogates(arguments[:MALFORMED_CHARS])}",
         repaired=replace_surrogates(arguments[:MALFORMED_CHARS]) if mended else None,
     )
-    object.__setattr__(
-        call, "key", build_idempotency_key(run.header, call)
-    )  # nobody has seen it yet: a copy would cost its making
+    object.__setattr__(call, "key", build_idempotency_key(run.header, call))  # not shared yet, so no copy is needed
     return call
 
 
 def _sanitize_name(name: str) -> str:
-    """Return an invented name in the letters that a provider takes back."""
+    """Return an invented name in characters that a provider accepts."""
     return _ILLEGAL_NAME_CHARS.sub("_", name)[:64] or "unnamed"
 
 
 @attrs.define(eq=False, repr=False)
 class ToolCalls:
-    """The tool calls of one execution: what ACT keeps from one step to the next."""
+    """The tool calls of one execution: the state that ACT keeps between steps."""
 
     execution: Execution
     last_waits: dict[str, tuple[Pending, ...]] = attrs.field(factory=dict)
-    """The things that paused calls waited for when they were last woken, by call id."""
+    """Items that paused calls waited for when they were last resumed, by call id."""
 
     drained_pending: bool = False
-    """Whether calls ran early, and watchers were not told yet that no other call can run."""
+    """Whether calls ran early, and listeners have not yet been informed that no other call can run."""
 
     _queue: ToolQueue | None = None
     _host: RunHost | None = None
 
     @property
     def host(self) -> RunHost:
-        """Serves the calls; created with the first of them."""
+        """Host of the calls, created with the first of them."""
         if self._host is None:
             self._host = RunHost(self.execution)
         return self._host
 
     @property
     def queue(self) -> ToolQueue:
-        """Runs the calls; created with the first of them, since many runs have none."""
+        """Queue of the calls, created with the first of them, since many runs have none."""
         if self._queue is None:
             self._queue = _create_queue(self.execution, self.host)
         return self._queue
 
     async def finish_eager_calls(self, eager: EagerCalls) -> None:
-        """Commit the results of calls that started while the reply streamed, and wait for those still in flight."""
+        """Commit the results of calls that started while the reply streamed, and wait for those still running."""
         await self.run_deferring_changes(self._drain_eager_calls(eager))
 
     async def _drain_eager_calls(self, eager: EagerCalls) -> None:
@@ -442,7 +442,7 @@ class ToolCalls:
             await self.queue.emit_drained()
 
     async def run_deferring_changes(self, running: Awaitable[object]) -> None:
-        """Await calls that run. Listeners hear of a turn that ends with them after them, as in the journal."""
+        """Await running calls. Listeners receive the end of a turn after its calls, as in the journal."""
         journal = self.execution.journal
         journal.defers_changes = True
         try:
