@@ -1,6 +1,6 @@
-"""What a model wrote as arguments: is it one strict JSON object, and if it does not fit, what to tell the model.
+"""Check whether arguments are one strict JSON object, repair them, and explain problems to the model.
 
-Only jiter is needed here, so the engine looks at every call of a reply before it journals it, and pydantic stays
+This imports only jiter, so that the engine can check every call of a reply before it journals it, and pydantic stays
 unloaded until the first tool is made.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from agentfsm.core.messages import JSON
 
-# JSON's own white space, and the byte order mark that some writers put in front.
+# JSON's white space, and the byte order mark that some writers put in front.
 _WHITESPACE = " \t\r\n\ufeff"
 # The escape itself; behind an odd backslash it would be six harmless characters.
 _NUL_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")

@@ -1,4 +1,4 @@
-"""What the arguments of a call are bound to. Loads nothing, unlike the two kinds of signatures that do the binding."""
+"""Types of bound arguments. Imports nothing heavy, unlike the two kinds of signatures that do the binding."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 # The validated arguments of a call, defaults included: `a.path`; `vars(a)` is the dict.
 Arguments: TypeAlias = SimpleNamespace
-# The same as the function is called with: by position and by name. What the model left out is absent.
+# Positional and keyword arguments for the function. Arguments omitted by the model are absent.
 BoundArguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class ToolSignature(Protocol):
-    """What a tool has to know of its function."""
+    """Interface of a tool's function: its schema and the binding of arguments."""
 
     @property
     def description(self) -> str:
@@ -25,22 +25,22 @@ class ToolSignature(Protocol):
 
     @property
     def parameters(self) -> Mapping[str, JSON]:
-        """The JSON Schema of the arguments, as the model is told it."""
+        """JSON Schema of the arguments for the model."""
         ...
 
     @property
     def context_parameter(self) -> str | None:
-        """The first parameter where it takes the RunContext, which is passed by position."""
+        """Name of the first parameter if it takes the RunContext, which is passed by position; else None."""
         ...
 
     def bind(self, text: str) -> BoundArguments:
-        """Turn the arguments' JSON text into what the function is called with.
+        """Convert the JSON text of the arguments to positional and keyword arguments.
 
         Raises:
-            ArgumentsError: when they do not fit.
+            ArgumentsError: if they do not fit.
         """
         ...
 
     def to_namespace(self, bound: BoundArguments) -> Arguments:
-        """Turn that into what a declaration's function is given."""
+        """Convert bound arguments to a namespace for the functions in tool options."""
         ...

@@ -1,10 +1,10 @@
-"""JSON Schemas that somebody else wrote: how large, how deep and how winding one may be.
+"""Bound the cost of JSON Schemas from other authors: their size, depth and branching.
 
-A small schema can ask for endless work. Twenty definitions of which each is "one of the next, or the next again" have a
-million ways through, thirty a thousand million; a thousand references in a row, under a value nested 190 deep, overrun
-the native stack and end the process (both measured on jsonschema-rs 0.60). So when a tool is made its schema is walked
-once, and it is worked out how often one place in a value may be looked at, for each depth of the value. That number
-bounds what a validation can cost, and a value that would cost more is refused unseen.
+A small schema can require endless work. Twenty definitions, each "one of the next, or the next again", have a million
+paths, thirty a thousand million. A thousand references in a row, under a value nested 190 deep, overflow the native
+stack and end the process (both measured on jsonschema-rs 0.60). So when a tool is made, its schema is walked once to
+compute how often one place in a value may be checked, for each depth of the value. That number bounds the cost of a
+validation, and a value that would cost more is refused without validation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a function says of itself: its parameters with their hints, the context that it takes, its docstring."""
+"""Introspection of functions: parameters with their hints, the context parameter, and the docstring."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from docstring_parser import Docstring, DocstringMeta, DocstringStyle
 from agentfsm.core.errors import MisuseError
 
 _STYLES = (DocstringStyle.GOOGLE, DocstringStyle.NUMPYDOC, DocstringStyle.REST)
-# Characters of a foreign error's first sentence.
+# Maximum of characters of a foreign error's first sentence.
 _MAX_REASON_CHARS = 300
 
 
@@ -29,7 +29,7 @@ def read_parameters(function: Callable[..., Any], tool: str) -> list[inspect.Par
         tool: The tool's name, for error texts.
 
     Raises:
-        MisuseError: when it is a class or has no signature, or when a hint cannot be resolved.
+        MisuseError: if it is a class or has no signature, or if a hint cannot be resolved.
     """
     if inspect.isclass(function):
         raise MisuseError(f"Tool {tool!r} is made of the class {function.__name__}. Write a function that uses it.")
@@ -43,10 +43,10 @@ def read_parameters(function: Callable[..., Any], tool: str) -> list[inspect.Par
 
 
 def find_context_parameter(parameters: Sequence[inspect.Parameter], context_type: type, tool: str) -> str | None:
-    """Return the name of the first parameter where it takes the context, else None.
+    """Return the name of the first parameter if it takes the context, else None.
 
     Raises:
-        MisuseError: when another parameter takes it, or it cannot be passed by position.
+        MisuseError: if another parameter takes it, or it cannot be passed by position.
     """
     found = [p for p in parameters if _is_context(p.annotation, context_type)]
     if not found:
@@ -62,18 +62,18 @@ def find_context_parameter(parameters: Sequence[inspect.Parameter], context_type
 def read_docstring(function: Callable[..., Any], names: set[str]) -> tuple[str, dict[str, str]]:
     """Return the docstring's text without its sections, and the descriptions by parameter, each on one line.
 
-    The style is the one that finds most: parameters first, else sections of any known kind. The parser's own choice
-    takes a line that begins with `:class:` for a section, and loses the others.
+    The style that finds most parameters is used, or else most sections. The parser's own choice would mistake a line
+    that begins with `:class:` for a section, and lose the others.
 
     Args:
-        function: What `read_parameters` takes.
-        names: The parameters that a description is wanted of.
+        function: A function as for `read_parameters`.
+        names: The parameters to describe.
     """
     target = _unwrap(function)
     text = inspect.getdoc(_find_definition(target)) or inspect.getdoc(target) or ""
     readings = []
     for style in _STYLES:
-        with contextlib.suppress(Exception):  # it is prose: what a parser trips over is no fault
+        with contextlib.suppress(Exception):  # the docstring is prose, so parser errors are ignored
             readings.append(docstring_parser.parse(text, style))
     doc = max(
         readings,
@@ -87,27 +87,27 @@ def summarise_error(error: Exception) -> str:
     """Return the first sentence of an error; attrs puts more than its text into `args`."""
     try:
         text = str(error.args[0] if error.args else error)
-    except BaseException:  # noqa: BLE001  the words of a foreign error may fail themselves
+    except BaseException:  # noqa: BLE001  a foreign error's `__str__` may raise
         text = "no reason could be read"
     return text[:_MAX_REASON_CHARS].partition("\n")[0].partition(". ")[0]
 
 
 def _unwrap(function: Any) -> Any:
-    """What partials and decorators are wrapped around."""
+    """Return the function inside partials and decorators."""
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.unwrap(function)
 
 
 def _find_definition(target: Any) -> Any:
-    """The very `def`: its module is where hints are looked up."""
+    """Return the innermost `def`, in whose module hints are resolved."""
     return target if inspect.isroutine(target) else inspect.unwrap(type(target).__call__)
 
 
 def _resolve_hint(parameter: inspect.Parameter, scope: dict[str, Any], tool: str) -> Any:
     if parameter.annotation is parameter.empty or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         return parameter.annotation
-    # One at a time, so that the error names it; a return hint is nobody's business here and may not resolve.
+    # One at a time, so that the error names it. The return hint is ignored, since it is not needed and may not resolve.
     holder = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
     try:
         return get_type_hints(holder, scope, include_extras=True)[parameter.name]
@@ -130,7 +130,7 @@ def _count_sections(doc: Docstring) -> int:
 
 
 def _parameter_descriptions(doc: Docstring) -> dict[str, str]:
-    """Descriptions by parameter, each on one line; NumPy's `a, b : int` describes both."""
+    """Return the descriptions by parameter, each on one line; NumPy's `a, b : int` describes both."""
     return {
         name.strip("* "): " ".join(param.description.split())
         for param in doc.params

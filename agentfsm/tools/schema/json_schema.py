@@ -1,8 +1,8 @@
-"""A function whose arguments a plain JSON Schema describes, such as a tool of an MCP server.
+"""A function whose arguments are described by a plain JSON Schema, such as a tool of an MCP server.
 
-Whoever wrote the schema is not trusted: nothing that it refers to is fetched, its patterns run on an engine that takes
-linear time, and what it may cost is bounded (`complexity.py`). It is compiled once, when the tool is made. A call
-then costs one strict look at the text, one parse and one `is_valid`; only where that says no, it is asked why.
+The schema is untrusted: its references are not fetched, its patterns run on an engine with linear time, and its cost is
+bounded (`complexity.py`). It is compiled once, when the tool is made. A call then costs one strict check of the text,
+one parse and one `is_valid`; only a refusal is examined further.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ _MAYBE_INFINITE: Final = re.compile(r"\d[eE]|\d{300}")
 
 @attrs.frozen(kw_only=True)
 class SchemaSignature(Value):
-    """What a tool has to know of its function, where a JSON Schema describes the arguments."""
+    """Signature of a tool's function whose arguments are described by a JSON Schema."""
 
     name: str
-    """The tool, as error texts call it."""
+    """Name of the tool, for error messages."""
 
     description: str
     """The docstring's short and long description, without its sections; may be empty."""
 
     parameters: Mapping[str, JSON]
-    """The JSON Schema as the model is told it."""
+    """JSON Schema of the arguments for the model."""
 
     context_parameter: str | None
-    """The first parameter where it takes the RunContext, which is passed by position."""
+    """Name of the first parameter if it takes the RunContext, which is passed by position; else None."""
 
     strict: bool
-    """Whether nulls stand for what was left out."""
+    """Whether nulls stand for omitted values."""
 
     schema: dict[str, Any] = attrs.field(repr=False)
-    """What is validated against."""
+    """JSON Schema against which arguments are validated."""
 
     is_valid: Callable[[Any], bool] = attrs.field(repr=False, eq=False)
     cost: ValidationCost = attrs.field(repr=False)
     accepts_name: Callable[[str], bool] = attrs.field(repr=False, eq=False)
-    """Whether the function has a parameter of that name."""
+    """Return whether the function has a parameter of that name."""
 
     def to_namespace(self, bound: BoundArguments) -> Arguments:
-        """Return bound arguments as a namespace, with the defaults that the schema states for what was left out."""
+        """Return bound arguments as a namespace, with the schema's defaults for omitted ones."""
         parts = self.schema["properties"].items()
         defaults = {name: part["default"] for name, part in parts if isinstance(part, Mapping) and "default" in part}
         return Arguments(**{**defaults, **bound[1]})

@@ -1,4 +1,4 @@
-"""JSON Schema read by hand: references, types, and which branch of a union a value is meant to be."""
+"""Interpret JSON Schema: references, types, and the branch of a union that a value is meant to match."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from urllib.parse import unquote
 
 
 def resolve_reference(root: Mapping[str, Any], reference: str) -> Any:
-    """Return what a reference of a valid schema points at, in the schema itself.
+    """Return the part of a valid schema that a reference points at.
 
     Raises:
-        LookupError: when it is not written `#` or `#/...`.
+        LookupError: if it is not written `#` or `#/...`.
     """
     if reference != "#" and not reference.startswith("#/"):
         raise LookupError(reference)
@@ -23,13 +23,13 @@ def resolve_reference(root: Mapping[str, Any], reference: str) -> Any:
 
 
 def declared_types(schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the types that the schema states; none where it states none."""
+    """Return the types that the schema states; empty if it states none."""
     kinds = schema.get("type", ())
     return (kinds,) if isinstance(kinds, str) else tuple(kinds)
 
 
 def json_type(value: object) -> str:
-    """Return JSON Schema's word for a value's type."""
+    """Return the JSON Schema name of a value's type."""
     match value:
         case None:
             return "null"
@@ -47,7 +47,7 @@ def json_type(value: object) -> str:
 
 
 def has_type(value: object, kind: str) -> bool:
-    """Whether the value is of the type; 5 is a number, and 5.0 an integer."""
+    """Return whether the value is of the type; 5 is a number, and 5.0 an integer."""
     own = json_type(value)
     if own == "number" and kind == "integer":
         return isinstance(value, float) and value.is_integer()
@@ -55,7 +55,7 @@ def has_type(value: object, kind: str) -> bool:
 
 
 def expand_branches(schema: Any, root: Mapping[str, Any]) -> list[Any]:
-    """Return what a value has to meet one of: references are followed, unions opened, each part once."""
+    """Return the alternatives that a value may match: references are followed and unions expanded, each part once."""
     found, waiting, seen = [], [schema], set[int]()
     while waiting:
         part = waiting.pop()
@@ -97,7 +97,7 @@ def find_closest_branches(value: object, branches: Sequence[Any], root: Mapping[
 
 
 def accepts_null(schema: Any, root: Mapping[str, Any]) -> bool:
-    """Whether null fits the schema."""
+    """Return whether null fits the schema."""
     return any(_may_match(None, leaf) for leaf in expand_branches(schema, root))
 
 
@@ -111,7 +111,7 @@ def _may_match(value: object, leaf: Any) -> bool:
 
 
 def _known_members(value: object, leaf: Any) -> list[tuple[Any, Any]]:
-    """The members of an object that the leaf knows, with its schema for each."""
+    """Return the members of an object that the leaf defines, with its schema for each."""
     if not isinstance(value, dict) or not isinstance(leaf, Mapping):
         return []
     parts = leaf.get("properties", {})
@@ -119,7 +119,7 @@ def _known_members(value: object, leaf: Any) -> list[tuple[Any, Any]]:
 
 
 def _members_match(value: object, leaf: Any, root: Mapping[str, Any]) -> bool:
-    # Null may stand for what was left out, whatever the part says.
+    # Null may stand for an omitted value, whatever the schema of the part.
     told = [(item, part) for item, part in _known_members(value, leaf) if item is not None]
     return all(any(_may_match(item, inner) for inner in expand_branches(part, root)) for item, part in told)
 

@@ -1,11 +1,12 @@
-"""A Python function as a model is told of it: a description, a JSON Schema, and one validator for its arguments.
+"""Signature of a Python function for a model: a description, a JSON Schema, and one validator for its arguments.
 
-Everything is made once, when the tool is made. A call then costs one strict look at the text and one `validate_json`.
+Everything is built once, when the tool is made. A call then costs one strict check of the text and one `validate_json`.
 
-The arguments are validated as a TypedDict rather than a model: any name may be a key (`schema`, `copy`, `_x`), what the
-model left out stays out, so that Python applies the function's own defaults, and the result is the dict that the call
-takes. Measured on two simple parameters: TypedDict 0.41 us, pydantic's arguments schema 0.39 us (which would copy the
-defaults), a model 0.58 us; with the strict look at the text, 1.1 us in all, where `json.loads` alone takes 1.3 us.
+The arguments are validated as a TypedDict rather than a model: any name may be a key (`schema`, `copy`, `_x`),
+arguments omitted by the model stay absent, so that Python applies the function's own defaults, and the result is the
+dict that the call takes. Measured on two simple parameters: TypedDict 0.41 us, pydantic's arguments schema 0.39 us
+(which would copy the defaults), a model 0.58 us; with the strict check of the text, 1.1 us in all, while `json.loads`
+alone takes 1.3 us.
 """
 
 from __future__ import annotations
@@ -42,46 +43,48 @@ from agentfsm.tools.schema.binding import Arguments, BoundArguments
 from agentfsm.tools.schema.introspection import find_context_parameter, read_docstring, read_parameters, summarise_error
 from agentfsm.tools.schema.strict import build_strict_schema, drop_nulls
 
-# An argument that nobody reads is a misunderstanding; infinity comes from 1e999 as well.
+# Unknown arguments are refused, since they show a misunderstanding. Infinity may come from 1e999.
 _CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False)
-# Keywords of JSON Schema whose keys are names of the user's.
+# Keywords of JSON Schema whose keys are the user's names.
 _KEYED_KEYWORDS = frozenset({"properties", "$defs", "patternProperties"})
-# Keywords whose value is the user's data.
+# Keywords of JSON Schema whose value is the user's data.
 _DATA_KEYWORDS = frozenset({"default", "examples", "const", "enum", "discriminator"})
-# What `A | B` and `Union[A, B]` come from.
+# Origins of `A | B` and `Union[A, B]`.
 _UNION_ORIGINS = (Union, types.UnionType)
-# Given what is known only at run time, which a type checker cannot follow.
+# Called with types known only at run time, which a type checker cannot follow.
 _ANNOTATED: Any = Annotated
 _TYPED_DICT: Any = TypedDict
 
 
 @attrs.frozen(kw_only=True)
 class FunctionSignature(Value):
-    """What a tool has to know of its function."""
+    """Signature of a tool's function, with its schema and validator."""
 
     name: str
-    """The tool, as error texts call it."""
+    """Name of the tool, for error messages."""
 
     description: str
     """The docstring's short and long description, without its sections; may be empty."""
 
     parameters: Mapping[str, JSON]
-    """A JSON Schema of type "object"."""
+    """JSON Schema of the arguments, of type "object"."""
 
     context_parameter: str | None
-    """The first parameter where it takes the RunContext, which is passed by position; hidden from the schema."""
+    """Name of the first parameter if it takes the RunContext, which is passed by position and hidden from the schema;
+    else None.
+    """
 
     positional_only: tuple[inspect.Parameter, ...]
-    """The parameters that can only be passed by position, in order."""
+    """Names of the positional-only parameters, in order."""
 
     validate: Callable[[str], dict[str, Any]] = attrs.field(eq=False, repr=False)
-    """The compiled validator: JSON text to the arguments that were given, by parameter name."""
+    """Compiled validator, which converts JSON text to the given arguments by parameter name."""
 
     defaults: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
-    """What Python puts in for a parameter that the model leaves out."""
+    """Default values by parameter name, for parameters that the model omits."""
 
     def to_namespace(self, bound: BoundArguments) -> Arguments:
-        """Return bound arguments as a namespace, with the defaults of what was left out."""
+        """Return bound arguments as a namespace, with the defaults of omitted ones."""
         args, kwargs = bound
         by_position = dict(zip([p.name for p in self.positional_only], args, strict=True))
         return Arguments(**{**self.defaults, **by_position, **kwargs})
@@ -90,14 +93,15 @@ class FunctionSignature(Value):
         """Validate the arguments of a call.
 
         Args:
-            text: What the model wrote: a JSON object, of any length; no text counts as `{}`.
+            text: The text of the model: a JSON object of any length; an empty text counts as `{}`.
 
         Returns:
-            Positional arguments (without the context) and keyword arguments, ready for the call. What the model left
-            out is absent, so Python applies its default.
+            Positional arguments (without the context) and keyword arguments for the call. Omitted arguments are absent,
+            so
+            Python applies their defaults.
 
         Raises:
-            ArgumentsError: when the text is not a strict JSON object or does not fit; it tells all problems at once.
+            ArgumentsError: if the text is not a strict JSON object or does not fit; the message lists all problems.
         """
         text = require_object(text)
         try:
@@ -107,7 +111,7 @@ class FunctionSignature(Value):
             raise ArgumentsError(
                 format_problems(f"the arguments of {self.name} do", problems, sent, self.parameters)
             ) from None
-        except Exception as error:  # a validator of the user's own types may raise anything; the model can mend it
+        except Exception as error:  # a validator of the user's own types may raise anything; the model can correct it
             reason = f"{type(error).__name__}: {summarise_error(error)}"
             told = f"the arguments of {self.name} do not fit ({reason}).\n{describe_parameters(self.parameters)}"
             raise ArgumentsError(told) from error
@@ -122,15 +126,16 @@ def build_function_signature(
     """Read a function's signature, hints and docstring, and compile its validator.
 
     Args:
-        function: A sync or async function, method, `functools.partial` (what it fixes is hidden) or callable object.
+        function: A sync or async function, method, `functools.partial` (its fixed arguments are hidden) or callable
+            object.
         context_type: The RunContext class: a first parameter of that type, subscripted or not, is hidden.
-        name: The tool's name, for error texts.
-        strict: Whether the schema is put into the form of OpenAI's strict mode, where null stands for "left out".
+        name: The tool's name, for error messages.
+        strict: Whether to build the schema for OpenAI's strict mode, where null stands for an omitted argument.
 
     Raises:
-        MisuseError: when a parameter has no type hint or one without a JSON Schema, when a hint cannot be resolved,
-            when there are `*args` or `**kwargs`, when the context is not the first parameter, or when strict mode has
-            no words for a type.
+        MisuseError: if a parameter has no type hint or one without a JSON Schema, if a hint cannot be resolved, if
+            there are `*args` or `**kwargs`, if the context is not the first parameter, or if strict mode does not
+            support a type.
     """
     parameters = read_parameters(function, name)
     context = find_context_parameter(parameters, context_type, name)
@@ -151,25 +156,25 @@ def build_function_signature(
 
 @attrs.frozen(kw_only=True)
 class CompiledType(Value):
-    """A type as a model is told of it, and as its answer is validated."""
+    """A compiled type: its JSON Schema for the model, and its validator."""
 
     schema: Mapping[str, JSON]
-    """A JSON Schema of type "object"."""
+    """JSON Schema of the answer, of type "object"."""
 
     is_wrapped: bool
-    """Whether the value stands under "result", since its own schema is no object."""
+    """Whether the value is wrapped under the key "result", since its own schema is not an object."""
 
     takes_text: bool
-    """Whether plain text is a value, too."""
+    """Whether plain text is also a valid value."""
 
     validate: Callable[[str], Any] = attrs.field(eq=False, repr=False)
-    """Of a JSON object's text; raises ArgumentsError, which tells all problems at once."""
+    """Validator of a JSON object's text; raises ArgumentsError, whose message lists all problems."""
 
     def parse(self, text: str) -> Any:
-        """Return what the text of an answer stands for.
+        """Return the value of an answer's text.
 
         Raises:
-            ArgumentsError: when it does not fit; it tells all problems at once.
+            ArgumentsError: if it does not fit; the message lists all problems.
         """
         try:
             return self.validate(self._extract_object(text))
@@ -179,7 +184,7 @@ class CompiledType(Value):
             raise
 
     def _extract_object(self, text: str) -> str:
-        """Return the text as one strict JSON object, without the nulls that stand for "left out"."""
+        """Return the text as one strict JSON object, without the nulls that stand for omitted values."""
         if (found := extract_object(text)) is not None:
             return _drop_nulls(found, self.schema)
         which = ' such as {"result": ...}' if self.is_wrapped else ""
@@ -191,10 +196,10 @@ def compile_type(hint: Any) -> CompiledType:
     """Compile a type.
 
     Args:
-        hint: A pydantic model, a dataclass, a TypedDict, an attrs class, a union, or anything else that JSON carries.
+        hint: The type.
 
     Raises:
-        MisuseError: when it has no JSON Schema.
+        MisuseError: if it has no JSON Schema.
     """
     try:
         adapter, schema = _build_adapter(_annotate_attrs(hint))
@@ -234,7 +239,10 @@ def _validate_answer(adapter: TypeAdapter[Any], schema: Mapping[str, Any], text:
 
 
 def _drop_nulls(text: str, schema: Mapping[str, Any]) -> str:
-    """The same text where there are none, so that its numbers keep their digits."""
+    """Drop the nulls of omitted values.
+
+    A text without nulls is returned unchanged, so that its numbers keep their digits.
+    """
     if "null" not in text:
         return text
     return json.dumps(drop_nulls(jiter.from_json(text.encode()), schema))
@@ -257,7 +265,10 @@ def _build_argument(parameter: inspect.Parameter, note: str | None, tool: str) -
 
 
 def _build_key(hint: Any, *, required: bool, default: object, note: str | None = None) -> Any:
-    """A hint as the key of a TypedDict has it; what the user put into Annotated comes last and so prevails."""
+    """Return a hint as the key of a TypedDict.
+
+    The user's own Annotated metadata comes last, so that it takes precedence.
+    """
     hint = _annotate_attrs(hint)
     base, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     extra = None if required else _describe_default(default)
@@ -266,7 +277,7 @@ def _build_key(hint: Any, *, required: bool, default: object, note: str | None =
 
 
 def _describe_default(value: object) -> dict[str, Any] | None:
-    """What the model is told of a default; nothing where JSON has no word for it, or none in a fixed order."""
+    """Return the schema entry of a default; empty if JSON cannot express it, or not in a fixed order."""
     if isinstance(value, set | frozenset):
         return None
     try:
@@ -279,7 +290,7 @@ def _compile_arguments(keys: dict[str, Any], tool: str) -> tuple[TypeAdapter[Any
     try:
         return _build_adapter(_build_typed_dict("Arguments", keys))
     except Exception as error:  # pydantic, typing and the user's own types raise what they like about a hint
-        if len(keys) > 1:  # one at a time, to name the culprit
+        if len(keys) > 1:  # one at a time, to name the faulty one
             for name, key in keys.items():
                 _compile_arguments({name: key}, tool)
         raise MisuseError(
@@ -295,18 +306,18 @@ def _build_typed_dict(name: str, keys: dict[str, Any]) -> Any:
 
 
 class _ArgumentsSchemaGenerator(GenerateJsonSchema):
-    """Pydantic's JSON Schema, without what can be written down but not be passed."""
+    """Pydantic's JSON Schema generator, without types that can be described but not passed."""
 
     def generator_schema(self, schema: core_schema.GeneratorSchema) -> dict[str, Any]:
-        """Refuse Iterable and the like: they are validated while the tool runs, where nobody expects it."""
+        """Refuse Iterable and similar types: they would be validated while the tool runs."""
         return self.handle_invalid_for_json_schema(schema, "an Iterable, which is validated too late; write list[...]")
 
     def is_subclass_schema(self, schema: core_schema.IsSubclassSchema) -> dict[str, Any]:
-        """Refuse classes: no JSON is one."""
+        """Refuse classes, which JSON cannot express."""
         return self.handle_invalid_for_json_schema(schema, "a class")
 
     def emit_warning(self, kind: str, detail: str) -> None:
-        """Refuse a branch of a union that cannot be said; a default that cannot is merely left out."""
+        """Refuse a union branch that cannot be expressed; such a default is only omitted."""
         if kind == "skipped-choice":
             raise PydanticInvalidForJsonSchema(detail)
 
@@ -329,7 +340,7 @@ def _drop_titles_below(key: str, value: Any) -> Any:
 
 
 def _annotate_attrs(hint: Any) -> Any:
-    """The same hint, in which pydantic knows what to do with attrs classes."""
+    """Return the hint with pydantic schemas for its attrs classes."""
     if isinstance(hint, type) and attrs.has(hint):
         return Annotated[hint, _AttrsSchema()]
     origin: Any = get_origin(hint)
@@ -341,7 +352,7 @@ def _annotate_attrs(hint: Any) -> Any:
 
 
 class _AttrsSchema:
-    """Tells pydantic how to make an instance of an attrs class: validate its fields as keys, then call it."""
+    """Pydantic schema of an attrs class: validate its fields as keys, then call it."""
 
     def __get_pydantic_core_schema__(self, source: type, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         build = functools.partial(_build_attrs_instance, source)
@@ -350,7 +361,7 @@ class _AttrsSchema:
         )
 
 
-@functools.cache  # a class that contains itself has to meet the same shape again
+@functools.cache  # a recursive class must get the same TypedDict
 def _build_attrs_typed_dict(cls: type) -> Any:
     hints = get_type_hints(cls, include_extras=True)
     fields = [field for field in attrs.fields(cls) if field.init]
@@ -368,5 +379,5 @@ def _build_attrs_typed_dict(cls: type) -> Any:
 def _build_attrs_instance(cls: type, values: dict[str, Any]) -> Any:
     try:
         return cls(**values)
-    except Exception as error:  # attrs' own validators raise TypeError, which pydantic would let out
+    except Exception as error:  # attrs' validators raise TypeError, which pydantic would not catch
         raise ValueError(summarise_error(error)) from error

@@ -1,6 +1,6 @@
-"""OpenAI's strict mode: the schema in the form that it takes, and the way back from what the model then sends.
+"""OpenAI's strict mode: convert schemas to its form, and convert the model's arguments back.
 
-In strict mode the provider lets the model write nothing but what fits the schema, and takes a part of JSON Schema only:
+In strict mode the provider enforces the schema during generation, and supports only a part of JSON Schema:
 
 - the root is an object and no `anyOf`; each object has `additionalProperties: false` and all properties in `required`,
   so that an optional one can only be nullable;
@@ -28,7 +28,7 @@ from agentfsm.core.messages import JSON
 from agentfsm.core.value import Value
 from agentfsm.tools.schema.matching import accepts_null, declared_types, find_branch, json_type
 
-# Keywords that go over as they are.
+# Keywords that are copied unchanged.
 _COPIED_KEYWORDS: Final = (
     *("enum", "const", "pattern", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     *("minItems", "maxItems"),
@@ -36,7 +36,7 @@ _COPIED_KEYWORDS: Final = (
 _COPIED_FORMATS: Final = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"}
 )
-# Keyword -> what to do instead. Any other is dropped: our own validator holds the model to it afterwards.
+# Unsupported keyword -> advice. Any other is dropped, since the arguments are validated here afterwards.
 _UNSUPPORTED_KEYWORDS: Final = {
     "allOf": "write the parts out as one schema",
     "not": "say what is allowed",
@@ -54,18 +54,18 @@ _NULL: Final = {"type": "null"}
 
 
 def build_strict_schema(parameters: Mapping[str, JSON], name: str) -> dict[str, Any]:
-    """Put a JSON Schema into the form that strict mode takes.
+    """Convert a JSON Schema to the form for strict mode.
 
-    An optional property becomes required and nullable; its default, which strict mode has no word for, is told in the
-    description. Bounds and notes that strict mode does not know (`minLength`, `uniqueItems`, `examples`...) are
-    dropped, since the arguments are validated here against the whole schema all the same.
+    An optional property becomes required and nullable; its default, which strict mode does not support, is added to the
+    description. Unsupported bounds and notes (`minLength`, `uniqueItems`, `examples`...) are dropped, since the
+    arguments are validated here against the whole schema.
 
     Args:
         parameters: The JSON Schema of the arguments, of type "object", whose references resolve.
-        name: The tool's name, for error texts.
+        name: The tool's name, for error messages.
 
     Raises:
-        MisuseError: when it says what strict mode cannot, naming tool and parameter.
+        MisuseError: if strict mode does not support the schema; the message names tool and parameter.
     """
     strict = _StrictRewriter(name, parameters)
     for keyword in ("anyOf", "oneOf", "$ref", "enum", "const"):
@@ -75,12 +75,12 @@ def build_strict_schema(parameters: Mapping[str, JSON], name: str) -> dict[str, 
 
 
 def drop_nulls(value: Any, parameters: Mapping[str, Any]) -> Any:
-    """Take out the nulls that stand for "left out": of optional properties that do not take null by themselves.
+    """Remove the nulls that stand for omitted values: those of optional properties that do not accept null themselves.
 
-    Where a union has several branches that the value may be, the first decides.
+    If the value may match several branches of a union, the first decides.
 
     Args:
-        value: What the model sent, parsed, nested 200 deep at most.
+        value: The parsed arguments of the model, nested at most 200 deep.
         parameters: The schema before `build_strict_schema`.
     """
     return _NullRemover(parameters).remove(value, parameters)
@@ -94,7 +94,7 @@ class _StrictRewriter(Value):
     root: Mapping[str, Any]
 
     def rewrite(self, schema: Any, place: str) -> dict[str, Any]:
-        """Rewrite the part of the schema that stands for this place in the arguments."""
+        """Rewrite the part of the schema for this place in the arguments."""
         if not isinstance(schema, Mapping):
             self.refuse(place, "a value of any type", "give it a type")
         if refused := next((keyword for keyword in _UNSUPPORTED_KEYWORDS if keyword in schema), None):
@@ -127,7 +127,7 @@ class _StrictRewriter(Value):
         return strict
 
     def _resolve_type(self, schema: Mapping[str, Any], place: str) -> str | list[str]:
-        """The type that is stated, or else that of the values that are listed: strict mode wants one everywhere."""
+        """Return the stated type, or else that of the listed values: strict mode requires one everywhere."""
         if "type" in schema:
             return schema["type"]  # type: ignore[no-any-return]  # a valid schema has a string or strings here
         listed = [schema["const"]] if "const" in schema else schema.get("enum", ())
@@ -156,13 +156,16 @@ class _StrictRewriter(Value):
         return _make_nullable(strict) | ({"description": " ".join(notes)} if notes else {})
 
     def refuse(self, place: str, what: str, instead: str) -> NoReturn:
-        """Say what strict mode has no words for, and what has."""
+        """Raise an error for an unsupported part of the schema, with advice."""
         where = f"Tool {self.tool!r}, parameter {place!r}" if place else f"Tool {self.tool!r}"
         raise MisuseError(f"{where}: strict mode cannot say {what}; {instead}, or leave strict=True out.")
 
 
 def _make_nullable(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same, or null. Types in a list are for plain ones; an enumeration would have to list null as well."""
+    """Return the schema extended by null.
+
+    A list of types is for plain ones; an enumeration would have to list null, too.
+    """
     if "anyOf" in schema:
         return {**schema, "anyOf": [*schema["anyOf"], _NULL]}
     if "type" in schema and schema.keys().isdisjoint({"enum", "const", "items", "properties"}):
@@ -172,12 +175,12 @@ def _make_nullable(schema: dict[str, Any]) -> dict[str, Any]:
 
 @attrs.frozen
 class _NullRemover(Value):
-    """Takes the nulls out of the arguments of one tool."""
+    """Removes the nulls of omitted values from the arguments of one tool."""
 
     root: Mapping[str, Any]
 
     def remove(self, value: Any, schema: Any) -> Any:
-        """Return the value without them, at every level."""
+        """Return the value without these nulls, at every level."""
         found = find_branch(value, schema, self.root)
         leaf = found if isinstance(found, Mapping) else {}
         if isinstance(value, list):
