@@ -221,10 +221,10 @@ class Nameless(Model):
 @pytest.mark.parametrize(
     ("model", "match"),
     [
-        (None, "NoneType is no model"),
+        (None, "NoneType is not a model"),
         (ScriptedModel, r"ScriptedModel is a class.*write ScriptedModel\(\.\.\.\)"),
-        (Bare(), "Bare is no model, since it has no window_tokens.*subclass of agentfsm.ports.Model"),
-        (Nameless(), "Nameless is no model, since it has no name:"),
+        (Bare(), "Bare is not a model, since it has no window_tokens.*subclass of agentfsm.ports.Model"),
+        (Nameless(), "Nameless is not a model, since it has no name:"),
     ],
     ids=repr,
 )
@@ -264,7 +264,7 @@ def test_what_is_no_model_is_refused(model, match):
         ({"pause_before": None}, "a set of states, out of act, observe"),
         ({"pause_before": State.ACT}, "a set of states"),
         ({"pause_before": {"done"}}, "a run that is over does not go on"),
-        ({"context": None}, "no policy for the context"),
+        ({"context": None}, "not a context policy"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

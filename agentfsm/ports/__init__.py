@@ -1,7 +1,7 @@
-"""What the engine needs from the world, as Protocols: adapters implement them, the engine never knows which.
+"""Protocols between the engine and its adapters: models, stores, clocks and policies.
 
-A Protocol here may be subclassed for its defaults: a model of your own is a subclass of `Model` with a `name` and a
-`reply`. The package itself imports from the files below; for everybody else, the names stand here.
+Subclass a Protocol to get its defaults: a custom model is a subclass of `Model` with a `name` and a `reply`. Import the
+names from this module; only the package itself imports from the files below.
 """
 
 from agentfsm.ports.context import CompactionBudget, Context, ContextPolicy, GroupKind, MessageGroup, PolicyAsk

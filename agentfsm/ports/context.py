@@ -1,7 +1,7 @@
-"""What a compaction works on: groups of messages, the room that they shall fit into, and the policies that see to it.
+"""Compaction of a history: groups of messages, the token budget, and the policies that meet it.
 
-A group is kept or dropped as one: a call with its results, one other message, or a summary. So a policy cannot part a
-call from its results.
+A group is a call with its results, one other message, or a summary. It is kept or dropped as a whole, so that a policy
+cannot separate a call from its results.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from agentfsm.ports.model import Model
 
 
 class GroupKind(StrEnum):
-    """What a group is, by what it says."""
+    """The kind of a group, by its content."""
 
     SYSTEM = "system"
-    """A note of the system, or a summary."""
+    """A system note or a summary."""
 
     FINAL = "final"
-    """An answer that the user went on from."""
+    """A final answer that the user replied to."""
 
     USER = "user"
+    """A message of the user."""
+
     RESULTS = "results"
-    """A call with its results, one of them a success at least."""
+    """A call with its results, at least one of which is a success."""
 
     ERROR = "error"
     """A call whose results are all failures."""
@@ -42,80 +44,84 @@ class GroupKind(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class MessageGroup(Value):
-    """What a compaction keeps or drops as one."""
+    """Messages that a compaction keeps or drops together."""
 
     segment: Span | Summarised
-    """What stands for it in the journal."""
+    """The entry that represents the group in the journal."""
 
     messages: tuple[Message, ...]
-    """As they are shown now, in order; at least one."""
+    """The messages of the group as they are shown now, in order; at least one."""
 
     tokens: int
-    """Of these messages, with what the provider writes around them."""
+    """Tokens of the messages, including the provider's framing around them."""
 
     kind: GroupKind
+    """The kind of the group, by its content."""
+
     is_task: bool = False
-    """Whether it is the task, which is always shown."""
+    """Whether the group is the task, which is always shown."""
 
     is_newest: bool = False
-    """Whether it is the last one, which is always shown."""
+    """Whether the group is the newest one, which is always shown."""
 
     is_unread: bool = False
-    """Whether the model has not replied to it yet: it is dropped last."""
+    """Whether the model has not replied to the group yet. Unread groups are dropped last."""
 
     @property
     def is_summary(self) -> bool:
-        """Whether it tells of other messages in short."""
+        """Whether the group is a summary of other messages."""
         return isinstance(self.segment, Summarised)
 
     @property
     def is_fixed(self) -> bool:
-        """Whether there is something that the model has yet to do with it."""
+        """Whether the model still needs the group: it is the task, or unread."""
         return self.is_task or self.is_unread
 
     @property
     def message_count(self) -> int:
-        """How many messages of the history it stands for."""
+        """Number of messages of the history that the group represents."""
         return self.segment.count if isinstance(self.segment, Summarised) else self.segment.end - self.segment.start
 
 
-# Asks a model (None: the agent's own) beside the run and within its budget, without tools: instructions, question and
-# the tokens of the longest answer in; its text out, which is never blank. Raises ModelError; the journal then says why.
+# Asks a model without tools, outside the run's history but within its budget. Takes the model (None: the agent's own),
+# instructions, question and the maximum tokens of the answer; returns its text, which is never blank. Raises
+# ModelError, and the journal records the reason.
 PolicyAsk: TypeAlias = Callable[[Model | None, str, str, int], Awaitable[str]]
 
 
 @attrs.frozen(kw_only=True)
 class CompactionBudget(Value):
-    """How much a request may hold, and what a policy can do to keep to it."""
+    """The token budget of a compaction, and the operations that a policy can use to meet it."""
 
     target_tokens: int
-    """What the groups shall come to together, at most. Where nothing may be kept it is below 0."""
+    """Maximum tokens of all groups together that the compaction aims at. Below 0 if nothing may be kept."""
 
     limit_tokens: int
-    """What they may come to at the very most: where more stays, the request may be refused."""
+    """Hard limit on the tokens of all groups together. Above it, the provider may refuse the request."""
 
     history: Sequence[Message]
-    """Of the run, whole."""
+    """The complete history of the run."""
 
     model: Model
-    """The agent's own."""
+    """The agent's own model."""
 
     count: Callable[[Message], int]
-    """Counts the tokens of a message."""
+    """Function that counts the tokens of a message."""
 
     ask: PolicyAsk
+    """Function that asks a model without tools, within the budget of the run, for example for a summary."""
 
     def fits(self, groups: Iterable[MessageGroup]) -> bool:
-        """Whether the groups are as few as they shall be."""
+        """Whether the groups are within `target_tokens`."""
         return count_tokens(groups) <= self.target_tokens
 
     def shorten(self, group: MessageGroup, chars: int, items: int) -> MessageGroup:
-        """Return a group whose tool results are shown in so many characters, lists with so many items.
+        """Return the group with its tool results cut to `chars` characters, and lists to `items` items.
 
         Args:
-            group: The group; of one that was shortened before, each result stays as short as it is.
-            chars: 1 or more.
-            items: 0 or more; 0 cuts lists as any other text.
+            group: The group. Results that were shortened further before stay as they are.
+            chars: Maximum characters of each result, 1 or more.
+            items: Maximum items of each list, 0 or more; 0 cuts lists like any other text.
         """
         span = group.segment
         if isinstance(span, Summarised) or (span.chars is not None and span.chars <= chars):
@@ -127,33 +133,33 @@ class CompactionBudget(Value):
         return attrs.evolve(group, segment=shown, messages=messages, tokens=group.tokens - saved)
 
     def build_summary(self, groups: Sequence[MessageGroup], text: str) -> MessageGroup:
-        """Return a group that tells in short what these have said."""
+        """Return a group that replaces these groups by a summary."""
         shown = Summarised(count=sum(group.message_count for group in groups), text=text)
         message = build_note(shown)
         return MessageGroup(segment=shown, messages=(message,), tokens=self.count(message), kind=GroupKind.SYSTEM)
 
 
 class ContextPolicy(Protocol):
-    """Makes a history shorter that outgrew the window; several do so one after the other, see `Context`."""
+    """Shortens a history that outgrew the context window. `Context` applies several policies in order."""
 
     async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
-        """Return what a request shows in place of these groups, until they fit or there is nothing more to do.
+        """Return the groups that a request shows instead of these, dropping or shortening until they fit.
 
         Args:
-            groups: What is shown now, oldest first: each is kept or dropped as a whole.
-            budget: How much there is, and how a group is made shorter.
+            groups: The groups shown now, oldest first. Each is kept or dropped as a whole.
+            budget: The token budget, and the operations that shorten a group.
 
         Returns:
-            Some of these groups in their order, or what `budget` has made of them. The task and the newest group are
-            among them.
+            Some of these groups in their order, or replacements made by `budget`. They include the task and the newest
+            group.
 
         Raises:
-            MisuseError: when it is set up wrongly. What the world does to it must not raise.
+            MisuseError: if the policy is set up wrongly. External failures must not raise.
         """
         ...
 
     async def aclose(self) -> None:
-        """Close what the policy holds open; the default holds nothing."""
+        """Release the resources of the policy; the default has none."""
         return
 
 
@@ -164,29 +170,26 @@ def _as_policies(policies: Iterable[ContextPolicy]) -> tuple[ContextPolicy, ...]
 def _check_policies(_context: object, _attribute: object, policies: tuple[ContextPolicy, ...]) -> None:
     for policy in policies:
         if isinstance(policy, type) or not callable(getattr(policy, "compact", None)):
-            raise MisuseError(f"{policy!r} is no policy for the context: give for example [TrimResults(), Summarise()]")
+            raise MisuseError(f"{policy!r} is not a context policy: give for example [TrimResults(), Summarise()]")
 
 
 @attrs.frozen
 class Context(Value):
-    """What is done about a history that outgrows the context window: policies, in the order in which they are tried.
+    """The policies that shorten a history which outgrows the context window, in the order in which they are tried.
 
     Raises:
-        MisuseError: when one of them is no policy, or the share is out of its range.
+        MisuseError: if a policy is invalid, or the share is out of range.
     """
 
     policies: tuple[ContextPolicy, ...] = attrs.field(converter=_as_policies, validator=_check_policies)
-    """Each takes up what those before it have left, until it fits."""
+    """Policies in order; each one works on the result of those before it, until the history fits."""
 
     share: float = attrs.field(default=0.75, kw_only=True, validator=SHARE)
-    """The part of the room that messages may fill, above 0 to 1. A quarter stays for the reply, and for the difference
-    between our count and the provider's (Source: document B, step 4).
+    """Share of the context window that messages may fill, above 0 and at most 1. Default 0.75: a quarter stays for the
+    reply, and for the difference between our count and the provider's (Source: document B, step 4).
     """
 
 
 def count_tokens(groups: Iterable[MessageGroup]) -> int:
-    """Return the tokens of the groups together."""
+    """Return the total tokens of the groups."""
     return sum([group.tokens for group in groups])
-
-
-# Groups of what a run shows.

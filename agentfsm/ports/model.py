@@ -1,4 +1,4 @@
-"""What the engine needs of a language model and of a token counter, what a reply holds, and how large it may be."""
+"""Protocols of language models and token counters, requests and replies, and the limits on the size of a reply."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from agentfsm.core.usage import Usage
 from agentfsm.core.validation import COUNT, NAME, ValueRule
 from agentfsm.core.value import Value
 
-# What follows "e.g." is small, what follows a sentence is not.
+# A sentence ends where the next word does not begin in lower case: "e.g." does not end one.
 _FIRST_SENTENCE: Final = re.compile(r".+?(?:[。！？]|[.!?](?=\s+[^\sa-z]|$)|$)")  # noqa: RUF001  Chinese ends sentences so
 
 
-# Characters of a sentence in a summary, about 50 tokens: somebody else's tool may say all it has to say in one.
+# Maximum characters of the sentence in a summary, about 50 tokens: third-party tools may have very long sentences.
 SENTENCE_CHARS: Final = 200
 
 
-# Characters of the names of parameters in a summary: some ten names.
+# Maximum characters of the parameter names in a summary: about ten names.
 NAMES_CHARS: Final = 120
 
 
 class FinishReason(StrEnum):
-    """Why the model stopped talking."""
+    """The reason why the model stopped writing."""
 
     STOP = "stop"
     TOOL_CALLS = "tool_calls"
@@ -40,7 +40,7 @@ class FinishReason(StrEnum):
 
 
 def to_mutable_json(value: Any) -> Any:
-    """Return a schema as dicts and lists, which json writes and a caller may change; it may hold read-only views."""
+    """Copy a schema, which may hold read-only views, into dicts and lists that json can write."""
     if isinstance(value, Mapping):
         return {key: to_mutable_json(each) for key, each in value.items()}
     return [to_mutable_json(each) for each in value] if isinstance(value, list | tuple) else value
@@ -48,40 +48,44 @@ def to_mutable_json(value: Any) -> Any:
 
 @attrs.frozen(kw_only=True)
 class ToolDefinition(Value):
-    """A tool as the model is told of it."""
+    """The definition of a tool that a request sends to the model."""
 
     name: str
+    """Name of the tool, which the model's calls refer to."""
+
     description: str
+    """Description of the tool for the model; its first sentence is used in `summary`."""
+
     parameters: Mapping[str, JSON]
-    """A JSON Schema of type "object"."""
+    """JSON Schema of the arguments, of type "object"."""
 
     strict: bool = False
-    """Whether the provider shall hold the model to the schema while it writes."""
+    """Whether the provider constrains the model to the schema while it writes. Default False."""
 
     @property
     def summary(self) -> str:
-        """One line, as `name(city, unit?): First sentence.`: what may be left out is marked."""
+        """One line of the form `name(city, unit?): First sentence.`; "?" marks optional parameters."""
         schema: Mapping[str, Any] = self.parameters
         named, needed = schema.get("properties"), schema.get("required") or ()
         names = [name if name in needed else f"{name}?" for name in named] if isinstance(named, Mapping) else []
         paragraph = " ".join(self.description.strip().partition("\n\n")[0].split())
         sentence = found[0] if (found := _FIRST_SENTENCE.match(paragraph)) else ""
         line = f"{self.name}({_truncate(', '.join(names), NAMES_CHARS)}): {_truncate(sentence, SENTENCE_CHARS)}"
-        # A name out of somebody else's schema may hold a line break.
+        # A name in a third-party schema may contain a line break.
         return " ".join(line.rstrip(": ").split())
 
     def openai(self) -> dict[str, Any]:
-        """Return a copy as OpenAI's chat completions take it, and whatever speaks like them."""
+        """Return the definition in the format of OpenAI's chat completions and compatible servers."""
         return {"type": "function", "function": self._to_dict("parameters")}
 
     def anthropic(self) -> dict[str, Any]:
-        """Return a copy as Anthropic's messages take it."""
+        """Return the definition in the format of Anthropic's messages."""
         return self._to_dict("input_schema")
 
     def _to_dict(self, schema: str) -> dict[str, Any]:
-        told = {"name": self.name, "description": self.description, schema: to_mutable_json(self.parameters)}
-        # Only where it is set: servers that speak like these two refuse a field that they do not know.
-        return {**told, "strict": True} if self.strict else told
+        fields = {"name": self.name, "description": self.description, schema: to_mutable_json(self.parameters)}
+        # Sent only if set: some compatible servers refuse unknown fields.
+        return {**fields, "strict": True} if self.strict else fields
 
 
 def _truncate(text: str, chars: int) -> str:
@@ -89,76 +93,90 @@ def _truncate(text: str, chars: int) -> str:
 
 
 class OutputMode(StrEnum):
-    """How a model is held to the form of an answer."""
+    """The way in which a model is constrained to the form of an answer."""
 
     SCHEMA = "schema"
-    """The provider holds the model to a JSON Schema while it writes."""
+    """The provider constrains the model to a JSON Schema while it writes."""
 
     TOOL = "tool"
-    """The answer is the arguments of a tool."""
+    """The model answers with the arguments of a tool call."""
 
     JSON = "json"
-    """The provider holds the model to JSON, and the instructions tell the schema."""
+    """The provider constrains the model to JSON, and the instructions contain the schema."""
 
     PROMPT = "prompt"
-    """The instructions tell the schema."""
+    """The instructions contain the schema; the provider does not constrain the model."""
 
 
 @attrs.frozen(kw_only=True)
 class OutputForm(Value):
-    """The form that an answer shall have, where the provider is to see to it."""
+    """The form of an answer that the provider enforces."""
 
     name: str
-    """Of the schema: 1 to 64 letters, digits, "_" or "-"."""
+    """Name of the schema: 1 to 64 letters, digits, "_" or "-"."""
 
     schema: Mapping[str, JSON] | None
-    """A JSON Schema of type "object", closed and with all properties required; None for any JSON object."""
+    """JSON Schema of type "object", closed and with all properties required; None for any JSON object."""
 
 
 @attrs.frozen(kw_only=True)
 class Request(Value):
-    """One question to a model."""
+    """One request to a model."""
 
     instructions: str
     """The system prompt; may be empty."""
 
     messages: Sequence[Message]
-    """A valid history: each call has its result."""
+    """The history, oldest first, in which each call has its result."""
 
     tools: Sequence[ToolDefinition] = ()
+    """Definitions of the tools that the model may call. Default none."""
+
     settings: Settings = DEFAULT_SETTINGS
+    """Settings of the model, such as its temperature. By default, those of the provider."""
+
     output: OutputForm | None = None
-    """The form of the answer, for modes SCHEMA and JSON."""
+    """Form of the answer in the modes SCHEMA and JSON; None in the other modes."""
 
     timeout_s: float = 60.0
-    """The longest silence, seconds, after which the model gives up; a stream that goes on may take longer."""
+    """Seconds that the provider may stay silent before the request fails. Default 60. A stream may take longer."""
 
 
 @attrs.frozen(kw_only=True)
 class ProposedCall(Value):
-    """A tool call as the provider wrote it."""
+    """A tool call in a reply, exactly as the provider returned it."""
 
     id: str
+    """Id of the call at the provider."""
+
     name: str
+    """Name of the tool, as the model wrote it; a tool of this name need not exist."""
+
     arguments: str
-    """The text as it arrived; whether it is JSON is for the engine to find out."""
+    """The arguments as they arrived, normally JSON text. The engine parses and validates them."""
 
 
 @attrs.frozen(kw_only=True)
 class Reply(Value):
-    """What the model answered, whole."""
+    """The complete reply of a model to one request."""
 
     text: str = ""
+    """Text of the answer; empty if the model only calls tools."""
+
     calls: tuple[ProposedCall, ...] = ()
+    """Tool calls that the model proposes, in its order."""
+
     finish_reason: FinishReason = FinishReason.STOP
+    """The reason why the model stopped. Default STOP."""
+
     usage: Usage | None = None
-    """None where the provider did not say: the engine then counts, and marks the figures as estimated."""
+    """Tokens reported by the provider. None if it reports none: the engine then estimates them and marks them so."""
 
     native: NativeReply | None = None
-    """What this provider wants back beside text and calls, such as its thinking; it goes into the message."""
+    """Content that the provider expects back besides text and calls, such as its thinking, stored in the message."""
 
     model: str = ""
-    """The name of the model that answered, where it is one of several; empty for the one that was asked."""
+    """Name of the model that answered, for wrappers that choose among several; empty for the model that was asked."""
 
 
 @attrs.frozen
@@ -166,7 +184,8 @@ class TextChunk(Value):
     """A piece of the answer's text, as it streams in."""
 
     text: str
-    """Its only field, and so given without its name: that takes two thirds of the time, for each token of a reply."""
+    """The piece of text. The field is positional because that takes two thirds of the time, for each token of a reply.
+    """
 
 
 @attrs.frozen(kw_only=True)
@@ -177,24 +196,26 @@ class CallChunk(Value):
     """Which call of the reply, from 0."""
 
     name: str = ""
-    """The tool's name, with the first piece."""
+    """Name of the tool, sent with the first piece of the call."""
 
     arguments: str = ""
-    """The next piece of the arguments' JSON text."""
+    """The next piece of the JSON text of the arguments."""
 
 
 @attrs.frozen(kw_only=True)
 class FinishChunk(Value):
-    """The model has said why it stops; what follows is its bill. A model that does not tell may leave it out."""
+    """The end of the streamed answer; only its usage may follow. A model that does not report a reason may omit it."""
 
     reason: FinishReason
+    """The reason why the model stopped."""
 
 
 @attrs.frozen
 class ThinkingChunk(Value):
-    """A piece of what the model thinks, or of its summary, as it streams in; no part of the answer."""
+    """A piece of the model's thinking, or of a summary of it, as it streams in. It is not part of the answer."""
 
     text: str
+    """The piece of thinking text."""
 
 
 Chunk: TypeAlias = TextChunk | ThinkingChunk | CallChunk | FinishChunk
@@ -204,61 +225,63 @@ Emit: TypeAlias = Callable[[Chunk], None]
 
 
 class Model(Protocol):
-    """A language model. `name` and `reply` are all that a model of your own has to have."""
+    """A language model. A custom model is a subclass that defines at least `name` and `reply`."""
 
     name: str
-    """As the provider knows it, for example "gpt-4o"."""
+    """Name of the model at its provider, for example "gpt-4o"."""
 
     window_tokens: int = 128_000
-    """The context window: input and output together, tokens."""
+    """Size of the context window in tokens, input and output together. Default 128,000."""
 
     output_modes: tuple[OutputMode, ...] = (OutputMode.TOOL, OutputMode.PROMPT)
-    """How it can be held to the form of an answer, the best first."""
+    """Ways in which the model can be constrained to the form of an answer, best first; at least one. The default needs
+    no support by the provider beyond tools.
+    """
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
-        """Ask once, without retries.
+        """Send one request, without retries.
 
         Args:
-            request: The whole question.
-            emit: Where given, the reply is streamed: it is called with each chunk, in order, and never blocks.
+            request: The request.
+            emit: If given, the reply is streamed: call it with each chunk, in order. It never blocks.
 
         Returns:
-            The whole reply, streamed or not.
+            The complete reply, streamed or not.
 
         Raises:
-            ModelUnavailableError: when asking again may help (429, 5xx, time-out, connection lost).
-            ModelReplyError: when the reply cannot be used.
-            ContextTooLongError: when the request is too large.
-            ModelError: when the provider refused the request for good (400, 401, 403, 404).
+            ModelUnavailableError: if a retry may help (429, 5xx, timeout, connection lost).
+            ModelReplyError: if the reply cannot be used.
+            ContextTooLongError: if the request is too large.
+            ModelError: if the provider refused the request permanently (400, 401, 403, 404).
         """
         ...
 
     def unsupported_part(self, part: Part) -> str | None:  # noqa: ARG002  a default for those that take everything
-        """Say why the model cannot take this part of a user's message, or of a tool's result; None where it can."""
+        """Return why the model cannot take this part of a user message or a tool result; None if it can."""
         return None
 
     def unsupported_settings(self, settings: Settings) -> str | None:  # noqa: ARG002  as above
-        """Say which of the settings the wire has no word for, and what to do; None where it has one for all."""
+        """Return which of the settings the provider's API does not support, and what to do; None if it supports all."""
         return None
 
     def unsupported_schema(self, schema: Mapping[str, JSON]) -> str | None:  # noqa: ARG002  as above
-        """Say why the provider cannot hold the model to this schema, in OutputMode.SCHEMA; None where it can."""
+        """Return why the provider cannot enforce this schema in OutputMode.SCHEMA; None if it can."""
         return None
 
     def cost_usd(self, usage: Usage) -> float | None:  # noqa: ARG002  a default for those that know no prices
-        """US dollars for the usage of one reply, or None where no price is known; it is asked for after each reply."""
+        """Return the price of one reply in US dollars, or None if no price is known. Called after each reply."""
         return None
 
     def prepare(self) -> None:
-        """Load what would hold up the event loop later, such as a price list. May block; the default loads nothing."""
+        """Load resources that would block the event loop later, such as a price list. May block."""
         return
 
     async def aclose(self) -> None:
-        """Close what the model holds open; the default holds nothing."""
+        """Release the resources of the model; the default has none."""
         return
 
 
-# What the engine and other models ask of a model.
+# The members that the engine and wrapping models use.
 _MODEL_MEMBERS: Final = (
     "name",
     "reply",
@@ -282,21 +305,19 @@ _OUTPUT_MODES: Final = ValueRule(
 
 
 def ensure_model(model: Model) -> Model:
-    """Return what is a model.
+    """Return `model` unchanged if it implements `Model`.
 
     Raises:
-        MisuseError: when it is none; it says what it lacks, and what to give.
+        MisuseError: naming the missing members, or the attribute that is invalid.
     """
     if isinstance(model, str):
-        raise MisuseError(f"{model!r} is a name and no model: give resolve({model!r}), of agentfsm.models")
+        raise MisuseError(f"{model!r} is a name, not a model: give agentfsm.models.resolve({model!r})")
     if isinstance(model, type):
-        raise MisuseError(
-            f"{model.__name__} is a class, and a model is one of its objects: write {model.__name__}(...)"
-        )
+        raise MisuseError(f"{model.__name__} is a class; a model is an instance of it: write {model.__name__}(...)")
     if missing := [name for name in _MODEL_MEMBERS if not hasattr(model, name)]:
         raise MisuseError(
-            f"{type(model).__name__} is no model, since it has no {', '.join(missing)}: give one such as "
-            "OpenAIChat('gpt-4o'), or of your own subclass of agentfsm.ports.Model, with a name and an async reply",
+            f"{type(model).__name__} is not a model, since it has no {', '.join(missing)}: give one such as "
+            "OpenAIChat('gpt-4o'), or an instance of a subclass of agentfsm.ports.Model with a name and an async reply",
         )
     what = type(model).__name__
     NAME.check(what, "name", model.name)
@@ -306,7 +327,7 @@ def ensure_model(model: Model) -> Model:
 
 
 def check_model(_owner: object, _attribute: object, model: Model | None) -> None:
-    """Refuse what is no model in a field that may hold one."""
+    """Validate a field that holds a model or None."""
     if model is not None:
         ensure_model(model)
 
@@ -315,40 +336,40 @@ class TokenCounter(Protocol):
     """Counts tokens of text."""
 
     encoding: str
-    """The vocabulary's name, for example "o200k_base", or what the estimate is made of."""
+    """Name of the vocabulary, for example "o200k_base", or a description of the estimate."""
 
     exact: bool
-    """False for an estimate."""
+    """Whether the counts are exact; False for an estimate."""
 
     def count(self, text: str) -> int:
-        """Tokens in the text, 0 or more; never raises for any str."""
+        """Return the tokens of the text, 0 or more. Does not raise for any str."""
         ...
 
 
-# How large a reply may be, whoever wrote the model. Each bound is many times what a model writes in one reply: 128,000
-# tokens are some 600,000 characters, and OpenAI takes at most 128 calls in one message. What is larger comes from a
-# server that does not end, or from a model that repeats itself.
+# Limits on the size of a reply, for all models. Each is many times the size of a real reply: 128,000 tokens are about
+# 600,000 characters, and OpenAI takes at most 128 calls in one message. A larger reply comes from a server that does
+# not end its stream, or from a model that repeats itself.
 
-# Calls of tools in one reply. Each is an entry of one record of the journal, and costs the event loop about 0.1 ms.
+# Maximum tool calls in one reply. Each is an entry of one journal record, and costs the event loop about 0.1 ms.
 MAX_REPLY_CALLS: Final = 512
 TOO_MANY_CALLS: Final = f"more than {MAX_REPLY_CALLS:,} calls"
 
-# Characters of one reply: of its text, its thinking and the arguments of its calls together.
+# Maximum characters of one reply: text, thinking and arguments of the calls together.
 MAX_REPLY_CHARS: Final = 8 * 2**20
 TOO_MANY_CHARS: Final = f"more than {MAX_REPLY_CHARS:,} characters of text, thinking and arguments"
 
-# Characters of what the provider wants back beside them, such as pictures: 24 MB of them in base64. A record of the
-# journal holds twice that.
+# Maximum characters of a reply's native content, such as pictures: 24 MB of them in base64. A record of the journal
+# holds twice that.
 MAX_NATIVE_REPLY_CHARS: Final = 32 * 2**20
 
-# A reply of at most MAX_CALLS calls whose text and whose arguments of each call are no longer than these is within
-# MAX_CHARS, and need not be counted.
+# A reply of at most MAX_REPLY_CALLS calls is within MAX_REPLY_CHARS, and need not be counted, if its text and the
+# arguments of each call are not longer than these.
 USUAL_TEXT_CHARS: Final = MAX_REPLY_CHARS // 2
 USUAL_ARGUMENTS_CHARS: Final = MAX_REPLY_CHARS // 2 // MAX_REPLY_CALLS
 
 
 def find_reply_excess(reply: Reply) -> str | None:
-    """Say which bound a reply is over, with its figure; None where it is within all."""
+    """Return a description of the limit that a reply exceeds; None if it is within all of them."""
     if len(reply.calls) > MAX_REPLY_CALLS:
         return TOO_MANY_CALLS
     chars = len(reply.text) + sum(len(call.arguments) for call in reply.calls)
@@ -359,7 +380,7 @@ def find_reply_excess(reply: Reply) -> str | None:
     return None
 
 
-# What the fields of a reply, and of each of its calls, have to be, and what to give where one is not.
+# The expected types of the fields of a reply and of its calls, each with the advice for the error message.
 FieldRules: TypeAlias = Mapping[str, tuple[type | UnionType, str]]
 _REPLY_FIELDS: Final[FieldRules] = {
     "text": (str, "'' where it says nothing"),
@@ -373,10 +394,10 @@ _CALL_FIELDS: Final[FieldRules] = {"id": (str, "a text"), "name": (str, "a text"
 
 
 def check_reply(method: str, reply: object) -> None:
-    """Check what a method of a model has returned, but for its calls and its usage.
+    """Check the value that a method of a model returned, except for its calls and its usage.
 
     Raises:
-        MisuseError: when it is no reply, or one whose fields are of other types; it says what to give.
+        MisuseError: if it is not a Reply, or a field has the wrong type; the message says what to return.
     """
     if not isinstance(reply, Reply):
         raise MisuseError(f"{method} returned {type(reply).__name__}: return a Reply, for example Reply(text='...')")
@@ -386,10 +407,10 @@ def check_reply(method: str, reply: object) -> None:
 
 
 def check_call(method: str, call: object) -> None:
-    """Check a call of a reply that a method of a model has returned.
+    """Check a call in a reply that a method of a model returned.
 
     Raises:
-        MisuseError: when it is none, or its fields are of other types; it says what to give.
+        MisuseError: if it is not a ProposedCall, or a field has the wrong type; the message says what to return.
     """
     what = f"{method} returned a Reply with"
     if not isinstance(call, ProposedCall):
@@ -401,7 +422,7 @@ def check_fields(what: str, given: object, fields: FieldRules) -> None:
     """Check the types of fields.
 
     Raises:
-        MisuseError: naming the first that is of another type, and what to give.
+        MisuseError: naming the first field of the wrong type, and the value to give.
     """
     for name, (kind, wanted) in fields.items():
         value = getattr(given, name)

@@ -1,4 +1,4 @@
-"""What the engine needs of tool selectors, scorers and judges."""
+"""Protocols of tool selectors, scorers and judges."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ from agentfsm.ports.model import Model, ToolDefinition
 
 @attrs.frozen(kw_only=True)
 class Selection(Value):
-    """Which tools a model is offered, and how they were chosen."""
+    """The tools that a model is offered, and how they were chosen."""
 
     tools: tuple[str, ...]
-    """Names, in the order of registration: a request that offers the same tools again begins with the same bytes."""
+    """Names of the tools in the order of registration, so that requests with the same tools begin with the same bytes.
+    """
 
     how: str
-    """"all", "similarity", "two_stage" or a word of your own; after a colon, what went otherwise than planned."""
+    """Method of selection: "all", "similarity", "two_stage" or a custom word. After a colon, a deviation from the plan.
+    """
 
     usage: Usage = Usage()
-    """What choosing cost."""
+    """Tokens that the selection used. Default none."""
 
 
 class Scorer(Protocol):
-    """Tells how well texts fit a query."""
+    """Rates how well texts match a query."""
 
     async def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
         """Return one number per text, in their order; higher is better, and the scale is free.
 
         Args:
-            query: What is looked for, in the user's words.
-            texts: One per thing. The first line is its name; they stay the same from one query to the next.
+            query: The search, in the user's words.
+            texts: One text per item. Its first line is the name of the item. The texts stay the same between queries.
 
         Raises:
-            Exception: of any kind, when it cannot tell; whoever asked then does without.
+            Exception: of any type, if it cannot rate the texts; the caller then continues without scores.
         """
         ...
 
@@ -51,39 +53,39 @@ SelectorAsk: TypeAlias = Callable[[str, str], Awaitable[tuple[str, Usage]]]
 
 
 class ToolSelector(Protocol):
-    """Chooses the tools that a model is offered, once for each input of a user."""
+    """Chooses the tools that a model is offered, once for each user input."""
 
     def wants(self, count: int) -> bool:
-        """Tell whether so many tools have to be chosen among; where not, all are offered and `select` is not called."""
+        """Return whether to select among `count` tools. If False, all are offered and `select` is not called."""
         ...
 
     async def select(self, task: str, tools: Sequence[ToolDefinition], ask: SelectorAsk) -> Selection:
-        """Choose.
+        """Choose the tools to offer for a task.
 
         Args:
-            task: What the user wants, of any length.
-            tools: All that there are, in the order of registration.
-            ask: For choices that take a model's judgement; each call costs.
+            task: The user's input, of any length.
+            tools: All available tools, in the order of registration.
+            ask: Asks the agent's model, for choices that need judgement; each call costs tokens.
 
         Returns:
-            Names of these tools, in their order.
+            A selection of these tools, in their order.
 
         Raises:
-            MisuseError: when it is set up wrongly. What the world does to it must not raise.
+            MisuseError: if the selector is set up wrongly. External failures must not raise.
         """
         ...
 
     async def find(self, query: str, tools: Sequence[ToolDefinition]) -> Sequence[str]:
-        """Find what the model looks for by `find_tools`, among the tools that it was not offered.
+        """Find tools for a `find_tools` call of the model, among the tools that it was not offered.
 
-        Without a method of your own: the tools in whose name and description most words of the query stand.
+        The default returns the tools whose name and description contain the most words of the query.
 
         Args:
-            query: In the model's words.
-            tools: Those that it may use and does not see, in the order of registration.
+            query: The search, in the model's words.
+            tools: The permitted tools that the model does not see, in the order of registration.
 
         Returns:
-            Names of these tools, the best first: 5 or so, since all of them are offered. None where nothing fits.
+            Names of these tools, best first: about 5, since all of them are offered. Empty if none matches.
         """
         words = set(_WORD.findall(query.casefold()))
         hits = {tool.name: _count_hits(words, f"{tool.name} {tool.description}") for tool in tools}
@@ -91,7 +93,7 @@ class ToolSelector(Protocol):
         return [name for name, count in hits.items() if most and count == most][:MAX_FOUND_TOOLS]
 
 
-# Tools that a search finds at most: as many as a model is shown where it picks from a list (Source: document E, 5.4).
+# Maximum tools that a search returns: as many as a model is shown to pick from a list (Source: document E, 5.4).
 MAX_FOUND_TOOLS: Final = 5
 
 
@@ -107,26 +109,26 @@ JudgeAsk: TypeAlias = Callable[[str, str, Mapping[str, JSON]], Awaitable[str]]
 
 
 class Judge(Protocol):
-    """Looks at answers, or at the results of tools, before the run goes on."""
+    """Judges answers or tool results before the run continues."""
 
     model: Model | None = None
-    """Who is asked; None for the agent's own model."""
+    """The model that `ask` uses; None for the agent's own model."""
 
     answer_tokens: int = 1_000
-    """The longest answer of that model."""
+    """Maximum tokens of that model's answer. Default 1,000."""
 
     def wants(self, run: Run) -> bool:
-        """Tell whether what the run is about to reflect upon is to be judged: a draft, or the results of a turn."""
+        """Return whether to judge the draft, or the tool results of the turn, that the run is about to reflect on."""
         ...
 
     async def judge(self, run: Run, ask: JudgeAsk) -> Verdict:
-        """Judge it.
+        """Judge the draft or the tool results.
 
         Args:
-            run: In REFLECT; its last message is the draft, or a tool's result.
-            ask: For a model's judgement; each call costs.
+            run: A run in REFLECT; its last message is the draft or a tool result.
+            ask: Asks the judge's model; each call costs tokens.
 
         Raises:
-            ModelError: when it cannot be judged; a person is then asked.
+            ModelError: if no judgement is possible; a person is then asked.
         """
         ...

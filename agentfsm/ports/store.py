@@ -1,4 +1,4 @@
-"""What the engine needs of a store of journals, and of a clock."""
+"""Protocols of journal stores and clocks."""
 
 from __future__ import annotations
 
@@ -21,112 +21,117 @@ from agentfsm.core.value import Value
 
 
 class Clock(Protocol):
-    """Where the engine reads the time."""
+    """The source of the engine's times."""
 
     def now(self) -> float:
-        """Seconds since 1970, for what is shown to people."""
+        """Return seconds since 1970, for dates."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds since some moment, for durations; never goes back."""
+        """Return seconds since an arbitrary moment, for durations; never decreases."""
         ...
 
 
 class SystemClock:
-    """The machine's own clocks: seconds since 1970, and seconds since some moment."""
+    """The clocks of the machine: `time.time` and `time.monotonic`."""
 
     now = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
 
 
-# What an acknowledged append survives. "full": a power cut. "normal": the death of the process that asked, not always
-# that of the machine or of a database server.
+# The failures that an acknowledged append survives. "full": a power cut. "normal": a crash of the calling process, but
+# not always of the machine or of a database server.
 Durability: TypeAlias = Literal["full", "normal"]
 
 
 @attrs.define(eq=False, repr=False)
 class LeaseTerm:
-    """How long the leases of one owner surely hold; the store moves it on each time that it has renewed them."""
+    """The time until which the leases of one owner are certainly valid; the store updates it at each renewal."""
 
     until: float = math.inf
-    """Seconds by `threads.boot_clock`. From then on another worker may hold the leases."""
+    """Seconds by `boot_clock`. From then on another worker may hold the leases. Default: no expiry."""
 
 
-# Of a lease that ends only when it is given back.
+# The term of a lease that ends only when it is released.
 NO_EXPIRY: Final = LeaseTerm()
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Lease:
-    """The right to append to one run, until it is released, lost or dropped. A store keeps it alive by itself."""
+    """The right to append to one run, until it is released, lost or dropped. The store renews it."""
 
     run_id: str
+    """Id of the run that the lease is for."""
+
     token: int
-    """The fencing token: grows with each change of owner, and is checked inside every append."""
+    """Fencing token. It grows with each change of owner, and is checked inside every append."""
 
     version: int
-    """How many events the journal held when the lease was taken."""
+    """Number of events in the journal when the lease was taken."""
 
     durability: Durability = "full"
-    """Of its appends."""
+    """Durability of the appends under this lease. Default "full"."""
 
     term: LeaseTerm = NO_EXPIRY
-    """Of its owner. Before a tool has an effect the engine sees whether the lease still holds."""
+    """Validity of the owner's leases, which the engine checks before a tool has an effect. Default: no expiry."""
 
     crashes: int = 0
-    """How many owners died while they drove this run and no other, since it last finished a turn or was paused."""
+    """Number of owners that died while they executed only this run, since it last finished a turn or was paused."""
 
     abandoned: bool = False
-    """Whether an owner did not give it back since it last finished a turn: what that had begun may have come further
-    than the journal says, also where the run was paused since.
+    """Whether an owner failed to release the run since it last finished a turn. The work of that owner may have come
+    further than the journal says, even if the run was paused since.
     """
 
     inbox_head: int = 0
-    """The newest inbox number that the store has told of."""
+    """Newest inbox number that the store has reported."""
 
     inbox_read: int = 0
-    """The newest inbox number that the owner has looked at; kept by the release, so that `claim` sees what is newer."""
+    """Newest inbox number that the owner has read. The release stores it, so that `claim` recognises newer posts."""
 
     timers_read_at: float = 0.0
-    """When it last looked for timers, seconds since 1970 by the store's clock: what fell due later is news, too."""
+    """Time when the owner last checked timers, seconds since 1970 by the store's clock. Timers due later count as news.
+    """
 
     backoff_s: float = 0.0
-    """Seconds for which no worker claims the run after the release; a newer post than the next ends that rest."""
+    """Seconds after the release during which workers do not claim the run. A post newer than `backoff_inbox_head` ends
+    the backoff.
+    """
 
     backoff_inbox_head: int = 0
-    """The newest inbox number when the rest was decided on."""
+    """Newest inbox number when the backoff was set."""
 
     cancelled: bool = False
-    """Whether somebody asked for the end of the run."""
+    """Whether a cancellation of the run was requested."""
 
     lost: bool = False
-    """Whether another owner has taken over."""
+    """Whether another owner has taken over the run."""
 
     wake: Callable[[], None] | None = None
-    """Called, from any thread, when `cancelled` or `lost` turns true."""
+    """Callback, called from any thread when `cancelled` or `lost` becomes True."""
 
     agent: str = ""
-    """The name of the run's agent, once the store knows it."""
+    """Name of the run's agent; empty until the store knows it."""
 
     @property
     def valid_until(self) -> float:
-        """Until when the lease surely holds, seconds by `threads.boot_clock`; the store moves it at each renewal."""
+        """Time until which the lease is certainly valid, seconds by `boot_clock`. Each renewal moves it."""
         return self.term.until
 
 
 @attrs.frozen(kw_only=True)
 class Claim(Value):
-    """What a worker got to drive."""
+    """The runs that a worker has claimed for execution."""
 
     leases: tuple[Lease, ...] = ()
-    """Of runs that can be moved on now, those first that could be for longest."""
+    """Leases of runs that are ready, longest waiting first."""
 
     has_suspects: bool = False
-    """Whether runs can be moved on whose owners died twice or more: a worker that drives nothing else claims them."""
+    """Whether runs are ready whose owners died twice or more. Only a worker that executes nothing else claims them."""
 
 
 def lease_lost_error(lease: Lease) -> LeaseLostError:
-    """Return the error of who goes on with a run that is another's now, or is gone."""
+    """Build the error for an owner whose run was taken over or lost."""
     return LeaseLostError(
         f"run {lease.run_id!r} was taken over by another worker, or the store has lost it: load it to see",
     )
@@ -134,45 +139,67 @@ def lease_lost_error(lease: Lease) -> LeaseLostError:
 
 @attrs.frozen(kw_only=True)
 class StoredRun(Value):
-    """What a store holds of one run."""
+    """The journal of one run, as read from a store."""
 
     header: Header
+    """Entry 0 of the journal, which identifies the run."""
+
     events: tuple[Event, ...]
-    """Those after the version asked for, oldest first."""
+    """Events after the requested version, oldest first."""
 
 
 @attrs.frozen(kw_only=True)
 class RunSummary(Value):
-    """A line of a list of runs."""
+    """One entry of a list of runs."""
 
     id: str
+    """Id of the run."""
+
     agent: str
+    """Name of the agent that executes the run."""
+
     session: str | None
+    """Session that the run belongs to; None if it has no session."""
+
     user: str | None
+    """User on whose behalf the run works; None if not given."""
+
     parent: str | None
-    """The run whose tool it is."""
+    """Id of the run that called this one as a tool; None if there is none."""
 
     state: State
+    """Current state of the run."""
+
     stop_reason: StopReason | None
+    """The reason why the run ended; None while it is not over."""
+
     waiting: bool
-    """Whether only something from outside can move it on."""
+    """Whether the run waits for an external input or decision."""
 
     driven: bool
-    """Whether somebody holds its lease now."""
+    """Whether a worker holds the lease of the run now."""
 
     turn: int
+    """Number of the current turn."""
+
     version: int
+    """Number of events in the journal."""
+
     tokens: int
+    """Tokens used by the run so far."""
+
     created_at: float
-    """Seconds since 1970, as `updated_at`."""
+    """Time when the run was created, seconds since 1970."""
 
     updated_at: float
+    """Time of the newest event, seconds since 1970."""
+
     prompt: str
-    """The first 200 characters."""
+    """The first 200 characters of the prompt."""
 
     ready_at: float | None = None
-    """Since or from when a worker may claim it, seconds since 1970 by the store's clock. None while it is driven, while
-    only something from outside can move it on, and when it is over or another run's.
+    """Time from which a worker may claim the run, seconds since 1970 by the store's clock. None while it is executed or
+    waits for an external input without a deadline, when it is over, and if another run called it.
     """
 
 
@@ -181,23 +208,33 @@ TIMESTAMP: Final = ValueRule(fits=is_number, wanted="seconds since 1970, for exa
 
 @attrs.frozen(kw_only=True)
 class Filter(Value):
-    """Which runs a list shows; what is None lets all through."""
+    """Selects the runs of a list. A field that is None matches all runs."""
 
     session: str | None = attrs.field(default=None, validator=STRING.or_none())
+    """Matches the runs of this session."""
+
     agent: str | None = attrs.field(default=None, validator=STRING.or_none())
+    """Matches the runs of the agent with this name."""
+
     user: str | None = attrs.field(default=None, validator=STRING.or_none())
+    """Matches the runs of this user."""
+
     state: State | None = attrs.field(default=None, validator=require_choice(*State).or_none())
+    """Matches the runs in this state."""
+
     waiting: bool | None = attrs.field(default=None, validator=BOOL.or_none())
+    """Matches the runs that wait for an external input or decision (True), or the others (False)."""
+
     parent: str | None = attrs.field(default=None, validator=STRING.or_none())
-    """Those whose caller is this run."""
+    """Matches the runs that the run with this id called as tools."""
 
     before: float | None = attrs.field(default=None, validator=TIMESTAMP.or_none())
-    """Those created earlier, seconds since 1970. Several runs may share one time, so that it does not tell pages apart:
-    `Runs.iterate` does.
+    """Matches the runs created earlier, seconds since 1970. Several runs may share one time, so use `Runs.iterate` for
+    pages.
     """
 
     def matches(self, summary: RunSummary) -> bool:
-        """Whether the list shows this line."""
+        """Whether the run with this summary is selected."""
         wanted = attrs.asdict(self)
         before = wanted.pop("before")
         named = all(value is None or getattr(summary, name) == value for name, value in wanted.items())
@@ -208,34 +245,34 @@ ALL_RUNS = Filter()
 
 
 class PendingWrite(Protocol):
-    """An append on its way to the disk."""
+    """An append that is being written."""
 
     @property
     def is_done(self) -> bool:
-        """Whether its outcome is known, so that `wait` does not wait."""
+        """Whether the outcome is known, so that `wait` returns at once."""
         ...
 
     async def wait(self) -> bool:
-        """Return when it is durable: True if it was written, False if a final append met an inbox that is not empty.
+        """Wait until the append is durable. Return True if it was written, False if a final append met unread posts.
 
         Cancelling the wait does not undo the append.
 
         Raises:
-            LeaseLostError: when another owner has taken the run.
-            ConflictError: when the journal is at another version.
-            StoreError: when it could not be written.
+            LeaseLostError: if another owner has taken over the run.
+            ConflictError: if the journal is at another version.
+            StoreError: if the append could not be written.
         """
         ...
 
 
 class Store(Protocol):
-    """Where journals live. Appends of one run are written in the order in which they were asked for.
+    """A store of journals. Appends of one run are written in the order of the calls.
 
-    All times that decide something (leases, expiry, timers) are the store's own.
+    Leases, expiry and timers use the store's clock.
     """
 
     async def now(self) -> float:
-        """Seconds since 1970 by the store's clock."""
+        """Return seconds since 1970 by the store's clock."""
         ...
 
     async def create(
@@ -247,54 +284,54 @@ class Store(Protocol):
     ) -> tuple[Header, Lease]:
         """Insert the run if its id is new, and take its lease.
 
-        Of a run in a session the header that is stored names, in `after`, the session's last run.
+        If the run is in a session, the stored header names the session's last run in `after`.
 
         Args:
-            header: Entry 0.
-            events: What the journal begins with, in the same transaction: a fork's are those of the run it came from.
-            durability: Of the lease's appends, and of this one.
+            header: Entry 0 of the journal.
+            events: First events of the journal, written in the same transaction; a fork copies those of its origin.
+            durability: Durability of this write and of the appends under the lease.
 
         Returns:
-            The header as it stands in the store, and the lease; its `version` tells whether the run existed.
+            The header in the store, and the lease; its `version` shows whether the run existed.
 
         Raises:
-            ConflictError: when the id stands for another prompt, somebody else drives it, its session has a run that
-                is not over, or the run that a new one goes on from is not there.
-            MisuseError: when there is no such durability.
+            ConflictError: if the id belongs to a run with another prompt, another worker executes the run, its session
+                has a run that is not over, or its `after` run does not exist.
+            MisuseError: if the durability is invalid.
         """
         ...
 
     async def lease(self, run_id: str, *, durability: Durability = "full", takeover: bool = False) -> Lease:
-        """Take the lease of a run that exists.
+        """Take the lease of an existing run.
 
         Args:
-            run_id: The run.
-            durability: Of the lease's appends.
+            run_id: Id of the run.
+            durability: Durability of the appends under the lease.
             takeover: Take the lease even if another owner holds it; that owner is refused at its next append.
 
         Raises:
-            RunNotFoundError: when there is none.
-            LeaseHeldError: when somebody else has it.
+            RunNotFoundError: if the run does not exist.
+            LeaseHeldError: if another owner holds the lease.
         """
         ...
 
     async def claim(self, agent: str, *, limit: int, durability: Durability = "full", suspects: bool = False) -> Claim:
-        """Take the leases of runs of that agent that a worker can move on now, those first that could be for longest.
+        """Take the leases of runs of that agent that are ready, longest waiting first.
 
-        They are not over, nobody drives them, no other run calls them, and they either do not wait, or something has
-        come that their last owner had not seen, or the time of what they wait for is up.
+        A run is ready if it is not over, has no owner, was not called by another run, and either does not wait, or has
+        a post that its last owner had not seen, or its deadline has passed.
 
-        An owner that ends without giving its leases back has crashed, and one of its runs may be the reason. A first
-        crash changes nothing. Runs whose owners crashed twice or more are suspects: they are claimed by themselves, in
+        An owner that ends without releasing its leases has crashed, and one of its runs may be the cause. The first
+        crash has no effect. Runs whose owners crashed twice or more are suspects: they are claimed separately, in
         groups of half as many runs as the last of these owners had, and in the end one by one. A run that finishes a
-        turn is no suspect any more.
+        turn is not a suspect any more.
 
         Args:
-            agent: Its name.
-            limit: How many at most.
-            durability: Of the leases' appends.
-            suspects: Whether to claim one group of suspects, for a worker that drives nothing else meanwhile; else
-                those are left out.
+            agent: Name of the agent.
+            limit: Maximum number of leases.
+            durability: Durability of the appends under the leases.
+            suspects: Whether to claim one group of suspects, for a worker that executes nothing else meanwhile. If
+                False, suspects are skipped.
         """
         ...
 
@@ -307,93 +344,97 @@ class Store(Protocol):
         taken: Sequence[int] = (),
         final: bool = False,
     ) -> PendingWrite:
-        """Write events and strike inbox rows, in one transaction; returns before it is durable.
+        """Write events and remove inbox rows in one transaction. Return before it is durable.
 
         Args:
-            lease: Checked in the transaction.
+            lease: The lease of the run, which the transaction checks.
             run: The run after the events; the journal must be at `run.version - len(events)`.
-            events: At least one.
-            taken: The numbers of the inbox rows that the events took in.
-            final: Write only if the inbox holds nothing else that is due.
+            events: The events to write, at least one.
+            taken: Numbers of the inbox rows that the events consumed.
+            final: Write only if no other row of the inbox is due.
         """
         ...
 
     def release(self, lease: Lease) -> PendingWrite:
-        """Give the lease back, after the appends before; returns at once, and is harmless when the lease is lost."""
+        """Release the lease after the pending appends. Return at once; a lost lease is ignored."""
         ...
 
     async def post(self, run_id: str, key: str, item: InboxItem, *, before: float | None = None) -> PostedItem:
-        """Put an item into the inbox, durably. The first post of a key wins, and the winner is returned.
+        """Put an item into the inbox, durably. Return the first post of the key, which wins.
 
         Args:
-            run_id: The run.
-            key: Unique in the run.
-            item: What to post.
-            before: Seconds since 1970 by the store's clock, from which on it is refused; None: it is never too late.
+            run_id: Id of the run.
+            key: Key of the post, unique in the run.
+            item: The item to post.
+            before: Deadline, seconds since 1970 by the store's clock, from which on the post is refused; None for no
+                deadline.
 
         Raises:
-            RunNotFoundError: when there is no such run.
-            ConflictError: when it is over, or it is too late; or when it is input and 1,000 posts wait already.
+            RunNotFoundError: if the run does not exist.
+            ConflictError: if the run is over, the deadline has passed, or the item is input and 1,000 posts wait
+                already.
         """
         ...
 
     async def inbox(self, run_id: str) -> tuple[PostedItem, ...]:
-        """Return the rows that are not taken yet, oldest first; those that are not due yet, too."""
+        """Return the rows that are not consumed yet, oldest first, including those that are not due yet."""
         ...
 
     async def read(self, run_id: str, after: int = 0) -> StoredRun:
         """Return the header and the events after that version.
 
         Raises:
-            RunNotFoundError, CorruptError, TooNewError: as they say.
+            RunNotFoundError: if the run does not exist.
+            CorruptError: if its journal cannot be read.
+            TooNewError: if a newer agentfsm has written its journal.
         """
         ...
 
     async def runs(self, where: Filter = ALL_RUNS, *, limit: int = 100) -> tuple[RunSummary, ...]:
-        """Return the newest runs that the filter takes, newest first."""
+        """Return the newest runs that match the filter, newest first."""
         ...
 
     async def delete(self, run_id: str) -> None:
-        """Remove a run that nobody drives, with its inbox and the runs of agents below it.
+        """Remove a run that is not being executed, with its inbox and the runs of its subagents.
 
         Raises:
-            RunNotFoundError: when there is no such run.
-            ConflictError: when it, or one below it, is driven, or another run goes on from one of them (sessions are
-                deleted whole), or it works for another run that is not over and would do its work again.
+            RunNotFoundError: if the run does not exist.
+            ConflictError: if a run to remove is being executed, another run goes on from one of them (delete the whole
+                session instead), or the run works for a caller that is not over and would repeat the work.
         """
         ...
 
     async def delete_session(self, session: str) -> int:
-        """Remove all runs of a session, with what `delete` removes; return how many they were.
+        """Remove all runs of a session, with everything that `delete` removes. Return the number of runs.
 
         Raises:
-            ConflictError: when one of them is driven, or a run outside goes on from one; none is removed then.
+            ConflictError: if one of them is being executed, or a run outside goes on from one; nothing is removed then.
         """
         ...
 
     async def prune(self, before: float) -> int:
-        """Remove what is over and has not changed since that moment; return how many runs that were.
+        """Remove the runs that are over and have not changed since that moment. Return the number of runs.
 
-        Sessions go whole, when all of their runs may; a run from which another goes on stays as long as that one, and
-        runs of agents as long as their callers.
+        A session is removed as a whole, once all of its runs qualify. A run from which another goes on stays as long as
+        that one, and the runs of subagents as long as their callers.
 
         Args:
             before: Seconds since 1970.
 
         Raises:
-            MisuseError: when it is no such number; nothing is removed.
+            MisuseError: if `before` is not a valid time; nothing is removed.
         """
         ...
 
     def subscribe(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002  a default
         """Call `wake`, from any thread, when something may have changed under the topic; it must not block.
 
-        Wakes may be spurious, and may be missing where another process writes and the store cannot tell: poll as well.
+        Wakes may be spurious, and may be missing if another process writes and the store cannot notice: poll as well.
         The default never wakes.
 
         Args:
             topic: `run:<id>`: the run's journal grew, or its state changed. `agent:<name>`: a run of that agent may
-                have become one that a worker can take (created, posted to, released).
+                have become ready (created, posted to, released).
             wake: Called after the change is committed.
 
         Returns:
@@ -402,7 +443,7 @@ class Store(Protocol):
         return lambda: None
 
     async def aclose(self) -> None:
-        """Close what is open; appends on their way are written first."""
+        """Close the store; pending appends are written first."""
         ...
 
 
@@ -416,7 +457,7 @@ STORE: Final = ValueRule(
 
 
 def _list_missing_members(store: object) -> list[str]:
-    """Return the members that a store lacks, or has inherited from the protocol, which does nothing."""
+    """Return the members that a store lacks, or inherits from the protocol, whose methods do nothing."""
     inherited = [name for name in _REQUIRED_OVERRIDES if getattr(type(store), name, None) is getattr(Store, name)]
     return [name for name in _STORE_MEMBERS if name in inherited or not hasattr(store, name)]
 
@@ -428,12 +469,10 @@ def ensure_store(store: Store) -> Store:
         MisuseError: naming the missing members.
     """
     if isinstance(store, type):
-        raise MisuseError(
-            f"{store.__name__} is a class, and a store is one of its objects: write {store.__name__}(...)"
-        )
+        raise MisuseError(f"{store.__name__} is a class; a store is an instance of it: write {store.__name__}(...)")
     if missing := _list_missing_members(store):
         raise MisuseError(
-            f"it does not implement {', '.join(missing)}: give a store such as SQLiteStore('runs.db'), or one of your "
-            "own subclass of agentfsm.ports.Store"
+            f"it does not implement {', '.join(missing)}: give a store such as SQLiteStore('runs.db'), or an instance "
+            "of your own subclass of agentfsm.ports.Store"
         )
     return store

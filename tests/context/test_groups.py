@@ -148,7 +148,7 @@ def test_the_hash_of_a_request_tells_heads_apart():
 @pytest.mark.parametrize("wrong", [[SlidingWindow], ["window"], [None], [TrimResults(), 3]])
 def test_what_is_no_policy_is_told_when_the_context_is_made(wrong: Sequence[object]):
     """With what to give."""
-    with pytest.raises(MisuseError, match=r"is no policy for the context: give for example \[TrimResults\(\)"):
+    with pytest.raises(MisuseError, match=r"is not a context policy: give for example \[TrimResults\(\)"):
         Context(wrong)
 
 

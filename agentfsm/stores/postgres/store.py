@@ -684,9 +684,17 @@ class PostgresStore(ThreadedStore[_PostgresBackend]):
     """
 
     url: str = attrs.field(repr=False)
+    """Address of the database, in libpq's form `postgresql://user:password@host:5432/database`. It is never shown."""
+
     schema: str = attrs.field(default="agentfsm", kw_only=True, validator=_SCHEMA_NAME)
+    """Name of the schema of the tables, created at first use. Default "agentfsm"."""
+
     lease_s: float = attrs.field(default=LEASE_S, kw_only=True, validator=LEASE_SECONDS)
+    """Seconds after which other workers take over the runs of a worker that vanished, up to 3,600."""
+
     patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=NOT_NEGATIVE)
+    """Seconds that calls wait for a server that was reached before and is away, 0 or more; then they fail."""
+
     _address: PostgresAddress = attrs.field(
         default=attrs.Factory(lambda self: PostgresAddress.parse(self.url), takes_self=True),
         init=False,

@@ -514,11 +514,26 @@ class RedisStore(ThreadedStore[_RedisBackend]):
     """
 
     url: str = attrs.field(repr=False, validator=_check_url)
+    """Address of the server: "redis://HOST:PORT/DATABASE", "rediss://..." for TLS, or "unix://PATH"."""
+
     accept_loss: Loss = attrs.field(default="nothing", kw_only=True, validator=require_choice(*LOSS_DESCRIPTIONS))
+    """The most that a crash of the server may lose: "nothing" (the default), "seconds", "snapshot" or "everything". The
+    store refuses a server whose settings may lose more.
+    """
+
     prefix: str = attrs.field(default=DEFAULT_PREFIX, kw_only=True)
+    """Prefix of all keys, so that several stores can share a server."""
+
     ttl_s: float | None = attrs.field(default=None, kw_only=True, validator=SECONDS.or_none())
+    """Seconds that a session, or a run without session, is kept after it is over, above 0. None, the default, keeps it
+    for ever.
+    """
+
     lease_s: float = attrs.field(default=LEASE_S, kw_only=True, validator=LEASE_SECONDS)
+    """Seconds after which other workers take over the runs of a worker that vanished, up to 3,600."""
+
     patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=SECONDS)
+    """Seconds that calls wait for a server that was reached before and is away, above 0; then they fail."""
 
     @property
     def address(self) -> str:

@@ -757,12 +757,22 @@ class SQLiteStore(ThreadedStore[_SQLiteBackend]):
     """
 
     path: str = attrs.field(converter=_absolute_path)
+    """Path of the file, made absolute. The file is created at first use; its folder must exist."""
+
     connect: Connect = attrs.field(default=connect_sqlite3, kw_only=True)
+    """Function that opens the file. Default `sqlite3.connect`; tests replace it to inject faults."""
+
     lease_s: float = attrs.field(default=LEASE_S, kw_only=True, validator=LEASE_SECONDS)
+    """Seconds after which other workers take over the runs of a worker that vanished, up to 3,600."""
+
     patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=NOT_NEGATIVE)
+    """Seconds that a call waits for another connection's transaction before it fails, 0 or more."""
+
     clock: Clock = attrs.field(factory=SystemClock, kw_only=True)
+    """Source of the current time; tests replace it."""
+
     _clock: Callable[[], float] = attrs.field(default=boot_clock, init=False)
-    """A test sets it before the first use, and need not wait for leases to end."""
+    """Clock of the leases. A test replaces it before the first use, so that it need not wait for leases to end."""
 
     async def claim(self, agent: str, *, limit: int, durability: Durability = "full", suspects: bool = False) -> Claim:
         """Take the leases of runs that a worker can move on now; where there are none the file is only read."""

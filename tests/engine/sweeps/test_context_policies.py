@@ -460,7 +460,7 @@ def test_a_context_is_given_in_three_ways():
     assert agent_of(model, context=SlidingWindow()).context == Context([SlidingWindow()])
     assert agent_of(model, context=(TrimResults(), SlidingWindow())).context == default
     assert agent_of(model, context=Context([SlidingWindow()], share=0.5)).context.share == 0.5
-    with pytest.raises(MisuseError, match="is no policy for the context"):
+    with pytest.raises(MisuseError, match="is not a context policy"):
         agent_of(model, context=SlidingWindow)
 
 
