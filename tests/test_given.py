@@ -389,7 +389,7 @@ async def test_an_id_that_is_made_is_looked_at_like_one_that_is_given():
 @pytest.mark.parametrize("made", [Reflector, Summarise])
 def test_a_name_is_no_model_below_the_agent(made):
     """What may not know the adapters says who does; what is a model is taken."""
-    with pytest.raises(MisuseError, match=r"give resolve\('openai:gpt-4o'\), of agentfsm\.models"):
+    with pytest.raises(MisuseError, match=r"give agentfsm\.models\.resolve\('openai:gpt-4o'\)"):
         made(model="openai:gpt-4o")
     model = ScriptedModel()
     assert made(model=model).model is model

@@ -96,7 +96,7 @@ class _WarningHandler(logging.Handler):
 
 
 def _describe_with_location(error: BaseException) -> str:
-    """Return an exception in a line, with the file and line that raised it."""
+    """Format an exception as one line, with the file and line that raised it."""
     what = one_line(describe_error(error), NOTE_CHARS)
     frames = traceback.extract_tb(error.__traceback__)
     return f"{what} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else what

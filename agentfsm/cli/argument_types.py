@@ -1,4 +1,4 @@
-"""The values of the command line's arguments: each function reads one kind, as `type=` of argparse."""
+"""Parsers of command-line argument values, for argparse's `type=`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentfsm.tools.schema.arguments import check_object
 
 N = TypeVar("N", int, float)
 
-# From the store's time to the moment that is meant, seconds since 1970.
+# Maps the store's time to the moment that an argument denotes, both in seconds since 1970.
 TimeResolver = Callable[[float], float]
 
 _UNIT_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
@@ -25,7 +25,7 @@ MAX_SPAN_S: Final = 10 * 366 * 86_400.0
 
 
 def parse_time(text: str) -> TimeResolver:
-    """Read a span from now on, or a date."""
+    """Parse a time from now, or a date."""
     if not text.startswith("+"):
         try:
             at = parse_date(text)
@@ -42,7 +42,7 @@ def parse_time(text: str) -> TimeResolver:
 
 
 def parse_date(text: str) -> float:
-    """Read a date, of this place unless it says of which; or seconds since 1970."""
+    """Parse a date, in local time unless it has an offset, or seconds since 1970."""
     if _UNIX_TIME_PATTERN.fullmatch(text):
         return float(text)
     try:
@@ -57,21 +57,21 @@ def parse_date(text: str) -> float:
 
 
 def parse_days(text: str) -> float:
-    """Read a number of days."""
+    """Parse a number of days."""
     if not re.fullmatch(r"\d{1,6}(?:\.\d+)?", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!r} is not a valid number of days: give a number, for example 30")
     return float(text)
 
 
 def parse_new_id(text: str) -> str:
-    """Read the id of a new run."""
+    """Parse the id of a new run."""
     if text.startswith("-"):
         raise argparse.ArgumentTypeError(f"{text!r} would be taken for an option wherever it is named: choose another")
     return text
 
 
 def parse_pair(text: str) -> tuple[str, str]:
-    """Read KEY=VALUE."""
+    """Parse KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE")
@@ -79,7 +79,7 @@ def parse_pair(text: str) -> tuple[str, str]:
 
 
 def parse_field(text: str) -> tuple[str, str]:
-    """Read a field of an answer: NAME=VALUE."""
+    """Parse a field of an answer: NAME=VALUE."""
     name, sign, value = text.partition("=")
     if not (name and sign):
         raise argparse.ArgumentTypeError(f"{text!r} is no field: write for example name=Ann")
@@ -94,12 +94,12 @@ def parse_object(text: str) -> str:
 
 
 def parse_count(text: str) -> int:
-    """Read a number of 1 or more."""
+    """Parse an integer of 1 or more."""
     return _parse(text, int, COUNT)
 
 
 def parse_seconds(text: str) -> float:
-    """Read a number of seconds above 0."""
+    """Parse a number of seconds above 0."""
     return _parse(text, float, SECONDS)
 
 

@@ -45,7 +45,7 @@ AddParser = Callable[..., argparse.ArgumentParser]
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """Says what is wrong as every other command does, with the usage below it, and repeats no password."""
+    """A parser that reports errors in the format of the other commands, followed by the usage, without passwords."""
 
     def error(self, message: str) -> NoReturn:
         wrong = MisuseError(mask_password(message))
@@ -54,7 +54,7 @@ class _CommandParser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return what reads the command line."""
+    """Build the parser of the command line."""
     made = _CommandParser(
         prog="agentfsm",
         description="Run agents whose every step is kept, and look at what they did.",

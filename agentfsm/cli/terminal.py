@@ -1,4 +1,4 @@
-"""Where the command line reads and writes: results on stdout, everything else on stderr, and nothing uncleaned."""
+"""Terminal input and output: results on stdout, everything else on stderr, and all text without control characters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentfsm.core.text_safety import strip_unsafe
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Terminal:
-    """The three streams of the process. A reader that has gone away breaks nothing."""
+    """The three standard streams of the process. A reader that closed its end causes no error."""
 
     json: bool = False
     """Whether the result is one JSON document."""
@@ -34,11 +34,11 @@ class Terminal:
         _write_result(self.stdout, strip_unsafe(text) + "\n")
 
     def document(self, value: object) -> None:
-        """Write the result as one JSON document, in ASCII: no character of it does anything to a terminal."""
+        """Write the result as one JSON document, in ASCII, so that it contains no terminal control characters."""
         _write_result(self.stdout, json.dumps(value, indent=2, default=str) + "\n")
 
     def err(self, text: str, end: str = "\n") -> None:
-        """Write lines for whoever watches."""
+        """Write progress lines to stderr."""
         _write_stderr(strip_unsafe(text) + end)
 
     @property
@@ -48,11 +48,11 @@ class Terminal:
 
     @property
     def can_ask(self) -> bool:
-        """Whether somebody is there to answer."""
+        """Whether a person can answer questions."""
         return self.is_watched and _is_terminal(sys.stdin)
 
     def ask(self, question: str) -> str | None:
-        """Ask, and return the answer; None where there is none (Ctrl-D, or a signal that ends what goes on)."""
+        """Ask, and return the answer; None if there is none (Ctrl-D, or a signal that ends the command)."""
         with _open_signal_pipe() as news:  # from before the question on: whoever reads it may press Ctrl-C at once
             self.err(question, end=" ")
             answer = sys.stdin.readline() if news is None or _wait_for_line(sys.stdin, news) else ""
@@ -61,7 +61,7 @@ class Terminal:
         return answer.strip() if answer else None
 
     def ask_choice(self, question: str, choices: Mapping[str, str]) -> str | None:
-        """Ask until the answer is one of the choices, in any case of letters; None where there is no answer."""
+        """Ask until the answer is one of the choices, ignoring case; None if there is no answer."""
         while (answer := self.ask(question)) is not None:
             if (chosen := choices.get(answer.lower())) is not None:
                 return chosen
@@ -80,7 +80,7 @@ def _wait_for_line(stream: TextIO, news: int) -> bool:
 
 @contextmanager
 def _open_signal_pipe() -> Iterator[int | None]:
-    """Open what can be read once a signal has come; None where there is no such thing."""
+    """Open a pipe that becomes readable when a signal arrives; None if the platform has none."""
     if os.name != "posix":
         yield None
         return
@@ -108,14 +108,14 @@ class _StderrProxy:
 
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Make a block in which nothing that is printed gets to stdout, which belongs to results."""
+    """Redirect everything that the block prints to stderr, since stdout is reserved for results."""
     with _redirect_descriptor(), redirect_stdout(cast("TextIO", _StderrProxy())):
         yield
 
 
 @contextmanager
 def _redirect_descriptor() -> Iterator[None]:
-    """Turn stdout's descriptor to stderr, too: a program that the code starts inherits it."""
+    """Redirect the file descriptor of stdout to stderr, too, since child processes inherit it."""
     try:
         own, watched = sys.stdout.fileno(), sys.stderr.fileno()
     except (OSError, ValueError):  # no real streams
@@ -170,12 +170,12 @@ def _write_stderr(text: str) -> None:
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
-    except OSError:  # nobody watches any more: no reason to stop
+    except OSError:  # the reader is gone, which is not a reason to stop
         _silence(sys.stderr)
 
 
 def _silence(stream: TextIO) -> None:
-    """Send to nowhere what is still written to a stream that nobody reads, at exit too."""
+    """Discard further writes to a stream whose reader is gone, including those at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     with suppress(OSError, ValueError):
         os.dup2(nowhere, stream.fileno())

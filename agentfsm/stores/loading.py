@@ -90,13 +90,13 @@ def mask_password(text: str) -> str:
 
 
 def _find_passwords(url: str) -> list[str]:
-    """Return the passwords in a URL, as they are written and as they are meant; the longest first."""
+    """Return the passwords in a URL, both escaped and unescaped, longest first."""
     written = {found[2] for pattern in (_URL_PASSWORD, _QUERY_PASSWORD) for found in pattern.finditer(url)}
     return sorted((written | {unquote(word) for word in written}) - {""}, key=len, reverse=True)
 
 
 def _mask_words(text: str, words: list[str]) -> str:
-    for word in words:  # whole ones: many a password is "postgres"
+    for word in words:  # only whole words: many passwords are "postgres"
         text = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", "***", text)
     return text
 
@@ -111,7 +111,7 @@ def _open(name: str, url: str, own_options: tuple[str, ...]) -> Store:
 
 
 def _split_options(url: str, names: tuple[str, ...]) -> tuple[str, dict[str, str]]:
-    """Return a URL without the options that are the store's own, and these."""
+    """Split a URL into the part without the store's own options, and these options."""
     head, _, query = url.partition("?")
     pairs = [pair for pair in query.split("&") if pair]
     own = {name: unquote(value) for name, _, value in (pair.partition("=") for pair in pairs) if name in names}

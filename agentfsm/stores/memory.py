@@ -60,7 +60,7 @@ MAX_FINISHED_RUNS: Final = 1_000
 
 @attrs.frozen
 class _CompletedWrite(Value):
-    """The outcome of an append to memory: it is always decided at once."""
+    """The outcome of an append to memory, which is always known at once."""
 
     error: StoreError | None = None
     accepted: bool = True
@@ -81,35 +81,37 @@ class _MemoryRecord:
     run: Run
     events: list[Event] = attrs.field(factory=list)
     inbox: dict[int, PostedItem] = attrs.field(factory=dict)
-    """By number; struck when taken."""
+    """Posts that are not consumed yet, by number."""
 
     posts_by_key: dict[str, PostedItem] = attrs.field(factory=dict)
-    """Every post there ever was, by key."""
+    """All posts of the run, including consumed ones, by key."""
 
     token: int = 0
     seen: int = 0
-    """The newest row that an owner has looked at, and when it last looked for timers."""
+    """Number of the newest inbox row that an owner has read."""
 
     seen_at: float = 0.0
+    """Time when an owner last checked timers, seconds since 1970."""
+
     ready_at: float | None = None
-    """Since or from when a worker may claim the run, seconds since 1970; None for never, or while it is driven."""
+    """Time from which a worker may claim the run, seconds since 1970; None for never, or while it is executed."""
 
     lease_ref: weakref.ref[Lease] | None = None
-    """Weak, so that an owner whose coroutine was thrown away holds nothing."""
+    """The current lease; weak, so that an owner whose coroutine was discarded holds nothing."""
 
     @property
     def lease(self) -> Lease | None:
-        """The lease that is held now."""
+        """The current lease; None if the run has no owner."""
         return self.lease_ref() if self.lease_ref is not None else None
 
     def is_unread(self, row: PostedItem) -> bool:
-        """Whether no owner has seen the row, or not when it was due."""
+        """Whether no owner has read the row since it was posted or became due."""
         at = due_at(row.item)
         return row.number > self.seen or (at is not None and at > self.seen_at)
 
 
 def _iter_required(runs: Mapping[str, Run], kept: Collection[str]) -> Iterator[str | None]:
-    """Yield what goes with kept runs: what they go on from, their caller, the agents below them, their session."""
+    """Yield the runs that kept runs need: predecessor, caller, runs of subagents and other runs of the session."""
     sessions = {runs[run_id].session for run_id in kept} - {None}
     for run_id, run in runs.items():
         if run_id in kept:
@@ -121,39 +123,39 @@ def _iter_required(runs: Mapping[str, Run], kept: Collection[str]) -> Iterator[s
 
 @attrs.define(eq=False, repr=False)
 class MemoryStore(Store):
-    """Keeps journals in this process.
+    """A store that keeps journals in the memory of this process.
 
-    Of finished runs it keeps the newest 1,000, and those that a kept run goes on from.
+    It keeps the newest 1,000 finished runs, and those that a kept run goes on from.
     """
 
     clock: Clock = attrs.field(factory=SystemClock, kw_only=True)
-    """Tells the date; a test may give its own."""
+    """Source of the current time; tests replace it."""
 
     _records: dict[str, _MemoryRecord] = attrs.field(factory=dict, init=False)
     _finished: OrderedDict[str, None] = attrs.field(factory=OrderedDict, init=False)
     _successor_counts: Counter[str] = attrs.field(factory=Counter, init=False)
-    """How many kept runs go on from a run."""
+    """Number of kept runs that go on from a run, by its id."""
 
     _sessions: dict[str, list[str]] = attrs.field(factory=dict, init=False)
-    """The ids of their runs, oldest first."""
+    """Ids of the runs of each session, oldest first."""
 
     _numbers: itertools.count[int] = attrs.field(factory=lambda: itertools.count(1), init=False)
-    """Of inbox rows, and of entries in the next."""
+    """Numbers of inbox rows, and of the entries in `_ready`."""
 
     _ready: dict[str, list[tuple[float, int, str]]] = attrs.field(factory=dict, init=False)
-    """Runs that could be claimed when they were put in, as a heap for each agent: `ready_at`, a number, and the id."""
+    """Heap of claimable runs for each agent: `ready_at`, a number and the id. Outdated entries are skipped."""
 
     _tokens: itertools.count[int] = attrs.field(factory=lambda: itertools.count(1), init=False)
-    """Of leases: unique in the store, so that a lease of a deleted run says nothing of a new one with its id."""
+    """Fencing tokens, unique in the store, so that a lease of a deleted run is not valid for a new run with its id."""
 
     _subscriptions: Subscriptions = attrs.field(factory=Subscriptions, init=False)
     _lock: RLock = attrs.field(factory=RLock, init=False)
-    """An agent may be driven from event loops in several threads. Reentrant: a thread that collects garbage while it
-    holds this may give a lease back.
+    """Lock for event loops in several threads. Reentrant, because a garbage collection in a thread that holds it may
+    release a lease.
     """
 
     async def now(self) -> float:
-        """Seconds since 1970 by the clock."""
+        """Return seconds since 1970 by `clock`."""
         return self.clock.now()
 
     async def create(
@@ -191,7 +193,7 @@ class MemoryStore(Store):
         return continue_session(header, last)
 
     async def lease(self, run_id: str, *, durability: Durability = "full", takeover: bool = False) -> Lease:
-        """Take the lease of a run that exists."""
+        """Take the lease of an existing run."""
         with self._lock:
             return self._grant_lease(self._record(run_id), check_durability(durability), takeover=takeover)
 
@@ -203,7 +205,7 @@ class MemoryStore(Store):
         durability: Durability = "full",
         suspects: bool = False,
     ) -> Claim:
-        """Take the leases of runs of that agent that a worker can move on now; there are no suspects in memory."""
+        """Take the leases of runs of that agent that are ready. A store in memory has no suspects."""
         leases: list[Lease] = []
         with self._lock:
             waiting = self._ready.get(agent, [])
@@ -235,7 +237,7 @@ class MemoryStore(Store):
         return lease
 
     def _free_run(self, record: _MemoryRecord, backoff_s: float = 0.0, backoff_inbox_head: int = 0) -> None:
-        """Let a run that is driven no more be claimed, as soon as it can be moved on; see `Lease.rest_s`."""
+        """Let workers claim a run without owner as soon as it is ready, see `Lease.backoff_s`."""
         with self._lock:
             record.lease_ref = None
             if record.run.stop_reason is None and record.run.header.parent is None:
@@ -263,7 +265,7 @@ class MemoryStore(Store):
         taken: Sequence[int] = (),
         final: bool = False,
     ) -> PendingWrite:
-        """Write events and strike inbox rows; what is wrong is raised by the wait, as in the other stores."""
+        """Write events and remove inbox rows. Errors are raised by `wait`, as in the other stores."""
         with self._lock:
             record = self._records.get(lease.run_id)
             before = run.version - len(events)
@@ -297,7 +299,7 @@ class MemoryStore(Store):
                 oldest = self._forget(oldest)
 
     def _forget(self, run_id: str) -> str | None:
-        """Drop a run; return the run that it went on from, if that is over and no other goes on from it."""
+        """Drop a run. Return its `after` run if that is over and no other run goes on from it."""
         header = self._records.pop(run_id).run.header
         after = header.after
         self._finished.pop(run_id, None)
@@ -314,7 +316,7 @@ class MemoryStore(Store):
         return after if after in self._finished else None
 
     def release(self, lease: Lease) -> PendingWrite:
-        """Give the lease back."""
+        """Release the lease."""
         with self._lock:
             record = self._records.get(lease.run_id)
             if record is not None and record.lease is lease:
@@ -353,7 +355,7 @@ class MemoryStore(Store):
         return row
 
     async def inbox(self, run_id: str) -> tuple[PostedItem, ...]:
-        """Return the rows that are not taken yet, oldest first."""
+        """Return the rows that are not consumed yet, oldest first."""
         with self._lock:
             return tuple(self._record(run_id).inbox.values())
 
@@ -364,7 +366,7 @@ class MemoryStore(Store):
             return StoredRun(header=record.run.header, events=tuple(record.events[max(after, 0) :]))
 
     async def runs(self, where: Filter = ALL_RUNS, *, limit: int = 100) -> tuple[RunSummary, ...]:
-        """Return the newest runs that the filter takes, newest first."""
+        """Return the newest runs that match the filter, newest first."""
         with self._lock:
             records = reversed(self._records.values())
             lines = [build_summary(r.run, driven=r.lease is not None, ready_at=r.ready_at) for r in records]
@@ -376,20 +378,20 @@ class MemoryStore(Store):
         return at is None or at <= self.clock.now()
 
     async def delete(self, run_id: str) -> None:
-        """Remove a run that nobody drives, and the runs below it."""
+        """Remove a run that is not being executed, and the runs of its subagents."""
         with self._lock:
             self._record(run_id)
             self._remove(self._find_removable([run_id]))
 
     async def delete_session(self, session: str) -> int:
-        """Remove all runs of a session, and the runs below them; return how many of the session they were."""
+        """Remove all runs of a session, and the runs of their subagents. Return the number of runs in the session."""
         with self._lock:
             ids = list(self._sessions.get(session, ()))
             self._remove(self._find_removable(ids))
             return len(ids)
 
     async def prune(self, before: float) -> int:
-        """Remove what is over and old, and nothing still needs."""
+        """Remove the old finished runs that no kept run needs."""
         check_prune_time(before)
         with self._lock:
             runs = {run_id: record.run for run_id, record in self._records.items()}
@@ -400,9 +402,9 @@ class MemoryStore(Store):
             return len(runs) - len(kept)
 
     def _find_removable(self, ids: Iterable[str]) -> list[str]:
-        """Return these runs and those of agents below them, if nothing that stays needs one of them or drives it."""
+        """Return these runs and those of their subagents, after checking that all of them can be removed."""
         found = list(ids)
-        for run_id in found:  # it grows while it is read
+        for run_id in found:  # the list grows during the iteration
             found += [each for each, record in self._records.items() if record.run.header.parent == run_id]
         for run_id, record in self._records.items():
             if run_id in found and record.lease is not None:
@@ -423,7 +425,7 @@ class MemoryStore(Store):
         return self._subscriptions.subscribe(topic, wake)
 
     def _notify(self, run: Run, *, include_agent: bool = False) -> None:
-        """Wake the subscribers of the run, and those of its agent where a worker may take it now."""
+        """Wake the subscribers of the run, and of its agent if a worker may claim the run now."""
         self._subscriptions.notify([run_topic(run.id), *([agent_topic(run.header.agent)] if include_agent else ())])
 
     async def aclose(self) -> None:

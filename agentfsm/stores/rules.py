@@ -1,4 +1,4 @@
-"""What all stores decide alike."""
+"""Checks and errors that all stores share."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.core.inbox import InboxItem, PostedItem
 
-# What a decision has done to its call, in words.
+# The effect of a decision on its call, for messages.
 _DECISION_WORDS: Final[Mapping[type, str]] = {
     Approve: "approved",
     Reject: "rejected",
     GiveInput: "answered",
     Rerun: "set to run again",
 }
-# What is said of a run that somebody else drives.
+# The end of a message about a run that another worker executes.
 LEASE_HELD_ADVICE: Final = (
     "is being driven by another worker; wait for it, or take it over by agent.resume(run_id, takeover=True) if that "
     "one hangs"
@@ -39,17 +39,17 @@ FINAL_STATES: Final = frozenset({State.DONE, State.ERROR})
 PATIENCE_S: Final = 30.0
 # Characters of the prompt in a list of runs: a line or two.
 PROMPT_CHARS: Final = 200
-# Posts that wait in the inbox of one run, beyond which it takes no more input: each turn reads all of them, at 0.1 ms.
+# Maximum posts that wait in the inbox of one run; further input is refused. Each turn reads all of them, at 0.1 ms.
 MAX_INBOX_ROWS: Final = 1_000
-# The fields of a summary that are columns of a database; who drives a run is told by its lease.
+# The fields of a summary that are columns of a database; `driven` follows from the lease.
 SUMMARY_COLUMNS: Final = tuple([field.name for field in attrs.fields(RunSummary) if field.name != "driven"])
 
 
 def check_durability(durability: Durability) -> Durability:
-    """Return what is a durability.
+    """Return `durability` unchanged if it is valid.
 
     Raises:
-        MisuseError: when it is none.
+        MisuseError: if it is not.
     """
     if durability not in ("full", "normal"):
         raise MisuseError(f"durability={durability!r}: give 'full' or 'normal'")
@@ -57,10 +57,10 @@ def check_durability(durability: Durability) -> Durability:
 
 
 def check_run_id(run_id: object) -> None:
-    """Refuse what is no run's id, before it is looked for.
+    """Check that a value can be the id of a run, before it is looked up.
 
     Raises:
-        MisuseError: when it is none.
+        MisuseError: if it is not a str.
     """
     if not isinstance(run_id, str):
         what = f"a Run ({run_id.id!r} here)" if isinstance(run_id, Run) else f"{run_id!r:.80}"
@@ -68,24 +68,24 @@ def check_run_id(run_id: object) -> None:
 
 
 def check_same_prompt(stored: Header, header: Header) -> None:
-    """Refuse a second run under an id; the same prompt means the same run.
+    """Refuse a second run with the same id; the same prompt means the same run.
 
     Raises:
-        ConflictError: when the run in the store has another one.
+        ConflictError: if the run in the store has another prompt.
     """
     if stored.prompt != header.prompt:
         raise ConflictError(f"run {header.id!r} exists with another prompt; choose another id")
 
 
 def continue_session(header: Header, last: tuple[str, str] | None) -> Header:
-    """Name the session's last run in the header; those before it are over, or it would not have begun.
+    """Return the header with the session's last run in `after`. The runs before that one are over.
 
     Args:
-        header: Of the new run.
-        last: Id and state of that run; None where the session is new, or the run is in none.
+        header: Header of the new run.
+        last: Id and state of the session's last run; None if the session is new, or the run has no session.
 
     Raises:
-        ConflictError: when it is not over.
+        ConflictError: if the session's last run is not over.
     """
     if last is None:
         return header
@@ -99,7 +99,7 @@ def continue_session(header: Header, last: tuple[str, str] | None) -> Header:
 
 
 def missing_predecessor_error(header: Header) -> ConflictError:
-    """Return the error of who goes on from a run that is not there."""
+    """Build the error for a run whose `after` run does not exist in this store."""
     return ConflictError(
         f"run {header.id!r} cannot go on from run {header.after!r}, which this store does not hold: it was deleted or "
         "pruned, or is of another store; give what was said in it instead of after=: messages=first.messages",
@@ -107,10 +107,10 @@ def missing_predecessor_error(header: Header) -> ConflictError:
 
 
 def resolve_duplicate_post(run_id: str, winner: PostedItem, item: InboxItem) -> PostedItem:
-    """Return the first post of a key, if the second one says the same.
+    """Return the first post of a key if the second one is equivalent.
 
     Raises:
-        ConflictError: when it says something else, showing who was first.
+        ConflictError: if it differs; the message names the author of the first.
     """
     if _comparison_key(winner.item) == _comparison_key(item):
         return winner
@@ -118,7 +118,7 @@ def resolve_duplicate_post(run_id: str, winner: PostedItem, item: InboxItem) -> 
 
 
 def decided_already_error(run_id: str, winner: PostedItem) -> ConflictError:
-    """Return the error of a post whose key stands for another one; it says what was decided, and by whom."""
+    """Build the error for a post whose key is taken; the message contains the earlier decision and its author."""
     first = winner.item
     what = f"{getattr(first, 'call_id', '') or 'it'} was {decision_word(first)} already"
     words = f", as {first.content[:PROMPT_CHARS]!r}" if isinstance(first, Settle) else ""
@@ -126,7 +126,7 @@ def decided_already_error(run_id: str, winner: PostedItem) -> ConflictError:
 
 
 def decision_word(item: InboxItem) -> str:
-    """Return what a decision has done to its call: "approved"."""
+    """Return the effect of a decision on its call, for example "approved"."""
     return _DECISION_WORDS.get(type(item), "decided")
 
 
@@ -134,32 +134,32 @@ def check_not_over(run_id: str, state: str, stop_reason: str | None) -> None:
     """Refuse a post to a run that is over.
 
     Raises:
-        ConflictError: when it is.
+        ConflictError: if it is over.
     """
     if state in FINAL_STATES:
         raise ConflictError(f"run {run_id!r} is over ({stop_reason}): it takes no more input")
 
 
 def check_deadline(run_id: str, before: float | None, now: float) -> None:
-    """Refuse a post that comes too late.
+    """Refuse a post after its deadline.
 
     Raises:
-        ConflictError: when it does.
+        ConflictError: if the deadline has passed.
     """
     if before is not None and now >= before:
         raise ConflictError(f"run {run_id!r}: this was to be decided in time, and the time is up: that is a no")
 
 
 def check_inbox_capacity(run_id: str, item: InboxItem, waiting: int) -> None:
-    """Refuse more input for a run that has not taken in what it was sent; a decision is never refused for that.
+    """Refuse more input for a run whose inbox is full. Decisions are always accepted.
 
     Args:
-        run_id: The run.
-        item: What is posted.
-        waiting: How many rows of its inbox are not taken in yet, timers included.
+        run_id: Id of the run.
+        item: The item to post.
+        waiting: Number of inbox rows that are not consumed yet, including timers.
 
     Raises:
-        ConflictError: when there are too many.
+        ConflictError: if the inbox is full.
     """
     if waiting >= MAX_INBOX_ROWS and isinstance(item, Input):
         raise ConflictError(
@@ -169,16 +169,16 @@ def check_inbox_capacity(run_id: str, item: InboxItem, waiting: int) -> None:
 
 
 def next_expiry(run: Run) -> float | None:
-    """Return when what a run waits for is decided by time, seconds since 1970; None for never."""
+    """Return the next deadline of the calls that a run waits for, seconds since 1970; None if there is none."""
     times = [item.expires_at for item in run.pending if item.expires_at is not None]
     return min(times) if times and run.paused is None else None
 
 
 def check_prune_time(before: object) -> None:
-    """Refuse what is no moment to prune by, before anything is removed.
+    """Check the time given to `prune`, before anything is removed.
 
     Raises:
-        MisuseError: when it is none.
+        MisuseError: if it is not a valid time.
     """
     if isinstance(before, bool) or not isinstance(before, int | float) or math.isnan(before):
         raise MisuseError(
@@ -188,19 +188,19 @@ def check_prune_time(before: object) -> None:
 
 
 def suspect_group_size(previous_size: int) -> int:
-    """Return how many suspects are driven together that were driven by so many when their owner died, at least 1."""
+    """Return the size of the next group of suspects, given the number of runs that their dead owner executed."""
     return max(1, previous_size // 2)
 
 
 def successor_exists_error(run_id: str, successor: str) -> ConflictError:
-    """Return the error of who deletes a run that another goes on from."""
+    """Build the error for the deletion of a run that another run goes on from."""
     return ConflictError(
         f"run {successor!r} goes on from run {run_id!r} and needs its history: delete that first, or the whole session",
     )
 
 
 def caller_open_error(run_id: str, caller: str) -> ConflictError:
-    """Return the error of who deletes the run of an agent whose caller is not over."""
+    """Build the error for the deletion of a subagent's run whose caller is not over."""
     return ConflictError(
         f"run {run_id!r} works for run {caller!r}, which is not over: without it, that run would have its work done "
         f"again; cancel it instead, or delete run {caller!r}, which removes both",
@@ -208,7 +208,7 @@ def caller_open_error(run_id: str, caller: str) -> ConflictError:
 
 
 def _comparison_key(item: InboxItem) -> tuple[object, ...]:
-    """Return what a post comes down to, whoever says it and in whatever words."""
+    """Return the parts of a post that make it equivalent to another, without author and wording."""
     match item:
         case Settle():
             return Settle, item.outcome, item.content
@@ -226,7 +226,7 @@ def preview_prompt(header: Header) -> str:
 
 
 def build_summary(run: Run, *, driven: bool, ready_at: float | None) -> RunSummary:
-    """Return the line of a list that stands for the run."""
+    """Build the summary of a run."""
     return RunSummary(
         id=run.id,
         agent=run.header.agent,
@@ -248,10 +248,10 @@ def build_summary(run: Run, *, driven: bool, ready_at: float | None) -> RunSumma
 
 
 def parse_summary(values: Mapping[str, Any], *, driven: bool) -> RunSummary:
-    """Return the line of a list from the columns of a database.
+    """Build a summary from the columns of a database.
 
     Raises:
-        CorruptError: when they hold what this agentfsm does not know.
+        CorruptError: if they contain values that this version of agentfsm does not know.
     """
     try:
         known = {

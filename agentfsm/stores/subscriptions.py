@@ -11,7 +11,7 @@ import attrs
 
 _log = logging.getLogger("agentfsm.stores")
 
-# Sent where the name of the run's agent is not at hand: it reaches the subscribers of every agent.
+# Sent if the name of the run's agent is unknown: it reaches the subscribers of every agent.
 ALL_AGENTS_TOPIC: Final = "agent:"
 
 
@@ -27,16 +27,16 @@ def agent_topic(name: str) -> str:
 
 @attrs.define(eq=False, repr=False)
 class Subscriptions:
-    """Callbacks by topic. Usable from any thread. A sender first looks whether there are any `topics`."""
+    """Callbacks by topic, thread-safe. Senders check first whether there are any `topics`."""
 
     topics: dict[str, dict[object, Callable[[], None]]] = attrs.field(factory=dict, init=False)
-    """What is subscribed to, and the callbacks of each subscription; empty while nothing is."""
+    """Callbacks by topic and subscription; empty if there are no subscriptions."""
 
     _lock: RLock = attrs.field(factory=RLock, init=False)
     """Reentrant: a subscription may end in a garbage collection, in a thread that holds this."""
 
     def subscribe(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake` whenever the topic is sent; return a function that ends this, from any thread, also twice."""
+        """Call `wake` for each notification of the topic. Return an idempotent, thread-safe unsubscribe function."""
         subscription = object()
         with self._lock:
             self.topics.setdefault(topic, {})[subscription] = wake
@@ -51,7 +51,7 @@ class Subscriptions:
         return end
 
     def notify(self, topics: Iterable[str]) -> None:
-        """Call the subscribers of these topics, each once a topic; what one of them raises is logged."""
+        """Call the subscribers of these topics, each once per topic, and log their exceptions."""
         with self._lock:
             wakes = [wake for topic in {*topics} for wake in self._find_callbacks(topic)]
         for wake in wakes:

@@ -1,4 +1,4 @@
-"""Token counters. This package loads no vocabulary: `tokens.tiktoken_counter` does, when it is asked for."""
+"""Token counters. Vocabularies are loaded on demand, by `tokens.tiktoken_counter`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["load_counter"]
 
 
 async def load_counter(model_name: str) -> TokenCounter:
-    """Load the token counter for a model, once in a process; an estimate, marked as one, where there is none.
+    """Load the token counter for a model, once per process; fall back to an estimate (`exact` is False).
 
     tiktoken itself is imported in a thread, since that takes 0.1 s.
     """

@@ -1,7 +1,7 @@
-"""Counting a history that grows: each message once.
+"""Count the tokens of a growing history, each message once.
 
-Before there is a vocabulary the tally counts bytes. A token is at least one byte, so what fits in bytes fits in tokens,
-and a short run never loads a vocabulary.
+Until a vocabulary is loaded the ledger counts bytes. A token is at least one byte, so a history that fits in bytes fits
+in tokens, and a short run never loads a vocabulary.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.ports.model import ToolDefinition
 
-# English and code have four, Chinese too (a character has three bytes), JSON and logs two: what is between them.
+# A mean: English, code and Chinese (three bytes a character) have four bytes a token, JSON and logs two.
 BYTES_PER_TOKEN: Final = 3
 
-# What a provider writes around each message: its start, role and end, and a line break. A call is written likewise.
+# Tokens of the provider's framing of each message: start, role, end and a line break. Calls are framed likewise.
 MESSAGE_TOKENS: Final = 4
 
 # The same around a call or a result, with its id: "t12345.67" has six tokens.
@@ -52,20 +52,20 @@ IMAGE_TOKENS: Final = 1_445
 # The same for detail="low", whatever the size.
 LOW_IMAGE_TOKENS: Final = 85
 
-# A page of a PDF, which providers read as text and picture (1,500 to 3,000: Anthropic's page on PDF support), and two
-# minutes of speech: the least that a file or a recording is taken for, and what one by address is.
+# The minimum for a file or a recording, and the count for one that is given by address: a page of a PDF, which
+# providers read as text and picture (1,500 to 3,000: Anthropic's page on PDF support), or two minutes of speech.
 MIN_MEDIA_TOKENS: Final = 1_500
 
-# What a wire writes around a part of a result: whose it is, or why the model cannot be shown it.
+# Tokens of the text around a media part of a result: the call that it belongs to, or why the model cannot see it.
 PART_TOKENS: Final = 100
 
-# Base64 characters of a file that come to a token: a page of text takes 50 to 100 KB with its fonts.
+# Base64 characters of a file per token: a page of text takes 50 to 100 KB with its fonts.
 FILE_CHARS_PER_TOKEN: Final = 30
 
 # The same of a recording: 10 tokens a second (OpenAI), 16 to 32 KB a second.
 AUDIO_CHARS_PER_TOKEN: Final = 1_000
 
-# Messages that are counted without a pause: up to 10 ms with a vocabulary.
+# Messages that are counted without yielding to the event loop: up to 10 ms with a vocabulary.
 BATCH_MESSAGES: Final = 500
 
 CountText = Callable[[str], int]
@@ -82,17 +82,17 @@ class _ByteCounter(TokenCounter):
         return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-# A sure upper bound, to be used as a counter.
+# A counter that returns an upper bound.
 BYTE_COUNTER: Final = _ByteCounter()
 
 
 def estimate_tokens(text: str) -> int:
-    """Return about how many tokens a text has, where no vocabulary is loaded."""
+    """Estimate the tokens of a text without a vocabulary."""
     return BYTE_COUNTER.count(text) // BYTES_PER_TOKEN
 
 
 def count_message(message: Message, counter: TokenCounter) -> int:
-    """Return the tokens of a message, with what the provider writes around it."""
+    """Return the tokens of a message, including the provider's framing."""
     return MESSAGE_TOKENS + _MESSAGE_COUNTERS[type(message)](message, counter.count)
 
 
@@ -103,9 +103,9 @@ def _count_assistant(message: AssistantMessage, count: CountText) -> int:
 
 
 def _count_native(native: NativeReply, count: CountText) -> int:
-    """Return about the tokens of a reply in its provider's form, in the counter's own measure.
+    """Estimate the size of a reply in its provider's form, in the unit of the counter.
 
-    A vocabulary would find far more in the letters of what is sealed or signed than the provider does.
+    A vocabulary would count far more tokens in encrypted or signed content than the provider does.
     """
     in_bytes = BYTE_COUNTER.count(native.content)
     return in_bytes if count == BYTE_COUNTER.count else in_bytes // BYTES_PER_TOKEN
@@ -151,7 +151,7 @@ def _join_parts(parts: Sequence[Part]) -> str:
     return "".join([f"\0{_part_text(part)}" for part in parts])
 
 
-# Each message as it enters a hash: what a model reads of it.
+# The text of each message that enters the hash: the parts that a model reads.
 _HASHED_TEXTS: Mapping[type[Message], Callable[[Any], str]] = {
     SystemMessage: lambda message: f"\0s{message.text}",
     UserMessage: lambda message: "\0u" + "\0".join([_part_text(part) for part in message.parts]),
@@ -165,45 +165,45 @@ _HASHED_TEXTS: Mapping[type[Message], Callable[[Any], str]] = {
 
 
 def count_tools(definitions: Iterable[ToolDefinition], counter: TokenCounter) -> int:
-    """Return the tokens of the tool definitions, as JSON; 0 where there are none."""
+    """Return the tokens of the tool definitions as JSON; 0 if there are none."""
     tools = [attrs.asdict(each, recurse=False, filter=lambda _field, value: value is not False) for each in definitions]
     return counter.count(json.dumps(tools, ensure_ascii=False, default=dict)) if tools else 0
 
 
 @attrs.define(eq=False, repr=False)
 class TokenLedger:
-    """The tokens of a run's history, which grows, and of what is shown of it: each message is counted once."""
+    """Token counts of a run's growing history, and of the part that requests show. Each message is counted once."""
 
     counter: TokenCounter = BYTE_COUNTER
-    """`BYTE_COUNTER` until there is a vocabulary, see `recount`."""
+    """The counter in use: `BYTE_COUNTER` until a vocabulary is loaded, see `recount`."""
 
     own_start: int = attrs.field(default=0, kw_only=True)
-    """Where the run's own messages start; what is before them is of runs that it goes on from."""
+    """Index of the run's first own message; those before it belong to runs that it goes on from."""
 
     overhead_tokens: int = attrs.field(default=0, kw_only=True)
-    """Tokens of what every request holds beside messages: instructions and tool definitions."""
+    """Tokens of the instructions and tool definitions, which every request contains besides messages."""
 
     task_index: int | None = attrs.field(default=None, init=False)
-    """Where the first user message is; None where there is none yet."""
+    """Index of the run's first user message; None if there is none yet."""
 
     _sums: list[int] = attrs.field(factory=lambda: [0], init=False)
-    """The tokens of the first 0, 1, 2, ... messages."""
+    """Cumulative tokens of the first 0, 1, 2, ... messages."""
 
     _hash: Any = attrs.field(factory=sha256, init=False)
-    """A hash that has taken in the messages one by one."""
+    """Running hash of the messages."""
 
     _cutoff: int = attrs.field(default=0, init=False)
     _compacted_messages: tuple[Message, ...] = attrs.field(default=(), init=False)
-    """As the run has them."""
+    """The compacted messages of the run that were counted last."""
 
     compacted_tokens: tuple[int, ...] = attrs.field(default=(), init=False)
-    """Of each message of the head."""
+    """Tokens of each compacted message."""
 
     _compacted_total: int = attrs.field(default=0, init=False)
-    """Their sum."""
+    """Sum of `compacted_tokens`."""
 
     _compacted_digest: bytes = attrs.field(default=b"", init=False)
-    """What the head adds to the hash: nothing where it follows from where the window starts."""
+    """Hash of the compacted messages; empty if they follow from the cutoff alone."""
 
     def __len__(self) -> int:
         return len(self._sums) - 1
@@ -214,33 +214,33 @@ class TokenLedger:
 
     @property
     def shown_tokens(self) -> int:
-        """The tokens of what a request shows: the head, and the messages from the window's start on."""
+        """The tokens of the messages in a request: the compacted ones, and those from the cutoff on."""
         return self._compacted_total + self._sums[-1] - self._sums[self._cutoff]
 
     @property
     def request_tokens(self) -> int:
-        """About how many tokens a request has in all, also where only bytes were counted."""
+        """The approximate tokens of a whole request, even if only bytes were counted."""
         return (self.overhead_tokens + self.shown_tokens) // (BYTES_PER_TOKEN if self.counter is BYTE_COUNTER else 1)
 
     @property
     def digest(self) -> str:
-        """A hash of what a request shows: 8 hexadecimal digits."""
-        told = self._hash.copy()
-        told.update(b"%d" % self._cutoff + self._compacted_digest)
-        return str(told.hexdigest()[:8])
+        """A hash of the messages in a request: 8 hexadecimal digits."""
+        digest = self._hash.copy()
+        digest.update(b"%d" % self._cutoff + self._compacted_digest)
+        return str(digest.hexdigest()[:8])
 
     def update(self, run: Run, most: int | None = None) -> bool:
-        """Count what is new in the run: messages, and the head that a compaction has made.
+        """Count the new messages of the run, and the messages that a compaction has made.
 
         Args:
             run: The run that was counted so far, or one that goes on from it.
-            most: How many messages to count now, 1 or more; None for all.
+            most: Maximum messages to count now, 1 or more; None for all.
 
         Returns:
-            Whether all are counted; where not, call it again.
+            Whether all messages are counted. If not, call it again.
 
         Raises:
-            MisuseError: when its history is shorter than what was counted.
+            MisuseError: if the history is shorter than the part that was counted.
         """
         if not self._count_messages(run.messages, most):
             return False
@@ -249,7 +249,7 @@ class TokenLedger:
         return True
 
     def resume_from(self, first: int) -> None:
-        """Count on for a run that goes on from this one; its own messages start at `first`."""
+        """Continue with a run that goes on from this one; its own messages start at `first`."""
         self.own_start, self.task_index = first, None
 
     def _count_compacted(self, run: Run) -> None:
@@ -258,13 +258,13 @@ class TokenLedger:
         self._compacted_total = sum(self.compacted_tokens)
         self._compacted_digest = b""
         if run.segments != default_segments(run.cutoff, self.task_index):
-            told = sha256()
+            digest = sha256()
             for message in run.compacted_messages:
-                told.update(_HASHED_TEXTS[type(message)](message).encode("utf-8", "surrogatepass"))
-            self._compacted_digest = told.digest()
+                digest.update(_HASHED_TEXTS[type(message)](message).encode("utf-8", "surrogatepass"))
+            self._compacted_digest = digest.digest()
 
     def _iter_compacted_tokens(self, run: Run) -> Iterator[int]:
-        """Yield the tokens of each message of the head; of those that are shown whole, as they were counted."""
+        """Yield the tokens of each compacted message, reusing the counts of those that are shown whole."""
         places: list[int | None] = []
         for entry in run.segments:
             places += range(entry.start, entry.end) if isinstance(entry, Span) else [None]
@@ -277,7 +277,9 @@ class TokenLedger:
     def _count_messages(self, messages: Sequence[Message], most: int | None) -> bool:
         known = len(self)
         if len(messages) < known:
-            msg = f"the history has {len(messages)} messages, but {known} were counted: a fork needs a Tally of its own"
+            msg = (
+                f"the history has {len(messages)} messages, but {known} were counted: a fork needs its own TokenLedger"
+            )
             raise MisuseError(msg)
         news = messages[known:] if most is None else messages[known : known + most]
         for index, message in enumerate(news, known):

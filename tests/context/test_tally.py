@@ -149,5 +149,5 @@ def test_tools_count_as_the_json_they_are_sent_as():
 def test_a_tally_refuses_a_history_that_has_shrunk():
     """A fork has other messages, so its own tally."""
     tally = tally_of(run_of((user("a"), user("b"))), BYTE_COUNTER)
-    with pytest.raises(MisuseError, match=r"1 messages, but 2 were counted: a fork needs a Tally of its own"):
+    with pytest.raises(MisuseError, match=r"1 messages, but 2 were counted: a fork needs its own TokenLedger"):
         tally.update(run_of((user("a"),)))

@@ -1,4 +1,4 @@
-"""From "module:agent" to an agent."""
+"""Load the agent that a target such as "module:agent" names."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def load_target(target: str, *kinds: type) -> Any:
 
 
 def iter_agents(agent: Agent) -> Iterator[Agent]:
-    """Yield the agent, and those that are among its tools, however deep."""
+    """Yield the agent and all of its subagents, at any depth."""
     known: list[Agent] = []
     found = deque([agent])
     while found:
@@ -145,7 +145,7 @@ def _call_factory(factory: Any, target: str) -> Any:
 
 
 def _describe_error(error: BaseException) -> str:
-    """Return the error with the line of code that raised it."""
+    """Format an error with the line of code that raised it."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error}"  # which names file and line itself
     frames = traceback.extract_tb(error.__traceback__)

@@ -44,26 +44,26 @@ def load_mcp() -> ModuleType:
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class TerminalConsent:
-    """Shows what is to be approved of servers to whoever sits at the terminal, and takes the answer."""
+    """Shows proposals of MCP servers to the person at the terminal, and returns the decisions."""
 
     terminal: Terminal
     approves_all: bool = False
-    """Whether all that is shown is approved unasked: whoever called has said so."""
+    """Whether all proposals are approved without asking, because the caller requested it."""
 
     shows_all: bool = False
-    """Whether it is shown even where nobody can be asked."""
+    """Whether proposals are shown even if there is no person to ask."""
 
     is_open: bool = attrs.field(default=True, init=False)
-    """Whether anybody is asked: not while a run is driven."""
+    """Whether the person may be asked: not while a run is executed."""
 
     asked_count: int = attrs.field(default=0, init=False)
-    """How many times somebody should have been asked."""
+    """Number of proposals that should have been put to a person."""
 
     unasked: list[str] = attrs.field(factory=list, init=False)
-    """Servers about which somebody should have been asked, and nobody was there."""
+    """Names of servers with a proposal for which there was no person to ask."""
 
     async def __call__(self, proposal: Proposal) -> bool:
-        """Ask about one thing; no answer is a no."""
+        """Ask about one proposal; a missing answer is a refusal."""
         if not self.is_open:
             return False
         self.asked_count += 1
@@ -124,7 +124,7 @@ def join_servers(agent: Agent, files: Sequence[str], terminal: Terminal) -> Agen
 
 
 def _check_all_asked(consent: TerminalConsent, files: Iterable[str]) -> None:
-    """Raise when somebody should have been asked, and nobody was there."""
+    """Raise MisuseError if a person should have been asked, and none was there."""
     if not consent.unasked:
         return
     names = " and ".join(repr(name) for name in dict.fromkeys(consent.unasked))

@@ -1,4 +1,4 @@
-"""What the subcommands share: from words to stores, runs and agents."""
+"""Find the stores, runs and agents that the arguments of a subcommand name."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def resolve_run(args: argparse.Namespace, terminal: Terminal) -> ResolvedRun:
     """Return the run that the words name, with the agent that they name, else with the one that it was begun with.
 
     Raises:
-        MisuseError: when nobody knows which agent that was, or a server of its is not approved.
+        MisuseError: if the agent of the run is unknown, or one of its MCP servers is not approved.
         MCPServerError: when a server cannot be used.
-        RunNotFoundError: when the store holds no such run.
+        RunNotFoundError: if the store does not contain the run.
     """
     place = resolve_location(args.store)
     if args.agent is not None:
@@ -111,7 +111,7 @@ async def load_with_root(store: Store, run_id: str) -> tuple[Run, Header]:
 
 
 def run_in_store(store: Store, act: Callable[[], Awaitable[T]]) -> T:
-    """Do something with a store, and close it."""
+    """Use a store, and close it afterwards."""
 
     async def whole() -> T:
         try:

@@ -1,4 +1,4 @@
-"""Where runs are kept."""
+"""Find or create the store that the command line uses."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ STORE_VARIABLE: Final = "AGENTFSM_STORE"
 
 
 def resolve_location(given: str | None) -> str:
-    """Return the path or URL of the store: as given, else from the environment, else the usual path."""
+    """Return the path or URL of the store: the given one, else that of the environment, else the default path."""
     return given or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
 
 
 def is_url(location: str) -> bool:
-    """Whether the store is a server's and no file."""
+    """Whether the store is on a server, not in a file."""
     return "://" in location
 
 
@@ -29,7 +29,7 @@ def create_store(location: str) -> Store:
     """Return the store at a path or URL, which is made at its first use; a file's folder is made now.
 
     Raises:
-        MisuseError: when the folder cannot be made, or nothing is known of such a URL.
+        MisuseError: if the folder cannot be created, or the URL is not supported.
     """
     if not is_url(location):
         make_folder(Path(location).absolute().parent)
@@ -40,7 +40,7 @@ def open_existing_store(given: str | None) -> Store:
     """Return a store that exists, found as in `resolve_location`; of a server it is found out later whether it does.
 
     Raises:
-        MisuseError: when there is none at the path, or nothing is known of such a URL.
+        MisuseError: if there is no store at the path, or the URL is not supported.
     """
     place = resolve_location(given)
     if not is_url(place) and not Path(place).exists():

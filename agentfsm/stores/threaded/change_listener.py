@@ -1,4 +1,4 @@
-"""A thread that hears from a database server what other processes have changed, as long as anybody subscribes to it."""
+"""A thread that receives change notifications from a database server while there are subscriptions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentfsm.stores.subscriptions import Subscriptions
 
 _log = logging.getLogger("agentfsm.stores")
 
-# Seconds between two looks whether anybody still subscribes.
+# Seconds between two checks whether there are still subscriptions.
 CHECK_INTERVAL_S: Final = 0.5
 # Seconds between two attempts to reach a server that is away; subscribers poll meanwhile.
 RECONNECT_DELAY_S: Final = 1.0
@@ -30,36 +30,36 @@ class PushNotificationMixin:
 
     @property
     def poll_interval_s(self) -> float:
-        """Seconds between two looks: infinity, for none."""
+        """Seconds between two polls: infinity, since the server is not polled."""
         return math.inf
 
     def has_changed(self) -> bool:
-        """Return False: the listener hears of changes."""
+        """Return False, since the listener receives changes instead."""
         return False
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class ChangeListener:
-    """Sends the signals that a server announces. Its thread starts with a subscription and ends after the last."""
+    """Notifies subscribers of the changes that a server announces. Its thread ends after the last subscription."""
 
     subscriptions: Subscriptions
     notifications: NotificationSource
-    """Connects at its first item; raises where the connection fails."""
+    """Iterates over notifications. It connects at its first item, and raises if the connection fails."""
 
     match_topic: Callable[[str, Iterable[str]], str | None]
-    """Returns which of the topics an announcement is about, or None."""
+    """Returns the topic that a notification is about, or None."""
 
     refresh: Callable[[Iterable[str]], None] = lambda _topics: None
-    """Called now and then with the topics, for servers that announce only what they were asked to."""
+    """Called every `refresh_s` seconds with the topics, for servers that announce only requested topics."""
 
     refresh_s: float = float("inf")
-    """Seconds between two such calls."""
+    """Seconds between two calls of `refresh`. Default: never."""
 
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _thread: threading.Thread | None = attrs.field(default=None, init=False)
 
     def start(self) -> None:
-        """Listen, unless this is being done already; where no thread can be started subscribers are left to poll."""
+        """Start the thread unless it runs already. If no thread can be started, subscribers only poll."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="agentfsm-listener", daemon=True)

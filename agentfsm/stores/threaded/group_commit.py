@@ -1,10 +1,10 @@
-"""One thread that does what many coroutines ask for, in groups.
+"""Group commit: one thread that executes the jobs of many coroutines in shared transactions.
 
-A commit costs a wait for the disk, however much it holds. So one thread takes everything that is queued, does it in one
-transaction, commits once and wakes each waiter. While it waits for the disk the next group gathers: the busier the
-store, the larger the groups and the cheaper each job.
+A commit waits for the disk, whatever its size. So one thread executes all queued jobs in one transaction, commits once
+and wakes each waiter. Meanwhile the next group gathers: the busier the store, the larger the groups and the cheaper
+each job.
 
-The thread knows nothing of SQL: it works on a `TransactionBackend`.
+The thread does not depend on SQL: it works on a `TransactionBackend`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _log = logging.getLogger("agentfsm.stores")
 
 
 class TransactionBackend(Protocol):
-    """What the thread works on. Only the thread calls it."""
+    """The database that the thread works on. Only the thread calls it."""
 
     leases: LeaseTable
     """The leases that have to be renewed."""
@@ -64,55 +64,55 @@ class TransactionBackend(Protocol):
     def transaction(
         self, *, write: bool, durability: Durability, runs: Collection[str]
     ) -> AbstractContextManager[None]:
-        """Return a block that is committed as a whole, or not at all when it raises; it is about these runs."""
+        """Return a context manager for a transaction on these runs, which is rolled back if the block raises."""
         ...
 
     def wait_to_retry(self, error: Exception) -> bool:
-        """Wait a little where the error will pass; return whether the same jobs shall be done again.
+        """Wait a little if the error is transient. Return whether to execute the same jobs again.
 
-        Whether a commit that broke off was made is then not known: the backend finds out job by job.
+        An interrupted commit may have succeeded: the backend then checks each job.
         """
         ...
 
     def is_lock_error(self, error: Exception) -> bool:
-        """Whether nothing but a lock on the whole store is in the way, which may last and will end."""
+        """Whether the only cause is a lock on the whole store, which may last but will end."""
         ...
 
     def is_job_error(self, error: Exception) -> bool:
-        """Whether one job brought the error about, so that its neighbours may do without it."""
+        """Whether a single job caused the error, so that the others of its group can be executed without it."""
         ...
 
     def translate_error(self, error: Exception) -> AgentError:
-        """Return what callers are told of an error that is none of ours: what, why, what next."""
+        """Return the AgentError that reports a foreign error to callers, with its cause and a remedy."""
         ...
 
     def renew_leases(self) -> None:
-        """Renew the leases that are held by event loops that run, and let go of those that were dropped."""
+        """Renew the leases of event loops that run, and release those that were dropped."""
         ...
 
     def maintain(self) -> None:
-        """Do what is better done when nobody waits."""
+        """Perform maintenance that is best done while the store is idle."""
         ...
 
     @property
     def poll_interval_s(self) -> float:
-        """Seconds between two looks for changes by other processes while anybody subscribes; infinity for no looks."""
+        """Seconds between two polls for changes by other processes while there are subscriptions; infinity for none."""
         ...
 
     def has_changed(self) -> bool:
-        """Whether another process may have changed something since the last look."""
+        """Whether another process may have changed something since the last poll."""
         ...
 
     def close(self) -> None:
-        """Let go of everything; the next transaction opens it again."""
+        """Release all resources; the next transaction reopens them."""
         ...
 
 
 class StoreJob(Generic[T, D]):
-    """A piece of work for the thread, and the way back to who waits for it.
+    """A unit of work for the thread, and its result.
 
-    `work` raises an AgentError to refuse, before it has written anything. Any number of coroutines may wait, or none;
-    a cancelled wait leaves the job alone.
+    `work` refuses by raising an AgentError before it writes. Any number of coroutines may wait for the result. A
+    cancelled wait does not affect the job.
     """
 
     __slots__ = (
@@ -140,14 +140,14 @@ class StoreJob(Generic[T, D]):
         notify_agent: str | None = None,
         retry_if_locked: bool = False,
     ) -> None:
-        """Make a job.
+        """Create a job.
 
         Args:
-            work: The work, as a function of the backend.
-            run_id: The run that it is about, if it is one.
-            writes: Whether it needs a transaction that may write.
-            on_failure: Called in the thread if the job failed from outside; not if it was refused.
-            durability: What it survives once it is done.
+            work: Function that does the work on the backend.
+            run_id: Id of the run that the job is about, if it is about one.
+            writes: Whether the job needs a transaction that may write.
+            on_failure: Called in the thread if the job failed for an external reason; not called for a refusal.
+            durability: Durability of the job's writes.
             notify_agent: The name of the agent whose workers may take the run after it; empty for an agent whose name
                 is not known, None where no worker is concerned.
             retry_if_locked: Whether it is tried again for `MAX_LOCKED_S` while the store is locked, since it says what
@@ -167,7 +167,7 @@ class StoreJob(Generic[T, D]):
 
     @classmethod
     def done(cls, value: T) -> Self:
-        """Return a job that is done already."""
+        """Return a job that is already done."""
         job = cls(lambda _desk: value)
         job._value = value
         job.finish()
@@ -175,11 +175,11 @@ class StoreJob(Generic[T, D]):
 
     @property
     def is_done(self) -> bool:
-        """Whether its outcome is known."""
+        """Whether the outcome of the job is known."""
         return self._done
 
     async def wait(self) -> T:
-        """Return what the work returned once that is committed, or raise its error."""
+        """Wait for the commit. Return the result of the work, or raise its error."""
         if not self._done:
             bell = ThreadWaiter()
             self._waiters.append(bell)
@@ -190,7 +190,7 @@ class StoreJob(Generic[T, D]):
         return self._value
 
     def attempt(self, backend: D) -> None:
-        """Do the work inside a transaction; it is asked again when a neighbour spoilt that."""
+        """Do the work inside a transaction; called again if another job made the transaction fail."""
         assert self._work is not None  # noqa: S101  only a job that is done has none
         self._error = None
         try:
@@ -203,19 +203,19 @@ class StoreJob(Generic[T, D]):
             raise RuntimeError(f"a job tried to end the thread: {error!r}") from error
 
     def record_failure(self, backend: D, error: AgentError) -> None:
-        """Give the job an error that is not its own word."""
+        """Set an error that the work itself did not raise."""
         self._value = None  # type: ignore[assignment]  # it was rolled back; a lease ends with it
         self._error = error
         if self._on_failure is not None:
             self._on_failure(backend, error)
 
     def abort(self, error: AgentError) -> None:
-        """Give the job an error, unless its outcome is known; nobody but who waits is told."""
+        """Set an error unless the outcome is known. Only waiters see it; `on_failure` is not called."""
         if not self._done:
             self._error = error
 
     def finish(self) -> list[ThreadWaiter]:
-        """Let its outcome be known; return the bells of those who wait for it."""
+        """Publish the outcome. Return the waiters to notify."""
         self._work = self._on_failure = None  # what they hold need not live as long as the outcome
         self._done = True
         return self._waiters
@@ -231,28 +231,28 @@ def _find_changed_topics(jobs: Iterable[StoreJob[Any, D]]) -> Iterator[str]:
 
 
 def finish_jobs(jobs: Iterable[StoreJob[Any, D]]) -> None:
-    """End jobs, and tell everybody who waits for one of them."""
+    """Finish jobs and notify their waiters."""
     notify_all([bell for job in jobs for bell in job.finish()])
 
 
 @attrs.frozen(kw_only=True)
 class StoreStatistics(Value):
-    """What a store's thread has done so far in this process, and what it is at."""
+    """Statistics of a store's thread in this process."""
 
     commits: int
-    """Transactions of jobs that were committed."""
+    """Number of committed transactions."""
 
     jobs: int
-    """Writes done, refused and failed ones included."""
+    """Number of write jobs so far, including refused and failed ones."""
 
     largest_group: int
-    """Writes in one transaction, at most."""
+    """Largest number of write jobs in one transaction."""
 
     leases: int
-    """Held now."""
+    """Number of leases held now."""
 
     queued: int
-    """Jobs that wait now."""
+    """Number of jobs that wait now."""
 
 
 class GroupCommitWriter(Generic[D]):
@@ -286,7 +286,7 @@ class GroupCommitWriter(Generic[D]):
 
         Raises:
             ClosedError: after `close`.
-            StoreError: when the queue is full, the thread has died, or none can be started.
+            StoreError: if the queue is full, or the thread has died or cannot be started.
         """
         if self._queue.qsize() >= MAX_QUEUED_JOBS:
             raise StoreError(
@@ -305,7 +305,7 @@ class GroupCommitWriter(Generic[D]):
             self._queue.put(job)
 
     async def close(self) -> None:
-        """Do what is queued, let go of the backend and end the thread. A cancelled close goes on by itself."""
+        """Execute the queued jobs, close the backend and end the thread. A cancelled close continues in the thread."""
         with self._lock:
             first, self._closing = not self._closing, True
             thread = self._thread
@@ -318,7 +318,7 @@ class GroupCommitWriter(Generic[D]):
             thread.join()  # it has nothing left to do but to return
 
     def statistics(self) -> StoreStatistics:
-        """Return what was done so far."""
+        """Return the statistics so far."""
         return StoreStatistics(
             commits=self._commits,
             jobs=self._jobs,
@@ -344,7 +344,7 @@ class GroupCommitWriter(Generic[D]):
             self._die(error)
 
     def _die(self, error: BaseException) -> None:
-        """Fail all that wait, refuse what comes, and let go of the backend, which may keep others out."""
+        """Fail all waiting jobs, refuse new ones, and close the backend, which may block others."""
         _log.critical("the store's thread died", exc_info=error)
         told = StoreError(
             f"the store's thread died by a fault of its own ({error!r}): please report it; then make a new store and "
@@ -362,7 +362,7 @@ class GroupCommitWriter(Generic[D]):
         self._run_quietly(self.backend.close)
 
     def _run_once(self) -> None:
-        """Do what is queued, or what is due."""
+        """Execute the queued jobs, or the upkeep that is due."""
         group = self._next_group()
         if not self.backend.leases:
             self._renewed_at = time.monotonic()
@@ -373,7 +373,7 @@ class GroupCommitWriter(Generic[D]):
         self._run_upkeep()
 
     def _next_group(self) -> list[StoreJob[Any, D]]:
-        """Return what is queued, oldest first; wait for it, but no longer than until some upkeep is due."""
+        """Wait for queued jobs until some upkeep is due. Return them, oldest first."""
         jobs: list[StoreJob[Any, D] | None] = []
         with suppress(Empty):
             jobs.append(self._queue.get(timeout=RETRY_INTERVAL_S if self._deferred else self._next_timeout_s()))
@@ -408,7 +408,7 @@ class GroupCommitWriter(Generic[D]):
             self._transact(reads, write=False)
 
     def _transact(self, jobs: list[StoreJob[Any, D]], *, write: bool) -> None:
-        """Do the jobs in one transaction; where one of them spoils it, each in one of its own."""
+        """Execute the jobs in one transaction; if one of them makes it fail, each in its own transaction."""
         while True:
             try:
                 durability: Durability = "full" if any(job.durability == "full" for job in jobs) else "normal"
@@ -477,7 +477,7 @@ class GroupCommitWriter(Generic[D]):
             self.subscriptions.notify(list(self.subscriptions.topics))
 
     def _stop_if_idle(self) -> bool:
-        """Whether nothing is left to do; then the backend is let go of, and the next job starts a new thread."""
+        """Close the backend and return True if no work is left; the next job then starts a new thread."""
         watches = bool(self.subscriptions.topics) and self.backend.poll_interval_s < math.inf
         idle = not self.backend.leases and not watches and time.monotonic() >= self._worked_at + IDLE_TIMEOUT_S
         if not (self._closing or idle) or self._deferred or not self._queue.empty():
@@ -492,14 +492,14 @@ class GroupCommitWriter(Generic[D]):
             return True
 
     def _run_quietly(self, act: Callable[[], None]) -> None:
-        """Do upkeep: nobody waits for it, so its failure is logged, and the thread lives on."""
+        """Perform upkeep. A failure is only logged, since no caller waits for it."""
         try:
             act()
         except Exception as error:  # noqa: BLE001  as above
             _log.warning("the store's upkeep (%s) failed: %s", act.__name__, self._as_agent_error(error))
 
     def _as_agent_error(self, error: Exception) -> AgentError:
-        """Return the error that callers are told."""
+        """Return the error to raise to callers."""
         if isinstance(error, AgentError):
             return error
         told = self.backend.translate_error(error)

@@ -1,9 +1,9 @@
-"""The leases that a store holds in this process: who has them, what they were told, and which have failed.
+"""The leases that a store holds in this process: their owners, their state, and their failures.
 
 A lease belongs to the event loop that took it. A store's thread renews the leases of a loop only while that loop runs,
 so that a loop which is blocked for good does not keep its runs from others.
 
-A store's thread owns this; what a lease is told, its owner reads from the event loop.
+The store's thread owns this table and updates the leases; their owners read them from the event loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agentfsm.ports.store import Lease, LeaseTerm
 
 _log = logging.getLogger("agentfsm.stores")
 
-# Seconds between two questions to an event loop whether it runs.
+# Seconds between two probes of an event loop.
 PROBE_INTERVAL_S: Final = 0.5
 # Seconds without an answer after which a log line says where the loop stands still.
 BLOCKED_LOG_S: Final = 1.0
@@ -34,15 +34,15 @@ BLOCKED_LOG_S: Final = 1.0
 
 @attrs.define(eq=False, repr=False)
 class LeaseOwner(LeaseTerm):
-    """An event loop that drives runs of one store: the owner of leases.
+    """An event loop that executes runs of one store: the owner of leases.
 
-    Made in the loop, and then used by the store's thread.
+    Created in the loop, and then used by the store's thread.
     """
 
     # Where that time has passed, a store that renews it sees first which of its leases were taken over: with the
     # renewal all of them would look as if they held.
     name: str = ""
-    """As the store knows it, unique."""
+    """Unique name of the owner in the store."""
 
     silent_s: float = attrs.field(default=0.0, init=False)
     """Seconds for which the loop has not run, as far as the store's thread was there to see it."""
@@ -64,9 +64,9 @@ class LeaseOwner(LeaseTerm):
     _is_logged: bool = attrs.field(default=False, init=False)
 
     def probe(self, now: float) -> None:
-        """See whether the loop has answered since the last time, and ask again if it has.
+        """Check whether the loop has answered the last probe, and send another if it has.
 
-        A thread that was itself stopped for a while, with its process, has not seen the loop stand still.
+        Time in which this thread was stopped as well, with its process, does not count against the loop.
 
         Args:
             now: Seconds by a monotonic clock.
@@ -113,12 +113,12 @@ class HeldLease:
     """A lease of ours."""
 
     lease_ref: Callable[[], Lease | None]
-    """A weak reference, so that an owner whose coroutine was thrown away holds nothing."""
+    """A weak reference to the lease, so that an owner whose coroutine was discarded holds nothing."""
 
     token: int
     owner: LeaseOwner
     failure: str = ""
-    """Why an append of it was not written, by no word of ours; then no later one is either, so that there is no gap."""
+    """The external reason why an append was not written. Later appends are then refused, so that there is no gap."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -126,24 +126,24 @@ class LeaseTable:
     """The leases of one store object, by run id."""
 
     lease_s: float
-    """How long one lasts that is not renewed, seconds."""
+    """Seconds that a lease lasts without renewal."""
 
     blocked_s: float = 60.0
-    """Seconds for which a loop may stand still until its leases are renewed no more."""
+    """Seconds that an event loop may be blocked before its leases are not renewed any more. Default 60."""
 
     worker_name: str = ""
-    """The name of the store object, with which the names of its event loops begin."""
+    """Name of the store object, and prefix of the names of its event loops."""
 
     _held: dict[str, HeldLease] = attrs.field(factory=dict, init=False)
     _undo_log: dict[str, HeldLease | None] | None = attrs.field(default=None, init=False)
-    """What was held of each run that has changed in the transaction; None outside of one."""
+    """Previous entries of the runs that changed in the transaction; None outside a transaction."""
 
     def __len__(self) -> int:
         return len(self._held)
 
     @property
     def renew_interval_s(self) -> float:
-        """Seconds between two renewals: a lease outlives two that came to nothing."""
+        """Seconds between two renewals: a lease survives two that fail."""
         return self.lease_s / 3
 
     def __iter__(self) -> Iterator[tuple[str, HeldLease]]:
@@ -154,7 +154,7 @@ class LeaseTable:
         return list({id(held.owner): held.owner for held in self._held.values()}.values())
 
     def probe(self, now: float) -> bool:
-        """Ask the loops that hold leases whether they run; return whether one is closed, whose leases are then dropped.
+        """Probe the loops that hold leases. Return whether one is closed, whose leases are then dropped.
 
         Args:
             now: Seconds by a monotonic clock.
@@ -176,7 +176,7 @@ class LeaseTable:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Run the block; where it fails, what it has taken and given back is held as before."""
+        """Run the block. If it fails, restore the leases that it added and removed."""
         self._undo_log = {}
         try:
             yield
@@ -188,29 +188,29 @@ class LeaseTable:
             self._undo_log = None
 
     def add(self, lease: Lease, owner: LeaseOwner) -> None:
-        """Hold a lease that was just taken."""
+        """Add a lease that was just taken."""
         self._put(lease.run_id, HeldLease(weakref.ref(lease), lease.token, owner))
 
     def remove(self, run_id: str) -> None:
-        """Hold it no longer."""
+        """Remove the lease of a run."""
         self._put(run_id, None)
 
     def abandon(self, lease: Lease) -> None:
-        """Treat a lease that could not be given back as one that was thrown away: the next renewal lets go of it."""
+        """Treat a lease that could not be released as dropped: the next renewal releases it."""
         if (held := self._find(lease)) is not None:
             self._put(lease.run_id, HeldLease(lambda: None, lease.token, held.owner))
 
     def find_leases(self, owner: LeaseOwner) -> list[Lease]:
-        """Return the leases of an event loop that nobody has thrown away."""
+        """Return the leases of an event loop that were not dropped."""
         leases = [held.lease_ref() for held in self._held.values() if held.owner is owner]
         return [lease for lease in leases if lease is not None]
 
     def clear(self) -> None:
-        """Hold nothing."""
+        """Remove all leases."""
         self._held.clear()
 
     def find_lease(self, run_id: str) -> Lease | None:
-        """Return the lease of the run, if somebody here has it and has not thrown it away."""
+        """Return the lease of the run if it is held here and was not dropped."""
         held = self._held.get(run_id)
         return None if held is None else held.lease_ref()
 
@@ -219,7 +219,7 @@ class LeaseTable:
         return owner.startswith(self.worker_name)
 
     def is_dropped(self, run_id: str, owner: str) -> bool:
-        """Whether the lease is ours, and the coroutine that had it has thrown it away."""
+        """Whether the lease belongs to this store object, and its coroutine has dropped it."""
         return self.is_ours(owner) and self.find_lease(run_id) is None
 
     def has_lease(self, run_id: str, token: int) -> bool:
@@ -228,16 +228,16 @@ class LeaseTable:
         return held is not None and held.token == token
 
     def release(self, lease: Lease) -> None:
-        """Hold it no longer, if it is this one."""
+        """Remove this lease if it is the current one of its run."""
         if self._find(lease) is not None:
             self._put(lease.run_id, None)
 
     def check(self, lease: Lease) -> None:
-        """Refuse an append of a lease that is not held any more, or that comes after one which was not written.
+        """Refuse an append if the lease is not held any more, or an earlier append was not written.
 
         Raises:
-            LeaseLostError: when it was given back or lost.
-            StoreError: when an earlier append of it was not written.
+            LeaseLostError: if the lease was released or lost.
+            StoreError: if an earlier append was not written.
         """
         held = self._find(lease)
         if held is None:
@@ -248,13 +248,13 @@ class LeaseTable:
             )
 
     def mark_failed(self, lease: Lease, error: AgentError) -> None:
-        """Let no later append of the lease be written after one that was not."""
+        """Refuse the later appends of a lease after one that was not written."""
         held = self._find(lease)
         if held is not None:
             held.failure = held.failure or str(error)
 
     def notify_inbox(self, run_id: str, inbox_head: int, *, cancelled: bool) -> None:
-        """Tell whoever drives a run here what its inbox holds."""
+        """Update the lease of a run with the state of its inbox."""
         lease = self.find_lease(run_id)
         if lease is None:
             return
@@ -264,7 +264,7 @@ class LeaseTable:
             _wake(lease)
 
     def mark_lost(self, lease: Lease) -> None:
-        """Tell whoever drives a run here that another owner has taken over."""
+        """Inform the owner of a lease that another owner has taken over."""
         self.release(lease)
         if not lease.lost:
             lease.lost = True

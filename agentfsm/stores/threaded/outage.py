@@ -1,7 +1,6 @@
-"""How long a store was without its server: leases that ended meanwhile may have ended for no other reason.
+"""Track outages of a server, since leases may end only because their owners could not renew them.
 
-Their owners were cut off as well, and could not renew them. Whoever reaches the server again first must not take the
-runs of those who come a moment later, and are alive.
+The first worker that reaches the server again must not take the runs of live workers that reconnect a moment later.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Outage:
     _counts_until: float = attrs.field(default=0.0, init=False)
 
     def begin(self) -> None:
-        """Note that the server is away; a store that has never reached it knows of no lease."""
+        """Record that the server is away. Ignored if the store has never reached it, since it then holds no leases."""
         if self._is_ongoing or self._last_answer_at is None:
             return
         self._is_ongoing = True
@@ -36,13 +35,13 @@ class Outage:
             self._began_at = self._last_answer_at
 
     def end(self) -> None:
-        """Note that the server has answered."""
+        """Record that the server has answered."""
         self._last_answer_at = time.monotonic()
         if self._is_ongoing:
             self._is_ongoing, self._counts_until = False, self._last_answer_at + self.lease_s
 
     @property
     def grace_s(self) -> float:
-        """Seconds before now from which on leases that have ended count as held; 0 where there was no outage."""
+        """Leases that ended within this many seconds before now count as held; 0 if there was no outage."""
         now = time.monotonic()
         return now - self._began_at if self._is_ongoing or now < self._counts_until else 0.0

@@ -1,8 +1,8 @@
-"""Who holds a lease, in words that others on the same machine can check.
+"""Identity of a lease's owner, in a form that other processes of the same machine can check.
 
-A worker that was killed cannot give its lease back. Its successor need not wait for the lease to end if it can see that
-the owner is dead: same boot, same process namespace, and no process of that number and start time. What cannot be seen
-counts as alive.
+A worker that was killed cannot release its lease. Its successor need not wait for the lease to end if it can see that
+the owner is dead: same boot, same process namespace, and no process with that number and start time. In all other cases
+the owner counts as alive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEAD_STATES = "ZX"
 
 @attrs.frozen
 class OwnerIdentity(Value):
-    """A store object of a process of a boot of a machine. Text fields hold no spaces; "-" says not known."""
+    """Identifies a store object by boot, process and nonce. Text fields contain no spaces; "-" means unknown."""
 
     boot_id: str
     """The machine's boot id: times of the boot clock compare within one boot only."""
@@ -47,7 +47,7 @@ class OwnerIdentity(Value):
 
     @classmethod
     def parse(cls, text: str) -> OwnerIdentity:
-        """Read what `str` wrote; text of any other form is an owner of whom nothing is known."""
+        """Parse the output of `str`; any other text yields an unknown owner."""
         try:
             boot, pids, pid, started, name = text.split(" ")
             return cls(boot, pids, int(pid), started, name)

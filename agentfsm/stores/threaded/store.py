@@ -1,4 +1,4 @@
-"""A store whose work is done by one thread: what SQLite, PostgreSQL and Redis have in common.
+"""A store whose work is done by one thread: the common base of the SQLite, PostgreSQL and Redis stores.
 
 Calls become jobs for a `StoreWriter`; the store's own `StoreBackend` does the work of a job. So a store works on
 asyncio and trio alike with the plain driver of its database, commits in groups across runs, and renews the leases of an
@@ -67,26 +67,26 @@ MAX_MERGED_CHARS: Final = 8_192
 
 
 class RunColumns(NamedTuple):
-    """What a store keeps of a run beside its journal, and what changes with each append; plain values."""
+    """The columns that a store keeps of a run besides its journal, and updates with each append."""
 
     state: str
     stop_reason: str | None
     waiting: bool
-    """Whether only something from outside can move it on."""
+    """Whether the run waits for an external input or decision."""
 
     wakes_at: float | None
-    """Seconds since 1970: when what it waits for is decided by time."""
+    """Next deadline of the calls that the run waits for, seconds since 1970; None if there is none."""
 
     turn: int
     version: int
     tokens: int
     updated_at: float
     paused: bool
-    """Whether it rests until somebody resumes it; the crashes of its owners then count against it no more."""
+    """Whether the run is paused until it is resumed. A pause resets the crashes counted against the run."""
 
 
 def extract_columns(run: Run) -> RunColumns:
-    """Return what a store keeps of a run."""
+    """Return the columns that a store keeps of a run."""
     is_waiting = (run.state is State.ACT or run.paused is not None) and run.is_waiting  # no other state waits
     return RunColumns(
         str(run.state),
@@ -103,7 +103,7 @@ def extract_columns(run: Run) -> RunColumns:
 
 @attrs.frozen(kw_only=True)
 class AppendRequest(Value):
-    """An append, made ready by the caller."""
+    """An append, serialised by the caller."""
 
     lease: Lease
     bodies: tuple[str, ...]
@@ -123,7 +123,7 @@ class AppendRequest(Value):
 
 @attrs.frozen(kw_only=True)
 class CreateRequest(Value):
-    """A run to be created, made ready by the caller."""
+    """A run to create, serialised by the caller."""
 
     header: Header
     bodies: tuple[str, ...]
@@ -135,7 +135,7 @@ class CreateRequest(Value):
 
 @attrs.frozen(kw_only=True)
 class InboxPost(Value):
-    """A row for an inbox, made ready by the caller."""
+    """A row for an inbox, serialised by the caller."""
 
     run_id: str
     key: str
@@ -145,12 +145,12 @@ class InboxPost(Value):
 
     before: float | None
     due_at: float | None
-    """When it is taken in at the earliest, seconds since 1970."""
+    """Earliest time at which the item is consumed, seconds since 1970; None for at once."""
 
 
 @attrs.frozen
 class LeaseRequest(Value):
-    """Who takes leases, and for which kind of appends."""
+    """The owner that takes leases, and the durability of its appends."""
 
     owner: LeaseOwner
     durability: Durability
@@ -161,7 +161,7 @@ JournalRecords = tuple[int, Sequence[tuple[int, bytes]]]
 
 
 class StoreBackend(TransactionBackend, Protocol):
-    """What a store's thread does, job by job, inside a transaction of its backend."""
+    """The operations that a store's thread executes inside a transaction of its backend."""
 
     def now(self) -> float:
         """As `Store.now`."""
@@ -183,7 +183,7 @@ class StoreBackend(TransactionBackend, Protocol):
         ...
 
     def append(self, request: AppendRequest) -> bool:
-        """Write events and strike inbox rows; refusals come before the first write."""
+        """Write events and remove inbox rows; refuse before the first write."""
         ...
 
     def release(self, lease: Lease) -> bool:
@@ -195,7 +195,7 @@ class StoreBackend(TransactionBackend, Protocol):
         ...
 
     def inbox(self, run_id: str) -> Sequence[tuple[int, str, bytes]]:
-        """Return number, key and item of the rows that are not taken yet, oldest first."""
+        """Return number, key and item of the rows that are not consumed yet, oldest first."""
         ...
 
     def read(self, run_id: str, after: int) -> JournalRecords:
@@ -215,7 +215,7 @@ class StoreBackend(TransactionBackend, Protocol):
         ...
 
     def prune(self, before: float, start: int, limit: int) -> tuple[int, int]:
-        """Remove as `Store.prune` does, but take up so many runs only; return how many went, and where to go on.
+        """Prune up to `limit` runs as `Store.prune` does. Return the number removed, and where to continue.
 
         Args:
             before: Seconds since 1970.
@@ -246,7 +246,7 @@ class _AppendBuffer:
         self.chars = sum(map(len, self.bodies))
 
     def try_merge(self, other: _AppendBuffer) -> bool:
-        """Whether an append of the same lease has become a part of this one."""
+        """Merge a following append of the same lease into this one. Return whether this was possible."""
         follows = other.run.version - len(other.bodies) == self.run.version  # else it will be refused, and alone
         if self.final or other.final or not follows or self.chars + other.chars > MAX_MERGED_CHARS:
             return False
