@@ -1,4 +1,4 @@
-"""The audit of a run: each call of a tool as one record. It is read off the journal, and no second truth beside it."""
+"""Audit of a run: one record for each tool call, derived from the journal."""
 
 from __future__ import annotations
 
@@ -17,101 +17,113 @@ from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.value import Value
 
-# Characters of a result's SHA-256: all of it, since it stands for the result.
+# Hexadecimal digits of the SHA-256 of a result: all of them, because the digest stands for the result.
 DIGEST_CHARS: Final = 64
 
 
 @attrs.frozen(kw_only=True)
 class AuditRecord(Value):
-    """One call of a tool: who asked for what, who let it run, and how it ended."""
+    """Record of one tool call: who asked for it, who approved it, and how it ended."""
 
     run_id: str
+    """Id of the run that made the call."""
+
     call_id: str
-    """Unique in the run."""
+    """Id of the call, unique in the run."""
 
     key: str
-    """The idempotency key: the same on every attempt, and what a service outside knows the call by."""
+    """Idempotency key, the same for every attempt. External services know the call by it."""
 
     turn: int
-    """The number of the run's reply that asked for it, from 1."""
+    """Number of the turn whose reply asked for the call, from 1."""
 
     agent: str
+    """Name of the agent."""
+
     agent_version: str
+    """Version of the agent when the run started; empty if it has none."""
+
     user: str | None
-    """On whose behalf it ran."""
+    """User on whose behalf the run works; None if not given."""
 
     session: str | None
+    """Id of the session that the run belongs to; None if it belongs to none."""
+
     parent: str | None
-    """The run whose tool this one is."""
+    """Id of the run that called this agent as a tool; None for a top-level run."""
 
     tool: str
+    """Name of the tool."""
+
     arguments: Mapping[str, JSON]
-    """As it ran, or would run: a person's, where one has changed them."""
+    """Arguments that the call ran with or would run with: the edited ones if a person has changed them."""
 
     proposed: Mapping[str, JSON] | None = None
-    """The model's own, where a person has changed them."""
+    """The model's arguments if a person has changed them; else None."""
 
     asked_at: float
-    """When the reply that asked for it was there, seconds since 1970, as the other two."""
+    """Time at which the reply that asked for the call was complete, seconds since 1970."""
 
     started_at: float | None = None
-    """When it was first taken up: before `asked_at`, where it started while the reply came. None where it never was, as
-    far as the journal tells.
+    """Time at which the call was first started, seconds since 1970: before `asked_at` if it started while the reply was
+    streamed. None if the journal records no start.
     """
 
     ended_at: float | None = None
-    """None while it is open."""
+    """Time at which the call ended, seconds since 1970; None while it is open."""
 
     duration_s: float = 0.0
-    """Of its last dispatch, as its result says."""
+    """Seconds that the last dispatch of the call took, as its result reports."""
 
     attempts: int = 0
-    """How many times the tool was tried, as far as the journal tells: a worker that is killed over a call that is
-    read-only leaves no word of it.
+    """Number of times the tool was tried, as far as the journal records it: if a worker dies during a read-only call,
+    that attempt is not recorded.
     """
 
     status: Outcome | Phase = Phase.INTENDED
-    """How it ended, or how far it is."""
+    """Outcome of the call, or its phase while it is open."""
 
     error_type: ErrorType | None = None
+    """Reason why the tool gave no result; None if it gave one or the call is open."""
+
     approved_by: str | None = None
-    """Who let it run, empty for somebody who gave no name; None where nobody did."""
+    """Person who approved the call, empty if no name was given; None if the call was not approved."""
 
     rerun_by: tuple[str, ...] = ()
-    """Who had it run again when its outcome was lost, in order."""
+    """Persons who had the call run again when its outcome was unknown, in order."""
 
     informed_by: tuple[str, ...] = ()
-    """Who has answered what the tool asked in the middle of the call, in order, once for each round."""
+    """Persons who answered questions that the tool asked during the call, in order, one for each round."""
 
     decision: str = ""
-    """Where its result came from outside: "answered", "rejected" or "settled"."""
+    """"answered", "rejected" or "settled" if the result came from outside; else empty."""
 
     decided_by: str = ""
-    """Whose word that was."""
+    """Person who answered, rejected or settled the call; empty if not given."""
 
     result: str | None = None
-    """Its whole text; None while it has none."""
+    """Full text of the result; None while there is none."""
 
     inherited: bool = False
-    """Whether it ended in the run that this one was forked from, whose audit has it, too."""
+    """Whether the call ended in the run that this one was forked from. The audit of that run also contains it."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it has no result yet."""
+        """Whether the call has no result yet."""
         return self.result is None
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the result's text, in hexadecimal; empty while it has none."""
+        """The SHA-256 of the result's text, in hexadecimal; empty while there is no result."""
         return "" if self.result is None else short_hash(self.result, DIGEST_CHARS)
 
 
 def build_audit(header: Header, events: Sequence[e.Event]) -> tuple[AuditRecord, ...]:
-    """Return a record of each call that the run has chosen, in order, however far it came.
+    """Return a record of each call of a run, in order, open calls included.
 
     Args:
-        header: Of the run.
-        events: Its journal, from the first event on.
+        header: Header of the run.
+        events: Events of its journal, from the first on.
     """
     notes = _AuditBuilder(header)
     run = begin_run(header)
@@ -124,17 +136,17 @@ def build_audit(header: Header, events: Sequence[e.Event]) -> tuple[AuditRecord,
 
 
 class _AuditBuilder:
-    """What the events say of calls, taken down one after the other: no value, since it fills."""
+    """Collects the records of calls while the events of a run are applied in order."""
 
     def __init__(self, header: Header) -> None:
         self.header = header
+        # Records by call id, in order.
         self.records: dict[str, AuditRecord] = {}
-        # By call id, in order.
+        # Ids of calls whose result comes from outside.
         self.external_calls: set[str] = set()
-        # Calls whose result is asked for outside.
 
     def add_event(self, event: e.Event, before: Run, run: Run) -> None:
-        """Take down an event; `run` is the run after it."""
+        """Record an event; `before` and `run` are the run before and after it."""
         match event:
             case e.ToolsChosen():
                 self.records |= {call.id: self._new_record(call, event, run) for call in event.message.calls}
@@ -208,19 +220,19 @@ class _AuditBuilder:
         )
 
     def _record_close(self, event: e.LimitReached | e.Failed) -> None:
-        """Note the end of the calls that a limit or the end of the run has closed."""
+        """Record the end of the calls that a limit or the end of the run has closed."""
         for record in self.records.values():
             if record.ended_at is None:
                 self._update(record.call_id, ended_at=event.at)
 
 
 def _asks_for_result(item: Pending) -> bool:
-    """Whether the answer is the call's result, and not what a tool wants to know before it goes on."""
+    """Return whether the answer is the result of the call, and not an answer to a question of the tool."""
     return item.kind is PendingKind.QUESTION and not item.questions
 
 
 def _with_outcome(record: AuditRecord, result: ToolResult | None, entry: OpenCall | None) -> AuditRecord:
-    """Return the record with how its call ended, or how far it is."""
+    """Return the record with the outcome of its call, or its phase while it is open."""
     result = entry.result if entry is not None else result
     if result is None:
         return record if entry is None else attrs.evolve(record, status=entry.phase)
@@ -234,12 +246,12 @@ def _with_outcome(record: AuditRecord, result: ToolResult | None, entry: OpenCal
 
 
 def _earliest_start(started_at: float | None, taken_up_at: float) -> float | None:
-    """Return when a call was first taken up; 0 says that its last dispatch was none."""
+    """Return when a call was first started. `taken_up_at` is 0 if its last dispatch did not start it."""
     known = [at for at in (started_at, taken_up_at or None) if at is not None]
     return min(known, default=None)
 
 
-# Why a call was answered before its tool was tried.
+# Errors of calls that ended before their tool was tried.
 _UNTRIED_ERRORS: Final = frozenset(
     {
         ErrorType.ARGUMENTS,
@@ -254,12 +266,12 @@ _UNTRIED_ERRORS: Final = frozenset(
 
 
 def _count_attempts(result: ToolResult) -> int:
-    """Return how many times a tool was tried whose starts are not in the journal."""
+    """Return the number of attempts of a call whose starts are not in the journal."""
     return 0 if not result.started_at or result.error_type in _UNTRIED_ERRORS else result.attempts
 
 
 def _classify_decision(event: e.ToolFinished, *, is_question: bool) -> str:
-    """Return whose word a result is: empty where it is the tool's own, or nobody's."""
+    """Return the kind of decision that a result comes from; empty if it comes from the tool or the engine."""
     result = event.result
     if is_question and not result.started_at:
         return "answered" if result.outcome in (Outcome.DONE, Outcome.FAILED) else ""

@@ -1,31 +1,31 @@
-"""The error tree: one root, branches by what the caller should do.
+"""The error hierarchy: one root, and one branch for each reaction that a caller should have.
 
 AgentError
-    MisuseError              a bug in the calling code: mend it, never retry
+    MisuseError              a bug in the calling code: fix it, do not retry
         IllegalTransitionError   the event does not fit the state
         DuplicateToolError       two tools of one name
         ClosedError              used after it was closed
     RunError                 the run did not end in DONE; carries the run (defined in `run`)
-    StepError                the world failed inside a step; the engine turns it into an event
-        ModelError               the model could not be asked, or its answer not be used
-            ModelUnavailableError    overload, outage, time-out: asking again may help
+    StepError                something outside failed inside a step; the engine turns it into an event
+        ModelError               the request failed, or its reply cannot be used
+            ModelUnavailableError    overload, outage, timeout: a retry may help
             ModelReplyError          the reply cannot be used (not JSON, empty, cut short)
             ContextTooLongError      the request is larger than the model's window
         LimitError               a limit was reached inside a step
     StoreError               the journal could not be read or written
-        RunNotFoundError         the store holds no run of that id
-        ConflictError            somebody else drives, decided or moved on
-            LeaseHeldError           another worker drives the run right now
+        RunNotFoundError         the store has no run of that id
+        ConflictError            another caller executes the run, or has decided or changed it
+            LeaseHeldError           another worker executes the run right now
         LeaseLostError           this worker no longer owns the run
         CorruptError             a record cannot be read
         TooNewError              a record was written by a newer version
-    ToolError                what a tool says to the model; never leaves a run
-        ModelRetry               raised by a tool: "not like this, try so"
-        TransientError           raised by a tool: it failed for a passing reason
-            RefusedError             the same, and nothing was done
+    ToolError                an error that the model reads; never leaves a run
+        ModelRetry               raised by a tool: the model should call it differently
+        TransientError           raised by a tool: it failed for a temporary reason
+            RefusedError             the same, and the tool has had no effect
         ArgumentsError           the arguments do not fit the tool's schema
 
-Cancellation belongs to none of these: it stays the event loop's own exception.
+Cancellation is not among them: it stays the exception of the event loop.
 """
 
 from __future__ import annotations
@@ -36,15 +36,21 @@ from agentfsm.core.usage import Usage
 
 
 class AgentError(Exception):
-    """The root of all errors of this package."""
+    """Base class of all errors of this package."""
 
 
 class MisuseError(AgentError):
-    """The calling code is wrong; it is never retried and never absorbed."""
+    """The calling code is wrong. The error is never retried and never suppressed."""
 
 
 class IllegalTransitionError(MisuseError):
-    """An event was applied to a state that does not take it; the run is untouched."""
+    """An event was applied to a run whose state does not accept it. The run is unchanged.
+
+    Attributes:
+        state: State of the run.
+        event: Name of the event class.
+        takes: Names of the event classes that the state accepts; empty for a final state.
+    """
 
     def __init__(self, state: str, event: str, takes: tuple[str, ...]) -> None:
         super().__init__(state, event, takes)
@@ -58,7 +64,7 @@ class IllegalTransitionError(MisuseError):
 
 
 class DuplicateToolError(MisuseError):
-    """Two tools of one agent share a name."""
+    """Two tools of one agent have the same name."""
 
 
 class ClosedError(MisuseError):
@@ -66,25 +72,27 @@ class ClosedError(MisuseError):
 
 
 class StepError(AgentError):
-    """The world failed inside a step; the engine records it as an event."""
+    """Something outside of the package failed inside a step. The engine records it as an event."""
 
 
 class ModelError(StepError):
-    """The model could not be asked, or refused the request for good (400, 401, 403, 404).
+    """The model request failed for good, for example with status 400, 401, 403 or 404.
 
     Attributes:
-        usage: What was paid all the same, for replies that could not be used; None where nothing was.
+        usage: Usage of replies that could not be used but were billed; None if there were none.
     """
 
     usage: Usage | None = None
+    """Usage of replies that could not be used but were billed; None if there were none."""
 
 
 class ModelUnavailableError(ModelError):
-    """Overload, outage or time-out: asking again may help.
+    """The model is overloaded, down or did not reply in time. A retry may help.
 
     Attributes:
-        retry_after_s: Seconds that the server asked to wait, or None.
-        status: Of HTTP, where the server answered with one: 429 for a rate limit, 503 or 529 for overload; else None.
+        retry_after_s: Seconds that the server asked to wait; None if it did not.
+        status: HTTP status of the response, for example 429 for a rate limit, 503 or 529 for overload; None if there
+            was no response.
     """
 
     def __init__(self, message: str, retry_after_s: float | None = None, *, status: int | None = None) -> None:
@@ -94,7 +102,7 @@ class ModelUnavailableError(ModelError):
 
 
 class ModelReplyError(ModelError):
-    """The model answered, but the reply cannot be used: no choice, not JSON, cut short. Asking again may help."""
+    """The model's reply cannot be used: it has no choice, is not JSON, or was cut short. A retry may help."""
 
     def __init__(self, message: str, usage: Usage | None = None) -> None:
         super().__init__(message)
@@ -110,10 +118,11 @@ class LimitError(StepError):
 
     Attributes:
         reason: The value of `StopReason` that the run ends with.
-        usage: What was paid before in the same step, for replies that could not be used; None where nothing was.
+        usage: Usage of replies of the same step that could not be used but were billed; None if there were none.
     """
 
     usage: Usage | None = None
+    """Usage of replies of the same step that could not be used but were billed; None if there were none."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(reason, message)
@@ -124,23 +133,23 @@ class LimitError(StepError):
 
 
 class StoreError(AgentError):
-    """The journal could not be read or written; nothing that was acknowledged is lost."""
+    """The journal could not be read or written. No acknowledged write is lost."""
 
 
 class RunNotFoundError(StoreError):
-    """The store holds no run of that id."""
+    """The store has no run of that id."""
 
 
 class ConflictError(StoreError):
-    """Somebody else drives the run, took the decision, or moved it on; load it again."""
+    """Another caller executes the run, or has decided or changed it. Load the run again."""
 
 
 class LeaseHeldError(ConflictError):
-    """Another worker drives the run right now; wait for it, or let `resume` wait."""
+    """Another worker executes the run right now. Wait for it, or let `resume` wait."""
 
 
 class LeaseLostError(StoreError):
-    """This worker no longer owns the run: it stops before its next effect."""
+    """This worker no longer owns the run. It stops before its next effect."""
 
 
 class CorruptError(StoreError):
@@ -148,22 +157,22 @@ class CorruptError(StoreError):
 
 
 class TooNewError(StoreError):
-    """A record was written by a newer version of agentfsm; upgrade to read it."""
+    """A record was written by a newer version of agentfsm. Upgrade to read it."""
 
 
 class ToolError(AgentError):
-    """What a tool says to the model; it becomes a result and never leaves a run."""
+    """An error of a tool that the model reads. It becomes a result and never leaves a run."""
 
 
 class ModelRetry(ToolError):  # noqa: N818  the name is part of the contract
-    """Raise it inside a tool to tell the model what to do instead, for example `ModelRetry("use an ISO date")`."""
+    """Raise this in a tool to make the model correct its call, for example `ModelRetry("use an ISO date")`."""
 
 
 class TransientError(ToolError):
-    """Raise it inside a tool that failed for a passing reason: a call that may be repeated is.
+    """Raise this in a tool that failed for a temporary reason. The call is retried if the tool may be repeated.
 
     Attributes:
-        retry_after_s: Seconds to wait before that, or None.
+        retry_after_s: Seconds to wait before the retry; None for the default.
     """
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
@@ -172,15 +181,15 @@ class TransientError(ToolError):
 
 
 class RefusedError(TransientError):
-    """Raise it inside a tool that was refused before it did anything: any tool may then be called again."""
+    """Raise this in a tool whose request was refused before it had an effect, so that any tool may be retried."""
 
 
 class ArgumentsError(ToolError):
-    """The arguments do not fit the tool's schema; the text tells the model what does."""
+    """The arguments do not fit the tool's schema. The message says which arguments do."""
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error of a group: who calls something handles one error, whether it has tasks inside or not."""
+    """Return the first error of a group, so that callers handle one error whether or not tasks were involved."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -188,10 +197,10 @@ def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def ensure_printable(error: BaseException) -> BaseException:
-    """Return the error, or what stands for it where its traceback cannot be written: a handler would raise at it."""
+    """Return the error, or a substitute if its traceback cannot be formatted, which would make a log handler raise."""
     try:
         traceback.format_exception(error)
     except BaseException:  # noqa: BLE001  an attribute of it, or of what it comes from, can raise anything
-        told = f"{type(error).__name__}, which cannot be written"
-        return RuntimeError(told).with_traceback(error.__traceback__)
+        text = f"{type(error).__name__}, which cannot be written"
+        return RuntimeError(text).with_traceback(error.__traceback__)
     return error

@@ -1,4 +1,4 @@
-"""Limits of a run, finite and each with the reason for its number, and the closed set of stop reasons."""
+"""Limits of a run and the closed set of stop reasons. Every default is finite and gives its reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentfsm.core.value import Value
 
 
 class StopReason(StrEnum):
-    """Why a run ended. Only COMPLETED goes with DONE."""
+    """Reason why a run ended. COMPLETED belongs to DONE, all others to ERROR."""
 
     COMPLETED = "completed"
     MAX_TURNS = "max_turns"
@@ -27,10 +27,10 @@ class StopReason(StrEnum):
     CANCELLED = "cancelled"
     GUARD = "guard"
     PARKED = "parked"
-    """Only in journals of format 3 and older: today such a run is paused."""
+    """Only in journals of format 3 and older. Newer versions pause the run instead."""
 
 
-# The reasons that a larger limit would have prevented.
+# Reasons that a larger limit would have prevented.
 BUDGET_REASONS = frozenset(
     {
         StopReason.MAX_TURNS,
@@ -42,12 +42,13 @@ BUDGET_REASONS = frozenset(
 )
 
 
-# Attempts at the model after the first, in a run of its own and in one that works for another.
+# Retries of a model request, in a top-level run and in a run that works for another run.
 MODEL_RETRIES: Final = 3
 SUBAGENT_MODEL_RETRIES: Final = 1
-# Of the time and tokens of a run, the most that is kept back for its last answer: 4 of 5 parts are for its work.
+# Largest share of a run's time and tokens that is reserved for the last answer. The work keeps the other 80 %.
 LAST_ANSWER_SHARE: Final = 0.2
-# Seconds for it at most: the reply of a large model takes 3 to 8 (document C, 10.2), and a slow one three times that.
+# Largest reserve for the last answer, seconds: a large model replies in 3 to 8 (document C, 10.2), a slow one in
+# three times that.
 LAST_ANSWER_S: Final = 30.0
 
 
@@ -56,84 +57,104 @@ _ABOVE_ZERO: Final = attrs.evolve(POSITIVE, wanted=f"{POSITIVE.wanted}; there is
 
 @attrs.frozen(kw_only=True)
 class Limits(Value):
-    """What one run may use. Every default is finite."""
+    """Resources that one run may use. Every default is finite.
+
+    Raises:
+        MisuseError: when a value is out of its range or of a wrong type.
+    """
 
     turns: int = attrs.field(default=20, validator=COUNT)
-    """Model replies. Real tasks take 10 to 30; a run that needs more is usually lost."""
+    """Number of turns, 1 or more. A turn is a model reply, or a request that failed in spite of retries. Default 20:
+    real tasks take 10 to 30, and a run that needs more is usually lost.
+    """
 
     tokens: int = attrs.field(default=200_000, validator=COUNT)
-    """Input plus output of every call: ten turns over a well-filled history, below a dollar with most models."""
+    """Input plus output tokens of all model requests, 1 or more. Default 200,000: ten turns over a long history, which
+    costs less than a dollar with most models.
+    """
 
     seconds: float = attrs.field(default=300.0, validator=_ABOVE_ZERO)
-    """Active time: a wait for a person does not count, one for a limit of a tool, a tag or a model does. The longest
-    that somebody keeps watching.
+    """Seconds of active time, above 0. Waiting for a person does not count; waiting for a limiter of a tool, a tag or
+    a model does. Default 300: few users watch a run for longer.
     """
 
     usd: float | None = attrs.field(default=None, validator=_ABOVE_ZERO.or_none())
-    """US dollars. None by default: only you know what an answer is worth."""
+    """Cost in US dollars, above 0. None, the default, sets no limit, because the value of an answer is not known here.
+    """
 
     tool_calls: int = attrs.field(default=200, validator=COUNT)
-    """Calls of tools, those of the agents below included: ten in each of 20 turns, where most runs make one or two."""
+    """Number of tool calls, those of sub-agents included, 1 or more. Default 200: ten in each of 20 turns; most runs
+    make one or two.
+    """
 
     warn_at: float = attrs.field(default=0.8, validator=SHARE)
-    """The share of turns, tokens, money, seconds and tool calls from which on a run says that it nears the limit, above
-    0 and up to 1: what is left then does for an orderly end.
+    """Share of a limit (turns, tokens, cost, seconds or tool calls) at which the run warns that it nears the limit,
+    above 0 and up to 1. Default 0.8: the rest is enough for an orderly end.
     """
 
     errors: int = attrs.field(default=3, validator=COUNT)
-    """Error turns in a row. One is chance, two may be, three are the system."""
+    """Number of consecutive error turns that ends the run, 1 or more. Default 3: one or two may be chance."""
 
     tool_timeout_s: float = attrs.field(default=30.0, validator=_ABOVE_ZERO)
-    """Seconds for a call whose tool sets none of its own: a slow HTTP request, not a hung one."""
+    """Seconds for a call of a tool that sets no timeout of its own, above 0. Default 30: enough for a slow HTTP
+    request.
+    """
 
     model_timeout_s: float = attrs.field(default=60.0, validator=_ABOVE_ZERO)
-    """Seconds that a model may be silent: a working one is not, and a stream that goes on may take longer."""
+    """Seconds that the model may stay silent, above 0. Default 60. A stream that keeps sending may take longer in all.
+    """
 
     model_retries: int | None = attrs.field(default=None, validator=COUNT_OR_ZERO.or_none())
-    """Attempts after the first. None: 3, which with the waits below span the usual overload; and 1 in a run that works
-    for another, which then ends at once (Source: document C, 9.3), since its caller can go on without it.
+    """Number of retries of a model request, 0 or more. None, the default, means 3, which with the waits between them
+    span the usual overload. In a run that works for another run None means 1, and the run then ends at once (Source:
+    document C, 9.3), since its caller can go on without it.
     """
 
     retry_wait_s: float = attrs.field(default=1.0, validator=_ABOVE_ZERO)
-    """Seconds before the first retry, doubled each time, plus up to half of it by chance, so that a crowd spreads out.
+    """Seconds before the first retry of a model request, above 0. Each further wait is twice as long, plus a random
+    part of up to a half, so that clients do not retry at the same time. Default 1.
     """
 
     retry_wait_max_s: float = attrs.field(default=60.0, validator=_ABOVE_ZERO)
-    """The longest wait, also where the server asks for a longer one."""
+    """Longest wait before a retry of a model request, seconds above 0, even if the server asks for more. Default 60."""
 
     parallel: int = attrs.field(default=20, validator=COUNT)
-    """Tool calls of one run in flight at once; 1 runs them one by one."""
+    """Number of tool calls of one run in flight at once, 1 or more. 1 runs them one by one. Default 20."""
 
     retries_per_tool: int = attrs.field(default=2, validator=COUNT_OR_ZERO)
-    """Attempts after the first at calls of one tool, for passing faults: a service that fails three times is down."""
+    """Number of retries after transient errors, for all calls of one tool, 0 or more. Default 2: a service that fails
+    three times is down.
+    """
 
     retries_per_run: int = attrs.field(default=3, validator=COUNT_OR_ZERO)
-    """The same of all tools together."""
+    """Number of retries after transient errors, for all tools of a run together, 0 or more. Default 3."""
 
     depth: int = attrs.field(default=3, validator=COUNT_OR_ZERO)
-    """Sub-agents below one another: a coordinator, its specialists, and their helpers."""
+    """Number of levels of sub-agents below the run, 0 or more. Default 3: a coordinator, its specialists and their
+    helpers.
+    """
 
     answer_retries: int = attrs.field(default=2, validator=COUNT_OR_ZERO)
-    """Corrections asked for, after an answer that does not fit its type or is refused by a validator: a model that errs
-    three times has not understood.
+    """Number of corrections that the model is asked for when its answer does not fit the output type or a validator
+    refuses it, 0 or more. Default 2: a model that fails three times has not understood.
     """
 
     crashes: int = attrs.field(default=5, validator=COUNT)
-    """Workers that may die in one turn of a run while they drive it and no other; then the run is paused. One or two
-    are chance or a roll-out, five are the run.
+    """Number of workers that may die in one turn of the run while they execute only this run, 1 or more. Then the run
+    is paused. Default 5: one or two deaths are chance or a roll-out, five are caused by the run.
     """
 
     def max_model_retries(self, header: Header) -> int:
-        """Return how many attempts at the model may follow the first in a turn of the run with this header."""
+        """Return the number of model retries in a turn of the run with this header."""
         if self.model_retries is not None:
             return self.model_retries
         return SUBAGENT_MODEL_RETRIES if self.fails_fast(header) else MODEL_RETRIES
 
     def fails_fast(self, header: Header) -> bool:
-        """Whether the run ends once its model has failed: it works for another, and `model_retries` is not set."""
+        """Return whether the run ends at its first failed turn: it is a sub-agent's, and `model_retries` is not set."""
         return self.model_retries is None and header.parent is not None
 
     @property
     def last_answer_s(self) -> float:
-        """Seconds that are kept back for the last answer, where the agent asks for one."""
+        """Seconds that are reserved for the last answer, if the agent asks for one."""
         return min(LAST_ANSWER_S, LAST_ANSWER_SHARE * self.seconds)

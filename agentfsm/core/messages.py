@@ -1,4 +1,4 @@
-"""What the model reads and says: parts, messages, tool calls and their results.
+"""Messages of a conversation with a model: their parts, tool calls and tool results.
 
 All are frozen values. A history is a tuple of messages in which every call of an assistant message has exactly one
 result, in call order, right behind it; `Run` builds histories so that this always holds.
@@ -38,7 +38,7 @@ class Outcome(StrEnum):
 
 
 class ErrorType(StrEnum):
-    """Why a tool call gave no result, for code; the result's text says it for the model."""
+    """Reason why a tool call has no result, for programs. The model reads the reason in the text of the result."""
 
     ARGUMENTS = "invalid_arguments"
     UNKNOWN_TOOL = "unknown_tool"
@@ -57,17 +57,18 @@ class ErrorType(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class TextPart(Value):
-    """A piece of text."""
+    """A text."""
 
     text: str
+    """The text, as the model reads it."""
 
 
 def _check_url(kind: str) -> Callable[[object, object, str], None]:
     def check(part: object, _attribute: object, url: str) -> None:
         if not isinstance(url, str) or not url.startswith(("https://", "http://", f"data:{kind}")):
             what, shown = type(part).__name__, str(url)[:40]
-            how = f"an http(s) address or a data:{kind}... URL, and bytes by {what}.of"
-            raise MisuseError(f"{what} is given by {how}, not {shown!r}")
+            how = f"an http(s) or data:{kind}... URL, or bytes by {what}.of"
+            raise MisuseError(f"{what} takes {how}, not {shown!r}")
         if url.startswith("data:") and ";base64," not in url[:200]:
             raise MisuseError(f"{type(part).__name__} has a data: URL that is not base64: write data:TYPE;base64,...")
 
@@ -80,63 +81,63 @@ def data_url(data: bytes, media_type: str) -> str:
 
 
 def _shorten_url(url: str) -> str:
-    """Return an address for `repr`, which goes into logs and error texts: without the data that it may carry."""
+    """Return a URL for `repr` without the data that it may contain, because a repr goes into logs and errors."""
     head, comma, data = url.partition(",") if url.startswith("data:") else (url, "", "")
     return f"{head!r}, and {len(data):,} characters of data" if comma else repr(url)
 
 
 @attrs.frozen(kw_only=True)
 class ImagePart(Value):
-    """An image, by reference or whole."""
+    """An image, by URL or inline."""
 
     url: str = attrs.field(validator=_check_url("image/"), repr=_shorten_url)
-    """An address that the provider can fetch, or a data: URL that carries the image."""
+    """URL that the provider can fetch, or a data: URL that contains the image."""
 
     detail: str = attrs.field(default="auto", validator=require_choice("auto", "low", "high"))
-    """How closely the model looks: "auto", "low" or "high"."""
+    """Resolution at which the model sees the image: "auto", "low" or "high"."""
 
     @classmethod
     def of(cls, data: bytes, media_type: str = "image/png") -> ImagePart:
-        """Return a part that carries the image: PNG, JPEG, GIF or WebP."""
+        """Return a part that contains the image: PNG, JPEG, GIF or WebP."""
         return cls(url=data_url(data, media_type))
 
 
 @attrs.frozen(kw_only=True)
 class AudioPart(Value):
-    """A recording, by reference or whole."""
+    """An audio recording, by URL or inline."""
 
     url: str = attrs.field(validator=_check_url("audio/"), repr=_shorten_url)
-    """A data: URL that carries it, or, where the provider fetches audio, an address."""
+    """A data: URL that contains the recording, or a URL if the provider fetches audio."""
 
     @classmethod
     def of(cls, data: bytes, media_type: str = "audio/wav") -> AudioPart:
-        """Return a part that carries the recording: WAV or MP3."""
+        """Return a part that contains the recording: WAV or MP3."""
         return cls(url=data_url(data, media_type))
 
 
 @attrs.frozen(kw_only=True)
 class FilePart(Value):
-    """A document, such as a PDF, by reference or whole."""
+    """A document, such as a PDF, by URL or inline."""
 
     url: str = attrs.field(validator=_check_url(""), repr=_shorten_url)
-    """An address that the provider can fetch, or a data: URL that carries the file."""
+    """URL that the provider can fetch, or a data: URL that contains the file."""
 
     name: str = ""
-    """As the user calls it, for example "report.pdf"."""
+    """File name that the model reads, for example "report.pdf"; empty for none."""
 
     @classmethod
     def of(cls, data: bytes, media_type: str = "application/pdf", name: str = "") -> FilePart:
-        """Return a part that carries the file."""
+        """Return a part that contains the file."""
         return cls(url=data_url(data, media_type), name=name)
 
 
 Part: TypeAlias = TextPart | ImagePart | AudioPart | FilePart
-# Parts that are no text.
+# Parts other than text.
 Media: TypeAlias = ImagePart | AudioPart | FilePart
 
 
 def read_inline_data(part: Media) -> tuple[str, str] | None:
-    """Return the media type and the base64 text of a part that carries its data; None where it is an address."""
+    """Return the media type and the base64 text of an inline part; None if the part has a URL."""
     if not part.url.startswith("data:"):
         return None
     head, _, data = part.url.partition(",")
@@ -144,44 +145,44 @@ def read_inline_data(part: Media) -> tuple[str, str] | None:
 
 
 _MEDIA_KINDS: Final[Mapping[type[Media], str]] = {ImagePart: "image", AudioPart: "recording", FilePart: "file"}
-# Characters of a name or an address, as it is told.
+# Characters that are shown of a file name or a URL.
 MAX_LABEL_CHARS: Final = 200
 
 
 def media_kind(part: Media) -> str:
-    """Return what a part is, in a word."""
+    """Return the kind of a part in one word: "image", "recording" or "file"."""
     return _MEDIA_KINDS[type(part)]
 
 
 def media_label(part: Media, number: int) -> str:
-    """Return what a result's text calls a part: "image 1".
+    """Return the name of a part in the text of a result, for example "image 1".
 
     Args:
-        part: One of the result's.
-        number: Its place among them, from 1.
+        part: A part of the result.
+        number: Position of the part in the result, from 1.
     """
     return f"{media_kind(part)} {number}"
 
 
 def describe_media(part: Media) -> str:
-    """Return what a part holds: "image/png, 12,345 bytes", with a file's name before it; of an address, the address."""
+    """Describe a part: "image/png, 12,345 bytes", or its URL; for a file, its name comes first."""
     name = _shorten_label(part.name) if isinstance(part, FilePart) else ""
     carried = read_inline_data(part)
     if carried is None:
-        told = _shorten_label(part.url)
+        text = _shorten_label(part.url)
     else:
         kind, data = carried
-        told = f"{_shorten_label(kind) or 'unknown type'}, {count_base64_bytes(data):,} bytes"
-    return f"{name}, {told}" if name else told
+        text = f"{_shorten_label(kind) or 'unknown type'}, {count_base64_bytes(data):,} bytes"
+    return f"{name}, {text}" if name else text
 
 
 def count_base64_bytes(data: str) -> int:
-    """Return how many bytes a base64 text stands for."""
+    """Return the number of bytes that a base64 text encodes."""
     return len(data) * 3 // 4 - data[-2:].count("=")
 
 
 def format_part(part: Part) -> str:
-    """Return a part for people who read a line: a text as it is, all else by what it holds."""
+    """Format a part for people: a text unchanged, any other part by its description."""
     return part.text if isinstance(part, TextPart) else f"[{media_kind(part)}: {describe_media(part)}]"
 
 
@@ -192,17 +193,18 @@ def _shorten_label(text: str) -> str:
 
 @attrs.frozen(kw_only=True)
 class SystemMessage(Value):
-    """A note of the system to the model, in its place in the history."""
+    """A note of the system to the model, at its position in the history."""
 
     text: str
+    """The note, as the model reads it."""
 
 
 @attrs.frozen(kw_only=True)
 class UserMessage(Value):
-    """What the user said."""
+    """A message of the user."""
 
     parts: tuple[Part, ...]
-    """At least one part, in reading order."""
+    """Parts of the message in reading order, at least one."""
 
     @property
     def text(self) -> str:
@@ -212,119 +214,133 @@ class UserMessage(Value):
 
 @attrs.frozen(kw_only=True)
 class ToolCall(Value):
-    """A call that the model asked for."""
+    """A tool call that the model asked for."""
 
     id: str
-    """Ours, unique in the run: "t3.0" is the first call of turn 3. It is what goes back on the wire."""
+    """Id that agentfsm assigns, unique in the run: "t3.0" is the first call of turn 3. It is sent back to the model."""
 
     name: str
+    """Name of the tool, as the model wrote it."""
+
     arguments: str
-    """A JSON object as text; "{}" where the model's own text was not one."""
+    """Arguments as the text of a JSON object; "{}" if the model's text was not one."""
 
     key: str = attrs.field(default=attrs.Factory(lambda call: call.id, takes_self=True))
-    """The idempotency key: the same on every attempt at this call, unlike that of any other effect
-    (`build_idempotency_key`).
+    """Idempotency key: the same for every attempt at this call, and different for any other effect. See
+    `build_idempotency_key`. Default: the id.
     """
 
     provider_id: str = ""
-    """The provider's own id."""
+    """Id that the provider gave to the call; empty if none."""
 
     invented: bool = False
-    """Whether the agent had no tool of that name when the model asked for it."""
+    """Whether the agent had no tool of this name when the model asked for it."""
 
     malformed: str | None = None
-    """Where the model's arguments are not a JSON object: why, and how they began; else None."""
+    """Error and beginning of the model's arguments if they were not a JSON object; else None."""
 
     repaired: str | None = None
-    """Where they were broken JSON and could be mended: how they began; else None."""
+    """Beginning of the model's arguments if they were invalid JSON and were repaired; else None."""
 
     @cached_property
     def canonical(self) -> str:
-        """The arguments with sorted keys: equal for equal arguments, however they were written."""
+        """The arguments with sorted keys, so that equal arguments compare equal in any spelling."""
         return f"{_parse_sorted(self.arguments.lstrip())[0]!r}"
 
 
 @attrs.frozen(kw_only=True)
 class NativeReply(Value):
-    """What a provider wrote, in its own form, to be sent back to it whole: its thinking, signed; what it searched.
+    """A reply in the provider's own form, which is sent back unchanged: signed reasoning, results of searches.
 
-    A model of another provider does not get it.
+    It is not sent to a model of another provider.
     """
 
     provider: str
-    """Whose form it is, for example "anthropic"."""
+    """Name of the provider whose form the content has, for example "anthropic"."""
 
     content: str
-    """The whole reply as that provider writes one back, as JSON; the calls in it are matched with ours by their order.
+    """JSON text of the whole reply, as the provider accepts it back. Its calls match `AssistantMessage.calls` by
+    position.
     """
 
 
 @attrs.frozen(kw_only=True)
 class AssistantMessage(Value):
-    """What the model said: text, calls, or both."""
+    """A reply of the model: text, tool calls, or both."""
 
     text: str = ""
+    """Text of the reply; empty if it has only calls."""
+
     calls: tuple[ToolCall, ...] = ()
+    """Tool calls of the reply, in the model's order."""
+
     native: NativeReply | None = attrs.field(default=None, repr=False)
+    """The reply in the provider's own form; None if the adapter does not keep it."""
 
     @cached_property
     def signature(self) -> tuple[tuple[str, str], ...]:
-        """The calls as names and arguments with sorted keys: equal for equal calls, however they were written."""
+        """Name and canonical arguments of each call, so that equal calls compare equal in any spelling."""
         return tuple([(call.name, call.canonical) for call in self.calls])
 
 
 @attrs.frozen(kw_only=True)
 class ToolResult(Value):
-    """The one result of a call."""
+    """The result of a tool call. Each call has exactly one."""
 
     call_id: str
+    """Id of the call (`ToolCall.id`)."""
+
     tool: str
+    """Name of the tool."""
+
     outcome: Outcome
+    """How the call ended."""
+
     content: str
-    """The whole output as text; JSON (not ASCII-escaped) where the tool returned something else than text."""
+    """The whole output as text. A value that is not text is written as JSON, without ASCII escapes."""
 
     index: int = 0
-    """The call's place in the reply, from 0."""
+    """Position of the call in the reply, from 0."""
 
     started_at: float = 0.0
-    """When the call was taken up, seconds since 1970; 0 where it never was."""
+    """Time at which the call was started, seconds since 1970; 0 if it never was."""
 
     duration_s: float = 0.0
-    """Seconds from then to its end; also 0 where it is unknown because a worker died."""
+    """Seconds from the start of the call to its end; 0 if unknown because a worker died."""
 
     attempts: int = 1
-    """How many times the tool was tried in this dispatch, 0 where something else came first; of a result that comes
-    from elsewhere than the tool, in all dispatches.
+    """Number of times the tool was tried in this dispatch; 0 if the call ended before its tool was tried. For a result
+    that does not come from the tool, the number in all dispatches.
     """
 
     error_type: ErrorType | None = None
-    """Why there is no result; None where there is one."""
+    """Reason why the tool gave no result; None if it gave one."""
 
     retryable: bool = False
-    """Whether the same call may do better later."""
+    """Whether the same call may succeed later."""
 
     shown_chars: int | None = None
-    """How many characters of the content the model is shown; None for all of it."""
+    """Number of characters of the content that the model is shown; None for all."""
 
     child: AgentCost | None = None
-    """What it cost, where the tool is an agent."""
+    """Cost of the sub-agent's run if the tool is an agent; else None."""
 
     parts: tuple[Media, ...] = ()
-    """What the model is shown beside the content, which names them: "image 1" is the first."""
+    """Media that the model is shown beside the content. The content refers to them by name: "image 1" is the first."""
 
     @property
     def completed_at(self) -> float:
-        """Seconds since 1970."""
+        """Time at which the call ended, seconds since 1970."""
         return self.started_at + self.duration_s
 
     @property
     def error(self) -> str | None:
-        """What went wrong, in words; None where nothing did."""
+        """The error text; None if the outcome is DONE."""
         return None if self.outcome is Outcome.DONE else self.content
 
     @property
     def cut(self) -> tuple[int, int] | None:
-        """Which characters of the content the model is not shown, as (first, end); None where it is shown all."""
+        """Range of characters of the content that the model is not shown, as (first, end); None if it is shown all."""
         size = len(self.content)
         if self.shown_chars is None or size <= self.shown_chars:
             return None
@@ -332,7 +348,7 @@ class ToolResult(Value):
 
     @property
     def text(self) -> str:
-        """The result as the model reads it: tool, status, content, and a note where it was cut."""
+        """The result as the model reads it: tool, outcome, content, and a note where it was cut."""
         head = f"[{self.tool}: {self.outcome}]\n"
         if (cut := self.cut) is None:
             return head + self.content
@@ -348,30 +364,30 @@ Message: TypeAlias = SystemMessage | UserMessage | AssistantMessage | ToolResult
 
 
 def replace_surrogates(text: str) -> str:
-    """Return the text without surrogates, which no wire and no database takes: pairs become their character again."""
+    """Replace surrogates, which no wire and no database accepts. A pair becomes the character that it encodes."""
     return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 _TOOL_NAME_PATTERN: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-# The ids of calls that OpenAI takes back.
+# Call ids that OpenAI accepts.
 CALL_ID_PATTERN: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,40}")
 _BY_NAME: Final = itemgetter(0)
 
 
 def _sort_pairs(pairs: list[tuple[str, object]]) -> tuple[tuple[str, object], ...]:
-    """Return what stands for a JSON object where its keys may come in any order."""
+    """Return the members of a JSON object in an order that does not depend on how it was written."""
     return tuple(sorted(pairs, key=_BY_NAME))
 
 
-# A third of what `json.loads` costs: nothing behind the value is looked for.
+# A third of the cost of `json.loads`, because it does not look for text after the value.
 _parse_sorted: Final = json.JSONDecoder(object_pairs_hook=_sort_pairs).raw_decode
 
 
 def check_history(messages: Sequence[Message]) -> None:
-    """Check that a history is one that a model accepts: each call has its one result, in call order, right behind it.
+    """Check that a model accepts a history: each call has exactly one result, in call order, right after it.
 
     Raises:
-        MisuseError: when it is not, naming the call; or when something in it is no message.
+        MisuseError: naming the call that breaks the rule, or the item that is not a message.
     """
     seen: set[str] = set()
     waiting: list[str] = []
@@ -400,9 +416,9 @@ def _check_message(message: Message) -> None:
     if not isinstance(message, SystemMessage | UserMessage | AssistantMessage | ToolResult):
         kinds = "UserMessage, AssistantMessage, SystemMessage, ToolResult"
         how = "; agentfsm.models.from_openai reads OpenAI's dicts" if isinstance(message, dict) else ""
-        raise MisuseError(f"a history is made of messages of agentfsm ({kinds}), and {what} is none{how}")
+        raise MisuseError(f"a history consists of messages of agentfsm ({kinds}), not {what}{how}")
     if _is_blank(message):
-        raise MisuseError(f"the history has a {what} that says nothing: leave it out")
+        raise MisuseError(f"the history has an empty {what}: leave it out")
 
 
 def _is_blank(message: Message) -> bool:
@@ -429,15 +445,15 @@ def _reject_constant(constant: str) -> None:
     raise ValueError(constant)
 
 
-# Made once: `json.loads` would make a decoder for each call.
+# Built once, because `json.loads` would build a decoder for each call.
 _parse_strict: Final = json.JSONDecoder(parse_constant=_reject_constant).decode
 
 
 def as_parts(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part, ...]:
-    """Normalise what a user may pass as a prompt.
+    """Convert a prompt, which may be a text, a part or several parts, to a tuple of parts.
 
     Raises:
-        MisuseError: when it is empty, or is not text or parts.
+        MisuseError: when it is empty, or is neither text nor parts.
     """
     if isinstance(content, str):
         content = TextPart(text=content)

@@ -1,4 +1,4 @@
-"""What a run waits for: approvals, outcomes, answers, input and the end of a pause."""
+"""Things that a run waits for: approvals, outcomes, answers, input and the end of a pause."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentfsm.core.value import Value
 
 
 class PendingKind(StrEnum):
-    """What a run waits for."""
+    """Kind of thing that a run waits for. `Pending.kind` describes each."""
 
     APPROVAL = "approval"
     OUTCOME = "outcome"
@@ -23,54 +23,61 @@ class PendingKind(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class Question(Value):
-    """What a tool asks a person in the middle of its call; the call is made again with the answer."""
+    """A question that a tool asks a person in the middle of its call. The tool is called again with the answer."""
 
     key: str
-    """By which the tool finds the answer again; unique among the questions of a pause."""
+    """Key under which the tool finds the answer, unique among the questions of one pause."""
 
     message: str
-    """What the person reads."""
+    """Text of the question, for the person."""
 
     schema: dict[str, Any] | None = None
-    """JSON Schema of the answer: an object whose properties are plain values. None: it is agreed to, or declined."""
+    """JSON Schema of the answer: an object whose properties are plain values. None: the person agrees or declines."""
 
     url: str = ""
-    """What the person has to open, where it is done elsewhere; what is done there does not come by here."""
+    """URL that the person has to open, if the answer is given elsewhere; its data does not pass through the run."""
 
 
 @attrs.frozen(kw_only=True)
 class Pending(Value):
-    """One thing that has to come from outside before the run goes on."""
+    """One thing that must come from outside before the run can continue."""
 
     kind: PendingKind
-    """APPROVAL: may it run? (`approve`, `reject`). OUTCOME: what became of it? (`settle`). QUESTION: what is its
-    result? (`answer`). INPUT: anything that is sent (`send`), for a call also the end of its time. PAUSE: only
-    `resume`. CRASH: workers died while they drove this run and no other; only `resume`, when it is known why.
+    """Kind of the wait, and the method that ends it. APPROVAL: a person decides whether the call runs (`approve`,
+    `reject`). OUTCOME: a person records how a call ended whose worker died (`settle`). QUESTION: a person or system
+    gives the answer or the result (`answer`). INPUT: any input (`send`), for a call also the end of its time. PAUSE:
+    only `resume`. CRASH: workers died while they executed only this run; use `resume` once the cause is known.
     """
 
     run_id: str
-    """The run to decide in: this one, or a sub-agent's."""
+    """Id of the run to decide in: this run, or the run of a sub-agent."""
 
     call_id: str = ""
-    """The call that waits, and below what it calls; a PAUSE has none, nor has a run that itself waits for INPUT."""
+    """Id of the call that waits. Empty for a PAUSE or a CRASH, and for a run that itself waits for INPUT."""
 
     tool: str = ""
+    """Name of the tool of the call; empty if there is no call."""
+
     arguments: dict[str, Any] = attrs.field(factory=dict)
-    """Exactly what the tool will be, or was, given, as JSON values."""
+    """The exact arguments that the tool will be, or was, called with, as JSON values."""
 
     description: str = ""
-    """What the call will do, where the tool says so."""
+    """What the call will do, as the tool describes it; for a run that waits, the reason. Empty if not given."""
 
     expires_at: float | None = None
-    """Seconds since 1970 by the store's clock; an approval not given by then is a no, as a question is not answered.
-    None: it waits for ever.
+    """Time at which the wait ends, seconds since 1970 by the store's clock. An approval that is not given by then
+    counts as a rejection, and a question as not answered. None: no end.
     """
 
     digest: str = ""
-    """Of what is asked: what an approval, or the answer to a tool's questions, is bound to."""
+    """Hash of the call or of the tool's questions. An approval or answer is valid only for this digest. Empty if there
+    is none.
+    """
 
     error: str = ""
-    """Why the last approval was not carried out: its arguments did not fit the tool. Empty otherwise."""
+    """Reason why the last approval was not carried out: its arguments did not fit the tool. Empty if there was none."""
 
     questions: tuple[Question, ...] = ()
-    """What a tool asks in the middle of its call, all answered at once; empty where the answer is the call's result."""
+    """Questions that a tool asks in the middle of its call, to be answered together. Empty if the answer is the result
+    of the call.
+    """

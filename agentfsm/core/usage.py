@@ -1,4 +1,4 @@
-"""Tokens and US dollars: the usage of model calls, and the cost of runs and sessions."""
+"""Token usage of model requests, and the cost of runs and sessions."""
 
 from __future__ import annotations
 
@@ -11,27 +11,31 @@ from agentfsm.core.value import Value
 
 @attrs.frozen(kw_only=True)
 class Usage(Value):
-    """What model calls cost. Adds up with `+`."""
+    """Tokens and cost of model requests. Two usages add up with `+`."""
 
     input_tokens: int = 0
+    """Tokens of the requests, those read from and written to a cache included."""
+
     output_tokens: int = 0
+    """Tokens of the replies, reasoning included."""
+
     cached_tokens: int = 0
-    """The share of the input tokens that the provider read from its cache."""
+    """Part of the input tokens that the provider read from its cache."""
 
     cache_write_tokens: int = 0
-    """The share of the input tokens that it wrote into its cache, which some bill higher."""
+    """Part of the input tokens that the provider wrote into its cache. Some providers bill them at a higher rate."""
 
     reasoning_tokens: int = 0
-    """The share of the output tokens that the model spent on thinking."""
+    """Part of the output tokens that the model spent on reasoning."""
 
     cost_usd: float | None = None
-    """US dollars, of the replies whose price was known when they came; None where none was."""
+    """US dollars for the replies whose price was known when they arrived; None if no price was known."""
 
     estimated: bool = False
-    """Whether the tokens were counted here because the provider did not say."""
+    """Whether the tokens were estimated here because the provider did not report them."""
 
     unpriced: bool = False
-    """Whether the price of some of the tokens was not known, so that all of them cost more than `cost_usd`."""
+    """Whether the price of some tokens was unknown, so that the real cost is higher than `cost_usd`."""
 
     @property
     def tokens(self) -> int:
@@ -39,7 +43,10 @@ class Usage(Value):
         return self.input_tokens + self.output_tokens
 
     def with_price(self, price: Callable[[Usage], float | None]) -> Usage:
-        """Return the usage of a reply with its price; as it is where that is known, or known by nobody, or nothing."""
+        """Return the usage of one reply with its price filled in.
+
+        Returns it unchanged if it has a price, is marked as unpriced, or has no tokens.
+        """
         if self.cost_usd is not None or self.unpriced or not self.tokens:
             return self
         cost_usd = price(self)
@@ -70,48 +77,56 @@ class Usage(Value):
 
 @attrs.frozen(kw_only=True)
 class AgentCost(Value):
-    """What a run of an agent cost."""
+    """Cost of one run of an agent."""
 
     agent: str
+    """Name of the agent."""
+
     run_id: str
+    """Id of the run."""
+
     usage: Usage
-    """Its own sub-agents' included, as `usd`."""
+    """Tokens of the run, those of its sub-agents included."""
 
     usd: float | None
-    """US dollars; None where the price of a model in it is unknown."""
+    """US dollars, sub-agents included; None if the price of a model that was used is unknown."""
 
     unpriced: tuple[str, ...] = ()
-    """The names of those models, each once."""
+    """Names of the models whose price is unknown, each once."""
 
     turns: int
+    """Number of turns of this run, without those of its sub-agents."""
+
     tool_calls: tuple[str, ...] = ()
-    """The tools that it called, in order; calls that were skipped are none."""
+    """Names of the tools that the run called, in order. Skipped calls are left out."""
 
     duration_s: float = 0.0
-    """Active seconds."""
+    """Active time of the run, seconds."""
 
     children: tuple[AgentCost, ...] = ()
-    """The sub-agents among its tools, in call order."""
+    """Costs of the sub-agents that were called as tools, in call order."""
 
     @property
     def calls(self) -> int:
-        """How many calls of tools were made, its own sub-agents' included."""
+        """Number of tool calls, those of sub-agents included."""
         return len(self.tool_calls) + sum(child.calls for child in self.children)
 
 
 @attrs.frozen(kw_only=True)
 class SessionCost(Value):
-    """What the runs of a session cost."""
+    """Cost of all runs of a session."""
 
     session: str
+    """Id of the session."""
+
     usage: Usage
-    """Of all of them, as `usd`."""
+    """Tokens of all runs of the session together."""
 
     usd: float | None
-    """US dollars; None where the price of a model in it is unknown."""
+    """US dollars for all runs together; None if the price of a model that was used is unknown."""
 
     unpriced: tuple[str, ...] = ()
-    """The names of those models, each once."""
+    """Names of the models whose price is unknown, each once."""
 
     runs: tuple[AgentCost, ...] = ()
-    """Oldest first."""
+    """Cost of each run, oldest first."""

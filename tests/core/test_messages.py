@@ -206,8 +206,8 @@ def test_a_sound_history_is_taken(messages):
         ([AssistantMessage(calls=(call(0), call(0))), FIRST, FIRST], "call id twice"),
         ([AssistantMessage(calls=(call(arguments="nope"),)), FIRST], "'t1.0' with 'nope' for a JSON object"),
         ([AssistantMessage(calls=(call(arguments="[1]"),)), FIRST], r"with '\[1\]' for a JSON object"),
-        ([{"role": "user", "content": "hi"}], "dict is none; .*from_openai"),
-        (["hi"], "str is none"),
+        ([{"role": "user", "content": "hi"}], "not dict; .*from_openai"),
+        (["hi"], "not str"),
     ],
 )
 def test_an_unsound_history_is_refused(messages, words):
