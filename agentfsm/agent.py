@@ -1,7 +1,7 @@
-"""The agent: one ladder of control over the engine, each rung written with the one below.
+"""The agent: methods that start, execute and control runs. Each method uses a simpler one.
 
-`start` begins a run, `step` performs one effect, `steps` and `finish` repeat it, `run` is start and finish, `stream`
-the same while somebody watches, `run_sync` the same from code that is not async.
+`start` begins a run, `step` performs one effect, `steps` and `finish` repeat it, `run` is `start` and `finish`,
+`stream` also yields events, and `run_sync` is `run` for synchronous code.
 """
 
 from __future__ import annotations
@@ -83,18 +83,18 @@ if TYPE_CHECKING:
     from agentfsm.mcp.server.service import MCPService
     from agentfsm.streaming.stream import Listener
 
-# Seconds between two looks at a lease that somebody else holds: short beside the 10 s that one lasts.
+# Seconds between two attempts to take a lease that another worker holds. A lease lasts 10 s.
 LEASE_POLL_S: Final = 0.2
-# Runs that a worker drives at once: they wait for models most of the time.
+# Runs that a worker executes at once: they wait for models most of the time.
 WORKER_PARALLEL: Final = 100
-# Seconds between two looks of a worker: a question to the store costs less than 1 ms, and a user waits a second.
+# Seconds between two polls of a worker: a poll costs less than 1 ms, and a user can wait a second.
 WORKER_POLL_S: Final = 1.0
-# Of a run's nonce: enough that no two runs ever have the same.
+# Bytes of a run's nonce: enough that no two runs have the same one.
 NONCE_BYTES: Final = 8
 
 
 class StartOptions(TypedDict, total=False):
-    """What `Agent.start` takes beside the prompt, and says what it means."""
+    """Optional arguments of `Agent.start`, which documents them."""
 
     id: str | None
     after: Run[Any] | None
@@ -108,7 +108,7 @@ class StartOptions(TypedDict, total=False):
 
 
 def new_id() -> str:
-    """Return an id for a run: 80 bits by chance, short enough to type."""
+    """Return an id for a run: 80 random bits, short enough to type."""
     return urandom(10).hex()
 
 
@@ -120,7 +120,7 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
     check_agent(agent)
     log.preload()
     if agent.limits.usd is not None:
-        agent.model.prepare()  # here, and not in the event loop, where `check_price` asks for a price
+        agent.model.prepare()  # here, because it may block; `check_price` asks for a price in the event loop
     answers = _build_answers(agent)
     added = "" if answers is None else answers.instructions
     engine = EngineConfig(
@@ -153,7 +153,7 @@ def _build_client(agent: Agent[Any]) -> Runs:
 
 
 def _build_answers(agent: Agent[Any]) -> OutputSpec | None:
-    """Return what its answers have to be."""
+    """Return the specification of the agent's answers; None for plain text."""
     if agent.output_type is None and not agent.output_validators and agent.output_mode is None:
         return None
     from agentfsm.engine.execution.output import build_output_spec  # noqa: PLC0415  brings pydantic
@@ -165,89 +165,103 @@ def _build_answers(agent: Agent[Any]) -> OutputSpec | None:
 
 def _refuse_change(_agent: object, attribute: attrs.Attribute[Any], _value: object) -> NoReturn:
     field = attribute.name
-    raise MisuseError(f"an agent does not change, since it may drive runs: write agent = agent.with_({field}=...)")
+    raise MisuseError(
+        f"an agent cannot be changed, because it may be executing runs: write agent = agent.with_({field}=...)"
+    )
 
 
 @attrs.define(eq=False, repr=False, kw_only=True, on_setattr=_refuse_change)
 class Agent(Generic[A_co]):
-    """A model with tools and instructions, and the limits within which it works.
+    """A model with tools, instructions and limits.
 
-    Agents hold no state of any run, and do not change: one agent may drive thousands at once. `with_` makes variants.
+    An agent is immutable and holds no state of runs, so one agent can execute thousands at once. `with_` returns a
+    variant.
 
     Raises:
-        MisuseError: when the model string is unknown, a key is missing, or a tool cannot be made.
+        MisuseError: when the model string is unknown, an API key is missing, or a tool cannot be built.
         DuplicateToolError: when two tools share a name.
     """
 
     model: Model = attrs.field(kw_only=False, converter=resolve_model)
-    """A Model, or a string such as "openai:gpt-4o"."""
+    """A `Model`, or a string such as "openai:gpt-4o"."""
 
     tools: ToolRegistry = attrs.field(factory=ToolRegistry, converter=_as_registry)
-    """Tools, plain functions and sources of tools such as MCP servers; or a registry, which is then shared."""
+    """Tools, plain functions, and tool sources such as MCP servers; or a registry, which is then shared."""
 
     instructions: str = ""
-    """The system prompt."""
+    """System prompt; empty for none."""
 
     permissions: Permissions | None = None
-    """What a run may do with the tools, by their level and by rules; None: everything."""
+    """Permissions of runs for the tools, by level and by rules; None: all tools are allowed."""
 
     selector: ToolSelector = attrs.field(factory=AutoSelect)
-    """Chooses, among many tools, those that the model is told of."""
+    """Selects the tools that a request offers to the model if there are many. Default: `AutoSelect()`."""
 
     name: str = "agent"
+    """Name of the agent. Workers find the agent's runs by it, so agents that share a store need different names."""
+
     version: str = ""
-    """Of your agent, for roll-out: it is written into every run's header."""
+    """Version of your agent, for roll-outs. It is written into the header of every run."""
 
     limits: Limits = attrs.field(factory=Limits)
+    """Limits of each run. Default: `Limits()`."""
+
     settings: Settings | Callable[[Run], Settings] = attrs.field(factory=Settings)
-    """How the model is asked; or a function that tells it for each turn, of the run as it stands."""
+    """Settings of model requests, or a function that returns them for each turn, given the current run."""
 
     output_type: type[A_co] | TypeForm[A_co] | UnionType | None = None
-    """What an answer is: a pydantic model, a dataclass, an attrs class, a union, any type that JSON carries. None:
-    text. `type` is for type checkers that do not know `TypeForm`, `UnionType` for those that make none of a union.
+    """Type of the answer: a pydantic model, a dataclass, an attrs class, a union, or any type that JSON can represent.
+    None: text. `type` and `UnionType` serve type checkers that do not support `TypeForm`, or not for unions.
     """
 
     output_mode: OutputMode | str | None = None
-    """How the model is held to it: "schema", "tool", "json" or "prompt"; None: the best way that the model has."""
+    """How the model is made to return `output_type`: "schema", "tool", "json" or "prompt". None: the best mode that the
+    model supports.
+    """
 
     output_validators: Sequence[Callable[..., Any]] = ()
-    """Functions of the answer, or of the RunContext and the answer, plain or async, that raise ModelRetry to refuse it.
+    """Functions, plain or async, that take the answer, or the RunContext and the answer. They raise ModelRetry to
+    refuse the answer.
     """
 
     reflector: Judge | None = None
-    """Judges answers, or the results of chosen tools, before the run goes on."""
+    """Judges answers, or the results of selected tools, before the run continues; None for no judge."""
 
     last_answer: bool = False
-    """Whether a run that a limit or a loop stops is asked once more, without tools, for what it has: `run.partial`. A
-    turn and a part of the time, tokens and money are kept back for it, so that no limit is exceeded.
+    """Whether the model is asked for a last answer, without tools, when a limit or a loop stops a run. The answer is
+    `run.partial`. A turn and a part of the time, tokens and cost are reserved for it, so that no limit is exceeded.
     """
 
     clock: Clock = attrs.field(factory=SystemClock)
+    """Clock for timestamps and durations. Default: the clock of the system."""
+
     store: Store = attrs.field(default=attrs.Factory(lambda agent: MemoryStore(clock=agent.clock), takes_self=True))
+    """Store of the runs. Default: a `MemoryStore`, which is lost when the process ends."""
+
     durability: Durability = "full"
-    """What is acknowledged survives: "full": a power cut. Each group of appends waits for the disk, 0.04 ms when it is
-    quiet to 4 ms when it is busy, shared by all runs that commit together. "normal": the death of this process, but a
-    power cut, or the death of a database server, may take the newest appends, so that a call which was made may be made
-    again; an append costs 0.01 ms.
+    """Failures that acknowledged appends survive. "full", the default: a power cut. Each group of appends waits for the
+    disk, from 0.04 ms when it is idle to 4 ms when it is busy, shared by all runs that commit together. "normal": the
+    death of this process. A power cut or a crash of the database server may lose the newest appends, so that a call
+    may be made twice; an append costs 0.01 ms.
     """
 
     pause_before: frozenset[State] = attrs.field(default=frozenset(), converter=as_states)
-    """States before which a run rests until it is resumed: {State.ACT} shows each call before it is made."""
+    """States before which a run pauses until it is resumed. `{State.ACT}` pauses it before tool calls."""
 
     context: Context = attrs.field(factory=lambda: Context((TrimResults(), SlidingWindow())), converter=as_context)
-    """What to do when the history outgrows the context window: policies in their order, or one."""
+    """Policies that shorten the history when it outgrows the context window, in order; or one policy."""
 
     new_id: Callable[[], str] = new_id
-    """Makes the ids of runs."""
+    """Function that returns a new run id. Default: 80 random bits in hexadecimal."""
 
     target: str = ""
-    """Where the command line finds this agent again: "module:attribute"."""
+    """Location of this agent for the command line, as "module:attribute"; empty if unknown."""
 
     log_prompts: bool = False
-    """Whether prompts are logged at DEBUG, masked."""
+    """Whether prompts are logged at level DEBUG, with secrets masked."""
 
     driver: Driver[A_co] = attrs.field(init=False, default=attrs.Factory(_build_driver, takes_self=True))
-    """Drives the runs, for all that is written with the verbs below and for who serves them to others."""
+    """Driver that executes the runs. The methods of this class and the MCP server use it."""
 
     runs: Runs = attrs.field(init=False, default=attrs.Factory(_build_client, takes_self=True))
     """Client for the runs in the agent's store. It also lists and deletes them."""
@@ -256,7 +270,7 @@ class Agent(Generic[A_co]):
         tools = ", ".join([*self.tools.names, *("..." for _ in self.tools.sources)])
         return f"<Agent {self.name} {self.model.name}, tools: {tools or 'none'}>"
 
-    # The ladder.
+    # Start and execute runs.
 
     def start(
         self,
@@ -275,20 +289,21 @@ class Agent(Generic[A_co]):
         """Begin a run, in OBSERVE. No I/O: it is created in the store by the first driving call.
 
         Args:
-            prompt: What the agent shall do: text, or parts.
-            id: Unique in the store; by default a new one. The same id and prompt again means resume.
-            after: A run that is over, whose history this one goes on from.
-            session: A conversation: the run goes on from the session's last one.
-            messages: A history to go on from that no store has.
-            user: On whose behalf it runs.
-            roles: What the user may be.
-            settings: How the model is asked in this run: what they say goes before the agent's.
-            metadata: Anything of yours, as plain JSON.
-            parent: The run whose tool this one is, where an agent works for another.
+            prompt: The task: text, or parts.
+            id: Id of the run, unique in the store; by default a new one. With an id and prompt that the store has, the
+                run is resumed.
+            after: A run that is over; this run continues its history.
+            session: Id of a session; this run continues the history of the session's last run.
+            messages: A history to continue that is in no store.
+            user: User on whose behalf the run works.
+            roles: Roles of the user.
+            settings: Settings of model requests for this run; set fields override the agent's.
+            metadata: Metadata of your own, as plain JSON.
+            parent: The run that calls this agent as a tool.
 
         Raises:
-            MisuseError: when the prompt is empty, two histories are given, one is torn, the metadata is no JSON, or
-                anything is of a wrong type.
+            MisuseError: when the prompt is empty, several histories are given, a history is invalid, the metadata is
+                not JSON, or an argument is of a wrong type.
         """
         parts = self._check_prompt(prompt)
         check_start_options(user, session, settings, after, parent)
@@ -314,10 +329,10 @@ class Agent(Generic[A_co]):
         return self.driver.attach_decoder(begin_run(header, after))
 
     def _check_prompt(self, prompt: Prompt) -> tuple[Part, ...]:
-        """Normalise what a user said.
+        """Convert a prompt to parts.
 
         Raises:
-            MisuseError: when it is empty, or holds what the model cannot take.
+            MisuseError: when it is empty, or has a part that the model does not support.
         """
         parts = as_parts(prompt)
         if why := next((why for part in parts if (why := self.model.unsupported_part(part)) is not None), None):
@@ -340,11 +355,11 @@ class Agent(Generic[A_co]):
     async def step(self, run: Run[A_co], *, deps: Any = None) -> Run[A_co]:
         """Perform the run's pending effect, and return the run after it.
 
-        A run that is over, or waits and nobody has decided, is returned as it is. When this returns, what happened is
-        durable. Cancelling it leaves a run that `resume` continues.
+        A run that is over, or that waits without a decision, is returned unchanged. The step is durable when this
+        returns. After a cancellation, `resume` continues the run.
 
         Raises:
-            ConflictError: when the run has moved on, or somebody else drives it; nothing was done.
+            ConflictError: when the run has changed, or another worker executes it; nothing was done.
             StoreError: when the journal cannot be read or written.
         """
         check_run(run, "step")
@@ -353,16 +368,16 @@ class Agent(Generic[A_co]):
     def steps(self, run: Run[A_co], *, deps: Any = None) -> AsyncIterator[Run[A_co]]:
         """Perform effects until the run is over or waits: `async for run in agent.steps(run): ...`.
 
-        Between two steps nothing is held, so the loop may be left at any time.
+        Nothing is held between two steps, so it is safe to leave the loop at any time.
         """
         check_run(run, "steps")
         return _StepIterator(self, run, deps)
 
     async def finish(self, run: Run[A_co], *, deps: Any = None) -> Run[A_co]:
-        """Drive the run until it is over or waits for a person.
+        """Execute the run until it is over or waits for a person.
 
         Raises:
-            ConflictError: when the run has moved on, or somebody else drives it.
+            ConflictError: when the run has changed, or another worker executes it.
         """
         check_run(run, "finish")
         return run if run.is_over else await self.driver.run_until_blocked(run, deps)
@@ -371,12 +386,12 @@ class Agent(Generic[A_co]):
         """Start a run and finish it.
 
         Args:
-            prompt: What the agent shall do.
-            deps: Handed to tools as `ctx.deps`; never stored.
+            prompt: The task.
+            deps: Object that tools receive as `ctx.deps`; never stored.
             **start: As in `start`.
 
         Returns:
-            The run: in DONE with its `output`, in ERROR with its `stop_reason`, or waiting, with what for in `pending`.
+            The run: in DONE with its `output`, in ERROR with its `stop_reason`, or waiting for the items in `pending`.
         """
         gate = await StepThrottle.enter()  # before anything is made: a thousand may begin at once
         return await self.driver.run_until_blocked(self.start(prompt, **start), deps, throttle=gate)
@@ -389,12 +404,12 @@ class Agent(Generic[A_co]):
         resume: bool = False,
         **start: Unpack[StartOptions],
     ) -> RunStream[A_co]:
-        """Drive a run while somebody watches: `async with agent.stream("...") as s: async for event in s: ...`.
+        """Execute a run and yield its events: `async with agent.stream("...") as s: async for event in s: ...`.
 
         Args:
-            prompt_or_run: What the agent shall do, or a run to go on with.
+            prompt_or_run: The task, or a run to continue.
             deps: As in `run`.
-            resume: Whether a pause of the run ends, as by `resume`.
+            resume: Whether to end a pause of the run, as `resume` does.
             **start: As in `start`.
         """
         run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
@@ -406,7 +421,7 @@ class Agent(Generic[A_co]):
         return RunStream(drive, run) if answers is None else TypedStream(drive, run, answers.parse_partial)
 
     def run_sync(self, prompt: Prompt, *, deps: Any = None, **start: Unpack[StartOptions]) -> Run[A_co]:
-        """Do as `run`, from code that is not async.
+        """Run the agent from synchronous code; otherwise like `run`.
 
         Raises:
             MisuseError: inside a running event loop, which it would block; use `await agent.run(...)` there.
@@ -416,19 +431,19 @@ class Agent(Generic[A_co]):
         return anyio.run(partial(self.run, prompt, deps=deps, **start))
 
     async def resume(self, run_id: str, *, deps: Any = None, wait: bool = True, takeover: bool = False) -> Run[A_co]:
-        """Go on with a run from its journal, from any process.
+        """Continue a run from its journal, in any process.
 
         Args:
-            run_id: A run that is over is returned as it is.
+            run_id: The run. One that is over is returned unchanged.
             deps: As in `run`.
-            wait: Whether to wait while somebody else drives it.
+            wait: Whether to wait while another worker executes it.
             takeover: Take the run from the worker that drives it now, without waiting for its lease to end. Use it
                 when you know that the other worker hangs. That worker can no longer write to the run's journal. A call
                 that it has in flight is treated as after a crash, and may still have its effect.
 
         Raises:
             RunNotFoundError: when the store holds no such run.
-            LeaseHeldError: when somebody else drives it and `wait` is False.
+            LeaseHeldError: when another worker executes it and `wait` is False.
             MisuseError: when a tool of an open call is gone; nothing was changed.
         """
         check_run_id(run_id)

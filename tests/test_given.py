@@ -482,5 +482,5 @@ async def test_what_a_judge_has_cost_before_it_broke_is_kept(store, fault):
 def test_a_history_of_other_things_is_told_the_names():
     """The messages can be imported from where the error says."""
     odd: Any = [{"role": "user", "content": "x"}]
-    with pytest.raises(MisuseError, match=r"\(UserMessage, AssistantMessage, SystemMessage, ToolResult\), and dict is"):
+    with pytest.raises(MisuseError, match=r"\(UserMessage, AssistantMessage, SystemMessage, ToolResult\), not dict"):
         Agent(ScriptedModel()).start("x", messages=odd)

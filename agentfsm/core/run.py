@@ -1,7 +1,7 @@
-"""A run: a frozen value that an event turns into the next one.
+"""A run: a frozen value. Applying an event returns the next value.
 
-`run.effect` says what has to happen next, `run.apply(event)` what the run is after it happened. Both are pure, so a
-run can be tested, folded from its journal, forked and replayed without an event loop.
+`run.effect` is the next thing to do, and `run.apply(event)` is the run after it was done. Both are pure, so a run can
+be tested, folded from its journal, forked and replayed without an event loop.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from agentfsm.core.run_fields import RunFields
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# What an answer is: text, unless the agent has an output_type.
+# Type of the answer: str, unless the agent has an output_type.
 A_co = TypeVar("A_co", default=str, covariant=True)
 
 
 @attrs.frozen(kw_only=True, slots=False)
 class Run(RunFields, Generic[A_co]):
-    """A run after `version` events: its fields, what has to happen next, and the run after an event."""
+    """A run after `version` events: its fields, its next effect, and the transition to the next value."""
 
     decoder: Callable[[str], A_co] | None = attrs.field(default=None, eq=False, repr=False)
-    """Makes `output` of the answer's text; the agent's, and not a part of the run."""
+    """Function of the agent that converts the answer's text to `output`; None: `output` is the text. Not journalled."""
 
     def apply(self, event: e.Event) -> Run[A_co]:
         """Return the run after the event.
 
         Raises:
-            IllegalTransitionError: when the state does not take it; this run is untouched.
+            IllegalTransitionError: when the state does not accept it; this run is unchanged.
             MisuseError: when it names a call that is not open.
         """
         return self.fold((event,))
@@ -61,7 +61,7 @@ class Run(RunFields, Generic[A_co]):
         """Apply events in order; for many at once, this is much less work than `apply` for each.
 
         Raises:
-            IllegalTransitionError, MisuseError: as `apply`; this run is untouched.
+            IllegalTransitionError, MisuseError: as `apply`; this run is unchanged.
         """
         # With attrs.evolve a turn on SQLite (`benchmarks journal:100`) takes 29 % more instructions, 16 % more time.
         after: Run[A_co] = object.__new__(type(self))
@@ -72,14 +72,14 @@ class Run(RunFields, Generic[A_co]):
 
     @property
     def effect(self) -> Effect | None:
-        """What has to happen next; None when the run is over."""
+        """The next thing that the engine has to do; None when the run is over."""
         if self.paused is not None or self.asks:
             return Wait(pending=self.pending)
         return _EFFECTS[self.state](self)
 
     @property
     def pending(self) -> tuple[Pending, ...]:
-        """What the run waits for from outside: the end of a pause, and decisions in call order."""
+        """Things that the run waits for from outside: the end of a pause, and decisions in call order."""
         waits = tuple(
             item for entry in self.open if entry.phase in UNDECIDED_PHASES for item in _call_pending(self, entry)
         )
@@ -102,12 +102,12 @@ class Run(RunFields, Generic[A_co]):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether only something from outside can move the run on."""
+        """Whether the run can continue only after something comes from outside."""
         return isinstance(self.effect, Wait)
 
     @property
     def output(self) -> A_co:
-        """The answer: text, or what the agent's `output_type` makes of it.
+        """The answer: text, or a value of the agent's `output_type`.
 
         Raises:
             RunError: on a run that did not end in DONE.
@@ -118,7 +118,7 @@ class Run(RunFields, Generic[A_co]):
 
     @property
     def answer(self) -> str:
-        """The answer as the model wrote it; JSON where the agent has an `output_type`.
+        """The answer as the model wrote it; JSON if the agent has an `output_type`.
 
         Raises:
             RunError: on a run that did not end in DONE.
@@ -129,10 +129,10 @@ class Run(RunFields, Generic[A_co]):
 
     @property
     def partial(self) -> str | None:
-        """The last text that the model gave in a run that ended in ERROR; None where it gave none, and in other runs.
+        """The last text of the model in a run that ended in ERROR; None if it wrote none, and in all other runs.
 
-        Nothing has checked it: it may be a remark beside calls, or an answer that was refused. With
-        `Agent(last_answer=True)` a run that a limit stops is asked for its best answer, and that is what stands here.
+        The text is not validated: it may be a remark beside calls, or an answer that was refused. With
+        `Agent(last_answer=True)` the model is asked for its best answer when a limit stops the run; then it is that.
         """
         if self.state is not State.ERROR:
             return None
@@ -141,32 +141,32 @@ class Run(RunFields, Generic[A_co]):
 
     @property
     def session(self) -> str | None:
-        """The conversation that the run belongs to."""
+        """Id of the session that the run belongs to; None if it belongs to none."""
         return self.header.session
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What the caller attached at the start; read-only."""
+        """Metadata that the caller attached at the start; read-only."""
         return MappingProxyType(self.header.metadata)
 
     @property
     def created_at(self) -> float:
-        """Seconds since 1970."""
+        """Time at which the run was created, seconds since 1970."""
         return self.header.created_at
 
     @property
     def shown(self) -> tuple[Message, ...]:
-        """The messages that the model is shown: all, or what a compaction has left of them and those since."""
+        """Messages that the model is shown: all, or the compacted ones followed by those added since."""
         return self.compacted_messages + self.messages[self.cutoff :]
 
     @property
     def calls(self) -> tuple[CallRecord, ...]:
-        """The run's own closed calls, in order."""
+        """Closed calls of this run, in order."""
         return tuple(_call_records(self))
 
     @property
     def errors(self) -> tuple[FailureRecord, ...]:
-        """What failed on the way, by turn: model calls and tools."""
+        """Failed model requests and tool calls, by turn."""
         tools = (FailureRecord(turn=turn, source=r.tool, message=r.content) for turn, r in _failed_results(self))
         return tuple(sorted((*self.model_failures, *tools), key=lambda fault: fault.turn))
 
@@ -180,8 +180,8 @@ def begin_run(header: Header, prior_run: Run[Any] | None = None) -> Run:
 
     Args:
         header: Entry 0 of its journal.
-        prior_run: The run that it goes on from, where `header.after` names one. What a compaction has left of that
-            one's messages is what the model is shown of them from here on: they were paid for to become short.
+        prior_run: The run that it continues, if `header.after` names one. A compaction of its messages stays in force,
+            because it was paid for.
     """
     run, history = _new_run(header), header.history
     if prior_run is not None:
@@ -205,7 +205,7 @@ _INITIAL_FIELDS: Final = dict(vars(Run(header=Header(id="", prompt=(), created_a
 
 
 def _new_run(header: Header) -> Run:
-    """Return a new run. Made as `apply` makes one, from a dict: its fields written one by one cost seven times that."""
+    """Return a new run, built from a dict as in `apply`: setting the fields one by one costs seven times that."""
     run: Run = object.__new__(Run)
     fields = {**_INITIAL_FIELDS, "header": header, "updated_at": header.created_at}
     object.__setattr__(run, "__dict__", fields)
@@ -216,7 +216,7 @@ class RunError(AgentError):
     """The run did not end in DONE, so it has no output.
 
     Attributes:
-        run: The run as it stands.
+        run: The run in its current state.
     """
 
     def __init__(self, message: str, run: Run[Any]) -> None:
@@ -244,11 +244,11 @@ def _format_pending(item: Pending) -> str:
     return "the end of a pause after crashes" if item.kind is PendingKind.CRASH else "the end of a pause"
 
 
-# What has to happen next, by state.
+# The next effect, by state.
 
 
 def _act_effect(run: Run[Any]) -> Effect:
-    """Calls before the first undecided one run; where none is left, a person has to decide; else the turn ends."""
+    """Run the calls before the first undecided one; if there are none, wait for the decision; else end the turn."""
     ready: list[ToolCall] = []
     for entry in run.open:
         if entry.phase in UNDECIDED_PHASES:
@@ -297,7 +297,7 @@ def _call_pending(run: Run[Any], entry: OpenCall) -> tuple[Pending, ...]:
     return (own,)
 
 
-# What is read off the history.
+# Views of the history.
 
 
 def _own_messages(run: Run[Any]) -> tuple[Message, ...]:

@@ -1,4 +1,4 @@
-"""What a judge said of an answer or of results: scores, and what shall happen next."""
+"""Verdict of a judge on an answer or on results: scores and the next action."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentfsm.core.value import Value
 
 
 class Action(StrEnum):
-    """What shall happen after a judgement."""
+    """Next action after a judgement."""
 
     ACCEPT = "accept"
     RETRY_STEP = "retry_step"
@@ -20,27 +20,30 @@ class Action(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class Score(Value):
-    """How well one criterion is met."""
+    """Score of one criterion."""
 
     criterion: str
-    """"completeness", "correctness", "format", or one of your own."""
+    """Name of the criterion: "completeness", "correctness", "format", or one of your own."""
 
     score: int
-    """1 (not at all) to 5 (fully)."""
+    """How well the criterion is met, from 1 (not at all) to 5 (fully)."""
 
     reason: str = ""
+    """Reason for the score; empty if the judge gave none."""
 
 
 @attrs.frozen(kw_only=True)
 class Verdict(Value):
-    """What a judge said."""
+    """Verdict of a judge."""
 
     action: Action
+    """Next action of the run."""
+
     scores: tuple[Score, ...] = ()
-    """By criterion, in the order of the rubric; empty where the judge gives none."""
+    """Scores by criterion, in the order of the rubric; empty if the judge gives none."""
 
     step: str = ""
-    """What is to be done again: the judge's name for it; empty for the whole."""
+    """Step to repeat, under the judge's name for it; empty for the whole answer."""
 
     note: str = ""
-    """What has to change, or why a person is asked."""
+    """Change that is needed, or the reason why a person is asked."""

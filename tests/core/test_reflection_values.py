@@ -20,8 +20,8 @@ def test_a_run_that_waits_for_a_word_says_so():
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ("text", "str is none"),
-        (UserMessage(parts=()), "says nothing"),
+        ("text", "not str"),
+        (UserMessage(parts=()), "an empty"),
         (AssistantMessage(calls=(ToolCall(id="t1.0", name="a b", arguments="{}"),)), "calls 'a b'"),
         (AssistantMessage(calls=(ToolCall(id="t 1", name="a", arguments="{}"),)), "has a call 't 1'"),
         (AssistantMessage(calls=(ToolCall(id="t1.0", name="a", arguments='{"a": NaN}'),)), "for a JSON object"),

@@ -9,14 +9,14 @@ from agentfsm.core.settings import Settings
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"stop": "END"}, r"stop='END'\): give a list of texts, .*\['END'\]"),
-        ({"stop": [3]}, "a list of texts"),
+        ({"stop": "END"}, r"stop='END'\): give a list of strings, .*\['END'\]"),
+        ({"stop": [3]}, "a list of strings"),
         ({"seed": "7"}, "a whole number"),
         ({"stream": "no"}, "True or False"),
         ({"parallel_tool_calls": "no"}, "True or False, or None"),
         ({"tool_choice": ["search"]}, "a string"),
         ({"reasoning_effort": 3}, "a string"),
-        ({"extra_body": None}, r"a dict, \{\} for none"),
+        ({"extra_body": None}, r"a dict, or \{\} for no fields"),
     ],
     ids=repr,
 )

@@ -159,12 +159,12 @@ def test_the_wire_says_what_it_cannot_carry():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: ImagePart(url="file:///etc/passwd"), "ImagePart is given by"),
+        (lambda: ImagePart(url="file:///etc/passwd"), "ImagePart takes"),
         (lambda: ImagePart(url="data:text/html;base64,AA"), "data:image/"),
         (lambda: AudioPart(url="data:image/png;base64,AA"), "data:audio/"),
-        (lambda: FilePart(url="javascript:alert(1)"), "FilePart is given by"),
+        (lambda: FilePart(url="javascript:alert(1)"), "FilePart takes"),
         (lambda: FilePart(url="data:text/plain,hello"), "base64"),
-        (lambda: ImagePart(url=b"x"), "ImagePart is given by"),
+        (lambda: ImagePart(url=b"x"), "ImagePart takes"),
         (lambda: ImagePart(url="https://x.test/a.png", detail="huge"), "'auto', 'low' or 'high'"),
     ],
 )

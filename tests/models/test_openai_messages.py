@@ -143,7 +143,7 @@ async def test_the_history_of_a_run_comes_back_as_it_was():
         ([ASK, {"role": "function"}], r"messages\[1\]: the role 'function': give system, developer, user"),
         ([{"role": "user", "content": 5}], r"messages\[0\]: 'content' is int where list belongs"),
         ([{"role": "user", "content": [{"type": "video"}]}], r"messages\[0\]: a part of the type 'video': give text"),
-        ([{"role": "user", "content": [{"type": "file", "file": {"file_id": "x"}}]}], "FilePart is given by"),
+        ([{"role": "user", "content": [{"type": "file", "file": {"file_id": "x"}}]}], "FilePart takes"),
         ([{"role": "assistant", "content": [PICTURE]}], r"messages\[0\]: a part that is no text \(image\)"),
         ([asking(("a", "f")) | {"tool_calls": [{"type": "custom"}]}], "a call of the type 'custom'"),
         ([asking(("a", "f")), ASK, result("a")], r"messages\[2\]: a result of 'a', which is no open call"),
@@ -162,5 +162,5 @@ def test_what_chat_completions_cannot_carry_is_refused():
     """As a request with it would be."""
     with pytest.raises(MisuseError, match="cannot be sent: chat completions take a file whole"):
         to_openai([UserMessage(parts=(FilePart(url="https://a.test/a.pdf"),))])
-    with pytest.raises(MisuseError, match=r"dict is none; .*from_openai"):
+    with pytest.raises(MisuseError, match=r"not dict; .*from_openai"):
         to_openai([ASK])
