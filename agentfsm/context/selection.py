@@ -1,10 +1,11 @@
-"""Which tools a model is offered: all, those most like the task, or those that the model itself asks for by name.
+"""Choose the tools that a model is offered: all, those most similar to the task, or those that the model names.
 
 A model chooses badly among many tools, and each definition costs 100 to 500 tokens in every request (Source: document
 E, 5.3 and 9.2). So up to 20 are offered whole; beyond, the words of the task choose 20; and where there are more than
-50, the model first reads one line about each and names the few whose full definitions it wants to see.
+50, the model first reads one line about each tool and names the few whose full definitions it needs.
 
-No choice fails for want of a scorer or a model. It falls back on the next best, and says so in `Selection.how`.
+A failing scorer or model does not make the selection fail: it falls back to the next best method, and `Selection.how`
+records this.
 """
 
 from __future__ import annotations
@@ -70,36 +71,36 @@ _REMARK_SEPARATOR: Final = re.compile(r":| [-–—] ")  # noqa: RUF001  models 
 
 @attrs.frozen
 class AllTools(ToolSelector):
-    """Offers all tools, however many."""
+    """Offer all tools, without a limit."""
 
     def wants(self, count: int) -> bool:  # noqa: ARG002  no number is too many
-        """Tell that there is nothing to choose."""
+        """Return False: no selection is needed."""
         return False
 
     async def select(self, task: str, tools: Sequence[ToolDefinition], ask: SelectorAsk) -> Selection:  # noqa: ARG002  all is all
-        """Return all."""
+        """Return all tools."""
         return _build_selection(tools, "all")
 
 
 @attrs.frozen(kw_only=True)
 class BySimilarity(ToolSelector):
-    """Offers the tools whose words are most like the task's.
+    """Offer the tools whose text is most similar to the task.
 
-    Where the scorer fails, or finds no tool nearer than another, it offers all; at most 128, the first.
+    If the scorer fails or rates all tools the same, the first 128 tools are offered.
     """
 
     top: int = attrs.field(default=DEFAULT_TOP, validator=COUNT)
-    """How many."""
+    """Number of tools to offer, 1 or more. Default 20: models still choose well among that many."""
 
     scorer: Scorer = attrs.field(factory=LexicalScorer)
-    """What tells how like."""
+    """Scorer that rates each tool's similarity to the task. Default: by shared words."""
 
     def wants(self, count: int) -> bool:
-        """Tell whether there are more than it offers."""
+        """Return whether there are more tools than `top`."""
         return count > self.top
 
-    async def select(self, task: str, tools: Sequence[ToolDefinition], ask: SelectorAsk) -> Selection:  # noqa: ARG002  asks nobody
-        """Return the nearest, in the order of registration; among equals, the earlier registered."""
+    async def select(self, task: str, tools: Sequence[ToolDefinition], ask: SelectorAsk) -> Selection:  # noqa: ARG002  asks no model
+        """Return the most similar tools, in the order of registration; ties go to the earlier registered."""
         if not self.wants(len(tools)):
             return _build_selection(tools, "all")
         order, flaw = await self.rank(task, tools)
@@ -109,18 +110,18 @@ class BySimilarity(ToolSelector):
         return _build_selection([tools[place] for place in sorted(order[: self.top])], "similarity")
 
     async def rank(self, task: str, tools: Sequence[ToolDefinition]) -> tuple[Sequence[int], str]:
-        """Rank.
+        """Rank the tools by similarity to the task.
 
         Returns:
-            The places of all tools, the nearest to the task first, and "". Where nothing tells them apart: the places
-            in their order, and why.
+            The indexes of all tools, the most similar first, and "". If the scores rank nothing: the indexes in their
+            original order, and the reason.
         """
         scores, flaw = await self._score(task, tools)
         places = range(len(tools))
         return (places, flaw) if flaw else (sorted(places, key=lambda place: -scores[place]), "")
 
     async def find(self, query: str, tools: Sequence[ToolDefinition]) -> Sequence[str]:
-        """Return the nearest to the query; all of a few, of more only such as are nearer than others."""
+        """Return the names most similar to the query: all of a few tools; of more, only those above the lowest score."""
         scores, flaw = await self._score(query, tools)
         few = len(tools) <= MAX_FOUND_TOOLS
         if flaw:
@@ -129,7 +130,7 @@ class BySimilarity(ToolSelector):
         return [tools[place].name for place in order[:MAX_FOUND_TOOLS] if few or scores[place] > min(scores)]
 
     async def _score(self, task: str, tools: Sequence[ToolDefinition]) -> tuple[Sequence[float], str]:
-        """Return the scores of all tools and "", or why they rank nothing."""
+        """Return the scores of all tools and "", or the reason why they rank nothing."""
         try:
             scores = [
                 float(score)
@@ -143,7 +144,7 @@ class BySimilarity(ToolSelector):
 
 
 def _find_flaw(scores: Sequence[float], count: int) -> str:
-    """Say why the scores rank nothing, if so."""
+    """Return the reason why the scores rank nothing, or ""."""
     if len(scores) != count:
         return f"the scorer gave {len(scores)} scores for {count} tools"
     if any(map(math.isnan, scores)):
@@ -153,23 +154,23 @@ def _find_flaw(scores: Sequence[float], count: int) -> str:
 
 @attrs.frozen(kw_only=True)
 class TwoStage(ToolSelector):
-    """Lets the model name the tools that it wants to see, from one line about each.
+    """Let the model name the tools that it needs, from one line about each.
 
-    Costs one more call of the model. Where that fails, or names no tool, similarity chooses.
+    This costs one more model call. If it fails or names no tool, `similarity` chooses.
     """
 
     picks: int = attrs.field(default=DEFAULT_PICKS, validator=COUNT)
-    """At most so many."""
+    """Maximum of tools that the model may name, 1 or more. Default 5."""
 
     similarity: BySimilarity = BySimilarity()
-    """What chooses instead, and which summaries the model reads where all would be too long a list."""
+    """Fallback selector. It also shortens the list of summaries if the list is too long for one request."""
 
     def wants(self, count: int) -> bool:
-        """Tell whether there are more than the model may name."""
+        """Return whether there are more tools than the model may name."""
         return count > self.picks
 
     async def select(self, task: str, tools: Sequence[ToolDefinition], ask: SelectorAsk) -> Selection:
-        """Return what the model named, in the order of registration."""
+        """Return the tools that the model named, in the order of registration."""
         listed = await self._build_shortlist(task, tools)
         lines = "\n".join(tool.summary for tool in listed)
         try:
@@ -186,11 +187,11 @@ class TwoStage(ToolSelector):
         return _build_selection([tool for tool in listed if tool.name in named], how, usage)
 
     async def find(self, query: str, tools: Sequence[ToolDefinition]) -> Sequence[str]:
-        """Find by similarity: the model has said what it looks for."""
+        """Find tools by similarity: the query already comes from the model."""
         return await self.similarity.find(query, tools)
 
     async def _build_shortlist(self, task: str, tools: Sequence[ToolDefinition]) -> Sequence[ToolDefinition]:
-        """Return the tools whose summaries the model reads: all, or as many of the nearest as are not too long."""
+        """Return the tools whose summaries the model reads: all, or the most similar ones that fit the size limit."""
         sizes = [BYTE_COUNTER.count(tool.summary) + 1 for tool in tools]
         if sum(sizes) <= STAGE_ONE_BYTES:
             return tools
@@ -202,35 +203,37 @@ class TwoStage(ToolSelector):
     async def _fall_back(
         self, why: str, usage: Usage, task: str, tools: Sequence[ToolDefinition], ask: SelectorAsk
     ) -> Selection:
-        """Choose by similarity, and say why."""
+        """Choose by similarity, and add the reason to `Selection.how`."""
         other = await self.similarity.select(task, tools, ask)
         return attrs.evolve(other, how=f"{other.how}{';' if ':' in other.how else ':'} {why}", usage=usage)
 
 
 @attrs.frozen(kw_only=True)
 class AutoSelect(ToolSelector):
-    """Offers all of a few tools, chooses among more by similarity, and among many in two stages."""
+    """Offer all tools if they are few, choose by similarity among more, and in two stages among many."""
 
     similar_above: int = attrs.field(default=SIMILAR_ABOVE, validator=COUNT_OR_ZERO)
-    """Tools; up to here, all are offered."""
+    """Largest number of tools that are all offered; above it, similarity chooses. Default 20."""
 
     two_stage_above: int = attrs.field(default=TWO_STAGE_ABOVE, validator=COUNT_OR_ZERO)
-    """Tools; up to here, similarity chooses."""
+    """Largest number of tools among which similarity chooses; above it, two stages do. Default 50."""
 
     similarity: BySimilarity = BySimilarity()
+    """Selector for the middle range, and fallback of the two stages."""
+
     picks: int = attrs.field(default=DEFAULT_PICKS, validator=COUNT)
-    """How many the model may name in the first of two stages."""
+    """Maximum of tools that the model may name in the first of two stages, 1 or more. Default 5."""
 
     def wants(self, count: int) -> bool:
-        """Tell whether there are too many to offer all."""
+        """Return whether there are too many tools to offer all."""
         return count > min(self.similar_above, self.two_stage_above)
 
     async def select(self, task: str, tools: Sequence[ToolDefinition], ask: SelectorAsk) -> Selection:
-        """Choose in the way that suits the number."""
+        """Choose by the method for this number of tools."""
         return await self._choose_selector(len(tools)).select(task, tools, ask)
 
     async def find(self, query: str, tools: Sequence[ToolDefinition]) -> Sequence[str]:
-        """Find by similarity."""
+        """Find tools by similarity."""
         return await self.similarity.find(query, tools)
 
     def _choose_selector(self, count: int) -> ToolSelector:
@@ -244,18 +247,18 @@ def _build_selection(tools: Sequence[ToolDefinition], how: str, usage: Usage = U
 
 
 def _excerpt_task(task: str) -> str:
-    """Return a task's head and tail, where it is long."""
+    """Return the task, or its head and tail if it is long."""
     half = TASK_CHARS // 2
     return task if len(task) <= TASK_CHARS else f"{task[:half]}\n[...]\n{task[-half:]}"
 
 
 def _tool_text(tool: ToolDefinition) -> str:
-    """Return what a tool is compared by: name, description, and its parameters' names, descriptions and values."""
+    """Return a tool's text for scoring: name, description, and its parameters' names, descriptions and values."""
     return "\n".join((tool.name, tool.description, *_iter_schema_texts(tool.parameters)))[:TEXT_CHARS]
 
 
 def _iter_schema_texts(schema: Mapping[str, JSON]) -> Iterator[str]:
-    """Yield what a schema says in words, at any depth; with a list of its own, since a schema may be deep."""
+    """Yield the texts in a schema, at any depth. Iterative, since a deep schema would exceed the recursion limit."""
     nodes: list[Any] = [schema]
     while nodes:
         node = nodes.pop()
@@ -272,9 +275,9 @@ def _iter_schema_texts(schema: Mapping[str, JSON]) -> Iterator[str]:
 
 
 def _find_names(reply: str, known: Collection[str]) -> list[str]:
-    """Return the known names in a reply, in its order: in a JSON list, marked, or line by line; no name is guessed.
+    """Return the known names in a reply, in its order: from a JSON list, from marked words, or line by line.
 
-    The last list is the answer; those before it are thoughts.
+    Of several lists, the last one is the answer. Names are matched exactly, never guessed.
     """
     for part in (*reversed(_JSON_LIST.findall(reply)), " ".join(_MARKED_NAME.findall(reply))):
         if found := _match_names(part, known):
@@ -284,7 +287,7 @@ def _find_names(reply: str, known: Collection[str]) -> list[str]:
 
 
 def _find_heading_names(line: str, known: Collection[str]) -> list[str]:
-    """Return the names that a line is about, without those in the remarks behind them."""
+    """Return the names at the beginning of a line, without those in the remarks after them."""
     return next((found for part in _REMARK_SEPARATOR.split(line) if (found := _match_names(part, known))), [])
 
 

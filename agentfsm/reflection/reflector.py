@@ -1,6 +1,6 @@
-"""A judge that asks a model, and decides by rules what follows from its scores.
+"""Judge answers and tool results with a model that scores them, and fixed rules that decide.
 
-The model only scores; what its scores mean is decided here, so that it cannot be talked into accepting.
+The model only scores. Rules decide what follows from the scores, so that a prompt injection cannot force acceptance.
 Source: document F, 3.4 (criteria, scores and rules), and document A, 3.4 (the three questions of the light form).
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agentfsm.ports.model import Model
     from agentfsm.ports.policies import JudgeAsk
 
-# What is scored, and the question that the score answers.
+# Criteria, each with the question that its score answers.
 RUBRIC: Final[Mapping[str, str]] = MappingProxyType(
     {
         "completeness": "Does it do all that was asked?",
@@ -37,13 +37,13 @@ RUBRIC: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 
-# The least score of an answer that is accepted, where all have it.
+# Lowest score with which an answer is accepted; every criterion must reach it.
 MIN_ACCEPTED_SCORE: Final = 4
-# The score up to which something has to be done again: nothing that is poor in anything is accepted.
+# Highest score that counts as poor; an answer with one poor score is not accepted.
 MAX_POOR_SCORE: Final = 2
-# Times that work is sent back, before a person is asked.
+# Corrections that are requested before a person is asked.
 MAX_CORRECTIONS: Final = 3
-# Times that a judge is asked for an answer that can be read.
+# Attempts to get a parseable answer from a judge.
 MAX_ATTEMPTS: Final = 2
 # Characters of the results that a judge is shown, the newest: some 5,000 tokens.
 MAX_RESULTS_CHARS: Final = 20_000
@@ -83,19 +83,18 @@ def _freeze(rubric: Mapping[str, str]) -> Mapping[str, str]:
 
 @attrs.frozen(kw_only=True)
 class Reflector(Judge):
-    """A second look by a model: at answers, at the results of chosen tools, or at both.
+    """Judge that asks a model to review answers, results of chosen tools, or both.
 
-    An answer is scored by a rubric. All scores 4 or 5: accepted. Any score of 2 or less: the model gets the criticism
-    and tries again, at most three times since the user's last words; then the user is asked, and the run waits for
-    input. Results get three short questions instead (correct? more needed? what
-    next?).
+    An answer is scored by a rubric. If all scores are 4 or 5, it is accepted. If a score is 2 or less, the model gets
+    the criticism and tries again, at most three times since the user's last message; then the user is asked, and the
+    run waits for input. Tool results get three short questions instead (correct? more needed? what next?).
 
     Raises:
-        MisuseError: when there is nothing to judge, or nothing to judge by.
+        MisuseError: when neither answers nor tools are to be judged, or the rubric is empty.
     """
 
     model: Model | None = attrs.field(default=None, validator=check_model)
-    """Who judges; None for the agent's own model. Another one finds more, since it does not share the errors."""
+    """Model that judges. None: the agent's own model. A different model finds more, since it makes other errors."""
 
     answers: bool = True
     """Whether answers are judged."""
@@ -104,20 +103,21 @@ class Reflector(Judge):
     """Names of the tools whose results are judged."""
 
     rubric: Mapping[str, str] = attrs.field(default=RUBRIC, converter=_freeze, validator=_check_rubric)
-    """What is scored, and the question that each score answers."""
+    """Criteria for answers, each with the question that its score answers; at least one."""
 
     corrections: int = MAX_CORRECTIONS
-    """Times that work is sent back since the user's last words, 0 or more."""
+    """Maximum of corrections since the user's last message, 0 or more. Default 3."""
 
     answer_tokens: int = MAX_ANSWER_TOKENS
+    """Maximum of tokens in one judgement. Default 1,000: three scores with a sentence each."""
 
     def __attrs_post_init__(self) -> None:
-        """Refuse a judge that has nothing to do."""
+        """Reject a judge without anything to judge."""
         if not self.answers and not self.tools:
             raise MisuseError("Reflector(answers=False): name the tools whose results it shall judge, in tools={...}")
 
     def wants(self, run: Run) -> bool:
-        """Tell whether the draft, or one of the turn's results, is to be judged."""
+        """Return whether the draft, or one of the turn's results, is to be judged."""
         if isinstance(run.messages[-1], AssistantMessage):
             return self.answers
         return any(result.tool in self.tools for result in _newest_results(run))
@@ -172,7 +172,7 @@ async def _ask_judge(
     schema: Mapping[str, JSON],
     read: Callable[[Mapping[str, Any]], Verdict],
 ) -> Verdict:
-    """Ask for a judgement that can be read, once more if need be."""
+    """Ask for a judgement, and once more if it cannot be parsed."""
     question, flaw = json.dumps(work, ensure_ascii=False), ""
     for _ in range(MAX_ATTEMPTS):
         found = extract_object(await ask(instructions, question, schema)) or ""
@@ -204,7 +204,7 @@ def _user_request(run: Run) -> str:
 
 
 def _newest_results(run: Run) -> list[ToolResult]:
-    """Return the results of the newest turn."""
+    """Return the tool results of the newest turn."""
     found: list[ToolResult] = []
     for message in reversed(run.messages):
         if not isinstance(message, ToolResult):
@@ -214,7 +214,7 @@ def _newest_results(run: Run) -> list[ToolResult]:
 
 
 def _format_results(messages: Sequence[Any]) -> list[JSON]:
-    """Return results as a judge is shown them: the newest that fit, in order; what is left out is told."""
+    """Format the newest results that fit, in order, for the judge; the number of omitted ones is included."""
     results = [message for message in messages if isinstance(message, ToolResult)]
     shown: list[JSON] = []
     room = MAX_RESULTS_CHARS

@@ -1,9 +1,9 @@
-"""Servers that an agent finds by itself: it may look for some, and a person says yes before one is connected to.
+"""Let an agent search a directory for MCP servers; a person approves each server before it is connected.
 
     agent = Agent(model, tools=[FoundServers(directory=MyDirectory(), pins=PinFile())])
 
-What comes out of a directory is somebody else's word. An entry may say how a server is started, and grant it nothing;
-none of our variables are put into it; and the approval is bound to the exact entry by its hash.
+The directory is not trusted. An entry may say how a server is started, but grants it no rights; our environment
+variables are not expanded in it; and the approval is bound to the exact entry by its hash.
 """
 
 from __future__ import annotations
@@ -35,60 +35,70 @@ from agentfsm.tools.tool import DIGEST_CHARS, Tool, make_tool
 
 _log = logging.getLogger("agentfsm.mcp")
 
-# Servers that one search shows: as many as anybody compares.
+# Servers in one search result: more are not compared in practice.
 MAX_CANDIDATES: Final = 20
-# Characters of the hash in a server's name, so that it takes nobody else's.
+# Characters of the hash in a server's name, which prevents name collisions.
 _NAME_HASH_CHARS: Final = 6
 _DESCRIPTION_CHARS: Final = 500
-# Candidates that are remembered; the oldest are looked up again.
+# Cached candidates; the oldest are evicted and looked up again.
 _MAX_REMEMBERED: Final = 1_000
 
 
 @attrs.frozen(kw_only=True)
 class Candidate(Value):
-    """A server that a directory knows."""
+    """MCP server listed in a directory."""
 
     name: str
+    """Name in the directory. `ServerDirectory.find` with this name must return the server."""
+
     description: str
+    """Purpose of the server, for the model. At most 500 characters are shown."""
+
     entry: Mapping[str, JSON]
-    """How it would be started or reached, as in `mcpServers`: command, args, env, cwd; or url, headers; and type."""
+    """Start command or address, as in `mcpServers`: command, args, env, cwd; or url, headers; and type."""
 
     @property
     def id(self) -> str:
-        """What it is asked for by: its name, and a hash of the entry, so that no other comes in its place."""
+        """Identifier for `connect_server`: the name and a hash of the entry, so that a changed entry does not match."""
         return f"{self.name}@{short_hash(json.dumps(self.entry, sort_keys=True), DIGEST_CHARS)}"
 
 
 class ServerDirectory(Protocol):
-    """Knows servers, such as a registry of a company's."""
+    """Searchable list of MCP servers, such as a company's registry."""
 
     async def find(self, query: str) -> Sequence[Candidate]:
-        """Return servers that may serve, the best first; a name finds the server of that name."""
+        """Return the servers that match the query, best first. A server's exact name must find that server."""
         ...
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class FoundServers:
-    """The tools `find_servers` and `connect_server`, and the tools of the servers that were connected to by them.
+    """Tool source with `find_servers`, `connect_server` and the tools of the servers connected through them.
 
-    A server that was approved is pinned, so that a run that goes on in another process has it there. Its tools are
-    taken as they are first listed, and each of their calls needs a person's yes.
+    An approved server is pinned, so that a run that continues in another process finds it there. Its tools are
+    accepted as first listed, and each call of them needs a person's approval.
     """
 
     directory: ServerDirectory
+    """Directory that `find_servers` searches."""
+
     pins: Pins = attrs.field(factory=PinFile)
-    """Where approved servers are kept. Give each agent its own, or they have them all."""
+    """Storage for approved servers. Agents that share it share their servers, so give each agent its own."""
 
     consent: Consent | None = None
-    """Asks a person, where a server that was approved has changed."""
+    """Function that asks a person when an approved server has changed. None: the change is not accepted."""
 
     sandbox: Sandbox | None = None
-    """What all that are commands are started in. None: they may do what you may do, and the approval says so."""
+    """Sandbox for all servers that are commands. None: they run with your own rights, and the approval text says so."""
 
     name: str = "directory"
+    """Name of this source. It prefixes the keys in `pins`, so keep it the same across processes."""
+
     version: int = attrs.field(default=0, init=False)
+    """Counter that increases with each update and each new server. A change means that `tools` may have changed."""
+
     _servers: dict[str, MCPServer] = attrs.field(factory=dict, init=False)
-    """By what their pins are kept under."""
+    """Connected servers, by the keys of their pins."""
 
     _candidates: dict[str, Candidate] = attrs.field(factory=dict, init=False)
     _is_restored: bool = attrs.field(default=False, init=False)
@@ -108,19 +118,19 @@ class FoundServers:
 
     @property
     def is_stale(self) -> bool:
-        """Whether a server may have news, or the approved ones were not looked up yet."""
+        """Whether a server needs an update, or the approved servers were not restored yet."""
         return not self._is_restored or any(server.is_stale for server in self._servers.values())
 
     @property
     def tools(self) -> tuple[Tool[..., Any], ...]:
-        """The two of its own, and those of the connected servers."""
+        """The two own tools, and those of the connected servers."""
         return *self._own_tools, *(tool for server in self._servers.values() for tool in server.tools)
 
     async def update(self) -> None:
-        """Connect to the servers that were approved, and ask those that have news. One that is away has no tools.
+        """Restore the approved servers and list the tools of stale ones. An unreachable server has no tools.
 
         Raises:
-            MCPServerError: when it cannot be known which were approved.
+            MCPServerError: when the approvals cannot be read.
         """
         if not self._is_restored:
             for key, pin in self.pins.read().items():
@@ -190,7 +200,7 @@ class FoundServers:
         return f"Connect to the MCP server {candidate.name!r}, found in a directory:\n{format_start(entry.transport)}"
 
     async def _look_up(self, wanted: str) -> Candidate | None:
-        """Find a candidate again, in a process that did not see it found."""
+        """Search for a candidate that this process has not cached."""
         found = await self.directory.find(wanted.rpartition("@")[0])
         return next((each for each in found[:MAX_CANDIDATES] if each.id == wanted), None)
 
@@ -227,7 +237,7 @@ class FoundServers:
         return self._servers.setdefault(server.consent_gate.pin_key, server)
 
     async def _decide_proposal(self, proposal: Proposal) -> bool:
-        """Take the tools of a server whose start was approved as they are first listed; ask about all else."""
+        """Accept the first list of tools of a server whose start was approved; ask about everything else."""
         if proposal.wish is Wish.TOOLS:
             return True
         return self.consent is not None and await self.consent(proposal)

@@ -1,4 +1,4 @@
-"""An MCP server among an agent's tools: `Agent(..., tools=[MCPServer.stdio("npx", ["-y", "..."])])`."""
+"""Use an MCP server as a source of tools: `Agent(..., tools=[MCPServer.stdio("npx", ["-y", "..."])])`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TIMEOUT_S: Final = 30.0
 
 
 class ServerOptions(TypedDict, total=False):
-    """What a server is told beside how it is reached; what each means is said at `ToolPolicy` and `MCPServer`."""
+    """Options of an MCP server beside its transport; `ToolPolicy` and `MCPServer` describe each of them."""
 
     trusted: bool
     confirm: Confirm | None
@@ -67,59 +67,81 @@ def _build_server_options(options: ServerOptions) -> dict[str, Any]:
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class MCPServer:
-    """A server whose tools an agent may use. It is connected to when it is first needed, and closed with the agent.
+    """An MCP server whose tools an agent may use. It connects on first use and closes with the agent.
 
-    Nothing that a server says of itself is believed unless it is `trusted`, and each call of another's tool needs a
-    person's yes, unless `confirm` says otherwise. A tool that has changed since it was approved is withheld.
+    Unless the server is `trusted`, the hints on its tools are ignored, and each call needs a person's approval;
+    `confirm` overrides this. A tool that has changed since it was approved is withheld.
     """
 
     name: str
-    """1 to 32 ASCII letters, digits, "-" and single "_": its tools are called `name__tool`."""
+    """Name of the server: 1 to 32 ASCII letters, digits, "-" and single "_". The model sees its tools as
+    `name__tool`.
+    """
 
     transport: ServerTransport
+    """Connection method: a command that is started, or a URL."""
+
     tool_policy: ToolPolicy = attrs.field(factory=ToolPolicy)
+    """Rules for the tools: which ones are used, which arguments they take, and whether calls need approval."""
+
     pins: Pins = attrs.field(factory=MemoryPins)
-    """Where it is kept what was approved."""
+    """Storage for approvals. Default: the memory of this process."""
 
     consent: Consent | None = None
-    """Asks a person, for what was not approved yet."""
+    """Function that asks a person to approve a `Proposal`. None: no question is asked, and they stay unapproved."""
 
     origin: str | None = None
-    """The file or the directory that it comes from; None for one that a program names in its code."""
+    """File or directory that lists the server. None: the program names the server in its code."""
 
     start: ApprovedText = attrs.field(
         default=attrs.Factory(lambda server: build_start_text(server.transport), takes_self=True)
     )
-    """How it is started, as it is approved."""
+    """Text that a person approves before the server is started: its command or URL, with secrets hashed."""
 
     required: bool = True
-    """Whether an agent cannot begin without it. Else it has no tools where it is away, until it was closed."""
+    """Whether a run fails when the server is unreachable. False: the server has no tools until it is closed and
+    connected again.
+    """
 
     resources_as_tools: bool = False
-    """Whether the model may list and read the server's resources, by two tools; else only the application does."""
+    """Whether the model may list and read the server's resources, through two tools. False: only the application
+    reads them.
+    """
 
     timeout_s: float = TIMEOUT_S
+    """Seconds that one request to the server may take, a tool call included. Default 30."""
+
     start_s: float = START_TIMEOUT_S
+    """Seconds that starting the server and connecting to it may take, the first handshake included."""
+
     admitted: AdmissionResult = attrs.field(factory=AdmissionResult, init=False)
-    """What of it is used, as it was last listed."""
+    """Result of the newest listing: the tools in use, those refused, and those that await approval."""
 
     last_error: MCPServerError | None = attrs.field(default=None, init=False)
-    """Why the tools could not be listed, the newest time; None where they could."""
+    """Error of the newest attempt to list the tools; None if it succeeded."""
 
     version: int = attrs.field(default=0, init=False)
+    """Number of successful listings, 0 before the first. A change means that `tools` may have changed."""
+
     elicitation_router: ElicitationRouter = attrs.field(factory=ElicitationRouter, init=False, repr=False)
-    """Takes what the server asks in mid-call."""
+    """Receiver of the questions that the server asks during a call."""
 
     catalogue: Catalogue = attrs.field(factory=Catalogue, init=False, repr=False)
-    """What the connection at hand lists, which calls are compared with."""
+    """Tools that the current connection lists. A call is checked against it."""
 
     connection: ServerConnection = attrs.field(init=False)
+    """Connection to the server, opened on first use."""
+
     consent_gate: ConsentGate = attrs.field(init=False)
+    """Check of the start and the tools against `pins`; it asks through `consent`."""
+
     needs_refresh: bool = attrs.field(default=True, init=False)
-    """Whether the server was not asked yet, was started anew, or has said that its tools have changed."""
+    """Whether the tools have to be listed before the next use: they were never listed, the server was restarted, or
+    it has reported a change.
+    """
 
     _refresh_limit: Limiter = attrs.field(factory=lambda: Limiter(1), init=False)
-    """So that of several runs, of any agents, one asks; a person is asked once."""
+    """Lets one run at a time list the tools, over all agents, so that a person is asked once."""
 
     def __attrs_post_init__(self) -> None:
         check_server_name(self.name)
@@ -134,17 +156,17 @@ class MCPServer:
 
     @property
     def is_stale(self) -> bool:
-        """Whether there is something to wait for: news, or the first answer, whoever has asked for it."""
+        """Whether `update` has work to do, or the first listing is under way in another run."""
         return self.needs_refresh or (not self.version and self._refresh_limit.in_use > 0)
 
     @property
     def tools(self) -> tuple[Tool[..., Any], ...]:
-        """The tools as they were last listed; one that is withheld is among them, switched off."""
+        """The tools of the newest listing; withheld tools are included, but disabled."""
         return self.admitted.tools
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """Why tools cannot be used, by the server's own names."""
+        """Reasons why tools cannot be used, by the server's own names for them."""
         return self.admitted.refused
 
     @classmethod
@@ -159,12 +181,13 @@ class MCPServer:
         name: str | None = None,
         **options: Unpack[ServerOptions],
     ) -> MCPServer:
-        """Return a server that is a command: `MCPServer.stdio("npx", ["-y", "mcp-server-example"])`.
+        """Create a server that is started as a command: `MCPServer.stdio("npx", ["-y", "mcp-server-example"])`.
 
-        It gets `env`, and HOME, LOGNAME, PATH, SHELL, TERM and USER of our environment, and nothing else of it.
+        The process gets the variables in `env`. From our environment it gets only HOME, LOGNAME, PATH, SHELL, TERM and
+        USER.
 
         Raises:
-            MisuseError: when an option makes no sense.
+            MisuseError: when an option is invalid.
         """
         transport = StdioTransport(command=command, args=args, env=env or {}, cwd=cwd, sandbox=sandbox)
         return cls(
@@ -182,12 +205,12 @@ class MCPServer:
         name: str | None = None,
         **options: Unpack[ServerOptions],
     ) -> MCPServer:
-        """Return a server that is elsewhere: `MCPServer.http("https://example.org/mcp")`.
+        """Create a server that is reached over streamable HTTP: `MCPServer.http("https://example.org/mcp")`.
 
-        Its host may not be at a private address, unless `allow_private` says so or the URL itself names this machine.
+        Its host must not have a private address, unless `allow_private` is set or the URL itself names this machine.
 
         Raises:
-            MisuseError: when an option makes no sense, or plain HTTP goes to another machine.
+            MisuseError: when an option is invalid, or the URL is plain HTTP to another machine.
         """
         transport = StreamableHTTPTransport(url=url, headers=headers or {}, auth=auth, allow_private=allow_private)
         return cls(
@@ -205,7 +228,7 @@ class MCPServer:
         name: str | None = None,
         **options: Unpack[ServerOptions],
     ) -> MCPServer:
-        """Return a server of the older kind, HTTP+SSE: `MCPServer.sse("https://example.org/sse")`; else as `http`."""
+        """Create a server with the older HTTP+SSE transport: `MCPServer.sse("https://example.org/sse")`; see `http`."""
         transport = SSETransport(url=url, headers=headers or {}, auth=auth, allow_private=allow_private)
         return cls(
             name=name or derive_server_name(httpx2.URL(url).host), transport=transport, **_build_server_options(options)
@@ -215,15 +238,15 @@ class MCPServer:
     def load(
         cls, path: Path | str, *, pins: Pins | None = None, consent: Consent | None = None
     ) -> tuple[MCPServer, ...]:
-        """Return the servers of a file that has `mcpServers`; none of them is started yet.
+        """Create the servers listed under `mcpServers` in a configuration file. None of them is started yet.
 
         Args:
             path: The file.
-            pins: Where it is kept what was approved; by default `PinFile()`, where `agentfsm mcp approve` keeps it.
-            consent: Asks a person about what was not; without it a server that was not approved is not started.
+            pins: Storage for approvals. Default: `PinFile()`, which `agentfsm mcp approve` also uses.
+            consent: Function that asks a person to approve a server. Without it, an unapproved server is not started.
 
         Raises:
-            MCPServerError: when the file cannot be read, or something in it makes no sense.
+            MCPServerError: when the file cannot be read, or an entry in it is invalid.
         """
         place = Path(path).absolute()
         kept = pins or PinFile()
@@ -241,18 +264,18 @@ class MCPServer:
         )
 
     async def update(self) -> None:
-        """List the tools, once it is approved how the server is started.
+        """List the tools, after checking that the start of the server is approved.
 
-        Where that fails and they are known from before, those stay, and `last_error` says why; likewise where the
-        server is not `required`.
+        If listing fails after an earlier success, or the server is not `required`, the known tools stay, and
+        `last_error` holds the error.
 
         Raises:
-            MCPServerError: when it is not approved, or the server was never asked with success and cannot be.
-            MisuseError: when there is a constraint on a tool that there is not.
+            MCPServerError: when a required server is not approved or cannot be listed for the first time.
+            MisuseError: when a constraint names a tool that the server does not list.
         """
         known = self.version
         async with self._refresh_limit.hold():
-            if self.needs_refresh or self.version == known:  # else somebody was faster
+            if self.needs_refresh or self.version == known:  # else another run has updated it
                 await self._update()
 
     async def _update(self) -> None:
@@ -277,7 +300,7 @@ class MCPServer:
         self.version += 1
 
     async def _approved_connection(self) -> ServerConnection:
-        """Return the connection, once it is approved how the server is started."""
+        """Return the connection, after checking that the start of the server is approved."""
         await self.consent_gate.check_start(self.transport, self.start)
         return self.connection
 
@@ -287,15 +310,15 @@ class MCPServer:
         self.last_error = error
 
     async def approve(self) -> AdmissionResult:
-        """Have a person asked about all of the server that was not approved, keep the answers, and close it.
+        """Ask a person to approve every part of the server that is not approved yet; then close the connection.
 
-        The log is told nothing: who calls this tells what came of it.
+        Nothing is logged: the caller reports the result.
 
         Returns:
-            What of it is used, what is refused, and what was not approved.
+            The tools in use, the refused ones, and those that were not approved.
 
         Raises:
-            MCPServerError: when it was not approved how it is started, or it cannot be asked.
+            MCPServerError: when the start of the server is not approved, or the server cannot be reached.
         """
         try:
             await self._refresh_tools()
@@ -304,56 +327,56 @@ class MCPServer:
         return self.admitted
 
     async def resources(self) -> tuple[RemoteResource, ...]:
-        """List what can be read from the server.
+        """List the server's resources.
 
         Raises:
-            MisuseError: when the server has not declared that it has resources.
-            MCPServerError: when it cannot be asked, or does not answer as it should.
+            MisuseError: when the server has not declared resources.
+            MCPServerError: when the server cannot be reached, or its answer is invalid.
         """
         return await server_features.fetch_resources(await self._approved_connection(), self.timeout_s)
 
     async def resource_templates(self) -> tuple[ResourceTemplate, ...]:
-        """List the forms of URIs by which more can be read; raises as `resources`."""
+        """List the URI templates of further resources; raises as `resources`."""
         return await server_features.fetch_resource_templates(await self._approved_connection(), self.timeout_s)
 
     async def read(self, uri: str) -> tuple[Part, ...]:
-        """Read a resource: its contents in their order, as parts of a prompt; raises as `resources`."""
+        """Read a resource; return its contents in order, as message parts. Raises as `resources`."""
         return await server_features.fetch_resource(await self._approved_connection(), self.timeout_s, uri)
 
     async def prompts(self) -> tuple[RemotePrompt, ...]:
-        """List the server's prompts, for a person to choose from: no model is told of them.
+        """List the server's prompts, for a person to choose from. They are not sent to the model.
 
         Raises:
-            MisuseError: when the server has not declared that it has prompts.
-            MCPServerError: when it cannot be asked, or does not answer as it should.
+            MisuseError: when the server has not declared prompts.
+            MCPServerError: when the server cannot be reached, or its answer is invalid.
         """
         return await server_features.fetch_prompts(await self._approved_connection(), self.timeout_s)
 
     async def prompt(self, name: str, /, **arguments: str) -> tuple[Message, ...]:
-        """Get a prompt, filled in: messages such as `agent.start(messages=...)` goes on from; raises as `prompts`."""
+        """Render a prompt with its arguments, as messages for `agent.start(messages=...)`; raises as `prompts`."""
         return await server_features.fetch_prompt(await self._approved_connection(), self.timeout_s, name, arguments)
 
     async def complete(
         self, of: RemotePrompt | ResourceTemplate, argument: str, begun: str, known: Mapping[str, str] | None = None
     ) -> tuple[str, ...]:
-        """Ask how an argument of a prompt or a template may go on, best first.
+        """Ask the server to complete an argument of a prompt or a template. Returns the values, best first.
 
         Args:
             of: The prompt or the template.
-            argument: Its name.
-            begun: What there is of it.
-            known: The other arguments, as far as they are known.
+            argument: The argument's name.
+            begun: The text typed so far.
+            known: The other arguments that are already filled in.
 
         Raises:
-            MisuseError: when the server has not declared that it completes.
-            MCPServerError: when it cannot be asked, or does not answer as it should.
+            MisuseError: when the server has not declared completions.
+            MCPServerError: when the server cannot be reached, or its answer is invalid.
         """
         return await server_features.fetch_completions(
             await self._approved_connection(), self.timeout_s, of, (argument, begun), dict(known or {})
         )
 
     async def aclose(self) -> None:
-        """Close the connection; the next use opens another, and asks anew."""
+        """Close the connection. The next use opens a new one and lists the tools again."""
         await self.connection.aclose()
         self.needs_refresh = True
 

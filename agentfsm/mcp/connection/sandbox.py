@@ -1,7 +1,7 @@
-"""A sandbox around a server that is a command: bubblewrap, which takes nothing to set up and no privileges.
+"""Run a server command in a bubblewrap sandbox, which needs no setup and no privileges.
 
-The server sees the system's programs and libraries, and of all other files those that it is given. It has its own
-processes, its own /tmp, no network unless it may, and none of our environment.
+The server sees the system's programs and libraries, and of all other files only those in `read` and `write`. It has its
+own process space and /tmp, no network unless allowed, and none of our environment.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from agentfsm.core.value import Value
 from agentfsm.mcp.errors import MCPServerError
 
 _BUBBLEWRAP: Final = "bwrap"
-# Programs and libraries, which everybody may read.
+# Programs and libraries, which are world-readable.
 _SYSTEM_PATHS: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SETTINGS_PATHS: Final = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime", "/etc/passwd")
-# What finding hosts and checking their certificates takes.
+# Files needed to resolve hosts and to check certificates.
 _NETWORK_PATHS: Final = (
     "/etc/ca-certificates",
     "/etc/hosts",
@@ -30,8 +30,8 @@ _NETWORK_PATHS: Final = (
     "/etc/resolv.conf",
     "/etc/ssl",
 )
-_HOME: Final = "/tmp"  # noqa: S108  one of its own, in memory, which nobody else sees
-# Its own processes, users, host name and network; ended when we are; no way to our terminal.
+_HOME: Final = "/tmp"  # noqa: S108  a private tmpfs in memory
+# Own process, user, host name and network namespaces; killed with our process; no access to our terminal.
 _BASE_OPTIONS: Final = (
     *("--unshare-all", "--die-with-parent", "--new-session"),
     *("--proc", "/proc", "--dev", "/dev", "--tmpfs", _HOME),
@@ -46,38 +46,39 @@ def _as_paths(given: Iterable[Path | str]) -> tuple[Path, ...]:
 
 @attrs.frozen(kw_only=True)
 class Sandbox(Value):
-    """What a server may do: `Sandbox(read=["/srv/docs"], write=["/srv/notes"], network=True)`.
+    """Rights of a server command: `Sandbox(read=["/srv/docs"], write=["/srv/notes"], network=True)`.
 
-    An interpreter outside of /usr, such as one in a home folder, has to be among what it may read.
+    An interpreter outside of /usr, such as one in a home folder, has to be listed in `read`.
     """
 
     read: tuple[Path, ...] = attrs.field(default=(), converter=_as_paths)
-    """Files and folders that it may read, beside the system's own programs and libraries."""
+    """Files and folders that the server may read, in addition to the system's programs and libraries."""
 
     write: tuple[Path, ...] = attrs.field(default=(), converter=_as_paths)
-    """Those that it may change as well."""
+    """Files and folders that the server may read and change."""
 
     network: bool = False
+    """Whether the server may use the network."""
 
     @property
     def description(self) -> str:
-        """What it may do, for a person."""
+        """The rights, as text for a person."""
         reads = f"reads {', '.join(map(str, self.read)) or 'nothing but the system'}"
         writes = f"writes {', '.join(map(str, self.write)) or 'nothing'}"
         return f"{reads}; {writes}; {'with' if self.network else 'without'} network"
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """The same as JSON."""
+        """The rights, as JSON."""
         return {"read": [*map(str, self.read)], "write": [*map(str, self.write)], "network": self.network}
 
     def wrap_command(
         self, command: str, args: Sequence[str], env: Mapping[str, str], cwd: Path | str | None
     ) -> tuple[str, list[str]]:
-        """Return the command and the arguments that start another command inside.
+        """Return the program and arguments that start a command in the sandbox.
 
         Raises:
-            MCPServerError: when there is no bubblewrap here, or what the server is given is not there.
+            MCPServerError: when bubblewrap is not installed, or a path in `read` or `write` does not exist.
         """
         program = shutil.which(_BUBBLEWRAP)
         if program is None:

@@ -1,4 +1,4 @@
-"""What a server offers beside tools: resources, which a host's program reads, and prompts, which its user picks."""
+"""Serve resources, which the client's program reads, and prompts, which its user picks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from agentfsm.tools.queue.result_text import describe_error, render_text
 
 T = TypeVar("T")
 
-# Seconds for reading a resource or making a prompt, as for a call of a tool.
+# Seconds that reading a resource or rendering a prompt may take, as for a tool call.
 TIMEOUT_S: Final = 30.0
 
-# Values that the protocol lets one answer propose.
+# Completion values in one answer; the protocol allows no more.
 MAX_COMPLETIONS: Final = 100
 
 ReadFunction: TypeAlias = Callable[..., Any]
-# Proposes values: given what is typed so far, and the other blanks that are filled in; returns texts, the best first.
+# Takes the text typed so far and the arguments that are already filled in; returns proposed texts, best first.
 CompletionFunction: TypeAlias = Callable[[str, Mapping[str, str]], Any]
 RenderedPrompt: TypeAlias = "str | Sequence[UserMessage | AssistantMessage]"
 
@@ -54,27 +54,37 @@ def _check_completions(offer: Resource | Prompt, _attribute: object, given: Mapp
 
 @attrs.frozen(kw_only=True)
 class Resource(Value):
-    """Something to read: `Resource(uri="project://tasks/summary", name="summary", read=summary)`.
+    """Data that clients can read: `Resource(uri="project://tasks/summary", name="summary", read=summary)`.
 
     Raises:
-        MisuseError: when the URI is none.
+        MisuseError: when the URI is invalid, or `complete` names an unknown variable.
     """
 
     uri: str
-    """Or a template (RFC 6570), such as "project://tasks/{task_id}": its variables are the arguments of `read`, as
-    texts. One that would leave its place in a path ("..", an absolute path, a zero byte) is refused.
+    """URI with a scheme, or a URI template (RFC 6570) such as "project://tasks/{task_id}". The variables of a template
+    are passed to `read` as texts. Values with "..", an absolute path or a zero byte are refused.
     """
 
     name: str
+    """Name that clients show."""
+
     read: ReadFunction = attrs.field(repr=False)
-    """Plain (then in a thread) or async; returns text, bytes, or what JSON carries."""
+    """Function that returns the contents: text, bytes, or a JSON value. It takes the template's variables by name. A
+    plain function runs in a thread; an async one is awaited.
+    """
 
     description: str = ""
+    """Description that clients show; empty: none is sent."""
+
     mime_type: str | None = None
-    """None: text/plain, application/octet-stream for bytes, application/json for what is neither."""
+    """MIME type of the contents. None: text/plain for text, application/octet-stream for bytes, application/json for
+    other values.
+    """
 
     complete: Mapping[str, CompletionFunction] = attrs.field(factory=dict, repr=False, validator=_check_completions)
-    """By variable of a template: what proposes its values, plain (then in a thread) or async."""
+    """Functions that propose values for the template's variables, by variable. A plain function runs in a thread; an
+    async one is awaited.
+    """
 
     _template: UriTemplate = attrs.field(
         init=False, repr=False, eq=False, default=attrs.Factory(_parse_template, takes_self=True)
@@ -82,19 +92,19 @@ class Resource(Value):
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        """The names of what is filled in."""
+        """The names of the template's variables."""
         return tuple(self._template.variable_names)
 
     @property
     def is_template(self) -> bool:
-        """Whether it stands for many."""
+        """Whether the URI is a template."""
         return bool(self._template.variables)
 
     def match(self, uri: str) -> Mapping[str, Any] | None:
-        """Return the variables that a URI gives it; None where it is another's.
+        """Return the variables in a URI, or None if the URI does not match.
 
         Raises:
-            MCPError: when one of them would leave its place.
+            MCPError: when a variable holds an unsafe path.
         """
         if (found := self._template.match(uri)) is None:
             return None
@@ -105,20 +115,20 @@ class Resource(Value):
         return found
 
     def to_mcp(self) -> m.Resource:
-        """Return it as a client is told of it."""
+        """Return the resource in the protocol's form."""
         return m.Resource(uri=self.uri, name=self.name, description=self.description or None, mime_type=self.mime_type)
 
     def to_mcp_template(self) -> m.ResourceTemplate:
-        """Return it as a client is told of it, where it is a template."""
+        """Return the template in the protocol's form."""
         return m.ResourceTemplate(
             uri_template=self.uri, name=self.name, description=self.description or None, mime_type=self.mime_type
         )
 
     async def load_contents(self, uri: str, variables: Mapping[str, Any]) -> m.ReadResourceResult:
-        """Read it.
+        """Read the contents.
 
         Raises:
-            MCPError: when it cannot be read.
+            MCPError: when `read` fails or times out.
         """
         value = await call_user_function(partial(self.read, **variables), f"the resource {uri} could not be read")
         if isinstance(value, bytes | bytearray):
@@ -130,11 +140,16 @@ class Resource(Value):
 
 @attrs.frozen
 class Argument(Value):
-    """A blank in a prompt, which the user fills in."""
+    """Argument of a prompt, which the user fills in."""
 
     name: str
+    """Name of the parameter of `render` that receives the value."""
+
     description: str = ""
+    """Description that clients show; empty: none is sent."""
+
     required: bool = True
+    """Whether the prompt cannot be rendered without a value."""
 
 
 def _as_tuple(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
@@ -143,40 +158,47 @@ def _as_tuple(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
 
 @attrs.frozen(kw_only=True)
 class Prompt(Value):
-    """A text that a user picks, with blanks: `Prompt(name="standup", render=standup)`."""
+    """Prompt template that a user picks in a client: `Prompt(name="standup", render=standup)`."""
 
     name: str
+    """Name by which clients list and request the prompt."""
+
     render: Callable[..., RenderedPrompt | Awaitable[RenderedPrompt]] = attrs.field(repr=False)
-    """Plain (then in a thread) or async; takes the arguments by name, as texts. Returns the user's text, or messages.
+    """Function that takes the arguments by name, as texts, and returns the user's text or a list of messages. A plain
+    function runs in a thread; an async one is awaited.
     """
 
     description: str = ""
+    """Description that clients show; empty: none is sent."""
+
     arguments: tuple[Argument, ...] = attrs.field(
         default=attrs.Factory(lambda prompt: _read_arguments(prompt.render), takes_self=True), converter=_as_tuple
     )
-    """By default the parameters of `render`; those without a default are required."""
+    """Arguments of the prompt. Default: the parameters of `render`, where those without a default are required."""
 
     complete: Mapping[str, CompletionFunction] = attrs.field(factory=dict, repr=False, validator=_check_completions)
-    """By argument: what proposes its values, plain (then in a thread) or async."""
+    """Functions that propose values for the arguments, by argument. A plain function runs in a thread; an async one is
+    awaited.
+    """
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        """The names of what is filled in."""
+        """The names of the arguments."""
         return tuple([each.name for each in self.arguments])
 
     def to_mcp(self) -> m.Prompt:
-        """Return it as a client is told of it."""
-        told = [
+        """Return the prompt in the protocol's form."""
+        arguments = [
             m.PromptArgument(name=each.name, description=each.description or None, required=each.required)
             for each in self.arguments
         ]
-        return m.Prompt(name=self.name, description=self.description or None, arguments=told or None)
+        return m.Prompt(name=self.name, description=self.description or None, arguments=arguments or None)
 
     async def build_messages(self, given: Mapping[str, str]) -> m.GetPromptResult:
-        """Fill it in.
+        """Render the prompt.
 
         Raises:
-            MCPError: when an argument is missing, or is none of its own; or when it cannot be made.
+            MCPError: when an argument is missing or unknown, or `render` fails or times out.
         """
         missing = [each.name for each in self.arguments if each.required and each.name not in given]
         unknown = sorted(given.keys() - {*self.parameter_names})
@@ -185,18 +207,18 @@ class Prompt(Value):
             takes = ", ".join(self.parameter_names) or "nothing"
             raise MCPError(m.INVALID_PARAMS, f"the prompt {self.name!r} {wrong}; it takes: {takes}")
         made = await call_user_function(partial(self.render, **given), f"the prompt {self.name!r} could not be made")
-        told = [UserMessage(parts=(TextPart(text=made),))] if isinstance(made, str) else made
+        messages = [UserMessage(parts=(TextPart(text=made),))] if isinstance(made, str) else made
         return m.GetPromptResult(
             description=self.description or None,
-            messages=[piece for each in told for piece in _to_prompt_messages(each)],
+            messages=[piece for each in messages for piece in _to_prompt_messages(each)],
         )
 
 
 async def propose_completions(offer: Resource | Prompt, params: m.CompleteRequestParams) -> m.CompleteResult:
-    """Propose values for a blank; none, where nobody knows any.
+    """Propose values for an argument or variable; the result is empty if it has no completion function.
 
     Raises:
-        MCPError: when it has no such blank, or what proposes them fails.
+        MCPError: when the offer has no parameter of that name, or the completion function fails.
     """
     name = params.argument.name
     if name not in offer.parameter_names:
@@ -219,14 +241,14 @@ def _read_arguments(render: Callable[..., Any]) -> tuple[Argument, ...]:
 
 
 def _to_prompt_messages(message: UserMessage | AssistantMessage) -> list[m.PromptMessage]:
-    """Return a message as the protocol has it: one of each part."""
+    """Convert a message to the protocol's form: one prompt message for each part."""
     if isinstance(message, AssistantMessage):
         return [m.PromptMessage(role="assistant", content=m.TextContent(text=message.text))]
     return [m.PromptMessage(role="user", content=to_content_block(part)) for part in message.parts]
 
 
 def to_content_block(part: Any) -> m.ContentBlock:
-    """Return a part as the protocol has it: whole, or a link to it."""
+    """Convert a part to the protocol's form: its data if it is inline, else a link."""
     if isinstance(part, TextPart):
         return m.TextContent(text=part.text)
     carried = read_inline_data(part)
@@ -242,14 +264,14 @@ def to_content_block(part: Any) -> m.ContentBlock:
 
 
 async def call_user_function(function: Callable[[], Any], failure: str) -> Any:
-    """Call a function of the user's, plain or async.
+    """Call a function of the application, plain (in a thread) or async.
 
     Args:
-        function: Takes nothing any more.
-        failure: Says what could not be done, where it fails.
+        function: The function, without parameters.
+        failure: Beginning of the error message if the function fails.
 
     Raises:
-        MCPError: when it fails, or takes too long.
+        MCPError: when the function fails or times out.
     """
     inner = getattr(function, "func", function)
     with anyio.move_on_after(TIMEOUT_S):
@@ -258,6 +280,6 @@ async def call_user_function(function: Callable[[], Any], failure: str) -> Any:
             return await value if isawaitable(value) else value
         except MCPError:
             raise
-        except Exception as error:  # the client learns why: what goes wrong here is the user's own code
+        except Exception as error:  # the client gets the reason: the failing code is the application's own
             raise MCPError(m.INTERNAL_ERROR, f"{failure}: {describe_error(error)}") from error
     raise MCPError(m.INTERNAL_ERROR, f"{failure} within {TIMEOUT_S:g} s")

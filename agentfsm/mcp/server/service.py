@@ -1,6 +1,6 @@
-"""Our tools and agents as an MCP server: over stdio, over HTTP, or in a web server of your own.
+"""Serve tools and agents as an MCP server: over stdio, over HTTP, or in a web server of your own.
 
-Both revisions of the protocol are served, 2026-07-28 and the handshake of 2025-11-25; the SDK tells them apart.
+Both protocol revisions are served, 2026-07-28 and the handshake of 2025-11-25; the SDK detects the client's revision.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from agentfsm.tools.queue.scheduler import DEFAULT_LIMIT, DEFAULT_TIMEOUT_S
 from agentfsm.tools.registry import ToolRegistry, ToolSource
 from agentfsm.tools.tool import Tool
 
-# The port of HTTP unless another is given: what MCP servers usually have.
+# The default HTTP port, which is usual for MCP servers.
 DEFAULT_PORT: Final = 8000
-# The beginning of a cursor into the runs; they come behind the resources.
+# Prefix of a cursor into the runs, which are listed after the resources.
 RUN_CURSOR_PREFIX: Final = "runs:"
 
 
@@ -83,51 +83,57 @@ def _check_prompts(_service: object, _attribute: object, given: Sequence[Prompt]
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class MCPService:
-    """A registry of tools as an MCP server, with resources and prompts; `Agent.as_mcp_server` makes one of an agent.
+    """MCP server of a tool registry, resources and prompts. `Agent.as_mcp_server` creates one for an agent.
 
     Example: `await MCPService(registry, name="project-manager").stdio()`
 
     Raises:
-        MisuseError: when two things share a name.
+        MisuseError: when two tools, two resource URIs or two prompts have the same name.
     """
 
     registry: ToolRegistry = attrs.field(kw_only=False, converter=_to_registry)
-    """Whose tools clients may call: a registry, or several tools."""
+    """Tools that clients may call: a registry, or an iterable of tools, functions and tool sources."""
 
     name: str
+    """Name that the server reports to clients."""
+
     version: str = ""
-    """Of yours."""
+    """Version that the server reports to clients. Default: the version of agentfsm."""
 
     instructions: str = ""
-    """What the server is for, for the model that uses it."""
+    """Usage notes for the client's model; empty: none are sent."""
 
     resources: tuple[Resource, ...] = attrs.field(default=(), converter=_as_resources, validator=_check_resources)
+    """Resources that clients may read, each with its own URI."""
+
     prompts: tuple[Prompt, ...] = attrs.field(default=(), converter=_as_prompts, validator=_check_prompts)
+    """Prompts that clients may list and render, each with its own name."""
+
     permissions: Permissions | None = None
-    """What clients may do with the tools; None: everything."""
+    """Permissions of clients on the tools. None: all calls are allowed."""
 
     deps: Any = None
-    """Handed to tools as `ctx.deps`."""
+    """Application object that tools receive as `ctx.deps`."""
 
     timeout_s: float = DEFAULT_TIMEOUT_S
-    """Seconds for a call whose tool sets none."""
+    """Seconds that a call may take if its tool sets no timeout."""
 
     limit: int = DEFAULT_LIMIT
-    """Calls of the tools in flight at once, 1 or more."""
+    """Maximum of tool calls in flight at once, 1 or more."""
 
     runs: ServedRuns | None = None
-    """Of an agent."""
+    """Runs of an agent that clients may start and follow. None: only tools, resources and prompts are served."""
 
     server: Server[TaskGroup] = attrs.field(init=False)
-    """The SDK's, for whoever connects to it in this process."""
+    """The SDK's server object, for in-process connections."""
 
     _tools: tuple[ServedTools, ...] = attrs.field(init=False)
-    """Those of the runs first."""
+    """Served tools: those for the runs first, then the registry's."""
 
     _bus: EventBus = attrs.field(init=False)
     _listen: ListenHandler = attrs.field(init=False)
     _announced_version: int = attrs.field(default=0, init=False)
-    """Of the registry, as clients were last told."""
+    """Version of the registry at the last change notification."""
 
     def __attrs_post_init__(self) -> None:
         own = ServedTools(
@@ -166,21 +172,21 @@ class MCPService:
             on_subscriptions_listen=self._listen,
         )
 
-    # How it is reached.
+    # Transports.
 
     async def stdio(self) -> None:
         """Serve the one client at the other end of standard input and output, until it closes them.
 
-        Meanwhile nothing else gets to standard output: what is printed goes to standard error.
+        Meanwhile `print` writes to standard error, since other output would break the protocol.
         """
         try:
             async with stdio_server() as (read, write):
-                # The SDK has turned the descriptor to standard error; what Python holds back would come after that.
+                # The SDK redirects the file descriptor; Python's buffered output would be written after that ends.
                 with redirect_stdout(sys.stderr):
                     await self.server.run(read, write, self.server.create_initialization_options())
                 sys.stdout.flush()
         except BaseExceptionGroup as group:
-            if not isinstance(error := first_error(group), BrokenPipeError):  # the client has gone in mid-word
+            if not isinstance(error := first_error(group), BrokenPipeError):  # the client has disconnected
                 raise error from None
 
     async def http(
@@ -192,20 +198,21 @@ class MCPService:
         hosts: Iterable[str] = (),
         task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Serve over streamable HTTP until SIGTERM or Ctrl-C comes, or this is cancelled. It needs asyncio.
+        """Serve over streamable HTTP until SIGTERM, Ctrl-C or cancellation. Needs asyncio.
 
-        Runs under way at the end are given back to the store, and go on with the next server.
+        At the end, active runs are released to the store, and the next server continues them.
 
         Args:
-            host: The address to listen on. Any other than loopback needs a token.
-            port: The port; 0 for any that is free.
-            token: What clients have to bring as `Authorization: Bearer ...`; by default $AGENTFSM_MCP_TOKEN.
-            hosts: Further names by which it is called, such as that of a proxy.
-            task_status: Told the URL when it is there: `url = await tasks.start(service.http)`.
+            host: The address to listen on. An address other than loopback needs a token.
+            port: The port; 0 for any free one.
+            token: Token that clients send as `Authorization: Bearer ...`. Default: $AGENTFSM_MCP_TOKEN.
+            hosts: Further host names of the server, such as that of a proxy.
+            task_status: Receives the URL when the server listens: `url = await tasks.start(service.http)`.
 
         Raises:
-            MisuseError: when anybody could reach it, a name is no host, or the event loop is another.
-            MCPServerError: when the address is taken.
+            MisuseError: when other machines could connect without a token, a host name is invalid, or the event loop
+                is not asyncio.
+            MCPServerError: when the address is in use.
         """
         if not hasattr(current_token().native_token, "call_soon_threadsafe"):
             raise MisuseError(
@@ -217,9 +224,9 @@ class MCPService:
             await web.serve(app, bound, web.format_url(host, bound), task_status, self._release_clients)
 
     def asgi(self, host: str = "127.0.0.1", *, token: str | None = None, hosts: Iterable[str] = ()) -> App:
-        """Return the server as an ASGI app, for a web server of your own; its endpoint is /mcp.
+        """Return an ASGI app with the endpoint /mcp, for a web server of your own.
 
-        That server has to run the app's lifespan, in which runs are driven. An app serves for one lifespan.
+        The web server has to run the app's lifespan, in which runs are executed. An app serves for one lifespan.
 
         Args:
             host: The address that your server listens on.
@@ -227,7 +234,7 @@ class MCPService:
             hosts: As for `http`.
 
         Raises:
-            MisuseError: when anybody could reach it, or a name is no host.
+            MisuseError: when other machines could connect without a token, or a host name is invalid.
         """
         token = resolve_token(token)
         if token is None and not is_loopback(host):
@@ -239,14 +246,14 @@ class MCPService:
             streamable_http_path=web.ENDPOINT_PATH,
             max_request_body_size=web.MAX_BODY_BYTES,
             session_idle_timeout=SESSION_IDLE_TIMEOUT_S,
-            # `SessionLimiter` bounds them, and `HTTPGuard` checks `Host` and `Origin` more strictly.
+            # `SessionLimiter` limits sessions, and `HTTPGuard` checks `Host` and `Origin` more strictly than the SDK.
             max_sessions=None,
             transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
         )
         return HTTPGuard(SessionLimiter(app), build_allowed_hosts(host, hosts), token)
 
     async def release_runs(self) -> None:
-        """Give back the runs that are driven, for the next server; clients are still answered."""
+        """Release the active runs to the store, for the next server; clients are still answered."""
         if self.runs is not None:
             await self.runs.release_runs()
 
@@ -257,7 +264,7 @@ class MCPService:
             tasks.cancel_scope.cancel()
 
     def _release_clients(self) -> None:
-        """Answer the clients who listen, or wait for a run, so that nobody holds up the end."""
+        """Answer the clients that listen or wait for a run, so that they do not delay the shutdown."""
         self._listen.close()
         if self.runs is not None:
             self.runs.release_waiters()
@@ -275,7 +282,7 @@ class MCPService:
         return None if found is None else dict(found[1].parameters)
 
     async def _refresh(self) -> str:
-        """Take in what sources of tools have news of; return why that failed, if it did."""
+        """Update the tool sources. Returns the error text, or "" if that succeeded."""
         flaw = await self._tools[-1].refresh()
         self._announce_tools()
         return flaw
@@ -397,10 +404,10 @@ def _unknown_page_error(cursor: str) -> MCPError:
 
 
 def _build_run_tools(runs: ServedRuns, registry: ToolRegistry) -> ServedTools:
-    """Return the tools for an agent's runs.
+    """Build the tools that start and control an agent's runs.
 
     Raises:
-        MisuseError: when the agent has tools of these names itself.
+        MisuseError: when the agent's own tools have these names.
     """
     made, outputs = runs.build_tools()
     if taken := [name for name in made.names if name in registry]:
@@ -414,9 +421,9 @@ def _build_run_tools(runs: ServedRuns, registry: ToolRegistry) -> ServedTools:
 def build_service(
     agent: RunnableAgent, *, prefix: str, tools: bool, about: str, deps: Any, **options: Any
 ) -> MCPService:
-    """Make a server of an agent; `Agent.as_mcp_server` is this."""
+    """Build the server of an agent; implements `Agent.as_mcp_server`."""
     runs = ServedRuns(agent=agent, deps=deps, description=about, prefix=prefix)
-    told = {"name": agent.name, "version": agent.version, "permissions": agent.permissions} | options
+    fields = {"name": agent.name, "version": agent.version, "permissions": agent.permissions} | options
     timeout_s = agent.limits.tool_timeout_s
     registry = agent.driver.config.registry if tools else ToolRegistry()
-    return MCPService(registry, runs=runs, deps=None if callable(deps) else deps, timeout_s=timeout_s, **told)
+    return MCPService(registry, runs=runs, deps=None if callable(deps) else deps, timeout_s=timeout_s, **fields)

@@ -1,8 +1,8 @@
-"""Who is asked before a server is started, and before what it has changed is used; and what that person is shown.
+"""Ask a person before a server is started and before changed tools are used, and format the text that is shown.
 
-A server that a program names in its own code was chosen by its author: it starts unasked, and its tools are taken as
-they are first seen. One that comes out of a file or a directory needs a person's yes for both. What a known tool has
-become needs a yes in either case, and until then it is withheld.
+A server named in the program's own code was chosen by its author: it starts without a question, and its tools are
+accepted as first listed. A server from a file or a directory needs a person's approval for both. A changed tool needs
+approval in either case, and is withheld until then.
 """
 
 from __future__ import annotations
@@ -26,43 +26,48 @@ from agentfsm.mcp.trust.pins import HASH_CHARS, ApprovedText, Pin, Pins
 
 _log = logging.getLogger("agentfsm.mcp")
 
-# Characters of what is kept of a value that may be a secret: enough to notice that it is another.
+# Characters of the hash that is kept of a possible secret: enough to detect a change.
 _SECRET_HASH_CHARS: Final = 12
 _SECRET_KEYS: Final = ("env", "headers")
 
 
 class Wish(StrEnum):
-    """What a person is asked about a server."""
+    """Subject of a question to a person about a server."""
 
     START = "start"
-    """Whether it may be started, or connected to, at all."""
+    """Whether the server may be started, or connected to."""
 
     TOOLS = "tools"
-    """Whether the tools that it lists may be used."""
+    """Whether the tools that the server lists may be used."""
 
     CHANGE = "change"
-    """Whether they may be, as they are now."""
+    """Whether the tools may still be used after they have changed."""
 
 
 @attrs.frozen(kw_only=True)
 class Proposal(Value):
-    """Something about a server that a person says yes or no to."""
+    """Question about a server that a person answers with yes or no."""
 
     server: str
+    """Name of the server."""
+
     wish: Wish
+    """Subject of the question."""
+
     shown: str
-    """All that the decision is about, for reading; hidden characters are spelt out."""
+    """Full text to show to the person; hidden characters are escaped."""
 
 
 Consent: TypeAlias = Callable[[Proposal], Awaitable[bool]]
 
 
 def build_start_text(transport: ServerTransport, raw_entry: Mapping[str, JSON] | None = None) -> ApprovedText:
-    """Return how a server is started, as it is pinned: secrets by a part of their hash.
+    """Return the text that is pinned for the start of a server. Possible secrets are replaced by a short hash.
 
     Args:
-        transport: How it is started.
-        raw_entry: Its entry in a configuration, before variables were put in; where there is one, that is what counts.
+        transport: The transport of the server.
+        raw_entry: The server's entry in a configuration file, before variables were expanded; used instead of
+            `transport` if given.
     """
     start: dict[str, Any] = dict(raw_entry) if raw_entry is not None else _describe_transport(transport)
     for name in _SECRET_KEYS:
@@ -75,8 +80,12 @@ def _describe_transport(transport: ServerTransport) -> dict[str, Any]:
     match transport:
         case StdioTransport():
             sandbox = None if transport.sandbox is None else transport.sandbox.as_json
-            told = {"env": dict(transport.env), "cwd": transport.cwd and str(transport.cwd), "sandbox": sandbox}
-            return {"command": transport.command, "args": list(transport.args), **{k: v for k, v in told.items() if v}}
+            optional = {"env": dict(transport.env), "cwd": transport.cwd and str(transport.cwd), "sandbox": sandbox}
+            return {
+                "command": transport.command,
+                "args": list(transport.args),
+                **{k: v for k, v in optional.items() if v},
+            }
         case RemoteTransport():
             return {
                 "url": transport.display_text,
@@ -87,7 +96,7 @@ def _describe_transport(transport: ServerTransport) -> dict[str, Any]:
 
 
 def format_start(transport: ServerTransport) -> str:
-    """Say exactly how a server is started, for a person who decides on it; values that may be secrets are left out."""
+    """Format how a server is started, for the person who approves it; values that may be secrets are left out."""
     match transport:
         case StdioTransport():
             lines = [f"command:   {shlex.join([transport.command, *transport.args])}"]
@@ -105,39 +114,45 @@ def format_start(transport: ServerTransport) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return the text on one line, so that no server can write lines of its own into what a person reads."""
+    """Return the text on one line, so that a server cannot forge lines in the text that a person reads."""
     return escape_hidden(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class ConsentGate:
-    """Lets through what was approved of one server, and asks about the rest."""
+    """Admit the approved parts of one server, and ask a person about the others."""
 
     server: str
+    """Name of the server."""
+
     pins: Pins
+    """Storage for approvals."""
+
     consent: Consent | None
+    """Function that asks a person. None: the answer to each question is no."""
+
     origin: str | None
-    """The file or the directory that the server comes from; None where a program names it in its code."""
+    """File or directory that lists the server. None: the program names the server in its code."""
 
     _declined: set[str] = attrs.field(factory=set, init=False)
-    """Hashes of what was said no to: nobody is asked the same again."""
+    """Hashes of declined proposals, which are not asked again."""
 
     _announced: bool = attrs.field(default=False, init=False)
 
     @property
     def pin_key(self) -> str:
-        """What the pins of the server are kept under: files may call two servers by one name."""
+        """Key of the server's pin. It includes the origin, since two files may use the same server name."""
         return self.server if self.origin is None else f"{self.origin}#{self.server}"
 
     def load_pin(self) -> Pin | None:
-        """Return what was approved of the server, if anything was."""
+        """Return the server's pin, or None if nothing was approved."""
         return self.pins.read().get(self.pin_key)
 
     async def check_start(self, transport: ServerTransport, start: ApprovedText) -> None:
-        """Return if the server may be started.
+        """Check that the start of the server is approved, asking a person if necessary.
 
         Raises:
-            MCPServerError: when nobody has approved how it is started.
+            MCPServerError: when the start is not approved.
         """
         pin = self.load_pin() or Pin()
         if self.origin is None and not self._announced:
@@ -160,7 +175,7 @@ class ConsentGate:
         self._update_pin(start=start)
 
     def _update_pin(self, **parts: Any) -> None:
-        """Change what is pinned, as it is by now: another process may have been told something meanwhile."""
+        """Change parts of the pin. It is read again first, since another process may have changed it meanwhile."""
         self.pins.write(self.pin_key, attrs.evolve(self.load_pin() or Pin(), **parts))
 
     def _approval_hint(self) -> str:
@@ -168,15 +183,16 @@ class ConsentGate:
         return f"run: agentfsm mcp approve {shlex.quote(self.origin or '')}" if is_file else "give consent="
 
     async def review(self, items: Mapping[str, ApprovedText]) -> dict[str, str]:
-        """Compare what the server says now with what was approved, and ask about what is not the same.
+        """Compare the server's items with the approved ones, and ask a person about the differences.
 
-        What is new from a server that a program names in its code is taken as it is, unless somebody is there to ask.
+        New items of a server that the program names in its code are accepted without a question if there is no
+        `consent` or nothing was approved before.
 
         Args:
-            items: What it says, by what it is: "tool search", "instructions".
+            items: Texts of the server, by kind and name: "tool search", "instructions".
 
         Returns:
-            Those of the items that are withheld, each with the reason. The others are approved now.
+            The withheld items, each with the reason. The others are approved now.
         """
         pin = self.load_pin() or Pin()
         changed = [name for name, text in items.items() if pin.items.get(name, text) != text]

@@ -1,7 +1,7 @@
-"""What was approved of each server: how it is started, and its tools, each by its hash, with the text that was read.
+"""Store the approved texts of each server: its start command and its tools, each with a hash.
 
-What a server lists is compared with this before any of it is used. The text is kept beside the hash, so that a change
-can be shown as a difference.
+A server's listing is compared with these texts before it is used. The text is kept beside the hash, so that a change
+can be shown as a diff.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ try:
 except ImportError:  # Windows, where the file is replaced as a whole all the same
     fcntl = None  # type: ignore[assignment]
 
-# The whole of SHA-256: who changes a tool has all the time to look for another with the same.
+# All of SHA-256: an attacker has unlimited time to search for a collision.
 HASH_CHARS: Final = 64
 # The version of the file's format.
 _VERSION: Final = 1
@@ -39,28 +39,29 @@ _VERSION: Final = 1
 
 @attrs.frozen
 class ApprovedText(Value):
-    """Something that was approved, as it was read."""
+    """Text that a person has approved, exactly as it was shown."""
 
     text: str
+    """The text, with hidden characters escaped."""
 
     @property
     def hash(self) -> str:
-        """SHA-256 of it, as 64 hexadecimal digits."""
+        """SHA-256 of the text, as 64 hexadecimal digits."""
         return short_hash(self.text, HASH_CHARS)
 
     @classmethod
     def from_json(cls, value: JSON) -> ApprovedText:
-        """Return a JSON value as a person reads it: indented, keys in order, hidden characters spelt out."""
+        """Format a JSON value for reading: indented, with sorted keys and escaped hidden characters."""
         return cls(escape_hidden(json.dumps(value, ensure_ascii=False, indent=2, sort_keys=True)))
 
     def diff(self, newer: ApprovedText, title: str) -> str:
-        """Return what is not the same in a newer one, as a unified diff."""
+        """Return a unified diff from this text to a newer one."""
         sides = (self.text.splitlines(), newer.text.splitlines())
         return "\n".join(difflib.unified_diff(*sides, f"{title} as approved", f"{title} now", lineterm="", n=2))
 
 
 def build_tool_text(listed: m.Tool) -> ApprovedText:
-    """Return all of a tool that counts: what a model is told of it, its schemas, its hints."""
+    """Return the text to approve for a tool: its name, title, description, schemas and hints."""
     said = listed.annotations.model_dump(exclude_none=True, by_alias=True) if listed.annotations else None
     parts = {
         "name": listed.name,
@@ -75,72 +76,74 @@ def build_tool_text(listed: m.Tool) -> ApprovedText:
 
 @attrs.frozen(kw_only=True)
 class Pin(Value):
-    """What was approved of one server."""
+    """Approvals of one server."""
 
     start: ApprovedText | None = None
-    """How it is started, or where it is."""
+    """Approved start command or address; None: not approved."""
 
     items: Mapping[str, ApprovedText] = attrs.field(factory=dict)
-    """What it says, by what it is: "tool search", "instructions". What is no longer there stays, in case that it comes
-    back as something else.
+    """Approved texts by kind and name: "tool search", "instructions". Items that the server no longer lists are kept,
+    so that a changed one is noticed when it returns.
     """
 
 
 class Pins(Protocol):
-    """Where it is kept what was approved."""
+    """Storage for approvals."""
 
     def read(self) -> Mapping[str, Pin]:
-        """Return all pins, by server.
+        """Return all pins, by server key.
 
         Raises:
-            MCPServerError: when they cannot be read.
+            MCPServerError: when the pins cannot be read.
         """
         ...
 
     def write(self, server: str, pin: Pin) -> None:
-        """Keep what was approved of a server, in place of what was before.
+        """Store the pin of a server, replacing the earlier one.
 
         Raises:
-            MCPServerError: when it cannot be kept.
+            MCPServerError: when the pin cannot be stored.
         """
         ...
 
 
 @attrs.define(eq=False, repr=False)
 class MemoryPins:
-    """Pins for as long as the process lives."""
+    """Pins in memory, which end with the process."""
 
     _pins: dict[str, Pin] = attrs.field(factory=dict, init=False)
 
     def read(self) -> Mapping[str, Pin]:
-        """Return all pins, by server."""
+        """Return all pins, by server key."""
         return dict(self._pins)
 
     def write(self, server: str, pin: Pin) -> None:
-        """Keep what was approved of a server."""
+        """Store the pin of a server."""
         self._pins[server] = pin
 
 
 def default_path() -> Path:
-    """Return the file in which a person's approvals are kept, for all programs of that person."""
+    """Return the default pin file, which all programs of a user share."""
     return Path.home() / ".agentfsm" / "mcp-pins.json"
 
 
 @attrs.define(eq=False, repr=False)
 class PinFile:
-    """Pins in a file of JSON, for all processes that are given its path. Only its owner may read it.
+    """Pins in a JSON file that several processes may share. Only its owner may read it.
 
-    It is written anew beside the old one and then takes its place, under a lock that other processes heed.
+    A write replaces the whole file atomically, under a lock between processes.
     """
 
     path: Path = attrs.field(factory=default_path, converter=Path)
+    """Path of the file. Default: ~/.agentfsm/mcp-pins.json, which `agentfsm mcp approve` also uses."""
+
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     def read(self) -> Mapping[str, Pin]:
-        """Return all pins, by server.
+        """Return all pins, by server key.
 
         Raises:
-            MCPServerError: when the file cannot be read, or is not what this class has written.
+            MCPServerError: when the file cannot be read, or does not have the expected format.
         """
         try:
             content = self.path.read_bytes()
@@ -157,10 +160,10 @@ class PinFile:
             ) from error
 
     def write(self, server: str, pin: Pin) -> None:
-        """Keep what was approved of a server.
+        """Store the pin of a server.
 
         Raises:
-            MCPServerError: when the file cannot be read or written; it stays as it was.
+            MCPServerError: when the file cannot be read or written; it is left unchanged.
         """
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -181,7 +184,9 @@ def _file_lock(path: Path) -> Iterator[None]:
 def _replace(path: Path, pins: Mapping[str, Pin]) -> None:
     servers = {server: _pin_to_json(pin) for server, pin in sorted(pins.items())}
     text = json.dumps({"version": _VERSION, "servers": servers}, ensure_ascii=False, indent=2)
-    number, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # which only its owner may read
+    number, name = tempfile.mkstemp(
+        prefix=f".{path.name}-", dir=path.parent
+    )  # mkstemp creates it readable by its owner only
     try:
         with os.fdopen(number, "w", encoding="utf-8") as file:
             file.write(text + "\n")

@@ -1,7 +1,7 @@
-"""On what terms a server's tools are used: which of them, with which arguments, and what is believed of them.
+"""Decide how a server's tools are used: which of them, with which arguments, and whether their hints are trusted.
 
-What is said here holds for the server, on its own names, whichever agent uses it. An agent's `Permissions` hold beside
-it, on the names with the server's in front.
+A policy belongs to the server, uses the server's own tool names, and holds for every agent. An agent's `Permissions`
+apply in addition, to the prefixed names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agentfsm.tools.schema.json_schema import build_schema_signature
 Confirm: TypeAlias = bool | Callable[[str, Arguments], bool]
 Constraint: TypeAlias = Mapping[str, JSON] | Callable[[Arguments], "str | None"]
 
-# Characters of an argument in a description; the whole stands in what is decided on.
+# Characters of an argument in a description; the approval itself covers the full value.
 _MAX_VALUE_CHARS: Final = 500
 
 
@@ -71,42 +71,40 @@ def _build_constraint(name: str, given: Constraint) -> Callable[[Arguments], str
 
 
 def _any(**_arguments: Any) -> None:
-    """Take any arguments, for a schema that is held against them."""
+    """Accept any arguments; used to validate them against a schema."""
 
 
 @attrs.frozen(kw_only=True)
 class ToolPolicy(Value):
-    """What a program grants a server, and what it believes it.
+    """Rules of a program for the tools of one server.
 
     Raises:
-        MisuseError: when a part makes no sense, such as a constraint that is no JSON Schema.
+        MisuseError: when a field is invalid, such as a constraint that is not a JSON Schema.
     """
 
     trusted: bool = False
-    """Whether what the server says of its tools counts: that one only reads, may be repeated, or destroys."""
+    """Whether the server's hints are believed: that a tool only reads, is idempotent, or is destructive."""
 
     confirm: Confirm | None = attrs.field(default=None, validator=_check_confirm)
-    """Whether a person has to say yes to each call, or to which. None: as the hints of a trusted server say, and to
-    each call of another.
+    """Whether each call needs a person's approval: True, False, or a function of the tool's name and its arguments.
+    None: calls of destructive tools need it, and without trusted hints every tool counts as destructive.
     """
 
     allow: tuple[str, ...] = attrs.field(default=("*",), converter=_as_globs)
-    """Names or globs of tools, as the server calls them; others are not used."""
+    """Names or globs of the tools in use, in the server's own names. Default: all."""
 
     deny: tuple[str, ...] = attrs.field(default=(), converter=_as_globs)
-    """What is among these is not used, whatever else allows it."""
+    """Names or globs of tools that are not used, even if `allow` matches them."""
 
     constraints: Mapping[str, Callable[[Arguments], str | None]] = attrs.field(factory=dict, converter=_as_constraints)
-    """By tool: a JSON Schema that its arguments have to fit beside the tool's own, or a function that returns what is
-    wrong with them.
-    """
+    """Additional checks of arguments, by tool: a JSON Schema, or a function that returns an error text or None."""
 
     def allows(self, own: str) -> bool:
-        """Whether a tool of that name, as the server calls it, is used."""
+        """Return whether the tool with this name of the server may be used."""
         return _matches_any(self.allow, own) and not _matches_any(self.deny, own)
 
     def unmatched_globs(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the globs that match none of the names: they protect nothing, or let nothing in."""
+        """Return the globs that match none of the names, and thus have no effect."""
         known = tuple(names)
         return tuple(
             glob
@@ -115,10 +113,10 @@ class ToolPolicy(Value):
         )
 
     def check_constraints(self, server: str, names: Iterable[str]) -> None:
-        """Hold the constraints to what the server lists.
+        """Check that each constraint names a tool that the server lists.
 
         Raises:
-            MisuseError: when one is on a tool that there is not.
+            MisuseError: when a constraint names an unknown tool.
         """
         if missing := sorted(self.constraints.keys() - set(names)):
             raise MisuseError(
@@ -127,7 +125,7 @@ class ToolPolicy(Value):
             )
 
     def tool_options(self, server: str, listed: m.Tool) -> dict[str, Any]:
-        """Return what is declared of a tool, for `make_tool`."""
+        """Return the options of a tool for `make_tool`."""
         hints = ToolHints.from_tool(listed) if self.trusted else ToolHints()
         return {
             "read_only": hints.read_only,
@@ -150,15 +148,20 @@ def _matches_any(globs: Iterable[str], own: str) -> bool:
 
 @attrs.frozen(kw_only=True)
 class ToolHints(Value):
-    """What a server says of a tool, as far as it is believed; as it stands, nothing good.
+    """Trusted hints of a tool. The defaults assume the worst.
 
-    Source: the specification's `ToolAnnotations` and its defaults. A tool may destroy unless it says that it only
-    reads, or that it only adds. One that says both that it only reads and that it destroys is taken at its worst.
+    Source: the specification's `ToolAnnotations` and its defaults. A tool counts as destructive unless it declares that
+    it only reads, or that it only adds. A tool that declares both read-only and destructive counts as destructive.
     """
 
     read_only: bool = False
+    """Whether the tool changes nothing."""
+
     idempotent: bool = False
+    """Whether a repeated call with the same arguments has no further effect."""
+
     destructive: bool = True
+    """Whether the tool may delete or overwrite data."""
 
     @classmethod
     def from_tool(cls, listed: m.Tool) -> ToolHints:
@@ -173,12 +176,12 @@ class ToolHints(Value):
 
 
 def find_title(listed: m.Tool) -> str | None:
-    """Return what a person reads in place of a tool's name, where it has such a title."""
+    """Return the tool's title for people, or None."""
     return listed.title or (listed.annotations.title if listed.annotations else None)
 
 
 def describe_call(server: str, listed: m.Tool, arguments: Arguments) -> str:
-    """Say what a call will do, for the person who approves it: the server, the tool and the arguments."""
+    """Describe a call to the person who approves it: the server, the tool and the arguments."""
     title = find_title(listed)
     called = f"{listed.name!r} ({title})" if title and title != listed.name else repr(listed.name)
     given = ", ".join(f"{name}={_shorten_value(value)}" for name, value in vars(arguments).items())

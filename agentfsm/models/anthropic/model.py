@@ -1,4 +1,4 @@
-"""Anthropic's messages, and every other server that speaks the same wire; the only file that imports its package."""
+"""Adapter for Anthropic's Messages API and compatible servers; the only file that imports the `anthropic` package."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 ANTHROPIC_URL: Final = "https://api.anthropic.com"
 
-# The status that goes with each type of error: one that comes in the middle of a stream has the type only.
+# HTTP status of each error type: an error in the middle of a stream has only the type.
 # Source: platform.claude.com/docs/en/api/errors.
 _STATUS_BY_ERROR_TYPE: Final = {
     "invalid_request_error": 400,
@@ -60,7 +60,7 @@ _STATUS_BY_ERROR_TYPE: Final = {
     "overloaded_error": 529,
 }
 
-# Codes of a 429 that holds until somebody pays, or until the next month.
+# Codes of a 429 that lasts until a payment or the next month, so that a retry is useless.
 _SPEND_LIMIT_CODES: Final = frozenset({"contract_spend_limit_reached", "enforced_spend_limit_reached"})
 
 
@@ -79,11 +79,11 @@ _translate_status = t.build_status_translator(_translate_bad_request, _translate
 
 
 class Anthropic(SDKModel):
-    """A model behind Anthropic's messages, for example `Anthropic("claude-sonnet-4-5")`.
+    """Model of Anthropic's Messages API, for example `Anthropic("claude-sonnet-4-5")`.
 
-    What it thinks is kept with each reply and goes back to it whole. `Settings(reasoning_effort=...)` lets it think
-    ("low", "medium", "high", "xhigh", "max", as the model has them), and "none" keeps it from that; models that know no
-    effort take `extra_body={"thinking": {"type": "enabled", "budget_tokens": 4096}}`.
+    The reasoning is stored with each reply and sent back unchanged. `Settings(reasoning_effort=...)` turns reasoning on
+    ("low", "medium", "high", "xhigh", "max", as far as the model supports them), and "none" turns it off; models
+    without effort levels take `extra_body={"thinking": {"type": "enabled", "budget_tokens": 4096}}`.
 
     Args:
         name: The model, as the server knows it.
@@ -118,12 +118,13 @@ class Anthropic(SDKModel):
         anthropic.APIConnectionError: t.connection_error,
         anthropic.APITimeoutError: t.timeout_error,
         anthropic.APIResponseValidationError: t.invalid_reply_error,
-        # Of helpers that are not used here.
+        # Raised by helpers of the package that are not used here.
         anthropic.APIWebhookValidationError: t.invalid_reply_error,
         anthropic.RetryableError: t.unavailable_error,
         anthropic.CredentialsError: t.api_key_error,
         **TRANSPORT_ERRORS,
     }
+    """Functions that turn an exception of the SDK or the transport into a `ModelError`, by class of exception."""
 
     def __init__(
         self,

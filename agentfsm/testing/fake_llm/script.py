@@ -1,4 +1,4 @@
-"""What `LocalServer` says: a reply or a failure, and its words as the wires write them."""
+"""Scripted replies and failures of `LocalServer`."""
 
 from __future__ import annotations
 
@@ -14,59 +14,65 @@ from agentfsm.core.value import Value
 
 @attrs.frozen(kw_only=True)
 class Say(Value):
-    """What the model says to one request, or how it fails."""
+    """Scripted reply to one request, or a failure."""
 
     text: str = ""
+    """Text of the reply."""
+
     calls: tuple[tuple[str, Mapping[str, Any] | str], ...] = ()
     """Tool calls, in order: the tool's name, and its arguments as a mapping or as the raw text to send."""
 
     thinking: str = ""
-    """What the model thinks before, on the wires that show it."""
+    """Reasoning text before the reply, for the protocols that transmit it."""
 
     refusal: str = ""
-    """What the model says where it refuses."""
+    """Text of the model's refusal; empty: it does not refuse."""
 
     finish_reason: str | None = None
-    """In the words of the wire. None for what it says of calls ("tool_calls") where there are calls, else of an end."""
+    """Finish reason, in the protocol's own terms. None: the usual one for tool calls ("tool_calls") if `calls` is set,
+    else the one for a complete reply.
+    """
 
     usage: Mapping[str, Any] | None = None
-    """As the provider writes it; None for an estimate, a token for four characters."""
+    """Token usage in the provider's format. None: an estimate of one token per four characters."""
 
     without_usage: bool = False
-    """Leaves the usage out, as some servers do."""
+    """Whether the reply omits its usage, as some servers do."""
 
     status: int = 200
-    """Anything from 400 on is answered by an error."""
+    """HTTP status. A status of 400 or more sends an error in place of the reply."""
 
     error: str | Mapping[str, Any] = ""
-    """The message of that error, or its fields: message, type, param, code."""
+    """Message of the error, or its fields: message, type, param, code."""
 
     headers: Mapping[str, str] = attrs.field(factory=dict)
-    """Further headers, such as {"retry-after": "2"}."""
+    """Additional response headers, such as {"retry-after": "2"}."""
 
     html: bool = False
-    """A page in place of the answer, with status 200: what a captive portal or a wrong address sends."""
+    """Whether to send an HTML page with status 200 in place of the reply, as a captive portal does."""
 
     raw: str | None = None
-    """The body as it is, in place of the answer: JSON or events that are malformed, say."""
+    """Body to send unchanged in place of the reply, such as malformed JSON or events."""
 
     delay_s: float = 0.0
-    """Silence before the first byte, seconds."""
+    """Seconds of silence before the first byte, 0 or more."""
 
     chunk_delay_s: float = 0.0
-    """Silence before each chunk of a stream, seconds."""
+    """Seconds of silence before each chunk of a stream, 0 or more."""
 
     chunk_chars: int = 16
-    """Characters of text or arguments in a chunk, 1 or more."""
+    """Characters of text or arguments per chunk, 1 or more."""
 
     interleave: bool = False
-    """Whether the chunks of several calls come by turns, and not call by call."""
+    """Whether the chunks of several calls are interleaved. False: they come call by call."""
 
     cut_after: int | None = None
-    """Breaks the connection after so many chunks of a stream; an answer that is not streamed, in its middle."""
+    """Number of chunks after which the connection breaks, 0 or more; a reply that is not streamed breaks in its middle.
+    None: it does not break.
+    """
 
     def __attrs_post_init__(self) -> None:
-        """Check the ranges, and that the calls can be written."""
+        """Check the ranges, and that the calls can be serialised."""
         for each in self.calls:
             match each:
                 case (str(), str() | Mapping() as given):
@@ -79,10 +85,10 @@ class Say(Value):
 
 
 def format_arguments(given: Mapping[str, Any] | str) -> str:
-    """Return the arguments of a call as a model writes them; a text as it is."""
+    """Return the arguments of a call as JSON text; a text is returned unchanged."""
     return given if isinstance(given, str) else json.dumps(dict(given), ensure_ascii=False)
 
 
 def split_text(text: str, size: int) -> list[str]:
-    """Return a text in pieces of at most so many characters; none for an empty one."""
+    """Split a text into pieces of at most `size` characters; an empty text gives none."""
     return [text[start : start + size] for start in range(0, len(text), size)]

@@ -1,14 +1,13 @@
-"""A server that speaks the wires of models, for tests of agents: a real socket, and a model you script.
+"""Local HTTP server that imitates model providers, for tests of agents: a real socket and scripted replies.
 
     with LocalServer([Say(calls=(("weather", {"city": "Rome"}),)), Say(text="Sunny.")]) as server:
         model = OpenAIChat("local", base_url=server.base_url)
         ...
     assert server.requests[1].body["messages"][-1]["role"] == "tool"
 
-What it speaks goes by the path of a request: chat completions, OpenAI's Responses API at /responses, or Anthropic's
-messages at /messages. It runs in threads of its own, so it works beside asyncio and trio and with any client, not only
-ours. It refuses the histories that the provider refuses, and it fails on request: overload, broken streams, pages of
-HTML, silence.
+The path of a request selects the protocol: chat completions, OpenAI's Responses API at /responses, or Anthropic's
+Messages API at /messages. The server runs in its own threads, so it works with asyncio, trio and any client. It refuses
+the histories that the provider refuses, and it fails on request: overload, broken streams, pages of HTML, silence.
 """
 
 from __future__ import annotations
@@ -46,25 +45,24 @@ Brain: TypeAlias = Callable[[dict[str, Any]], Say]
 
 @attrs.frozen(kw_only=True)
 class ReceivedRequest(Value):
-    """A request that came in."""
+    """Request that the server has received."""
 
     body: dict[str, Any]
-    """The JSON of the request."""
+    """JSON body of the request."""
 
     headers: Mapping[str, str]
-    """By their names in lower case."""
+    """Headers of the request, by their names in lower case."""
 
 
 @attrs.define(eq=False, repr=False)
 class LocalServer:
-    """Serve a model on 127.0.0.1, at a port that the system picks.
-
-    Args:
-        brain: Either the answers in the order of the requests, or a function that takes a request's body and returns
-            the answer; it is called in the server's threads, several at once where requests overlap.
-    """
+    """Scripted model server on 127.0.0.1, at a free port."""
 
     brain: Brain | Sequence[Say]
+    """Replies in the order of the requests, or a function that takes a request's body and returns the reply. The
+    function is called in the server's threads, concurrently if requests overlap.
+    """
+
     _requests: list[ReceivedRequest] = attrs.field(factory=list, init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _listener: _Listener | None = attrs.field(default=None, init=False)
@@ -72,7 +70,7 @@ class LocalServer:
 
     @property
     def base_url(self) -> str:
-        """What a client takes as its base_url.
+        """The base URL for a client.
 
         Raises:
             MisuseError: when the server has not been started.
@@ -89,7 +87,7 @@ class LocalServer:
             return tuple(self._requests)
 
     def start(self) -> None:
-        """Listen; when this returns, requests are answered.
+        """Start listening. Requests are answered as soon as this returns.
 
         Raises:
             MisuseError: when it was started before.
@@ -98,7 +96,7 @@ class LocalServer:
             msg = "the server was started before: make a new LocalServer"
             raise MisuseError(msg)
         self._listener = listener = _Listener(self._choose_answer)
-        # The interval is how often it looks whether it shall stop, seconds: closing takes no longer.
+        # The argument is the polling interval for the stop request in seconds; `close` takes no longer than that.
         self._thread = threading.Thread(target=listener.serve_forever, args=(0.01,), name="LocalServer", daemon=True)
         self._thread.start()
 
