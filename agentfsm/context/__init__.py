@@ -1,4 +1,4 @@
-"""What a model is shown: which messages of a history, and which of the tools."""
+"""Select the messages and the tools that a model request contains."""
 
 from agentfsm.context.importance import DropAcknowledgements, DropRepeatedErrors, PriorityRetention
 from agentfsm.context.lexical import LexicalScorer

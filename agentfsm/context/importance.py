@@ -1,4 +1,4 @@
-"""Leaving out what matters least: by importance, errors told before, and words that say nothing."""
+"""Drop the least important messages: by kind, repeated errors, and bare acknowledgements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IMPORTANCE: Final[Mapping[GroupKind, float]] = MappingProxyType(
 )
 # The longest bare acknowledgement is shorter (Source: document G, 7).
 ACKNOWLEDGEMENT_CHARS: Final = 20
-# What an acknowledgement is made of, in small letters. Length alone would take "Paris" and "42" for one.
+# Phrases of an acknowledgement, in lower case. By length alone, "Paris" and "42" would count as one.
 ACKNOWLEDGEMENTS: Final = frozenset(
     (
         *("ok", "okay", "sure", "of course", "certainly", "yes", "right", "all right", "alright", "got it", "i see"),
@@ -37,7 +37,7 @@ ACKNOWLEDGEMENTS: Final = frozenset(
         *("知道了", "了解", "收到", "没问题", "谢谢", "不客气", "完成", "已完成"),
     ),
 )
-# What parts them: any sign, an emoji too.
+# Separators of phrases: punctuation and symbols, emoji included.
 _PHRASE_SEPARATORS: Final = re.compile(r"[^\w\s']+")
 
 
@@ -52,31 +52,31 @@ def _merge_scores(scores: Mapping[GroupKind, float]) -> Mapping[GroupKind, float
 
 @attrs.frozen
 class PriorityRetention(ContextPolicy):
-    """Leaves out what matters least until it fits, the oldest of equals first; what stays keeps its order."""
+    """Drop the least important groups until the rest fits, the oldest among equals first. The order is kept."""
 
     scores: Mapping[GroupKind, float] = attrs.field(default=IMPORTANCE, converter=_merge_scores)
-    """How much each kind of group matters; those left out have the usual score."""
+    """Importance of each kind of group, as a number; the highest is kept longest. Missing kinds have their default."""
 
     async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
-        """Return the groups that matter."""
+        """Return the most important groups that fit."""
         return drop_lowest(groups, budget, lambda group: self.scores[group.kind])
 
 
 @attrs.frozen
 class DropRepeatedErrors(ContextPolicy):
-    """Leaves out calls that failed with the very words of an earlier one."""
+    """Drop failed calls whose error text is the same as that of an earlier call."""
 
     async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:  # noqa: ARG002  it counts no tokens
-        """Return the groups with each error once."""
+        """Return the groups, with each error only once."""
         known: set[tuple[tuple[str, str], ...]] = set()
         left: list[MessageGroup] = []
         for group in groups:
-            told = tuple([(each.tool, each.content) for each in group.messages if isinstance(each, ToolResult)])
+            errors = tuple([(each.tool, each.content) for each in group.messages if isinstance(each, ToolResult)])
             is_error = group.kind is GroupKind.ERROR
-            if not is_error or told not in known or group.is_fixed:
+            if not is_error or errors not in known or group.is_fixed:
                 left.append(group)
             if is_error:
-                known.add(told)
+                known.add(errors)
         return left
 
 
@@ -86,16 +86,16 @@ def _as_phrases(phrases: Iterable[str]) -> frozenset[str]:
 
 @attrs.frozen(kw_only=True)
 class DropAcknowledgements(ContextPolicy):
-    """Leaves out what the model said only to say that it had understood."""
+    """Drop messages in which the model only acknowledges, such as "OK, understood"."""
 
     chars: int = attrs.field(default=ACKNOWLEDGEMENT_CHARS, validator=COUNT)
-    """What has so many or more is none."""
+    """Length from which a message is never an acknowledgement, in characters, 1 or more. Default 20."""
 
     phrases: frozenset[str] = attrs.field(default=ACKNOWLEDGEMENTS, converter=_as_phrases)
-    """What one is made of, in small letters."""
+    """Phrases that count as acknowledgements, in lower case. A message is dropped if it consists only of these."""
 
     async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:  # noqa: ARG002  it counts no tokens
-        """Return the groups that say something."""
+        """Return the groups that are not acknowledgements."""
         return [group for group in groups if group.is_fixed or not self._is_acknowledgement(group)]
 
     def _is_acknowledgement(self, group: MessageGroup) -> bool:

@@ -1,10 +1,10 @@
-"""Likeness by words: BM25, without a vocabulary, a model or a network.
+"""Score the similarity of texts by their words, with BM25: no vocabulary, model or network is needed.
 
-A word counts the more, the rarer it is among the texts; the first time in a text more than the tenth; and in a short
-text more than in a long one (Source: Robertson and Zaragoza, The Probabilistic Relevance Framework, 2009).
+A word counts more if it is rare among the texts, less with each repetition, and more in a short text than in a long one
+(Source: Robertson and Zaragoza, The Probabilistic Relevance Framework, 2009).
 
-Words that mean the same and are not the same are strangers to it, so a task in Chinese finds descriptions in Chinese,
-and no others: where the languages differ, use a scorer that embeds.
+Synonyms do not match, and a task in Chinese finds only descriptions in Chinese. If the languages differ, use a scorer
+with embeddings.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import attrs
 
 from agentfsm.ports.policies import Scorer
 
-# How soon a word's repetition stops to count: the usual value, called k1. From 0.8 to 3 recall moves by under 1 %.
+# BM25 parameter k1, the saturation of repeated words; the usual value. From 0.8 to 3 recall moves by under 1 %.
 SATURATION: Final = 1.2
-# How much a long text is held against it, 0 to 1: the usual value, called b. From 0.5 to 1 recall moves by under 1 %.
+# BM25 parameter b, the penalty of long texts, 0 to 1; the usual value. From 0.5 to 1 recall moves by under 1 %.
 LENGTH_WEIGHT: Final = 0.75
-# How often the name counts. 1 and 3 differ by under 1 % in recall; with 6, a name that happens to fit is taken too far.
+# Weight of the name, as a word count. 1 and 3 differ by under 1 % in recall; 6 overrates a name that fits by chance.
 NAME_WEIGHT: Final = 2
-# Tool sets whose index is kept, in a process: several agents, each scored again with every input.
+# Tool sets whose index a process caches: each agent's set is scored again with every input.
 INDEX_CACHE_SIZE: Final = 16
 
 # English words that stand in any task. Leaving them out raises recall among the first five by 2 %: descriptions are so
@@ -40,34 +40,34 @@ _STOP_WORDS: Final = frozenset(
     ),
 )
 
-# Scripts whose words are not set apart: each pair of neighbouring characters is taken for a word.
+# Scripts without spaces between words: each pair of adjacent characters counts as a word.
 _UNSPACED_SCRIPTS: Final = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
     "\u3005-\u3007\u3041-\u30fa\u30fc-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
     "\uac00-\ud7a3"  # Korean has spaces, but glues its particles to the words
 )
-# Left to `re` to compile when it is first used: so many ranges take 3 ms, and most agents have few tools.
+# `re` compiles this on first use: the ranges take 3 ms to compile, and most agents have few tools.
 _PIECE: Final = rf"([{_UNSPACED_SCRIPTS}]+)|[^\W_{_UNSPACED_SCRIPTS}]+"
 # Where camelCase breaks: getUser, HTTPServer.
 _CAMEL_CASE_BREAK: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
-# Letters: "sing" and "red" are no endings.
+# Letters that remain after an ending is cut: "sing" and "red" are not endings.
 _MIN_STEM_CHARS: Final = 3
 
-# Word -> the places of the texts that hold it, and what it adds to the score of each.
+# Word -> the indexes of the texts that contain it, each with the word's share of the score.
 _Index: TypeAlias = Mapping[str, Sequence[tuple[int, float]]]
 
 
 @attrs.frozen
 class LexicalScorer(Scorer):
-    """Scores by the words that a query and a text have in common.
+    """Score texts by the words that they share with a query.
 
-    Measured on a public function-calling set (`make bench ROW=selection`): of the tools that a task takes, 97 % are
-    among the first 20 of 500, where counting the words in common finds 87 %.
+    Measured on a public function-calling set (`make bench ROW=selection`): of the tools that a task needs, 97 % are
+    among the first 20 of 500. A plain count of shared words finds 87 %.
     """
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Return how well each text fits, 0 or more; 0 where it has no word of the query. Does not wait."""
+        """Return a score of 0 or more for each text; 0 if it shares no word with the query. Never suspends."""
         scores = [0.0] * len(texts)
         index = _build_index(tuple(texts))
         for word in dict.fromkeys(_tokenise(query)):  # not a set: sums of floats depend on their order
@@ -95,7 +95,7 @@ def _build_index(texts: tuple[str, ...]) -> _Index:
 
 
 def _tokenise(text: str) -> Iterator[str]:
-    """Yield what is compared: lower-case words without their endings, and pairs of characters of dense scripts."""
+    """Yield the terms to compare: lower-case words without endings, and character pairs of unspaced scripts."""
     spaced = _CAMEL_CASE_BREAK.sub(" ", unicodedata.normalize("NFKC", text)).lower()
     for piece in re.finditer(_PIECE, spaced):
         word = piece[0]
@@ -106,9 +106,9 @@ def _tokenise(text: str) -> Iterator[str]:
 
 
 def _stem(word: str) -> str:
-    """Cut the endings of English: plural, -ing, -ed and a mute e, so that "converting" finds "converts".
+    """Remove English endings: plural, -ing, -ed and a mute e, so that "converting" matches "converts".
 
-    Raises recall among the first 10 by 1 %. What it cuts too much it cuts alike in query and text.
+    Recall among the first 10 rises by 1 %. Overstemming does little harm, since query and text are stemmed alike.
     """
     if len(word) > _MIN_STEM_CHARS and word.endswith("s") and not word.endswith(("ss", "us", "is")):
         word = f"{word[:-3]}y" if word.endswith("ies") else word[:-1]

@@ -121,7 +121,7 @@ class BySimilarity(ToolSelector):
         return (places, flaw) if flaw else (sorted(places, key=lambda place: -scores[place]), "")
 
     async def find(self, query: str, tools: Sequence[ToolDefinition]) -> Sequence[str]:
-        """Return the names most similar to the query: all of a few tools; of more, only those above the lowest score."""
+        """Return the names most similar to the query: of few tools all, of many only those above the lowest score."""
         scores, flaw = await self._score(query, tools)
         few = len(tools) <= MAX_FOUND_TOOLS
         if flaw:

@@ -1,4 +1,4 @@
-"""A summary in place of the oldest messages, written by a model and gone on with: nothing is summarised twice."""
+"""Replace the oldest messages by a summary that a model writes. The next summary extends it."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from agentfsm.ports.context import CompactionBudget, ContextPolicy, MessageGroup
 from agentfsm.ports.model import Model, check_model
 from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN
 
-# The part of the tokens that a summary stands for: what the model is told, and what it is held to.
+# Size of a summary as a share of the replaced tokens: the size requested from the model, and the enforced maximum.
 SUMMARY_SHARE: Final = 0.25
 MAX_SUMMARY_SHARE: Final = 0.3
-# Groups of messages (Source: document F, 7.2).
+# Newest groups of messages that stay (Source: document F, 7.2).
 KEEP_NEWEST: Final = 4
-# Where rules would have to cut more than this part, a summary is worth its price (Source: document G, 7).
+# Share of the tokens that must be cut before a summary is worth its price (Source: document G, 7).
 MIN_CUT_SHARE: Final = 0.5
-# What is read of one message, head and tail: a thousand tokens tell what it is about.
+# Characters of one message that are read, from its head and tail: about a thousand tokens.
 MESSAGE_CHARS: Final = 4_000
 # English words in a token; models count words better than tokens.
 WORDS_PER_TOKEN: Final = 0.75
-# The part of the summarising model's window that is for messages: the rest is for the summary so far, the instructions
-# and the answer.
+# Share of the summarising model's window for messages: the rest is for the summary so far, the instructions and the
+# answer.
 MODEL_WINDOW_SHARE: Final = 0.5
 
 _DIRECTIONS: Final = """\
@@ -58,26 +58,28 @@ _CUT_SHARE: Final = ValueRule(
 
 @attrs.frozen(kw_only=True)
 class Summarise(ContextPolicy):
-    """Puts a summary in the place of all but the task and the newest messages.
+    """Replace all messages but the task and the newest ones by a summary.
 
-    The next one goes on from this one: no message is read twice. A summary that fails changes nothing, so that the next
-    policy does its part, and the journal says why.
+    The next summary extends the previous one, so that no message is read twice. If the model fails, the messages stay
+    unchanged for the next policy, and the journal records the reason.
     """
 
     model: Model | None = attrs.field(default=None, validator=check_model)
-    """Writes the summary, a small one is enough; closed with the agent. None: the agent's own."""
+    """Model that writes the summary; a small one is enough. It closes with the agent. None: the agent's own model."""
 
     keep: int = attrs.field(default=KEEP_NEWEST, validator=COUNT_OR_ZERO)
-    """So many of the newest groups are left as they are."""
+    """Number of newest groups that are never summarised, 0 or more. Default 4."""
 
     least: float = attrs.field(default=MIN_CUT_SHARE, validator=_CUT_SHARE)
-    """A summary is asked for where more than this part has to be cut, 0 to below 1; 0: whenever something has to go."""
+    """Share of the tokens that must be cut before a summary is written, 0 to below 1. Default 0.5: below that, cheaper
+    policies suffice. 0: whenever something must be cut.
+    """
 
     instructions: str = ""
-    """What else to keep in it, in a sentence or two."""
+    """Additional instructions on the content of the summary, in a sentence or two."""
 
     async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
-        """Return the groups with a summary in the place of the old ones."""
+        """Return the groups with a summary in place of the old ones."""
         tokens = count_tokens(groups)
         old = self._find_old_groups(groups)
         is_worth = 0 < budget.target_tokens < tokens * (1 - self.least) and not all(group.is_summary for group in old)
@@ -85,26 +87,26 @@ class Summarise(ContextPolicy):
             return groups
         try:
             told = budget.build_summary(old, await self._write_record(old, budget))
-        except ModelError:  # the room has noted why
+        except ModelError:  # the budget has recorded the reason
             return groups
         if told.tokens >= count_tokens(old):
             return groups
-        # It stands where the newest of them stood, behind the task, which stays first and in the prompt cache.
+        # The summary takes the place of the newest old group, after the task, which stays in the prompt cache.
         newest, gone = id(old[-1]), {id(group) for group in old[:-1]}
         return [told if id(group) == newest else group for group in groups if id(group) not in gone]
 
     async def aclose(self) -> None:
-        """Close the model that was given."""
+        """Close `model`, if one is set."""
         if self.model is not None:
             await self.model.aclose()
 
     def _find_old_groups(self, groups: Sequence[MessageGroup]) -> list[MessageGroup]:
-        """Return what the summary is to stand for; an earlier summary is always part of it."""
+        """Return the groups to summarise; an earlier summary is always among them."""
         newest = len(groups) - self.keep
         return [g for place, g in enumerate(groups) if g.is_summary or (place < newest and not g.is_fixed)]
 
     async def _write_record(self, old: Sequence[MessageGroup], budget: CompactionBudget) -> str:
-        """Return the record: of what there was, portion by portion where the model cannot read all at once."""
+        """Write the record, in several requests if the messages exceed the model's window."""
         most = max(1, int(MAX_SUMMARY_SHARE * count_tokens(old)))
         words = max(1, int(SUMMARY_SHARE * WORDS_PER_TOKEN * count_tokens(old)))
         directions = _DIRECTIONS.format(words=words, more=f"\n{self.instructions}" if self.instructions else "")
@@ -119,13 +121,13 @@ class Summarise(ContextPolicy):
 
 
 def _clip(text: str, tokens: int, budget: CompactionBudget) -> str:
-    """Return a text that a model wrote beyond its bounds within them."""
+    """Cut a text to about the given number of tokens."""
     have = budget.count(SystemMessage(text=text))
     return text if have <= tokens else f"{text[: len(text) * tokens // have]} [...]"
 
 
 def _split_portions(groups: Sequence[MessageGroup], most_bytes: int) -> Iterator[str]:
-    """Yield the messages as lines of JSON, which no text in them can break out of; so many bytes at a time, about."""
+    """Yield the messages as lines of JSON, so that no text can break out, in portions of about `most_bytes`."""
     lines: list[str] = []
     size = 0
     for line in (_format_line(message) for group in groups if not group.is_summary for message in group.messages):
@@ -151,7 +153,7 @@ def _list_media(message: UserMessage) -> list[str]:
 
 
 def _excerpt(text: str) -> str:
-    """Return a text's head and tail, where it is long."""
+    """Return the text, or its head and tail if it is long."""
     half = MESSAGE_CHARS // 2
     return text if len(text) <= MESSAGE_CHARS else f"{text[:half]} [...] {text[-half:]}"
 

@@ -1,4 +1,4 @@
-"""Tool results in short: the cheapest way to room, since one result may hold as much as a hundred messages."""
+"""Shorten tool results: the cheapest way to save tokens, since one result may be as long as a hundred messages."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from agentfsm.ports.context import CompactionBudget, ContextPolicy, MessageGroup
 
 # Characters of a result that the model has read (Source: document A, 8.3, and document G, 7).
 MAX_RESULT_CHARS: Final = 500
-# Items of a list (Source: document F, 7.4).
+# Items that are kept of a list (Source: document F, 7.4).
 MAX_RESULT_ITEMS: Final = 5
-# Groups: a model that compares two results has read them in two turns.
+# Newest groups that stay: a model that compares two results has read them in two turns.
 KEEP_NEWEST: Final = 2
-# To how much results are shortened, step by step, that the model has not read and that do not fit.
+# Steps by which unread results are shortened if they do not fit, in characters.
 _UNREAD_CHARS: Final = (16_000, 8_000, 4_000, 2_000, 1_000)
 
 
 @attrs.frozen(kw_only=True)
 class TrimResults(ContextPolicy):
-    """Shortens tool results that the model has read, the oldest first; it can read on in one with `read_result`.
+    """Shorten tool results that the model has read, the oldest first. The model can read the rest with `read_result`.
 
-    A text keeps its head and its tail, a JSON list its first items and how many there are. Results that the model has
-    not read are shortened only where nothing else would make them fit, and as little as possible.
+    A text keeps its head and its tail, a JSON list its first items and its length. Results that the model has not read
+    are shortened only if the request does not fit otherwise, and as little as possible.
     """
 
     chars: int = attrs.field(default=MAX_RESULT_CHARS, validator=COUNT)
-    """Of a result; a list may have four times as many."""
+    """Characters that are kept of a result, 1 or more; of a JSON list, four times as many. Default 500."""
 
     items: int = attrs.field(default=MAX_RESULT_ITEMS, validator=COUNT_OR_ZERO)
-    """Of a list; 0 cuts lists as any other text."""
+    """Items that are kept of a JSON list, 0 or more. Default 5. 0: lists are cut as text."""
 
     keep: int = attrs.field(default=KEEP_NEWEST, validator=COUNT_OR_ZERO)
-    """So many of the newest groups are left as they are."""
+    """Number of newest groups that stay unchanged, 0 or more. Default 2: two results can still be compared."""
 
     async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
         """Return the groups with shorter results."""
@@ -50,7 +50,7 @@ class TrimResults(ContextPolicy):
         return self._trim_unread(_if_shorter(left, groups), budget)
 
     def _trim_unread(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
-        """Return the groups, with what the model has not read made to fit beside the task."""
+        """Shorten unread results until the fixed groups fit."""
         for chars in (*[step for step in _UNREAD_CHARS if step > self.chars], self.chars):
             if count_tokens(group for group in groups if group.is_fixed) <= budget.limit_tokens:
                 break
@@ -60,5 +60,5 @@ class TrimResults(ContextPolicy):
 
 
 def _if_shorter(left: Sequence[MessageGroup], before: Sequence[MessageGroup]) -> Sequence[MessageGroup]:
-    """Return what was made of the groups; the groups themselves where nothing in them was long."""
+    """Return the shortened groups, or the original ones if that saved nothing."""
     return left if count_tokens(left) < count_tokens(before) else before

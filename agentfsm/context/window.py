@@ -1,4 +1,4 @@
-"""Leaving the oldest out: until it fits, or all but the newest."""
+"""Drop the oldest messages: until the rest fits, or all but a fixed number."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from agentfsm.ports.context import CompactionBudget, ContextPolicy, MessageGroup
 
 @attrs.frozen
 class SlidingWindow(ContextPolicy):
-    """Shows the newest messages that fit, and always the task; a summary goes only where it would fill the room."""
+    """Keep the task and the newest messages that fit. A summary is dropped only if it would not fit at all."""
 
     async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:
-        """Return the groups without the oldest."""
+        """Return the groups without the oldest ones."""
         return drop_lowest(groups, budget, lambda _group: 0)
 
 
 @attrs.frozen
 class Cut(ContextPolicy):
-    """Shows the task, summaries, and the newest messages up to a number, whatever they hold."""
+    """Keep the task, the summaries, and the newest messages up to a number, regardless of their size."""
 
     messages: int = attrs.field(validator=COUNT)
-    """How many. A call goes with its results, so there may be fewer; the newest group stays, and may be more."""
+    """Maximum of messages, 1 or more. A call is kept or dropped with its results, so fewer may remain. The newest
+    group always stays, even if it is larger.
+    """
 
     async def compact(self, groups: Sequence[MessageGroup], budget: CompactionBudget) -> Sequence[MessageGroup]:  # noqa: ARG002  it counts no tokens
         """Return the newest groups."""
@@ -40,10 +42,10 @@ class Cut(ContextPolicy):
 def drop_lowest(
     groups: Sequence[MessageGroup], budget: CompactionBudget, rank: Callable[[MessageGroup], float]
 ) -> Sequence[MessageGroup]:
-    """Return the groups without as many as must go: the lowest rank first, the oldest of equals; order is kept.
+    """Drop groups until the rest fits: the lowest rank first, the oldest among equals. The order is kept.
 
-    The task and the newest group stay. Summaries, and what the model has not read, go last, and only as far as they
-    would not fit at all.
+    The task and the newest group stay. Summaries and unread groups are dropped last, and only if the rest would exceed
+    the hard limit.
     """
     tokens = count_tokens(groups)
     places = [place for place, group in enumerate(groups) if not (group.is_task or group.is_newest)]

@@ -1,6 +1,6 @@
-"""The testing kit: models that follow a script, virtual time, a local server that speaks OpenAI's wire.
+"""Testing kit: scripted models, virtual time, and a local server that imitates model providers.
 
-`agentfsm.testing.conformance`, the kit for stores of your own, is imported by itself, since it needs pytest.
+`agentfsm.testing.conformance`, the test suite for custom stores, is imported separately, since it needs pytest.
 """
 
 from agentfsm.testing.clock import VirtualClock, run_virtual

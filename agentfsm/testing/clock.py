@@ -1,4 +1,4 @@
-"""Virtual time: hours pass in a test without waiting. For trio, the memory store and async tools."""
+"""Run tests in virtual time, where hours pass without waiting. For trio, the memory store and async tools."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from agentfsm.ports.store import Clock
 
 T = TypeVar("T")
 
-# Where virtual time begins, seconds since 1970: a day in January 2027, so that it cannot be taken for the real one.
+# Start of virtual time, in seconds since 1970: a day in January 2027.
 EPOCH: Final = 1_800_000_000.0
 
 
 class VirtualClock(Clock):
-    """Reads the event loop's time, so that it jumps when `run_virtual` lets the loop jump."""
+    """Clock that reads the event loop's time, which `run_virtual` lets jump."""
 
     def now(self) -> float:
-        """Seconds since 1970, virtual."""
+        """Return the virtual time in seconds since 1970."""
         return EPOCH + anyio.current_time()
 
     def monotonic(self) -> float:
-        """Seconds of the event loop."""
+        """Return the event loop's time in seconds."""
         return anyio.current_time()
 
 
 def run_virtual(function: Callable[[], Awaitable[T]]) -> T:
     """Run an async function on trio with a clock that jumps to the next deadline whenever all tasks wait.
 
-    Give the agent `clock=VirtualClock()`. Limits per minute, of tools, tags and `Throttled`, and the rests of
-    `Fallback` follow virtual time by themselves: what was called before this function or after it counts for no minute
-    in it. Threads are not waited for: plain tools and SQLite do not belong here.
+    Give the agent `clock=VirtualClock()`. Rate limits of tools, tags and `Throttled`, and the pauses of `Fallback`
+    follow virtual time automatically: calls before or after this function do not count for them. The clock does not
+    wait for threads, so plain tools and SQLite cannot be used.
 
     Raises:
         MisuseError: when trio is not installed.

@@ -1,4 +1,4 @@
-"""Models for tests: one that follows a script and checks what it is asked, one that is a function."""
+"""Models for tests: one that follows a script and checks the requests, and one that calls a function."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from agentfsm.ports.model import (
     TextChunk,
 )
 
-# What a scripted reply costs unless it says otherwise: enough to see sums add up.
+# Default usage of a scripted reply: not zero, so that tests can check totals.
 USAGE: Final = Usage(input_tokens=10, output_tokens=5)
 
 Expectation = str | Callable[[Request], bool]
@@ -36,82 +36,95 @@ Expectation = str | Callable[[Request], bool]
 
 @attrs.frozen
 class Call(Value):
-    """A tool call of a script; make it with `call`."""
+    """Tool call in a script; created by `call` or `raw_call`."""
 
     name: str
+    """Name of the tool."""
+
     arguments: str
+    """Arguments as JSON text, which may be malformed."""
 
 
 @attrs.frozen(kw_only=True)
 class Line(Value):
-    """A reply of a script; make it with `say` or `fail`."""
+    """Reply in a script; created by `say` or `fail`."""
 
     text: str = ""
+    """Text of the reply."""
+
     calls: tuple[Call, ...] = ()
+    """Tool calls of the reply, in order."""
+
     expect: Expectation | None = None
-    """What the model must have been asked: words in the newest message, or a check of the whole request."""
+    """Expected request: a text that the newest message must contain, or a function of the request that must return
+    True. None: any request.
+    """
 
     usage: Usage | None = USAGE
+    """Token usage of the reply. None: the reply has none."""
+
     finish_reason: FinishReason | None = None
+    """Finish reason of the reply. None: TOOL_CALLS if there are calls, else STOP."""
+
     delay_s: float = 0.0
     """Seconds before the reply."""
 
     pace_s: float = 0.0
-    """Seconds before each call, where the reply is streamed."""
+    """Seconds before each call in a streamed reply."""
 
     error: Exception | None = None
-    """Raised in place of a reply."""
+    """Exception to raise in place of a reply."""
 
 
 def call(name: str, /, **arguments: Any) -> Call:
-    """Write a tool call into a script."""
+    """Create a tool call for a script."""
     return Call(name, json.dumps(arguments, ensure_ascii=False))
 
 
 def raw_call(name: str, arguments: str) -> Call:
-    """Write a tool call whose arguments are any text, also a broken one."""
+    """Create a tool call with raw argument text, which may be malformed JSON."""
     return Call(name, arguments)
 
 
 def say(text: str = "", *calls: Call, expect: Expectation | None = None, **details: Any) -> Line:
-    """Write a reply into a script: text, calls, or both; `details` are further fields of `Line`."""
+    """Create a reply for a script: text, calls, or both; `details` are further fields of `Line`."""
     return Line(text=text, calls=calls, expect=expect, **details)
 
 
 def fail(error: Exception, *, expect: Expectation | None = None) -> Line:
-    """Let the model fail at this place of the script."""
+    """Create a line at which the model raises an error."""
     return Line(error=error, expect=expect)
 
 
 class ScriptedModel(Model):
-    """Follows a script, line by line, and fails the test when it is asked something else, or too much.
+    """Model that follows a script, and fails the test on an unexpected or an additional request.
 
     Example: `ScriptedModel(say("", call("get_weather", city="Paris")), say("Sunny.", expect="28"))`
 
-    Where an agent that is a tool, or a tool itself, asks it, that failure is a result which the caller's model reads:
-    `assert_done` tells it again.
+    If a tool or a subagent calls this model, the failure becomes a tool result for the calling model; `assert_done`
+    raises it again.
 
     Attributes:
-        requests: What it was asked, oldest first.
+        requests: The requests so far, oldest first.
     """
 
     name = "scripted"
 
     def __init__(self, *script: Line | str) -> None:
-        """Take the lines; a str is a reply of that text.
+        """Create a model with these lines; a str is a reply with that text.
 
         Raises:
-            MisuseError: when something else is among them.
+            MisuseError: when a line has another type.
         """
         self._script = tuple([_to_line(each) for each in script])
         self._failure: AssertionError | None = None
         self.requests: list[Request] = []
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
-        """Give the next line.
+        """Play the next line.
 
         Raises:
-            AssertionError: when the script is at its end, or the request is not what the line expects.
+            AssertionError: when the script has ended, or the request does not match the line's `expect`.
         """
         at = len(self.requests)
         self.requests.append(request)
@@ -132,10 +145,10 @@ class ScriptedModel(Model):
         return self._script[at]
 
     def assert_done(self) -> None:
-        """Fail the test when lines were left over, or the model was asked something else, or too much.
+        """Fail the test if lines are left over, or if a request was unexpected.
 
         Raises:
-            AssertionError: naming how many, or as the first `reply` that failed.
+            AssertionError: with the number of lines left, or with the error of the first failed `reply`.
         """
         if self._failure is not None:
             raise AssertionError(str(self._failure)) from self._failure
@@ -195,7 +208,7 @@ def _newest_text(request: Request) -> str:
 
 
 class FunctionModel(Model):
-    """A model that is a function of the request: plain or async, returning a `Reply`, a line of a script, or a text."""
+    """Model that calls a function of the request, plain or async, which returns a `Reply`, a script line or a text."""
 
     name = "function"
 
@@ -210,10 +223,10 @@ class FunctionModel(Model):
         self._request_count = 0
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
-        """Call the function.
+        """Call the function and return its reply.
 
         Raises:
-            MisuseError: when it returned something else.
+            MisuseError: when the function returns another type.
         """
         answer = self._function(request)
         value = await answer if isawaitable(answer) else answer

@@ -1,7 +1,7 @@
-"""What a server offers beside calls: the lists of its tools, resources and prompts, and what stands in them.
+"""Fetch a server's lists of tools, resources and prompts, and their contents.
 
-The application asks for resources and prompts; the model gets at resources only by the two tools of
-`build_resource_tools`, and at prompts never. Only what a server has declared is asked for.
+The application requests resources and prompts. The model reaches resources only through the two tools of
+`build_resource_tools`, and prompts never. Capabilities that a server has not declared are not requested.
 """
 
 from __future__ import annotations
@@ -39,56 +39,90 @@ Capability = Literal["tools", "resources", "prompts", "completions"]
 
 @attrs.frozen(kw_only=True)
 class RemoteResource(Value):
-    """Something that a server can be asked to read out."""
+    """Resource in a server's list."""
 
     uri: str
+    """URI by which the resource is read."""
+
     name: str = ""
+    """Name of the resource."""
+
     title: str = ""
+    """Title for people; empty: none was sent."""
+
     description: str = ""
+    """Description of the resource; empty: none was sent."""
+
     media_type: str = ""
+    """MIME type of the contents; empty: unknown."""
+
     size: int | None = None
-    """Bytes, where the server says so."""
+    """Size of the contents in bytes. None: unknown."""
 
 
 @attrs.frozen(kw_only=True)
 class ResourceTemplate(Value):
-    """Resources of one kind, by the form of their URIs."""
+    """URI template for resources of one kind."""
 
     uri_template: str
-    """As RFC 6570 has it: "file:///{path}"."""
+    """URI template as in RFC 6570, such as "file:///{path}"."""
 
     name: str = ""
+    """Name of the template."""
+
     title: str = ""
+    """Title for people; empty: none was sent."""
+
     description: str = ""
+    """Description of the resources; empty: none was sent."""
+
     media_type: str = ""
+    """MIME type that all resources of this kind have; empty: unknown."""
 
 
 @attrs.frozen(kw_only=True)
 class PromptArgument(Value):
-    """What a prompt is filled in with."""
+    """Argument of a remote prompt."""
 
     name: str
+    """Name of the argument."""
+
     description: str = ""
+    """Description for the user; empty: none was sent."""
+
     required: bool = False
+    """Whether the server cannot render the prompt without this argument."""
 
 
 @attrs.frozen(kw_only=True)
 class RemotePrompt(Value):
-    """Messages that a server has ready, for a person to choose."""
+    """Prompt in a server's list, for a person to choose."""
 
     name: str
+    """Name by which the prompt is requested."""
+
     title: str = ""
+    """Title for people; empty: none was sent."""
+
     description: str = ""
+    """Description for the user; empty: none was sent."""
+
     arguments: tuple[PromptArgument, ...] = ()
+    """Arguments of the prompt."""
 
 
 @attrs.frozen(kw_only=True)
 class Listing(Value):
-    """What a server says of itself and its tools."""
+    """Result of listing a server's tools."""
 
     tools: Sequence[m.Tool | InvalidEntry]
+    """Tools of the server; an entry that could not be parsed is an `InvalidEntry`."""
+
     instructions: str | None = None
+    """Usage notes of the server for the model. None: it sent none."""
+
     has_resources: bool = False
+    """Whether the server has declared resources."""
 
 
 async def request(
@@ -99,18 +133,18 @@ async def request(
     *,
     proves_health: bool = True,
 ) -> T:
-    """Ask for something that is no call, within a time.
+    """Make a request other than a tool call, with a timeout.
 
     Args:
         connection: The connection.
-        subject: What is asked for, as it stands in an error.
-        timeout_s: Seconds from the moment at which there is a connection.
-        operation: Asks.
-        proves_health: As `ServerConnection.request` has it.
+        subject: The subject of the request, for error messages.
+        timeout_s: Seconds that the operation may take, counted from an open connection.
+        operation: Function that makes the request.
+        proves_health: As for `ServerConnection.request`.
 
     Raises:
-        MCPServerError: when there is no answer, or one that cannot be used.
-        MisuseError: when the server has not declared that it has such things.
+        MCPServerError: when the answer is missing or invalid.
+        MisuseError: when the server has not declared the capability.
     """
 
     async def within(client: Client) -> T:
@@ -129,10 +163,10 @@ async def request(
 
 
 def check_declared(client: Client, server: str, capability: Capability) -> None:
-    """Check that the server has declared what it is to be asked for.
+    """Check that the server has declared a capability.
 
     Raises:
-        MisuseError: when it has not.
+        MisuseError: when the server has not declared it.
     """
     declared = client.server_capabilities
     if getattr(declared, capability) is None:
@@ -146,16 +180,16 @@ def check_declared(client: Client, server: str, capability: Capability) -> None:
 async def fetch_tools(
     connection: ServerConnection, timeout_s: float, catalogue: Catalogue, on_connected: Callable[[], object]
 ) -> Listing:
-    """List the tools of a server; none where it has declared none.
+    """List the tools of a server; the list is empty if it has not declared tools.
 
     Args:
         connection: The connection.
         timeout_s: Seconds for all pages.
-        catalogue: Keeps what the connection lists.
-        on_connected: Called, in another thread, when there is a connection: the server tells what changes from then on.
+        catalogue: Receives the listed tools of the connection.
+        on_connected: Called in another thread when the connection is open: the server reports changes from then on.
 
     Raises:
-        MCPServerError: when they cannot be listed.
+        MCPServerError: when the tools cannot be listed.
     """
 
     async def question(client: Client) -> Listing:

@@ -1,4 +1,4 @@
-"""How a server is reached: a command that is started, or a URL; and how that is shown to people."""
+"""Connect to a server by a command that is started or by a URL, and format that for people."""
 
 from __future__ import annotations
 
@@ -24,75 +24,83 @@ from agentfsm.mcp.connection.stdio_process import ProcessExit
 
 
 class ServerTransport(Protocol):
-    """How a server is reached."""
+    """Method of connecting to a server."""
 
     @property
     def display_text(self) -> str:
-        """What is started, or where the server is, exactly, as a person is shown it; without secrets."""
+        """The exact command or address to show to people, without secrets."""
         ...
 
     @property
     def exit_report(self) -> str:
-        """How the newest connection has ended, as far as it is known: exit code, log, rubbish; or nothing."""
+        """Known details on the end of the newest connection: exit code, log, invalid output; or ""."""
         ...
 
     @property
     def error(self) -> Exception | None:
-        """What has ended the newest connection, where that is known to be more than a server that is gone."""
+        """Error that ended the newest connection, if it is more specific than a lost server."""
         ...
 
     @property
     def advice(self) -> str:
-        """What to try when no connection can be made, as the end of a sentence."""
+        """Advice for a failed connection, as the end of a sentence."""
         ...
 
     def open(self, on_lost: Callable[[], object]) -> Transport:
-        """Return what opens the two streams of a connection.
+        """Return a context manager that opens the two streams of a connection.
 
         Args:
-            on_lost: Called when it is seen, elsewhere than in the streams, that the connection is of no use any more.
+            on_lost: Called when a failure outside of the streams makes the connection unusable.
         """
         ...
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class StdioTransport:
-    """A command, started as a process of its own that is spoken to over its standard input and output."""
+    """Process that is started by a command and communicates over its standard input and output."""
 
     command: str
+    """Program to start: a name on the PATH, or a path."""
+
     args: Sequence[str] = ()
+    """Arguments of the command."""
+
     env: Mapping[str, str] = attrs.field(factory=dict)
-    """What it is told beside HOME, LOGNAME, PATH, SHELL, TERM and USER; it gets nothing else of our environment."""
+    """Environment variables of the process. From our environment it gets only HOME, LOGNAME, PATH, SHELL, TERM and
+    USER.
+    """
 
     cwd: Path | str | None = None
+    """Working directory of the process. None: ours, or /tmp in a sandbox."""
+
     sandbox: Sandbox | None = None
-    """What it is started in."""
+    """Sandbox of the process. None: it runs with our rights."""
 
     _process_exit: ProcessExit = attrs.field(factory=ProcessExit, init=False)
 
     @property
     def display_text(self) -> str:
-        """The command line, as a shell would take it; the values of variables are left out."""
+        """The command line in shell syntax; the values of variables are left out."""
         return " ".join([*(f"{name}=..." for name in self.env), shlex.join([self.command, *self.args])])
 
     @property
     def exit_report(self) -> str:
-        """How the newest process has ended."""
+        """Details on the end of the newest process."""
         return str(self._process_exit)
 
     @property
     def error(self) -> Exception | None:
-        """What has ended the newest process, where it was ended for a message that is too long."""
+        """MessageTooLongError if the newest process was ended because of an overlong message, else None."""
         return MessageTooLongError(self.exit_report) if self._process_exit.is_too_long else None
 
     @property
     def advice(self) -> str:
-        """What to try when it does not start."""
+        """Advice for a process that does not start."""
         return f"run it by hand to see what it says, or give its full path: {self.display_text}"
 
     @asynccontextmanager
     async def open(self, on_lost: Callable[[], object]) -> AsyncIterator[Any]:  # noqa: ARG002  it ends the streams
-        """Start the process; it is told to end, and made to, when this is left."""
+        """Start the process. On exit it is asked to end, and killed if it does not."""
         self._process_exit = epitaph = ProcessExit()
         command, args = self.command, list(self.args)
         if self.sandbox is not None:
@@ -110,7 +118,7 @@ class RemoteTransport:
     headers: Mapping[str, str] = attrs.field(factory=dict)
     auth: httpx2.Auth | None = None
     allow_private: bool = False
-    """Whether it may be in a private network, by plain HTTP too, and through a proxy of the environment's."""
+    """Whether the server may have a private address; this also allows plain HTTP and the environment's proxies."""
 
     def __attrs_post_init__(self) -> None:
         check_url(self.url, allow_private=self.allow_private)
@@ -122,27 +130,27 @@ class RemoteTransport:
 
     @property
     def exit_report(self) -> str:
-        """Nothing: a server far away leaves none."""
+        """Always "": a remote server leaves no report."""
         return ""
 
     @property
     def error(self) -> Exception | None:
-        """Nothing: each request knows its own."""
+        """Always None: each request raises its own error."""
         return None
 
     def build_client(self, on_failure: Callable[[], object] = lambda: None) -> httpx2.AsyncClient:
-        """Make a client that sends headers and tokens to this server only: it follows no redirect by itself."""
+        """Create a client that sends headers and tokens to this server only: it does not follow redirects."""
         transport = None if self.allow_private else PublicAddressTransport(self.url)
         return build_http_client(self.headers, self.auth, on_failure, transport)
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class StreamableHTTPTransport(RemoteTransport):
-    """A URL that speaks streamable HTTP."""
+    """URL of a server with the streamable HTTP transport."""
 
     @property
     def advice(self) -> str:
-        """What to try when it does not answer."""
+        """Advice for a server that does not answer."""
         return (
             f"see whether {self.display_text} is the server's address, whether it runs, and whether it needs a token "
             'in headers=; a server of the older kind, HTTP+SSE, is given by MCPServer.sse, or by "type": "sse"'
@@ -150,7 +158,7 @@ class StreamableHTTPTransport(RemoteTransport):
 
     @asynccontextmanager
     async def open(self, on_lost: Callable[[], object]) -> AsyncIterator[Any]:  # noqa: ARG002  each request fails alone
-        """Make a client; the first request goes out with the handshake."""
+        """Create a client; the handshake sends the first request."""
         async with (
             self.build_client() as client,
             streamable_http_client(self.url, http_client=client, max_sse_event_size=MESSAGE_BYTES) as streams,
@@ -160,11 +168,11 @@ class StreamableHTTPTransport(RemoteTransport):
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class SSETransport(RemoteTransport):
-    """A URL that speaks HTTP+SSE, as servers did before streamable HTTP: one stream of events, requests beside it."""
+    """URL of a server with the older HTTP+SSE transport: one stream of events, and separate requests."""
 
     @property
     def advice(self) -> str:
-        """What to try when it does not answer."""
+        """Advice for a server that does not answer."""
         return (
             f"see whether {self.display_text} is where the server's stream of events is; a server of today's kind, "
             'streamable HTTP, is given by MCPServer.http, or by "type": "http"'
@@ -172,7 +180,7 @@ class SSETransport(RemoteTransport):
 
     @asynccontextmanager
     async def open(self, on_lost: Callable[[], object]) -> AsyncIterator[Any]:
-        """Open the stream of events. A request that fails ends the connection: its answer would never come."""
+        """Open the stream of events. A failed request ends the connection, since its answer would never arrive."""
 
         def client(**_options: Any) -> httpx2.AsyncClient:
             return self.build_client(on_lost)

@@ -184,9 +184,7 @@ def _file_lock(path: Path) -> Iterator[None]:
 def _replace(path: Path, pins: Mapping[str, Pin]) -> None:
     servers = {server: _pin_to_json(pin) for server, pin in sorted(pins.items())}
     text = json.dumps({"version": _VERSION, "servers": servers}, ensure_ascii=False, indent=2)
-    number, name = tempfile.mkstemp(
-        prefix=f".{path.name}-", dir=path.parent
-    )  # mkstemp creates it readable by its owner only
+    number, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # readable by its owner only
     try:
         with os.fdopen(number, "w", encoding="utf-8") as file:
             file.write(text + "\n")
