@@ -1,4 +1,4 @@
-"""What can go wrong with a server before any call: it cannot be started, reached or trusted."""
+"""Errors of a server outside of tool calls: it cannot be started, reached or trusted."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from agentfsm.core.errors import AgentError
 
 
 class MCPServerError(AgentError):
-    """A server cannot be used; the text says which, why, and what to do.
+    """A server cannot be used; the message names the server, the reason, and a remedy.
 
     Attributes:
-        why: The same for the model, without what is for developers only: the command line, what the server has logged.
-        is_passing: Whether it may work when it is tried again.
+        why: The message for the model, without details for developers such as the command line and the server's log.
+        is_passing: Whether a retry may succeed.
     """
 
     def __init__(self, message: str, *, why: str | None = None, is_passing: bool = False) -> None:
@@ -20,10 +20,10 @@ class MCPServerError(AgentError):
 
 
 class ServerCircuitOpenError(MCPServerError):
-    """A server has failed so often that it is not asked for a while.
+    """A server has failed so often that it gets no requests for a while.
 
     Attributes:
-        wait_s: Seconds until it may be asked again, above 0.
+        wait_s: Seconds until the next request is allowed, above 0.
     """
 
     def __init__(self, server: str, wait_s: float) -> None:
@@ -35,4 +35,4 @@ class ServerCircuitOpenError(MCPServerError):
 
 
 class NoAnswerError(MCPServerError):
-    """A server could be asked, and has not answered, or not so that it could be used; the cause tells more."""
+    """A server is connected, but its answer is missing or invalid; `__cause__` has the details."""

@@ -1,13 +1,13 @@
-"""Context windows of models by name, where nobody says otherwise."""
+"""Default context windows of models, by name."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# Tokens of a model that is not listed.
+# Context window of a model that is not listed, in tokens.
 DEFAULT_WINDOW_TOKENS: Final = 128_000
 
-# By the beginning of a model's name, tokens; the longest beginning that fits counts.
+# Context windows in tokens, by prefix of the model's name; the longest matching prefix counts.
 # Source: OpenAI's and Anthropic's model pages and the list of genai-prices 0.2.3; where they differ, the smaller.
 _WINDOWS: Final = {
     "claude": 200_000,
@@ -47,12 +47,12 @@ _WINDOWS: Final = {
 
 
 def strip_name_prefix(name: str) -> str:
-    """Return a model's name without what a router ("openai/gpt-4o") or a fine-tuned model ("ft:...") puts before it."""
+    """Return a model's name without the prefix of a router ("openai/gpt-4o") or a fine-tuned model ("ft:...")."""
     return name.rpartition("/")[2].removeprefix("ft:")
 
 
 def find_window_tokens(name: str) -> int:
-    """Return the context window of a model, tokens: input and output together."""
+    """Return the context window of a model in tokens, input and output together."""
     family = strip_name_prefix(name)
     beginnings = [beginning for beginning in _WINDOWS if family.startswith(beginning)]
     return _WINDOWS[max(beginnings, key=len)] if beginnings else DEFAULT_WINDOW_TOKENS

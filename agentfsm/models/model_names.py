@@ -1,4 +1,4 @@
-"""Make models of names such as "openai:gpt-4o": the prefix names an adapter of an installed package."""
+"""Create models from names such as "openai:gpt-4o": the prefix names an adapter of an installed package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agentfsm.ports.model import Model, ensure_model
 
 
 def resolve(model: str) -> Model:
-    """Make the model that a name like "openai:gpt-4o" stands for.
+    """Create the model for a name such as "openai:gpt-4o".
 
     Args:
         model: A prefix, a colon, and the model's name as the provider knows it. The prefix is `openai`,
@@ -34,9 +34,9 @@ def resolve(model: str) -> Model:
 
 
 def resolve_model(model: Model | str) -> Model:
-    """Return a model that is given as such, or by a string such as "openai:gpt-4o".
+    """Return the model unchanged, or create it if it is a string such as "openai:gpt-4o".
 
     Raises:
-        MisuseError: when it is none, or as from `resolve`.
+        MisuseError: when the object is not a model, or as from `resolve`.
     """
     return resolve(model) if isinstance(model, str) else ensure_model(model)

@@ -1,4 +1,4 @@
-"""What a model's tokens cost, in US dollars: the user's own price, or the public list of the package genai-prices."""
+"""Compute the cost of a model's tokens in US dollars, from the user's prices or the list of genai-prices."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 _THOUSAND: Final = 1_000
 _MILLION: Final = 1_000_000
-# How long what the list says of a model is kept, seconds: to look it up takes 250 us, and a few prices change with the
-# hour of the day.
+# Seconds for which a model's list price is cached: a lookup takes 250 us, and a few prices change with the hour of the
+# day.
 _CACHE_S: Final = 900
-# Models of which that is kept: more than anybody uses in a quarter of an hour.
+# Models whose list price is cached: more than a process uses in a quarter of an hour.
 _MAX_CACHED_MODELS: Final = 1_024
 
 
@@ -31,7 +31,7 @@ _USD: Final = attrs.evolve(NOT_NEGATIVE, wanted="US dollars, 0 or more")
 
 @attrs.frozen(kw_only=True)
 class Price(Value):
-    """What a model costs, for example `Price(input_usd_per_million=2.5, output_usd_per_million=10)`."""
+    """Price of a model, for example `Price(input_usd_per_million=2.5, output_usd_per_million=10)`."""
 
     input_usd_per_million: float = attrs.field(validator=_USD)
     """US dollars for a million input tokens, 0 or more."""
@@ -40,16 +40,16 @@ class Price(Value):
     """US dollars for a million output tokens, 0 or more."""
 
     cached_usd_per_million: float | None = attrs.field(default=None, validator=_USD.or_none())
-    """US dollars for a million input tokens read from the provider's cache; None where they cost what others cost."""
+    """US dollars for a million input tokens read from the provider's cache. None: the price of other input."""
 
     cache_write_usd_per_million: float | None = attrs.field(default=None, validator=_USD.or_none())
-    """US dollars for a million input tokens written into that cache; None likewise."""
+    """US dollars for a million input tokens written into the provider's cache. None: the price of other input."""
 
     reply_usd: float = attrs.field(default=0.0, validator=_USD)
-    """US dollars for a reply beside its tokens, 0 or more: some providers that search the web bill so."""
+    """US dollars for each reply in addition to its tokens, 0 or more: some providers charge this for web search."""
 
     def cost_usd(self, usage: Usage) -> float:
-        """US dollars for the usage of one reply."""
+        """Return the cost of one reply in US dollars."""
         price = self.input_usd_per_million
         cached = price if self.cached_usd_per_million is None else self.cached_usd_per_million
         written = price if self.cache_write_usd_per_million is None else self.cache_write_usd_per_million
@@ -59,15 +59,15 @@ class Price(Value):
         return dollars + self.reply_usd
 
 
-# A price, or a table of them by the beginnings of models' names.
+# A price, or a table of prices by prefixes of models' names.
 Prices: TypeAlias = Price | Mapping[str, Price]
 
 
 def find_price(model: str, prices: Prices | None) -> Price | None:
-    """Return the user's own price of a model: of a table, that of the longest beginning that fits its name.
+    """Return the user's own price of a model; from a table, the price with the longest matching prefix.
 
     Raises:
-        MisuseError: when it is neither a price nor a table of prices by beginnings of names.
+        MisuseError: when `prices` is neither a price nor a table of prices by prefixes of names.
     """
     if prices is None or isinstance(prices, Price):
         return prices
@@ -86,7 +86,7 @@ def find_price(model: str, prices: Prices | None) -> Price | None:
 
 
 def load_list_prices(model: str, base_url: str) -> None:
-    """Load the list that comes with genai-prices, and what it says of a model. Takes 0.4 s once in a process."""
+    """Load the list of genai-prices and cache a model's price. The first call in a process takes 0.4 s."""
     _load_price_tiers(model, base_url, int(time.time() // _CACHE_S))
 
 

@@ -40,28 +40,30 @@ class ListedServer(ToolServer, Protocol):
 
 @attrs.frozen(kw_only=True)
 class AdmissionResult(Value):
-    """The part of a listing that is used, and why the rest is not."""
+    """Usable part of a listing, and the reasons why the rest is not used."""
 
     tools: tuple[Tool[..., Any], ...] = ()
-    """Those that are withheld among them, switched off."""
+    """Tools for the agent; withheld tools are included, but disabled."""
 
     instructions: str | None = None
+    """Approved usage notes of the server for the model. None: there are none, or they are withheld."""
+
     refused: Mapping[str, str] = attrs.field(factory=dict)
-    """By the server's own name: why a tool cannot be used."""
+    """Reasons why tools cannot be used, by the server's own names for them."""
 
     withheld: Mapping[str, str] = attrs.field(factory=dict)
-    """By the server's own name: why a tool is not used until somebody says yes."""
+    """Reasons why tools await approval, by the server's own names for them."""
 
     unmatched_globs: tuple[str, ...] = ()
-    """Globs of the access lists that match no tool."""
+    """Globs of `allow` and `deny` that match no tool."""
 
 
 async def admit_listing(server: ListedServer, listing: Listing) -> AdmissionResult:
-    """Sort what a server lists.
+    """Sort the listed tools into usable, refused and withheld ones.
 
     Raises:
-        MisuseError: when there is a constraint on a tool that there is not.
-        MCPServerError: when it cannot be known or kept what was approved.
+        MisuseError: when a constraint names a tool that the server does not list.
+        MCPServerError: when the approvals cannot be read or stored.
     """
     names = [listed.name for listed in listing.tools]
     server.tool_policy.check_constraints(server.name, names)

@@ -88,7 +88,9 @@ class MCPServer:
     """Storage for approvals. Default: the memory of this process."""
 
     consent: Consent | None = None
-    """Function that asks a person to approve a `Proposal`. None: no question is asked, and they stay unapproved."""
+    """Function that asks a person to approve a `Proposal`. None: no question is asked, changed tools are withheld, and a
+    server from a file does not start until it is approved elsewhere.
+    """
 
     origin: str | None = None
     """File or directory that lists the server. None: the program names the server in its code."""
@@ -99,8 +101,8 @@ class MCPServer:
     """Text that a person approves before the server is started: its command or URL, with secrets hashed."""
 
     required: bool = True
-    """Whether a run fails when the server is unreachable. False: the server has no tools until it is closed and
-    connected again.
+    """Whether a run fails if the tools could never be listed. False: the run continues without them, and the server is
+    not tried again until it is closed.
     """
 
     resources_as_tools: bool = False

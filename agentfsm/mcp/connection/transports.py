@@ -112,11 +112,17 @@ class StdioTransport:
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class RemoteTransport:
-    """A URL."""
+    """URL of a server, with the options common to both HTTP transports."""
 
     url: str
+    """Endpoint of the server."""
+
     headers: Mapping[str, str] = attrs.field(factory=dict)
+    """HTTP headers that are sent with each request to this server."""
+
     auth: httpx2.Auth | None = None
+    """Authentication of the HTTP client, such as OAuth. None: only `headers`."""
+
     allow_private: bool = False
     """Whether the server may have a private address; this also allows plain HTTP and the environment's proxies."""
 

@@ -1,11 +1,10 @@
-"""The configuration of servers that every host reads: a JSON object with `mcpServers`, by name.
+"""Read the usual configuration file of MCP hosts: a JSON object with `mcpServers`, by name.
 
     {"mcpServers": {"files": {"command": "npx", "args": ["-y", "..."], "env": {"TOKEN": "${TOKEN}"}},
                     "search": {"url": "https://example.org/mcp", "headers": {"Authorization": "Bearer ${KEY:-none}"}}}}
 
-`servers`, as VS Code has it, stands for `mcpServers` where that is absent; what else is in the file is other programs'.
-Inside of a server's entry nothing is passed over: a key that nobody reads is a misunderstanding, and here it might be
-one about safety.
+If `mcpServers` is absent, `servers` is read instead, as VS Code writes it. Other top-level keys belong to other
+programs and are ignored. Within a server's entry, an unknown key is an error: ignoring it might be a security problem.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.trust.names import check_server_name
 from agentfsm.mcp.trust.tool_policy import ToolPolicy
 
-# Bytes; a hundred servers take some 30,000.
+# Maximum size of the file in bytes; a hundred servers take some 30,000.
 MAX_FILE_BYTES: Final = 1_000_000
 
-# The last branch is what only looks like one: `${input:token}` asks somebody in another host.
+# The last branch matches unsupported forms: with `${input:token}`, other hosts ask the user.
 _VARIABLE_PATTERN: Final = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{[^}]*\}?")
 
 
@@ -119,22 +118,26 @@ _OPTION_BY_KEY: Final = {"timeout": "timeout_s", "start_timeout": "start_s"}
 
 @attrs.frozen(kw_only=True)
 class ServerEntry(Value):
-    """A server as it is configured."""
+    """Server in a configuration file."""
 
     name: str
+    """Name of the server, the key of its entry."""
+
     transport: ServerTransport
+    """Transport that the entry describes, with variables expanded."""
+
     raw: Mapping[str, JSON]
-    """The entry itself, before variables were put in."""
+    """Entry as it is in the file, before variables are expanded."""
 
     options: Mapping[str, Any] = attrs.field(factory=dict)
-    """Of `MCPServer`, where the entry says something."""
+    """Options of `MCPServer` that the entry sets."""
 
 
 def load_entries(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[ServerEntry, ...]:
     """Read the servers of a file, without those that are disabled.
 
     Raises:
-        MCPServerError: when it cannot be read, or something in it makes no sense; it names the file, server and key.
+        MCPServerError: when the file cannot be read, or is invalid; the text names the file, server and key.
     """
     document = _read_document(path)
     servers = document.get("mcpServers", document.get("servers"))

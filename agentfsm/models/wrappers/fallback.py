@@ -1,22 +1,21 @@
-"""A model with others behind it: the next one answers when one is overloaded or out.
+"""Combine several models: the next one answers when one is overloaded or unavailable.
 
-Retries stay where they are: the engine asks again after a while (`Limits.model_retries`), and a `Fallback` asks each of
-its models at most once for each of these attempts. What it does with a failure:
+The engine still does the retries (`Limits.model_retries`); a `Fallback` asks each of its models at most once per
+attempt. It handles failures as follows:
 
 - *Overload and outage* (503, 529, no connection, silence): the next model is asked at once. The one that failed rests,
   so that later requests do not run into it again; each further failure doubles the rest.
-- *A rate limit* (429) passes by itself in the time that the provider names. If that is short, the error goes up, and
-  the engine asks the same model again when it is over. A model that is still limited then, or for longer, rests.
-- *A reply that cannot be used* says little about the model: the error goes up, and the engine asks the same one again.
-  The second in a row makes it rest.
-- *After a piece of the reply was shown* the error goes up as well: whoever watches takes the engine's next attempt as a
-  replacement of the text, and could not know one from the other in between. That attempt asks the same model again,
-  unless `after_text` says that a model which breaks off shall rest.
-- *A bad request*, a refused key, an empty account, a history that is too long: the error goes up and no other model is
-  asked. A fault of ours shall show, and not turn into the work of a weaker or dearer model.
+- *A rate limit* (429) ends after the time that the provider names. If that is short, the error is raised, and the
+  engine asks the same model again afterwards. A model that is limited for longer, or still limited then, rests.
+- *An unusable reply* says little about the model: the error is raised, and the engine asks the same model again.
+  The second one in a row makes the model rest.
+- *After a part of the reply was streamed*, the error is raised as well: a consumer replaces the text only when the
+  engine starts a new attempt. That attempt asks the same model again, unless `after_text` is set: then a model that
+  breaks off rests.
+- *A bad request*, a refused key, an empty account, a history that is too long: the error is raised, and no other model
+  is asked. Such a fault must not be hidden by a weaker or more expensive model.
 
-A rest is no ban. When no model is left that does not rest, those that do are asked too, the one first whose rest ends
-first.
+A resting model is not excluded: if all models rest, they are asked too, beginning with the one whose rest ends first.
 
 Source: document C, 9.3.
 """
@@ -39,15 +38,15 @@ from agentfsm.models.wrappers.base import CompositeModel, ask_model
 if TYPE_CHECKING:
     from agentfsm.ports.model import Chunk, Emit, Model, Reply, Request
 
-# Seconds after a first failure: an overload is rarely over sooner, and one request per rest is little to lose.
+# Seconds of rest after a first failure: an overload is rarely shorter, and one failed request per rest costs little.
 REST_S: Final = 30.0
-# The longest rest, seconds: four doublings. After an outage nobody wants to wait longer for the better model.
+# The longest rest in seconds, after four doublings: after an outage, the better model should be used again soon.
 MAX_REST_S: Final = 480.0
-# The longest rate limit that is waited for, seconds: about as long as another model takes to answer.
+# The longest rate limit in seconds that is waited for: about as long as another model takes to answer.
 PATIENCE_S: Final = 10.0
-# The status that says so.
+# HTTP status of a rate limit.
 RATE_LIMIT_STATUS: Final = 429
-# Useless replies in a row that are no chance.
+# Unusable replies in a row that make a model rest.
 MAX_INVALID_REPLIES: Final = 2
 
 _log = logging.getLogger("agentfsm.models")
@@ -55,37 +54,39 @@ _log = logging.getLogger("agentfsm.models")
 
 @attrs.frozen(kw_only=True)
 class ModelStatistics(Value):
-    """How one of the models does."""
+    """Statistics of one model in a `Fallback`."""
 
     model: str
+    """Name of the model."""
+
     answered: int
-    """Replies."""
+    """Number of replies."""
 
     failed: int
-    """Requests that it could not answer for a passing reason."""
+    """Number of requests that failed for a temporary reason."""
 
     rests_s: float
-    """Seconds that it still rests; 0 when it does not."""
+    """Seconds until the end of the model's rest; 0 if it does not rest."""
 
 
 class Fallback(CompositeModel):
-    """Asks the first model, and the next one when that is overloaded or out.
+    """Model that asks its first model, and the next one when that is overloaded or unavailable.
 
     Example: `Fallback("anthropic:claude-sonnet-4-5", "anthropic:claude-haiku-4-5")`. One `Fallback` may serve any
-    number of runs, event loops and threads; they share what is known of its models.
+    number of runs, event loops and threads; they share the state of its models.
 
     Args:
-        first: The model that shall answer, or its string.
-        *others: Those behind it, in the order in which they are asked; at least one.
-        after_text: Whether a model that breaks off while its reply is shown rests at once, so that the next attempt
-            asks another, whose text replaces what was shown.
-        rest_s: How long a model rests after its first failure in a row, seconds, above 0; doubled by each further one.
-        patience_s: How long a rate limit may last that is waited for, seconds, 0 or more.
-        monotonic: Tells the time, seconds since some moment: by default the machine's, and virtual time in
+        first: The preferred model, or its string.
+        *others: The substitutes, in the order in which they are asked; at least one.
+        after_text: Whether a model that breaks off in a streamed reply rests at once, so that the next attempt asks
+            another model, whose text replaces the streamed one.
+        rest_s: Seconds that a model rests after a first failure, above 0; each further failure in a row doubles them.
+        patience_s: The longest rate limit that is waited for, in seconds, 0 or more.
+        monotonic: Monotonic clock in seconds. Default: the machine's, or virtual time in
             `agentfsm.testing.run_virtual`.
 
     Raises:
-        MisuseError: when an argument cannot be right, or the models share no way to be held to the form of an answer.
+        MisuseError: when an argument is invalid, or the models have no common output mode.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A model that is a choice among models: a function of yours says for each request which one answers."""
+"""Route each request to one of several models, which a function of yours chooses."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import Part
     from agentfsm.ports.model import Emit, Model, Reply, Request
 
-# Names a model; a plain function must not block, an async one may wait.
+# Returns the name of a model; a plain function must not block, an async one may wait.
 ChooseModel: TypeAlias = "Callable[[Request], str | Awaitable[str]]"
 
 
 class Router(CompositeModel):
-    """Asks the model that a function names.
+    """Model that forwards each request to the model that a function names.
 
-    Example: a cheap model for the beginning, a strong one when it takes longer.
+    Example: a cheap model for the first messages, and a strong one for long conversations.
 
         Router(
             lambda request: "cheap" if len(request.messages) < 10 else "strong",
             {"cheap": "openai:gpt-4o-mini", "strong": "openai:gpt-4o"},
         )
 
-    The function is asked for each attempt anew, and sees the whole request. What it raises as a ModelError, say where
-    it asks a model itself, counts as the failure of the request.
+    The function is called for each attempt, with the whole request. A ModelError that it raises, for example because it
+    asks a model itself, counts as the failure of the request.
 
     Args:
-        choose: Plain or async, from a request to a name.
-        models: By name; models, or strings such as "openai:gpt-4o". The first one's tokenizer counts for all.
+        choose: Function from a request to a name, plain or async.
+        models: Models by name, or strings such as "openai:gpt-4o". The first one's tokenizer is used for all.
 
     Raises:
-        MisuseError: when there is no model, or they share no way to be held to the form of an answer.
+        MisuseError: when there are no models, or they have no common output mode.
     """
 
     def __init__(self, choose: ChooseModel, models: Mapping[str, Model | str]) -> None:
@@ -49,12 +49,12 @@ class Router(CompositeModel):
         """Ask the model that the function names; see `Model.reply`.
 
         Raises:
-            MisuseError: when the function fails, or names no model of the router.
+            MisuseError: when the function fails, or returns an unknown name.
         """
         return await ask_model(await self._choose_model(request), request, emit)
 
     def unsupported_part(self, part: Part) -> str | None:
-        """Say why no model can take this part; where one can, it is for the function to choose it."""
+        """Return the reason why no model accepts this part, or None if at least one does."""
         reasons = [model.unsupported_part(part) for model in self.models]
         return None if None in reasons else reasons[0]
 

@@ -1,7 +1,7 @@
-"""A model that is asked no more often than its provider allows: requests wait here, in order, instead of being refused.
+"""Limit the requests to a model: they wait here, in order, instead of being refused by the provider.
 
-All limits hold in this process, for all runs, threads and event loops in it. Nothing is known of other processes: give
-each its share.
+The limits hold for all runs, threads and event loops of this process. Other processes are not counted: give each one
+its share.
 """
 
 from __future__ import annotations
@@ -21,40 +21,41 @@ from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, count_message,
 
 @attrs.frozen(kw_only=True)
 class ThrottleStatistics(Value):
-    """What goes through a throttled model."""
+    """Statistics of a throttled model."""
 
     in_flight: int
-    """Requests that are being answered."""
+    """Number of requests that are being answered."""
 
     waiting: int
-    """Requests that wait for their turn, of all runs."""
+    """Number of requests that wait for their turn, of all runs."""
 
     requests: int
-    """That began in the last minute; counted where a rate is limited, like the tokens."""
+    """Number of requests that began in the last minute. Counted only if a rate is limited."""
 
     tokens: int
-    """Of these requests, about: those of a request in flight are estimated."""
+    """Tokens of the requests in the last minute; those of requests in flight are estimated. Counted only if a rate is
+    limited.
+    """
 
     gave_up: int
-    """Requests that have waited in vain, since the model was made."""
+    """Number of requests whose wait timed out, since the model was created."""
 
 
 class Throttled(CompositeModel):
-    """Asks a model within limits on how many requests run at once, and on requests and tokens in any minute.
+    """Model with limits on concurrent requests, and on requests and tokens per minute.
 
-    Requests go in the order in which they came; one that needs more tokens than are left holds up those behind it, so
-    that it is not passed by for ever. A request waits as long as a model may be silent (`Request.timeout_s`), and then
-    fails as if the model were overloaded: the engine asks again, and a `Fallback` asks the next model. Who is cancelled
-    while waiting leaves the line, and costs nobody a place.
+    Requests start in order of arrival. One that needs more tokens than are left blocks those behind it, so that it
+    cannot starve. A request waits up to `Request.timeout_s`, and then fails as if the model were overloaded: the engine
+    retries, and a `Fallback` asks the next model. A cancelled request leaves the queue without an effect on the others.
 
     Args:
         model: A model, or a string such as "openai:gpt-4o". Agents that share a limit share the throttled model.
         concurrency: Requests in flight at once, 1 or more. None: any number.
         per_minute: Requests that begin in any 60 seconds, 1 or more. None: any number.
-        tokens_per_minute: Tokens of these, input and output, 1 or more. What a request takes is estimated before it
-            (its input, and its answer where `Settings.max_tokens` limits that) and counted after it. One that takes
-            more than a minute allows goes alone, one that is cancelled counts as estimated. None: any number.
-        monotonic: Tells the time, seconds since some moment: by default the machine's, and virtual time in
+        tokens_per_minute: Input and output tokens of the requests in any 60 seconds, 1 or more. The tokens of a request
+            are estimated before it (its input, and its answer if `Settings.max_tokens` is set) and corrected after it.
+            A request above the limit runs alone; a cancelled one counts as estimated. None: any number.
+        monotonic: Monotonic clock in seconds. Default: the machine's, or virtual time in
             `agentfsm.testing.run_virtual`.
 
     Raises:
@@ -86,7 +87,7 @@ class Throttled(CompositeModel):
         """Wait for a turn and ask once; see `Model.reply`.
 
         Raises:
-            ModelUnavailableError: also when the turn did not come in time.
+            ModelUnavailableError: also when the wait for a turn times out.
         """
         permit = await self._acquire(request)
         try:
@@ -102,7 +103,7 @@ class Throttled(CompositeModel):
             self._limiter.release()
 
     def statistics(self) -> ThrottleStatistics:
-        """Return what is going through now."""
+        """Return the current statistics."""
         now = self._limiter.statistics()
         return ThrottleStatistics(
             in_flight=now.in_use,
@@ -135,7 +136,7 @@ class Throttled(CompositeModel):
 
 
 def _estimate_tokens(request: Request) -> int:
-    """Return about how many tokens a request takes, its answer included where its length is limited."""
+    """Estimate the tokens of a request, including its answer if `Settings.max_tokens` is set."""
     asked = BYTE_COUNTER.count(request.instructions) + count_tools(request.tools, BYTE_COUNTER)
     asked += sum(count_message(message, BYTE_COUNTER) for message in request.messages)
     return asked // BYTES_PER_TOKEN + (request.settings.max_tokens or 0)
