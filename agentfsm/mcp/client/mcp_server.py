@@ -88,8 +88,8 @@ class MCPServer:
     """Storage for approvals. Default: the memory of this process."""
 
     consent: Consent | None = None
-    """Function that asks a person to approve a `Proposal`. None: no question is asked, changed tools are withheld, and a
-    server from a file does not start until it is approved elsewhere.
+    """Function that asks a person to approve a `Proposal`. None: no question is asked, changed tools are withheld, and
+    a server from a file does not start until it is approved elsewhere.
     """
 
     origin: str | None = None

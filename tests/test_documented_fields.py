@@ -1,0 +1,48 @@
+"""Every public field has an attribute docstring, which `help` tools, editors and reference generators read."""
+
+import ast
+import inspect
+import textwrap
+from importlib import import_module
+
+import pytest
+
+MODULES = ("", ".context", ".mcp", ".models", ".ports", ".reflection", ".stores", ".testing")
+
+
+def public_classes():
+    """Return the classes that the package's modules export."""
+    modules = [import_module(f"agentfsm{name}") for name in MODULES]
+    exported = {getattr(module, name) for module in modules for name in module.__all__}
+    return sorted(
+        {each for each in exported if isinstance(each, type) and each.__module__.startswith("agentfsm")},
+        key=lambda each: each.__qualname__,
+    )
+
+
+def undocumented(tree):
+    """Return the public fields of a class that no string literal follows."""
+    following = [*tree.body[1:], None]
+    return [
+        field.target.id
+        for field, below in zip(tree.body, following, strict=True)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and not field.target.id.startswith("_")
+        and not (
+            isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
+        )
+    ]
+
+
+@pytest.mark.parametrize("kind", public_classes(), ids=lambda kind: kind.__name__)
+def test_each_public_field_is_documented(kind):
+    """By a string literal right below the field."""
+    [tree] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert undocumented(tree) == []
+
+
+def test_a_field_without_a_docstring_is_found():
+    """A comment is not enough."""
+    [tree] = ast.parse('class A:\n    a: int\n    """Seconds."""\n    b: int\n    # Seconds.\n    _c: int\n').body
+    assert undocumented(tree) == ["b"]
