@@ -13,11 +13,9 @@ MODULES = ("", ".context", ".mcp", ".models", ".ports", ".reflection", ".stores"
 def public_classes():
     """Return the classes that the package's modules export."""
     modules = [import_module(f"agentfsm{name}") for name in MODULES]
-    exported = {getattr(module, name) for module in modules for name in module.__all__}
-    return sorted(
-        {each for each in exported if isinstance(each, type) and each.__module__.startswith("agentfsm")},
-        key=lambda each: each.__qualname__,
-    )
+    exported = [getattr(module, name) for module in modules for name in module.__all__]
+    classes = {each for each in exported if isinstance(each, type) and each.__module__.startswith("agentfsm")}
+    return sorted(classes, key=lambda each: each.__qualname__)
 
 
 def undocumented(tree):
