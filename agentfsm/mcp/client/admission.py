@@ -46,7 +46,7 @@ class AdmissionResult(Value):
     """Tools for the agent; withheld tools are included, but disabled."""
 
     instructions: str | None = None
-    """Approved usage notes of the server for the model. None: there are none, or they are withheld."""
+    """Approved usage notes of the server for the model. None: there are none, or they are not used."""
 
     refused: Mapping[str, str] = attrs.field(factory=dict)
     """Reasons why tools cannot be used, by the server's own names for them."""
