@@ -47,7 +47,7 @@ def test_an_unknown_name_is_an_attribute_error():
         (lambda: SQLiteStore("runs.db", lease_s="x"), r"^SQLiteStore\(lease_s='x'\): give seconds above 0"),
         (lambda: FunctionModel(3), r"^FunctionModel\(function=3\): give a function$"),
         (lambda: tool(after=3)(print), r"^tool 'print'\(after=3\): give a tuple of strings"),
-        (lambda: tool(estimate_s="x")(print), r"^tool 'print'\(estimate_s='x'\): give a finite number above 0"),
+        (lambda: tool(estimate_s="x")(print), r"^tool 'print'\(estimate_s='x'\): give a finite number, 0 or more"),
     ],
 )
 def test_a_wrong_type_is_refused_where_it_is_given(make: Any, message):

@@ -431,9 +431,7 @@ _STRINGS: Final = ValueRule(
 
 # Validation rules of the tool options.
 _OPTION_RULES: Final[Mapping[str, ValueRule]] = {
-    **dict.fromkeys(
-        ("timeout_s", "estimate_s", "approval_expires_s", "shown_tokens", "shown_bytes"), POSITIVE.or_none()
-    ),
+    **dict.fromkeys(("timeout_s", "approval_expires_s", "shown_tokens", "shown_bytes"), POSITIVE.or_none()),
     "description": STRING.or_none(),
     "limit": attrs.evolve(
         COUNT.or_none(),
@@ -441,6 +439,7 @@ _OPTION_RULES: Final[Mapping[str, ValueRule]] = {
         "ToolRegistry(tag_limits={'db': limiter})",
     ),
     "per_minute": COUNT.or_none(),
+    "estimate_s": NOT_NEGATIVE.or_none(),
     **dict.fromkeys(("read_only", "idempotent", "poll", "external"), BOOL),
     **dict.fromkeys(("enabled", "requires_approval", "concurrency_safe"), _CHOICE),
     **dict.fromkeys(("validate", "describe", "locks"), FUNCTION.or_none()),
