@@ -52,7 +52,6 @@ from agentfsm.engine.execution.cost import calculate_run_cost, calculate_session
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.fork import build_fork_events
 from agentfsm.engine.replay import Replay, replay
-from agentfsm.engine.unattended import apply_stop_requests
 from agentfsm.models.model_names import resolve_model
 from agentfsm.ports.context import Context
 from agentfsm.ports.model import Model, OutputMode
@@ -522,16 +521,10 @@ class Agent(Generic[A_co]):
         events = build_fork_events(header, before, prefix, edit or {}, self.tools)
         found, lease = await self.store.create(header, events=events, durability=self.durability)
         await self.store.release(lease).wait()
-        stopped = await self._apply_late_requests(header.id)
+        stopped = await self.driver.apply_stop_requests(header.id)
         if found != header:
             raise ConflictError(f"run {header.id!r} exists already; choose another id")
         return self.driver.attach_decoder(begin_run(header, before).fold(events) if stopped is None else stopped)
-
-    async def _apply_late_requests(self, run_id: str) -> Run | None:
-        """Cancel or pause a run if that was asked for while its lease was held here."""
-        return await apply_stop_requests(
-            self.store, run_id, clock=self.clock, tools=self.tools, durability=self.durability
-        )
 
     async def replay(self, run_id: str, *, deps: Any = None) -> Replay:
         """Fold a run from its journal with no model and no tool called, and check the hash of each request.
@@ -565,7 +558,7 @@ class Agent(Generic[A_co]):
         with suppress(LeaseHeldError):  # somebody drives it already
             _header, lease = await self.store.create(run.header, durability=self.durability)
             await self.store.release(lease).wait()
-            await self._apply_late_requests(run.id)
+            await self.driver.apply_stop_requests(run.id)
         return await self.load(run.id)
 
     async def worker(

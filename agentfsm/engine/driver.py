@@ -170,25 +170,40 @@ class Driver(Generic[A_co]):
 
         Shielded, with a time limit. Failures are logged: everything done before is durable.
         """
-        clock, tools = self.config.clock, self.config.registry
         try:
             with create_shield():
-                stopped = await apply_stop_requests(
-                    self.store,
-                    run.id,
-                    clock=clock,
-                    tools=tools,
-                    durability=self.durability,
-                    on_event=on_event,
-                    on_run=on_run,
-                )
-                return run if stopped is None else self.attach_decoder(stopped)
+                return await self.apply_stop_requests(run.id, on_event, on_run) or run
         except RunNotFoundError:  # it was deleted since
             return run
         except AgentError as error:
             log = RunLogger(run.id, run.header.agent)
             log.warning("stop_requests_not_applied", error=type(error).__name__)
         return run
+
+    async def apply_stop_requests(
+        self,
+        run_id: str,
+        on_event: Listener | None = None,
+        on_run: Callable[[Run], None] | None = None,
+    ) -> Run[A_co] | None:
+        """Cancel or pause a run if that was requested while this process held its lease; call it after the release.
+
+        Returns:
+            The run after the last request; None if no request was applied here.
+
+        Raises:
+            RunNotFoundError: if the store has no such run.
+        """
+        stopped = await apply_stop_requests(
+            self.store,
+            run_id,
+            clock=self.config.clock,
+            tools=self.config.registry,
+            durability=self.durability,
+            on_event=on_event,
+            on_run=on_run,
+        )
+        return None if stopped is None else self.attach_decoder(stopped)
 
     def check_price(self) -> None:
         """Refuse a limit of money that cannot be kept, since the price is unknown.

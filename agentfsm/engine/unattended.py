@@ -80,7 +80,7 @@ async def apply_stop_requests(
     with suppress(LeaseHeldError):
         while (run is None or not run.is_over) and await _has_stop_request(store, run_id):
             journal = await Journal.open(store, run_id, clock, on_event, on_run, durability=durability)
-            run = await _apply_stop_requests(journal, tools)
+            run = await _stop_and_release(journal, tools)
     return run
 
 
@@ -88,7 +88,7 @@ async def _has_stop_request(store: Store, run_id: str) -> bool:
     return any(isinstance(row.item, Cancel | Pause) for row in await store.inbox(run_id))
 
 
-async def _apply_stop_requests(journal: Journal, tools: ToolRegistry) -> Run:
+async def _stop_and_release(journal: Journal, tools: ToolRegistry) -> Run:
     """Apply the requests in the inbox, release the lease, and return the run."""
     try:
         if not journal.run.is_over:

@@ -24,7 +24,7 @@ COMMIT_SITES = {
     # ACT, while it runs: a call's start and result have to be in the journal before what depends on them.
     ("reflect.py", "_run_judge"): 1,
     # A judge that raises: the error passes through the handler, and what was paid for must not be lost with it.
-    ("unattended.py", "_apply_stop_requests"): 1,
+    ("unattended.py", "_stop_and_release"): 1,
     # No handler runs: a request to cancel or pause is applied without an agent.
     ("driver.py", "_record_resumption"): 1,
     # Before the first step: a pause ends, or the agent has changed.
