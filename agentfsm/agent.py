@@ -214,8 +214,9 @@ class Agent(Generic[A_co]):
     """
 
     output_mode: OutputMode | str | None = None
-    """How the model is made to return `output_type`: "schema", "tool", "json" or "prompt". None: the best mode that the
-    model supports.
+    """Way in which the model is constrained to `output_type`. "schema": the provider enforces the JSON Schema; "tool":
+    the answer is the arguments of a tool call; "json": the provider enforces JSON; "prompt": only the instructions
+    contain the schema. None: the first of these that the model supports for the type.
     """
 
     output_validators: Sequence[Callable[..., Any]] = ()
@@ -254,7 +255,10 @@ class Agent(Generic[A_co]):
     """Function that returns a new run id. Default: 80 random bits in hexadecimal."""
 
     target: str = ""
-    """Location of this agent for the command line, as "module:attribute"; empty if unknown."""
+    """Import path of this agent, as "module:attribute"; empty if unknown. Each run records it, so that commands such as
+    `agentfsm resume RUN` find the agent. The command line sets it on the agents that it loads; set it yourself for
+    runs that your code starts.
+    """
 
     log_prompts: bool = False
     """Whether prompts are logged at level DEBUG, with secrets masked."""
@@ -285,15 +289,15 @@ class Agent(Generic[A_co]):
         metadata: Mapping[str, Any] | None = None,
         parent: Run[Any] | None = None,
     ) -> Run[A_co]:
-        """Begin a run, in OBSERVE. No I/O: it is created in the store by the first driving call.
+        """Begin a run, in OBSERVE, without I/O. The first call that executes it creates it in the store.
 
         Args:
             prompt: The task: text, or parts.
-            id: Id of the run, unique in the store; by default a new one. With an id and prompt that the store has, the
-                run is resumed.
+            id: Id of the run, unique in the store; by default a new one. If the store has a run with this id and
+                prompt, that run is resumed.
             after: A run that is over; this run continues its history.
             session: Id of a session; this run continues the history of the session's last run.
-            messages: A history to continue that is in no store.
+            messages: A history to continue that is not in the store.
             user: User on whose behalf the run works.
             roles: Roles of the user.
             settings: Settings of model requests for this run; set fields override the agent's.
@@ -392,7 +396,7 @@ class Agent(Generic[A_co]):
         Returns:
             The run: in DONE with its `output`, in ERROR with its `stop_reason`, or waiting for the items in `pending`.
         """
-        gate = await StepThrottle.enter()  # before anything is made: a thousand may begin at once
+        gate = await StepThrottle.enter()  # before the run is built: a thousand may begin at once
         return await self.driver.run_until_blocked(self.start(prompt, **start), deps, throttle=gate)
 
     def stream(
@@ -483,22 +487,22 @@ class Agent(Generic[A_co]):
         prompt: Prompt | None = None,
         id: str | None = None,  # noqa: A002  the contract's name
     ) -> Run[A_co]:
-        """Begin a run with the first events of another, in the store; it goes its own way from there.
+        """Create a run in the store whose journal begins with the first events of another run.
 
-        Calls of the prefix keep their idempotency keys, later ones get new ones. A call that was open there and is not
-        read-only waits for `settle`: it may have had its effect since. The fork belongs to no session.
+        Copied calls keep their idempotency keys; later calls get new ones. A copied call that was open and is not
+        read-only waits for `settle`, because the original run may have completed it since. The fork has no session.
 
         Args:
             run_id: The run to fork.
-            at: How many of its events; by default all but the one that ended it, or all of a run that is not over.
-            edit: Other events in their place, by version: `{5: attrs.evolve(history[4], ...)}`.
-            prompt: Another first message.
-            id: Of the fork; by default a new one.
+            at: Number of events to copy; by default all, except the event that ended the run.
+            edit: Replacements for copied events, by version: `{5: attrs.evolve(history[4], ...)}`.
+            prompt: Replacement for the first message.
+            id: Id of the fork; by default a new one.
 
         Raises:
-            RunNotFoundError: when the store holds no such run.
-            MisuseError: when there is no such version, the edited events make no run, or the run is over there.
-            ConflictError: when the id is taken.
+            RunNotFoundError: when the store has no such run.
+            MisuseError: when the run has no version `at`, the edited events are not a valid run, or the copy is over.
+            ConflictError: when another run has the id.
         """
         check_run_id(run_id)
         stored = await self.store.read(run_id)
@@ -527,35 +531,35 @@ class Agent(Generic[A_co]):
         return self.driver.attach_decoder(begin_run(header, before).fold(events) if stopped is None else stopped)
 
     async def replay(self, run_id: str, *, deps: Any = None) -> Replay:
-        """Fold a run from its journal with no model and no tool called, and check the hash of each request.
+        """Rebuild a run from its journal without calling a model or a tool, and check the hash of each request.
 
-        It tells whether this agent, as it is now, would ask the model the very same. To go another way from somewhere,
-        use `fork` and `finish`, and see `difference`.
+        The result says which requests this agent would send differently now. To continue a run differently from an
+        earlier version, use `fork` and `finish`, and compare the two with `difference`.
 
         Args:
             run_id: The run.
-            deps: Handed to the tools' `enabled` functions, which decide what a request tells of.
+            deps: Passed to the tools' `enabled` functions, which decide the tools of a request.
 
         Raises:
-            RunNotFoundError: when the store holds no such run.
+            RunNotFoundError: when the store has no such run.
         """
         check_run_id(run_id)
         return await replay(self.driver.config, self.store, run_id, deps)
 
-    # Runs that others drive.
+    # Runs that workers execute.
 
     async def submit(self, prompt_or_run: Prompt | Run[A_co], **start: Unpack[StartOptions]) -> Run[A_co]:
-        """Put a run into the store for a worker to drive; durable when this returns.
+        """Create a run in the store for a worker to execute. The run is durable when this returns.
 
         Args:
-            prompt_or_run: What the agent shall do, or what `start` has returned.
-            **start: As in `start`. With an id of your own a second call finds the first one's run.
+            prompt_or_run: The task, or a run that `start` returned.
+            **start: As in `start`. A second call with the same id and prompt returns the run of the first call.
 
         Raises:
-            ConflictError: when the id stands for another prompt, or the session has a run that is not over.
+            ConflictError: when the id is that of a run with another prompt, or the session has a run that is not over.
         """
         run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
-        with suppress(LeaseHeldError):  # somebody drives it already
+        with suppress(LeaseHeldError):  # a worker executes it already
             _header, lease = await self.store.create(run.header, durability=self.durability)
             await self.store.release(lease).wait()
             await self.driver.apply_stop_requests(run.id)
@@ -569,20 +573,20 @@ class Agent(Generic[A_co]):
         poll_s: float = WORKER_POLL_S,
         until_idle: bool = False,
     ) -> None:
-        """Drive whatever runs of this agent's name can be moved on, until cancelled.
+        """Execute the runs of agents with this name that are ready, until cancelled.
 
-        These are runs that were submitted, whose worker died, and that wait for something which has come: a decision,
-        an answer, input, a timer, the end of the time allowed. Any number of workers may share the store. A run that
-        cannot be driven rests for longer and longer, and is logged.
+        A run is ready when it was submitted, when its worker died, or when its wait has ended: by a decision, an
+        answer, input, a timer or a deadline. Any number of workers may share the store. A run that fails to execute
+        is logged and retried after a growing delay, 1 s to 7.5 min.
 
         Args:
-            deps: For every run, or a function of the run that makes them, plain or async.
-            parallel: Runs driven at once, 1 or more.
-            poll_s: Seconds between two looks at the store while there is room, above 0.
-            until_idle: Whether to return when nothing is due.
+            deps: Dependencies of every run, or a function, plain or async, that takes the run and returns them.
+            parallel: Maximum number of runs executed at once, 1 or more.
+            poll_s: Seconds between two polls of the store, above 0.
+            until_idle: Whether to return when no run is ready.
 
         Raises:
-            MisuseError: when `parallel` or `poll_s` is too small, or no number.
+            MisuseError: when `parallel` is below 1, or `poll_s` is not a number above 0.
         """
         COUNT.check("worker", "parallel", parallel)
         SECONDS.check("worker", "poll_s", poll_s)
@@ -594,10 +598,10 @@ class Agent(Generic[A_co]):
         return self.runs.events(run_id, after=after)
 
     async def wait(self, run_id: str) -> Run[A_co]:
-        """Return a run that a worker drives, once it is over or waits. See `Runs.wait`."""
+        """Wait until a run that a worker executes is over or waits, and return it. See `Runs.wait`."""
         return self.driver.attach_decoder(await self.runs.wait(run_id))
 
-    # Decisions and requests, from any process. `Runs` has the same without an agent.
+    # Decisions and requests, from any process. `Runs` has the same methods and needs no agent.
 
     async def approve(
         self,
@@ -660,10 +664,10 @@ class Agent(Generic[A_co]):
         await self.runs.pause(run_id, by=by, message=message)
 
     async def cancel(self, run_id: str, *, by: str = "", message: str = "") -> None:
-        """End a run and the runs of the agents below it. See `Runs.cancel`."""
+        """End a run and the runs of its sub-agents. See `Runs.cancel`."""
         await self.runs.cancel(run_id, by=by, message=message)
 
-    # What it may be to others.
+    # The agent as a tool or as an MCP server.
 
     def as_tool(
         self,
@@ -676,22 +680,22 @@ class Agent(Generic[A_co]):
         timeout_s: float = subagent.DEFAULT_TIMEOUT_S,
         **options: Unpack[ToolDeclarations],
     ) -> Tool[..., Any]:
-        """Make a tool of this agent, for another one: `Agent(..., tools=[researcher.as_tool()])`.
+        """Return a tool that calls this agent, for another agent: `Agent(..., tools=[researcher.as_tool()])`.
 
-        Its run is one of its own, in the caller's store, and spends from the caller's budget. It is read-only, and may
-        run beside others, exactly when all of its tools are and may.
+        Each call is a run of its own in the caller's store, and spends from the caller's budget. The tool is read-only
+        if all tools of this agent are, and may run in parallel with other calls if all of them may.
 
         Args:
-            name: What the caller's model calls it; by default the agent's name.
-            description: When to ask it, for the caller's model.
-            parameters: A JSON Schema of what it is asked; by default one text, `query`.
-            prompt: Makes its first message of the arguments; by default they are given as JSON.
-            turns: Model replies that it may take; then it hands over what it has.
-            timeout_s: Seconds that it may take; then likewise.
+            name: Name of the tool; by default the agent's name.
+            description: Description of the tool for the caller's model: when to call it.
+            parameters: JSON Schema of the arguments; by default one string, `query`.
+            prompt: Function that builds the agent's first message from the arguments; by default they are sent as JSON.
+            turns: Maximum number of model replies, 1 or more; after that the call returns the work done so far.
+            timeout_s: Maximum duration in seconds, above 0; after that the call returns the work done so far.
             **options: Further declarations, as for `tool`.
 
         Raises:
-            MisuseError: when the name or the schema cannot be used, or `turns` or `timeout_s` leaves nothing.
+            MisuseError: when the name or the schema is invalid, or `turns` or `timeout_s` is out of range.
         """
         return subagent.make_agent_tool(
             self,
@@ -713,43 +717,43 @@ class Agent(Generic[A_co]):
         deps: Any = None,
         **options: Any,
     ) -> MCPService:
-        """Make an MCP server of this agent: `await agent.as_mcp_server().stdio()`. It needs agentfsm[mcp].
+        """Return an MCP server for this agent: `await agent.as_mcp_server().stdio()`. Needs agentfsm[mcp].
 
-        Clients start runs, look at them, say something to them and pass on what people decide; all of them see all
-        runs of the agent. Runs are driven by the server, in the agent's store, whether or not a client waits.
+        Clients start runs, read them, send them input and post people's decisions; each client sees all runs of the
+        agent. The server executes the runs in the agent's store, whether or not a client waits.
 
         Args:
-            prefix: Of the names of the tools for that: `start`, `send`, `status`, `result`, `approve`.
-            tools: Whether clients may call the agent's own tools, too.
-            about: What the agent is good at, in a sentence, for the model that chooses.
-            deps: For every run, or a function of the run that makes them, plain or async; the agent's own tools are
-                handed them when a client calls them, unless they are a function.
+            prefix: Prefix of the names of the tools for runs: `start`, `send`, `status`, `result`, `approve`.
+            tools: Whether clients may also call the agent's own tools.
+            about: Description of the agent's purpose, one sentence, for the client's model.
+            deps: Dependencies of every run, or a function, plain or async, that takes the run and returns them. Unless
+                it is a function, the agent's own tools receive it too when a client calls them.
             **options: Further fields of `MCPService`: `name`, `instructions`, `resources`, `prompts`, ...
 
         Raises:
-            MisuseError: when the agent has a tool of one of these names.
+            MisuseError: when a tool of the agent has the name of a tool for runs.
         """
         from agentfsm.mcp.server.service import build_service  # noqa: PLC0415  brings the SDK
 
         return build_service(self, prefix=prefix, tools=tools, about=about, deps=deps, **options)
 
     def cost(self, run: Run[Any]) -> AgentCost:
-        """Return what a run cost up to now: tokens, US dollars, turns, tool calls, time; sub-agents included.
+        """Return the cost of a run so far: tokens, US dollars, turns, tool calls, time; sub-agents included.
 
-        `usd` is None where a price is unknown, and `unpriced` names the model: install agentfsm[prices], or give the
-        model a price.
+        If a price is unknown, `usd` is None and `unpriced` names the model: install agentfsm[prices], or give the model
+        a price.
         """
         check_run(run, "cost")
         return calculate_run_cost(run, self.model)
 
     async def session_cost(self, session: str) -> SessionCost:
-        """Return what all runs of a session cost up to now, read from their journals; zero where there is none."""
+        """Return the cost of all runs of a session so far, read from their journals; zero for an unknown session."""
         return await calculate_session_cost(self.store, session, self.model)
 
-    # Life and variants.
+    # Variants and cleanup.
 
     def with_(self, **changes: Any) -> Agent[Any]:
-        """Return a variant, for example `agent.with_(model=ScriptedModel(...))` in a test."""
+        """Return a variant of the agent with other fields: `agent.with_(model=ScriptedModel(...))` in a test."""
         return attrs.evolve(self, **changes)
 
     async def __aenter__(self) -> Self:
@@ -764,7 +768,7 @@ class Agent(Generic[A_co]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections of the model, of tool servers, and of those that policies ask; and the store."""
+        """Close the connections of the model, the context policies and the tool servers, then the store."""
         async with AsyncExitStack() as rest:
             rest.push_async_callback(self.store.aclose)
             rest.push_async_callback(self.tools.aclose)
@@ -774,13 +778,13 @@ class Agent(Generic[A_co]):
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """What shapes the agent's behaviour: instructions, model and tools with their schemas."""
+        """Fingerprint of the instructions, the model, and the tools with their schemas."""
         return self.driver.config.fingerprint
 
 
 @attrs.define(eq=False, repr=False)
 class _StepIterator(AsyncIterator[Run[A_co]]):
-    """A loop over `step`. No async generator, since one that is left early has to be closed by somebody."""
+    """Iterator over `step`. An async generator would have to be closed when its loop is left early."""
 
     _agent: Agent[A_co]
     _run: Run[A_co]
