@@ -21,13 +21,12 @@ from agentfsm.core.validation import (
     NAME,
     STRING,
     ValueRule,
-    require_choice,
     require_members,
     require_type,
     shorten_repr,
 )
 from agentfsm.ports.context import Context
-from agentfsm.ports.store import STORE, Filter
+from agentfsm.ports.store import DURABILITY, STORE, Filter
 from agentfsm.stores.rules import check_run_id
 from agentfsm.tools.permission import Permissions
 from agentfsm.tools.registry import ToolRegistry
@@ -40,7 +39,6 @@ MAX_ID_CHARS: Final = 200
 
 _RUN: Final = require_type(Run, wanted="the run itself, for example await agent.load(run_id)")
 CLOCK: Final = require_members("now", "monotonic", wanted="a Clock, for example SystemClock()")
-DURABILITY: Final = require_choice("full", "normal")
 
 _AGENT_RULES: Final[Mapping[str, ValueRule]] = {
     "instructions": require_type(str, wanted="one string, '' for none"),

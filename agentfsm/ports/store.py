@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 import attrs
 
@@ -42,6 +42,7 @@ class SystemClock:
 # The failures that an acknowledged append survives. "full": a power cut. "normal": a crash of the calling process, but
 # not always of the machine or of a database server.
 Durability: TypeAlias = Literal["full", "normal"]
+DURABILITY: Final = require_choice(*get_args(Durability))
 
 
 @attrs.define(eq=False, repr=False)

@@ -19,6 +19,7 @@ from agentfsm.core.run import Run, begin_run
 from agentfsm.core.value import Value
 from agentfsm.ports.store import (
     ALL_RUNS,
+    DURABILITY,
     Claim,
     Clock,
     Durability,
@@ -34,7 +35,6 @@ from agentfsm.stores.rules import (
     build_summary,
     caller_open_error,
     check_deadline,
-    check_durability,
     check_inbox_capacity,
     check_not_over,
     check_prune_time,
@@ -166,7 +166,7 @@ class MemoryStore(Store):
         durability: Durability = "full",
     ) -> tuple[Header, Lease]:
         """Insert the run if its id is new, and take its lease."""
-        check_durability(durability)
+        DURABILITY.check("create", "durability", durability)
         with self._lock:
             record = self._records.get(header.id)
             if record is None:
@@ -194,8 +194,9 @@ class MemoryStore(Store):
 
     async def lease(self, run_id: str, *, durability: Durability = "full", takeover: bool = False) -> Lease:
         """Take the lease of an existing run."""
+        DURABILITY.check("lease", "durability", durability)
         with self._lock:
-            return self._grant_lease(self._record(run_id), check_durability(durability), takeover=takeover)
+            return self._grant_lease(self._record(run_id), durability, takeover=takeover)
 
     async def claim(
         self,
@@ -206,6 +207,7 @@ class MemoryStore(Store):
         suspects: bool = False,
     ) -> Claim:
         """Take the leases of runs of that agent that are ready. A store in memory has no suspects."""
+        DURABILITY.check("claim", "durability", durability)
         leases: list[Lease] = []
         with self._lock:
             waiting = self._ready.get(agent, [])
@@ -213,7 +215,7 @@ class MemoryStore(Store):
                 at, _number, run_id = heapq.heappop(waiting)
                 record = self._records.get(run_id)
                 if record is not None and record.ready_at == at:
-                    leases.append(self._grant_lease(record, check_durability(durability)))
+                    leases.append(self._grant_lease(record, durability))
         return Claim(leases=tuple(leases))
 
     def _grant_lease(self, record: _MemoryRecord, durability: Durability, *, takeover: bool = False) -> Lease:

@@ -14,7 +14,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import TextPart
 from agentfsm.core.run import Run
-from agentfsm.ports.store import Durability, RunSummary
+from agentfsm.ports.store import RunSummary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,17 +43,6 @@ PROMPT_CHARS: Final = 200
 MAX_INBOX_ROWS: Final = 1_000
 # The fields of a summary that are columns of a database; `driven` follows from the lease.
 SUMMARY_COLUMNS: Final = tuple([field.name for field in attrs.fields(RunSummary) if field.name != "driven"])
-
-
-def check_durability(durability: Durability) -> Durability:
-    """Return `durability` unchanged if it is valid.
-
-    Raises:
-        MisuseError: if it is not.
-    """
-    if durability not in ("full", "normal"):
-        raise MisuseError(f"durability={durability!r}: give 'full' or 'normal'")
-    return durability
 
 
 def check_run_id(run_id: object) -> None:

@@ -30,8 +30,18 @@ from agentfsm.core.machine import State
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.validation import SECONDS, ValueRule, is_number
 from agentfsm.core.value import Value
-from agentfsm.ports.store import ALL_RUNS, Claim, Durability, Filter, Lease, RunSummary, Store, StoredRun
-from agentfsm.stores.rules import check_durability, check_prune_time, check_run_id, next_expiry
+from agentfsm.ports.store import (
+    ALL_RUNS,
+    DURABILITY,
+    Claim,
+    Durability,
+    Filter,
+    Lease,
+    RunSummary,
+    Store,
+    StoredRun,
+)
+from agentfsm.stores.rules import check_prune_time, check_run_id, next_expiry
 from agentfsm.stores.threaded.change_listener import ChangeListener
 from agentfsm.stores.threaded.group_commit import GroupCommitWriter, StoreJob, StoreStatistics, TransactionBackend
 from agentfsm.stores.threaded.lease_table import LeaseOwner
@@ -376,7 +386,7 @@ class ThreadedStore(Store, Generic[L]):
         header = codec.decode_header(codec.encode_header(header))  # as it will be read again
         bodies = tuple([codec.encode_event(event, header) for event in events])
         opening = CreateRequest(header=header, bodies=bodies, columns=extract_columns(begin_run(header).fold(events)))
-        taker = self._build_lease_request(durability)
+        taker = self._build_lease_request("create", durability)
 
         def create(ledger: L) -> tuple[Header, list[Lease]]:
             stored, lease = ledger.create(opening, taker)
@@ -388,7 +398,7 @@ class ThreadedStore(Store, Generic[L]):
 
     async def lease(self, run_id: str, *, durability: Durability = "full", takeover: bool = False) -> Lease:
         """Take the lease of a run that exists."""
-        taker = self._build_lease_request(durability)
+        taker = self._build_lease_request("lease", durability)
 
         def take(ledger: L) -> tuple[None, list[Lease]]:
             return None, [ledger.acquire_lease(run_id, taker, takeover=takeover)]
@@ -398,7 +408,7 @@ class ThreadedStore(Store, Generic[L]):
 
     async def claim(self, agent: str, *, limit: int, durability: Durability = "full", suspects: bool = False) -> Claim:
         """Take the leases of runs of that agent that a worker can move on now."""
-        taker = self._build_lease_request(durability)
+        taker = self._build_lease_request("claim", durability)
 
         def claim(ledger: L) -> tuple[Claim, tuple[Lease, ...]]:
             claimed = ledger.claim(agent, max(limit, 0), taker, suspects=suspects)
@@ -409,8 +419,9 @@ class ThreadedStore(Store, Generic[L]):
             lease.agent = agent
         return claimed
 
-    def _build_lease_request(self, durability: Durability) -> LeaseRequest:
-        return LeaseRequest(self._writer.current_owner(), check_durability(durability))
+    def _build_lease_request(self, method: str, durability: Durability) -> LeaseRequest:
+        DURABILITY.check(method, "durability", durability)
+        return LeaseRequest(self._writer.current_owner(), durability)
 
     async def _acquire_leases(
         self, run_id: str, work: Callable[[L], tuple[T, Sequence[Lease]]], durability: Durability
