@@ -1,9 +1,10 @@
-"""Find adapters that installed packages provide through entry points, and make what they stand for."""
+"""Load models and stores that installed packages provide as entry points, and the package's own optional parts."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeVar
@@ -22,6 +23,31 @@ _PRODUCTS: Final = {MODELS: "a Model", STORES: "a Store"}
 _FAULTS: Final = (Exception, SystemExit)
 
 T = TypeVar("T")
+
+
+class MissingExtraError(MisuseError, ImportError):
+    """A part of this package was used, but the extra that it needs is not installed."""
+
+
+@contextmanager
+def require_extra(part: str, extra: str, *packages: str) -> Iterator[None]:
+    """Import the packages of an extra in this context, so that a missing one is reported with the command to install.
+
+    Args:
+        part: Full name of the part that needs the extra, for example "agentfsm.models.Anthropic".
+        extra: Name of the extra.
+        packages: Import names of the packages that the extra installs. An error about another module is passed on.
+
+    Raises:
+        MissingExtraError: if one of the packages is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in packages:
+            raise
+        msg = f"{part} needs the extra {extra!r}; pip install 'agentfsm[{extra}]'"
+        raise MissingExtraError(msg, name=error.name) from error
 
 
 @cache

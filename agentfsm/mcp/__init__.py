@@ -6,12 +6,15 @@ It needs the extra: `pip install agentfsm[mcp]`.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from agentfsm.mcp.client.directory import Candidate, FoundServers, ServerDirectory
-from agentfsm.mcp.client.mcp_server import MCPServer
-from agentfsm.mcp.connection.sandbox import Sandbox
-from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.trust.consent import Consent, Proposal, Wish
-from agentfsm.mcp.trust.pins import MemoryPins, Pin, PinFile, Pins
+from agentfsm._plugins import require_extra
+
+with require_extra("agentfsm.mcp", "mcp", "mcp", "httpcore2", "uvicorn"):
+    from agentfsm.mcp.client.directory import Candidate, FoundServers, ServerDirectory
+    from agentfsm.mcp.client.mcp_server import MCPServer
+    from agentfsm.mcp.connection.sandbox import Sandbox
+    from agentfsm.mcp.errors import MCPServerError
+    from agentfsm.mcp.trust.consent import Consent, Proposal, Wish
+    from agentfsm.mcp.trust.pins import MemoryPins, Pin, PinFile, Pins
 
 if TYPE_CHECKING:
     from agentfsm.mcp.server.resources import Argument, Prompt, Resource
@@ -42,6 +45,7 @@ _SERVER_MODULES = {"Argument": "resources", "MCPService": "service", "Prompt": "
 
 
 def __getattr__(name: str) -> object:
-    if name in _SERVER_MODULES:  # loaded when it is asked for: who only calls servers has no use for what serves
-        return getattr(import_module(f"agentfsm.mcp.server.{_SERVER_MODULES[name]}"), name)
+    if name in _SERVER_MODULES:  # loaded on first use: a client of servers does not need the modules that serve
+        with require_extra(f"agentfsm.mcp.{name}", "mcp", "mcp", "httpcore2", "uvicorn"):
+            return getattr(import_module(f"agentfsm.mcp.server.{_SERVER_MODULES[name]}"), name)
     raise AttributeError(f"module 'agentfsm.mcp' has no attribute {name!r}")

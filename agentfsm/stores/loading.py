@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from agentfsm._plugins import STORES, create_from_plugin, find_plugins
+from agentfsm._plugins import STORES, create_from_plugin, find_plugins, require_extra
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.ports.store import ensure_store
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from agentfsm.ports.store import Store
 
 MODULES: Final = {"PostgresStore": "postgres.store", "RedisStore": "redis.store", "SQLiteStore": "sqlite.store"}
-# The extra that installs each driver.
-_EXTRAS: Final = {"psycopg": "postgres", "redis": "redis"}
+# The extra and the driver of each store that needs one.
+_EXTRAS: Final = {"PostgresStore": ("postgres", "psycopg"), "RedisStore": ("redis", "redis")}
 # Up to the last @: a password that should have been escaped may hold anything.
 _URL_PASSWORD: Final = re.compile(r"(://[^:]*):(.*)@")
 _QUERY_PASSWORD: Final = re.compile(r"([?&][^=&]*pass[^=&]*)=([^&\s]*)", re.IGNORECASE)
@@ -76,12 +76,14 @@ def load_store_class(name: str) -> Any:
     Raises:
         ImportError: if its driver is not installed; the message names the extra.
     """
-    try:
-        return getattr(import_module(f"agentfsm.stores.{MODULES[name]}"), name)
-    except ModuleNotFoundError as error:
-        if error.name not in _EXTRAS:
-            raise
-        raise ImportError(f"{name} needs a driver: pip install 'agentfsm[{_EXTRAS[error.name]}]'") from error
+    if name not in _EXTRAS:
+        return _import_store_class(name)
+    with require_extra(f"agentfsm.stores.{name}", *_EXTRAS[name]):
+        return _import_store_class(name)
+
+
+def _import_store_class(name: str) -> Any:
+    return getattr(import_module(f"agentfsm.stores.{MODULES[name]}"), name)
 
 
 def mask_password(text: str) -> str:
@@ -103,10 +105,7 @@ def _mask_words(text: str, words: list[str]) -> str:
 
 def _open(name: str, url: str, own_options: tuple[str, ...]) -> Store:
     url, options = _split_options(url, own_options)
-    try:
-        store: Store = load_store_class(name)(url, **options)
-    except ImportError as error:  # it says what to install
-        raise MisuseError(str(error)) from None
+    store: Store = load_store_class(name)(url, **options)
     return store
 
 

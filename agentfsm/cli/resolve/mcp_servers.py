@@ -31,15 +31,12 @@ _ANSWERS: Final = {"y": "y", "yes": "y", "n": "n", "no": "n"}
 
 
 def load_mcp() -> ModuleType:
-    """Return the part of agentfsm that speaks MCP; it takes a second to load, so it is loaded when it is needed.
+    """Import `agentfsm.mcp` on first use: loading it takes a second.
 
     Raises:
-        MisuseError: when the library that it stands on is not there.
+        MisuseError: if the extra "mcp" is not installed.
     """
-    try:
-        return import_module("agentfsm.mcp")
-    except ImportError as error:
-        raise MisuseError(f"this needs the library mcp ({error}): pip install 'agentfsm[mcp]'") from None
+    return import_module("agentfsm.mcp")
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)

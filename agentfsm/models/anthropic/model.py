@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import httpx2
 
+from agentfsm._plugins import require_extra
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.models import provider_errors as t
 from agentfsm.models.anthropic import wire
@@ -25,12 +26,8 @@ from agentfsm.models.sdk import (
 from agentfsm.models.wire import InBandError, read_billed_usage
 from agentfsm.ports.model import OutputMode
 
-try:
+with require_extra("agentfsm.models.Anthropic", "anthropic", "anthropic"):
     import anthropic
-except ModuleNotFoundError as error:
-    if error.name != "anthropic":
-        raise
-    raise MisuseError("Anthropic needs its vendor's package: pip install 'agentfsm[anthropic]'") from error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
