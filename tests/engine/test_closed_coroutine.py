@@ -48,14 +48,21 @@ async def driven_until(begun: list[str], driving: Coroutine[Any, Any, object]) -
             await asyncio.wait([wish])
 
 
-async def taken_up(store: Store, agent: Agent, *, is_seen: bool = True) -> None:
+async def driven_until_durable(begun: list[str], driving: Coroutine[Any, Any, object], store: Store) -> None:
+    """The same, and wait until the store has executed its jobs: an append may be lost if the loop closes before it."""
+    await driven_until(begun, driving)
+    await store.now()
+
+
+async def taken_up(store: Store, agent: Agent, *, is_seen: bool = True, attempts: tuple[int, ...] = (2,)) -> None:
     """Another worker goes on, as soon as the store has written what it was given, or has seen that the loop is gone."""
     with anyio.fail_after(HANG_S):
         assert not is_seen or (await store.runs())[0].driven is False
         run = await Agent(ScriptedModel("done"), tools=list(agent.tools), store=store).resume("run")
     assert run.output == "done"
     [record] = await agent.audit("run")
-    assert (record.status, record.attempts) == (Outcome.DONE, 2)
+    assert record.status is Outcome.DONE
+    assert record.attempts in attempts
     await store.aclose()
 
 
@@ -76,14 +83,18 @@ def test_a_coroutine_that_is_closed_gives_its_lease_back(shelf, options):
 
 @pytest.mark.parametrize("options", [{"read_only": True}, {"idempotent": True}], ids=["look", "put"])
 def test_a_coroutine_that_outlives_its_loop_gives_its_lease_back(shelf, options):
-    """It is closed where no event loop runs, as when it is collected: anyio's scopes complain, the lease is free."""
+    """It is closed where no event loop runs, as when it is collected: anyio's scopes complain, the lease is free.
+
+    The start of a read-only call is recorded when the call is cut off. A store with a thread drops the lease when it
+    finds the loop closed; if that comes first, it refuses the record, and the journal has only the second attempt.
+    """
     begun: list[str] = []
     agent = worker(shelf, begun, **options)
     driving = agent.run("go", id="run")
-    asyncio.run(driven_until(begun, driving))
+    asyncio.run(driven_until_durable(begun, driving, shelf))
     with pytest.raises(RuntimeError):
         driving.close()
-    asyncio.run(taken_up(shelf, agent))
+    asyncio.run(taken_up(shelf, agent, attempts=(1, 2) if "read_only" in options else (2,)))
 
 
 def test_a_loop_that_is_closed_under_a_run_keeps_no_lease(shelf):
