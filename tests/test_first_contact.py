@@ -1,14 +1,29 @@
 """Mistakes of the first hour are answered with the place to go to."""
 
+import inspect
 from importlib.metadata import version
 from typing import Any
 
 import pytest
 
 import agentfsm
-from agentfsm import Filter, MisuseError, tool
+from agentfsm import (
+    Agent,
+    AssistantMessage,
+    Filter,
+    Limits,
+    MisuseError,
+    Outcome,
+    Settings,
+    SystemMessage,
+    TextPart,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+    tool,
+)
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing import FunctionModel
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 
 
 def test_the_version_is_that_of_the_package():
@@ -54,3 +69,93 @@ def test_a_wrong_type_is_refused_where_it_is_given(make: Any, message):
     """It is no error out of the depths."""
     with pytest.raises(MisuseError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TextPart(text=3), r"^TextPart\(text=3\): give a string$"),
+        (lambda: SystemMessage(text=None), r"^SystemMessage\(text=None\): give a string$"),
+        (lambda: UserMessage(parts="x"), r"^UserMessage\(parts='x'\): give a tuple of parts"),
+        (lambda: UserMessage(parts=("x",)), r"^UserMessage\(parts=\('x',\)\): give a tuple of parts"),
+    ],
+)
+def test_a_message_of_a_wrong_type_is_refused_where_it_is_built(make: Any, message):
+    """The values that users build for a prompt or a history check their own fields."""
+    with pytest.raises(MisuseError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([AssistantMessage(text=3)], r"^AssistantMessage\(text=3\): give a string$"),
+        ([AssistantMessage(calls="x")], r"^AssistantMessage\(calls='x'\): give a tuple of ToolCall$"),
+        ([AssistantMessage(calls=(ToolCall(id=1, name="a", arguments="{}"),))], r"^ToolCall\(id=1\): give a string$"),
+        (
+            [ToolResult(call_id="t1.0", tool="a", outcome="good", content="x")],
+            r"^ToolResult\(outcome='good'\): give an Outcome",
+        ),
+    ],
+)
+def test_a_history_of_wrong_types_is_refused_where_it_is_given(messages, message):
+    """The values that the engine builds on every turn are checked when a user hands in a history."""
+    with pytest.raises(MisuseError, match=message):
+        Agent(FunctionModel(lambda _request: "x")).start("go", messages=messages)
+
+
+class Weather:
+    """A class without a text of its own."""
+
+
+@pytest.mark.parametrize("value", [Weather(), [Weather()], {"now": Weather()}], ids=["alone", "list", "dict"])
+async def test_a_result_without_content_says_its_type(value, caplog):
+    """The call is done and not repeated; the result and the log name the type in place of a memory address."""
+    calls = []
+
+    @tool
+    def look() -> Any:
+        """Look."""
+        calls.append(1)
+        return value
+
+    agent = Agent(ScriptedModel(say("", call("look")), say("done")), tools=[look])
+    run = await agent.run("go")
+    [result] = [message for message in run.messages if isinstance(message, ToolResult)]
+    assert (run.output, result.outcome, len(calls)) == ("done", Outcome.DONE, 1)
+    assert "a Weather has no readable content; the tool has to return text, plain values" in result.content
+    assert "0x" not in result.content
+    assert "a Weather has no readable content" in caplog.text
+
+
+@pytest.mark.parametrize("function", [lambda ctx, x: x, lambda context: context], ids=["ctx", "context"])
+def test_a_context_without_a_hint_is_explained(function):
+    """The error says how to annotate it."""
+    with pytest.raises(MisuseError, match=r"has no type hint. If .* annotate it as `RunContext\[\.\.\.\]`"):
+        tool(name="f")(function)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        (Limits, "max_turns", r"^Limits\(\) has no field 'max_turns'; did you mean 'turns'\?$"),
+        (Limits, "max_tokens", "did you mean 'tokens'"),
+        (Limits, "max_tool_calls", "did you mean 'tool_calls'"),
+        (Limits, "max_steps", "did you mean 'turns'"),
+        (Limits, "timeout", "did you mean 'seconds'"),
+        (Limits, "zzz", r"its fields are turns, tokens,"),
+        (Settings, "max_output_tokens", "did you mean 'max_tokens'"),
+        (Settings, "stop_sequences", "did you mean 'stop'"),
+    ],
+)
+def test_a_foreign_name_of_a_field_is_corrected(kind, name, message):
+    """The error names the field that was probably meant."""
+    with pytest.raises(TypeError, match=message):
+        kind(**{name: 3})
+
+
+def test_limits_keep_their_signature():
+    """`help(Limits)` and editors read the fields from it."""
+    assert "turns" in inspect.signature(Limits).parameters
+    with pytest.raises(TypeError, match="positional"):
+        Limits(3)

@@ -8,7 +8,7 @@ from typing import Final
 import attrs
 
 from agentfsm.core.header import Header
-from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, POSITIVE, SHARE
+from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, POSITIVE, SHARE, suggest_fields
 from agentfsm.core.value import Value
 
 
@@ -158,3 +158,13 @@ class Limits(Value):
     def last_answer_s(self) -> float:
         """Seconds that are reserved for the last answer, if the agent asks for one."""
         return min(LAST_ANSWER_S, LAST_ANSWER_SHARE * self.seconds)
+
+
+suggest_fields(
+    Limits,
+    **dict.fromkeys(("max_steps", "max_iterations", "recursion_limit", "steps"), "turns"),
+    **dict.fromkeys(("timeout", "timeout_s", "max_time"), "seconds"),
+    **dict.fromkeys(("max_cost", "cost", "budget"), "usd"),
+    max_errors="errors",
+    max_concurrency="parallel",
+)

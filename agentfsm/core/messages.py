@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from operator import itemgetter
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, get_args
 
 import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.usage import AgentCost
-from agentfsm.core.validation import require_choice
+from agentfsm.core.validation import STRING, ValueRule, require_choice, require_tuple, require_type
 from agentfsm.core.value import Value
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
@@ -55,11 +55,16 @@ class ErrorType(StrEnum):
     AGENT = "agent_error"
 
 
+def _check_text(owner: object, attribute: attrs.Attribute[str], text: object) -> None:
+    if type(text) is not str:  # without `isinstance`, so that a valid text costs one call
+        STRING(owner, attribute, text)
+
+
 @attrs.frozen(kw_only=True)
 class TextPart(Value):
     """A text."""
 
-    text: str
+    text: str = attrs.field(validator=_check_text)
     """The text, as the model reads it."""
 
 
@@ -132,6 +137,8 @@ class FilePart(Value):
 
 
 Part: TypeAlias = TextPart | ImagePart | AudioPart | FilePart
+_PART_TYPES: Final = frozenset(get_args(Part))
+_PARTS: Final = require_tuple(*_PART_TYPES, wanted="a tuple of parts: (TextPart(text='...'),)")
 # Parts other than text.
 Media: TypeAlias = ImagePart | AudioPart | FilePart
 
@@ -195,15 +202,25 @@ def _shorten_label(text: str) -> str:
 class SystemMessage(Value):
     """A note of the system to the model, at its position in the history."""
 
-    text: str
+    text: str = attrs.field(validator=_check_text)
     """The note, as the model reads it."""
+
+
+def _check_parts(owner: object, attribute: attrs.Attribute[tuple[Part, ...]], parts: object) -> None:
+    if type(parts) is tuple:
+        for part in parts:
+            if type(part) not in _PART_TYPES:
+                break
+        else:
+            return
+    _PARTS(owner, attribute, parts)
 
 
 @attrs.frozen(kw_only=True)
 class UserMessage(Value):
     """A message of the user."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...] = attrs.field(validator=_check_parts)
     """Parts of the message in reading order, at least one."""
 
     @property
@@ -417,8 +434,28 @@ def _check_message(message: Message) -> None:
         kinds = "UserMessage, AssistantMessage, SystemMessage, ToolResult"
         how = "; agentfsm.models.from_openai reads OpenAI's dicts" if isinstance(message, dict) else ""
         raise MisuseError(f"a history consists of messages of agentfsm ({kinds}), not {what}{how}")
+    _check_fields(message)
+    for call in message.calls if isinstance(message, AssistantMessage) else ():
+        _check_fields(call)
     if _is_blank(message):
         raise MisuseError(f"the history has an empty {what}: leave it out")
+
+
+# Rules for the values that the engine builds on every turn. A user's values are checked with the history that has them.
+_FIELD_RULES: Final[Mapping[type, Mapping[str, ValueRule]]] = {
+    AssistantMessage: {"text": STRING, "calls": require_tuple(ToolCall, wanted="a tuple of ToolCall")},
+    ToolCall: dict.fromkeys(("id", "name", "arguments", "key"), STRING),
+    ToolResult: {
+        **dict.fromkeys(("call_id", "tool", "content"), STRING),
+        "outcome": require_type(Outcome, wanted="an Outcome, such as Outcome.DONE"),
+        "parts": require_tuple(*_MEDIA_KINDS, wanted="a tuple of ImagePart, AudioPart or FilePart"),
+    },
+}
+
+
+def _check_fields(value: Message | ToolCall) -> None:
+    for name, rule in _FIELD_RULES.get(type(value), {}).items():
+        rule.check(type(value).__name__, name, getattr(value, name))
 
 
 def _is_blank(message: Message) -> bool:
@@ -465,7 +502,8 @@ def as_parts(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part,
         if not isinstance(part, TextPart):
             parts.append(part)
         elif part.text.strip():  # no provider takes a blank part back
-            parts.append(TextPart(text=replace_surrogates(part.text)))
+            text = replace_surrogates(part.text)
+            parts.append(part if text is part.text else TextPart(text=text))
     if not parts:
         raise MisuseError("the text is empty: give a part that is not blank, for example 'Summarise notes.md'")
     return tuple(parts)

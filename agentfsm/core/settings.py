@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.validation import BOOL, COUNT, STRING, require_between, require_type
+from agentfsm.core.validation import BOOL, COUNT, STRING, require_between, require_type, suggest_fields
 from agentfsm.core.value import Value
 
 
@@ -75,6 +75,8 @@ class Settings(Value):
         said = {name: value for name, value in own.items() if value not in (None, (), False)}
         return attrs.evolve(base, **said | {"extra_body": {**base.extra_body, **self.extra_body}})
 
+
+suggest_fields(Settings, stop_sequences="stop", top_k="extra_body")
 
 # Sets nothing: the provider's defaults apply.
 DEFAULT_SETTINGS = Settings()

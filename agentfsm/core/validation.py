@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, Final
 
 import attrs
@@ -64,6 +65,13 @@ def require_type(*kinds: type, wanted: str) -> ValueRule:
     return ValueRule(fits=lambda value: isinstance(value, kinds), wanted=wanted)
 
 
+def require_tuple(*kinds: type, wanted: str) -> ValueRule:
+    """Return a rule for tuples of instances of these classes."""
+    return ValueRule(
+        fits=lambda value: isinstance(value, tuple) and all(isinstance(each, kinds) for each in value), wanted=wanted
+    )
+
+
 def require_choice(*choices: str) -> ValueRule:
     """Return a rule for these strings."""
     *most, last = [repr(str(each)) for each in choices]
@@ -116,3 +124,30 @@ SHARE: Final = ValueRule(
 SECONDS: Final = ValueRule(
     fits=lambda value: is_number(value) and 0 < value < math.inf, wanted="a finite number of seconds above 0"
 )
+
+
+def suggest_fields(cls: type[Any], **foreign_names: str) -> None:
+    """Let the constructor of an attrs class name the field that was probably meant by an unknown one.
+
+    Args:
+        cls: The class. Its constructor raises TypeError for an unknown name, as before.
+        **foreign_names: Field of the class by the name that other packages give to it.
+    """
+    init = cls.__init__
+    known = [field.alias for field in attrs.fields(cls)]
+
+    @wraps(init)
+    def init_or_suggest(self: object, *args: object, **values: object) -> None:
+        try:
+            init(self, *args, **values)
+        except TypeError:
+            unknown = next((name for name in values if name not in known), None)
+            if unknown is None:
+                raise
+            import difflib  # noqa: PLC0415  needed only for an error
+
+            near = foreign_names.get(unknown) or next(iter(difflib.get_close_matches(unknown[:100], known, n=1)), None)
+            hint = f"; did you mean {near!r}?" if near else f"; its fields are {', '.join(known)}"
+            raise TypeError(f"{cls.__name__}() has no field {unknown!r}{hint}") from None
+
+    cls.__init__ = init_or_suggest

@@ -419,6 +419,7 @@ def _check_name(name: str) -> None:
         )
 
 
+_COUNT_OR_NONE: Final = COUNT.or_none()
 _CHOICE: Final = ValueRule(
     fits=lambda value: isinstance(value, bool) or callable(value), wanted="True, False or a function"
 ).or_none()
@@ -434,11 +435,11 @@ _OPTION_RULES: Final[Mapping[str, ValueRule]] = {
     **dict.fromkeys(("timeout_s", "approval_expires_s", "shown_tokens", "shown_bytes"), POSITIVE.or_none()),
     "description": STRING.or_none(),
     "limit": attrs.evolve(
-        COUNT.or_none(),
-        wanted=f"{COUNT.or_none().wanted}; a Limiter is shared by a tag: tags=['db'], and "
+        _COUNT_OR_NONE,
+        wanted=f"{_COUNT_OR_NONE.wanted}; a Limiter is shared by a tag: tags=['db'], and "
         "ToolRegistry(tag_limits={'db': limiter})",
     ),
-    "per_minute": COUNT.or_none(),
+    "per_minute": _COUNT_OR_NONE,
     "estimate_s": NOT_NEGATIVE.or_none(),
     **dict.fromkeys(("read_only", "idempotent", "poll", "external"), BOOL),
     **dict.fromkeys(("enabled", "requires_approval", "concurrency_safe"), _CHOICE),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import import_module
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from agentfsm.core.errors import ModelRetry
     from agentfsm.tools.tool import Tool
 
+_log = logging.getLogger("agentfsm.tools")
+
 # Maximum of tools listed for an unknown name: enough to choose from, not the whole catalogue.
 MAX_NAMES = 30
 # Maximum of characters of an error's own text: the cause is at its beginning.
@@ -50,6 +54,10 @@ _PART_TYPES: Final[frozenset[type]] = frozenset({TextPart, ImagePart, AudioPart,
 _MAY_HOLD_PARTS: Final[frozenset[type]] = _PART_TYPES | {list, tuple}
 _TEXT_TYPES: Final = (str, bytes, bytearray)
 _CONTAINER_TYPES: Final[frozenset[type]] = frozenset({list, tuple, dict})
+# A repr that Python writes for a value that has none of its own: "<app.Weather object at 0x7f2a5c0b1d90>".
+_DEFAULT_REPR: Final = re.compile(r"<[^<>]* at 0x[0-9a-fA-F]+>")
+# Prefix that pydantic gives to the TypeError of a fallback.
+_FALLBACK_ERROR: Final = "PydanticSerializationError: Error serializing to JSON: TypeError: "
 _GENERATOR_TYPES: Final[frozenset[type]] = frozenset({GeneratorType, AsyncGeneratorType})
 
 
@@ -94,9 +102,9 @@ def render_text(value: object) -> str:
         text = str.__str__(value)
         return replace_surrogates(text if len(text) <= CHUNK_CHARS else truncate_for_journal(text))
     except BaseException as error:  # noqa: BLE001  cyclic, too deep, or a broken __repr__: the tool's effect stands
-        return (
-            f"(done, but the result of type {type(value).__name__} cannot be written as JSON: {describe_error(error)})"
-        )
+        kind, reason = type(value).__name__, describe_error(error).removeprefix(_FALLBACK_ERROR)
+        _log.warning("a tool returned a value of type %s, which cannot be written as JSON: %s", kind, reason)
+        return f"(done, but the result of type {kind} cannot be written as JSON: {reason})"
 
 
 def build_decided_result(entry: OpenCall, outcome: Outcome, content: str) -> ToolResult:
@@ -188,7 +196,18 @@ def _pydantic_core() -> Any:
 
 
 def _to_plain(value: Any) -> Any:
-    return attrs.asdict(value, recurse=False) if attrs.has(type(value)) else str(value)
+    """Return the fields of an attrs class, or the text of another value.
+
+    Raises:
+        TypeError: if the text is a default repr, which has only the type and a memory address.
+    """
+    if attrs.has(type(value)):
+        return attrs.asdict(value, recurse=False)
+    text = str(value)
+    if _DEFAULT_REPR.fullmatch(text):
+        kinds = "text, plain values, a dataclass, an attrs class or a pydantic model"
+        raise TypeError(f"a {type(value).__name__} has no readable content; the tool has to return {kinds}")
+    return text
 
 
 def describe_error(error: BaseException) -> str:

@@ -49,6 +49,8 @@ _CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False)
 _KEYED_KEYWORDS = frozenset({"properties", "$defs", "patternProperties"})
 # Keywords of JSON Schema whose value is the user's data.
 _DATA_KEYWORDS = frozenset({"default", "examples", "const", "enum", "discriminator"})
+# Names of a parameter without a hint that probably takes the RunContext.
+_CONTEXT_NAMES = frozenset({"ctx", "context", "run_context"})
 # Origins of `A | B` and `Union[A, B]`.
 _UNION_ORIGINS = (Union, types.UnionType)
 # Called with types known only at run time, which a type checker cannot follow.
@@ -252,6 +254,11 @@ def _build_argument(parameter: inspect.Parameter, note: str | None, tool: str) -
     where = f"Tool {tool!r}, parameter {parameter.name!r}"
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         raise MisuseError(f"{where} takes any number of arguments. Write each one out, or take one list or dict.")
+    if parameter.annotation is parameter.empty and parameter.name in _CONTEXT_NAMES:
+        raise MisuseError(
+            f"{where} has no type hint. If it takes the run's context, annotate it as `RunContext[...]`, with the type "
+            "of the agent's `deps` in brackets; else add the type of its values, such as `str`."
+        )
     if parameter.annotation is parameter.empty:
         raise MisuseError(f"{where} has no type hint. Add one, such as `str`; give a method bound, as `thing.method`.")
     given = (parameter.default, *getattr(parameter.annotation, "__metadata__", ()))
