@@ -1,31 +1,33 @@
-"""The tables of README and docs that list stop reasons, errors, commands and exit codes agree with the code."""
+"""The tables of the docs that list stop reasons, errors, commands and exit codes agree with the code."""
 
 import argparse
 import re
 from pathlib import Path
 
-from agentfsm import StopReason
+import attrs
+
+from agentfsm import Limits, StopReason
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.parser import build_parser
 from agentfsm.core import errors, run
 from agentfsm.tools.tool import ToolOptions
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+LIMITS = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
+COMMAND_LINE = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
 ERRORS = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
 TOOLS = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
-
-
-def section(page, title):
-    """Return the text below a heading, up to the next heading of the same level."""
-    _, _, rest = page.partition(f"\n## {title}\n")
-    assert rest, f"there is no heading {title!r}"
-    return rest.partition("\n## ")[0]
 
 
 def words(text):
     """Return the names that begin a text in backticks."""
     return set(re.findall(r"`([A-Za-z_]+)", text))
+
+
+def first_column(page):
+    """Return the words in backquotes in the first column of a page's tables."""
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    return [word for row in rows for word in re.findall(r"`(\w+)`", row)]
 
 
 def commands(parser):
@@ -35,10 +37,10 @@ def commands(parser):
 
 
 def test_the_stop_reasons():
-    """README's table has a row for each stop reason, and for nothing else."""
-    rows = [line for line in section(README, "Limits").splitlines() if line.startswith("| `")]
-    listed = [word for row in rows for word in re.findall(r"`(\w+)`", row.split("|")[1]) if word != "stop_reason"]
-    assert sorted(listed) == sorted(StopReason)
+    """docs/limits.md has a row for each stop reason and for each limit, and for nothing else."""
+    limits, reasons = LIMITS.split("| `stop_reason` |")
+    assert sorted(first_column(reasons)) == sorted(StopReason)
+    assert sorted(first_column(limits)) == sorted(field.name for field in attrs.fields(Limits))
 
 
 def test_the_errors():
@@ -52,10 +54,10 @@ def test_the_errors():
 
 
 def test_the_commands():
-    """README names each subcommand, and no other."""
-    text = section(README, "The command line")
-    named = {word.split()[0] for word in re.findall(r"`(?:agentfsm )?([a-z]+(?: [^`]+)?)`", text)}
-    assert named - {"module:agent"} == set(commands(build_parser())) - {"demo"}
+    """docs/command-line.md lists each subcommand, and no other."""
+    rows = [line.split("|")[2] for line in COMMAND_LINE.splitlines() if line.startswith("| ")]
+    named = {word for row in rows for word in re.findall(r"`([a-z]+)[ `]", row)}
+    assert named == set(commands(build_parser()))
 
 
 def test_the_options_of_a_tool():
@@ -65,8 +67,8 @@ def test_the_options_of_a_tool():
 
 
 def test_the_exit_codes():
-    """README and `agentfsm --help` list the exit codes, in the same words."""
+    """docs/command-line.md and `agentfsm --help` list the exit codes, in the same words."""
     listed = re.compile(r"exit codes:? (.*?130 interrupted)", re.DOTALL)
-    texts = [" ".join(listed.search(page)[1].split()) for page in (README, build_parser().format_help())]
+    texts = [" ".join(listed.search(page)[1].split()) for page in (COMMAND_LINE, build_parser().format_help())]
     assert texts[0] == texts[1]
     assert [int(number) for number in re.findall(r"\d+", texts[0])] == sorted(ExitCode)
