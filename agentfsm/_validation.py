@@ -1,4 +1,4 @@
-"""Validate arguments at the public boundary: mistakes are reported to the caller, and not deep inside the engine."""
+"""Validate arguments at the public boundary, so that mistakes are reported to the caller and not deep in the engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from agentfsm.tools.registry import ToolRegistry
 if TYPE_CHECKING:
     from agentfsm.ports.context import ContextPolicy
 
-# Characters of a run's id: what any store takes as a key, also with the calls of a chain of agents behind it.
+# Maximum characters of a run id, so that every store accepts it as a key, with the call ids of a chain of sub-agents.
 MAX_ID_CHARS: Final = 200
 
 _RUN: Final = require_type(Run, wanted="the run itself, for example await agent.load(run_id)")
@@ -55,7 +55,7 @@ _AGENT_RULES: Final[Mapping[str, ValueRule]] = {
     ),
     "output_validators": ValueRule(
         fits=lambda value: isinstance(value, Sequence) and all(map(callable, value)),
-        wanted="a list of functions, also where it is one: [check]",
+        wanted="a list of functions, for example [check]",
     ),
     "reflector": require_members(
         *("model", "answer_tokens", "wants", "judge"),
@@ -70,7 +70,7 @@ _AGENT_RULES: Final[Mapping[str, ValueRule]] = {
     "log_prompts": BOOL,
 }
 
-# Of the fields of a `Runs`.
+# Rule for the field `tools` of `Runs`.
 TOOLS_BY_AGENT: Final = ValueRule(
     fits=lambda value: isinstance(value, Mapping) and all(isinstance(each, ToolRegistry) for each in value.values()),
     wanted="a mapping from the name of an agent to its ToolRegistry, for example {agent.name: agent.tools}",
@@ -81,17 +81,17 @@ def check_agent(agent: object) -> None:
     """Check the fields of an agent.
 
     Raises:
-        MisuseError: naming the first field that does not fit, and what to give.
+        MisuseError: naming the first field that is invalid, with a valid value.
     """
     for name, rule in _AGENT_RULES.items():
         rule.check("Agent", name, getattr(agent, name))
 
 
 def as_context(context: Context | ContextPolicy | Iterable[ContextPolicy]) -> Context:
-    """Return the policies of an agent, given as one, as several, or put together already.
+    """Convert a policy, several policies or a `Context` to a `Context`.
 
     Raises:
-        MisuseError: when there is one that is none.
+        MisuseError: when an object is not a policy.
     """
     if isinstance(context, Context):
         return context
@@ -99,47 +99,49 @@ def as_context(context: Context | ContextPolicy | Iterable[ContextPolicy]) -> Co
 
 
 def as_states(states: Iterable[State]) -> frozenset[State]:
-    """Return states, which may be given by their names.
+    """Convert states, or their names, to a set of states in which a run can pause.
 
     Raises:
-        MisuseError: when there is one that is none, or that a run does not go on from.
+        MisuseError: when a state is unknown, or is one in which a run is over.
     """
     try:
         chosen = frozenset(State(state) for state in states)
     except (TypeError, ValueError):
-        there = ", ".join(sorted(set(State) - {State.DONE, State.ERROR}))
-        raise MisuseError(f"pause_before={shorten_repr(states)}: give a set of states, out of {there}") from None
+        valid = ", ".join(sorted(set(State) - {State.DONE, State.ERROR}))
+        raise MisuseError(
+            f"pause_before={shorten_repr(states)}: expected a set of states; valid values: {valid}"
+        ) from None
     if final := chosen & {State.DONE, State.ERROR}:
-        raise MisuseError(f"pause_before={sorted(final)}: a run that is over does not go on; give other states")
+        raise MisuseError(f"pause_before={sorted(final)}: a run that is over cannot pause; give other states")
     return chosen
 
 
 def check_new_id(run_id: str, parent: str | None) -> str:
-    """Return the id of a new run; where an agent works for another it is the caller's and more.
+    """Return the id of a new run. The run of a sub-agent has a longer id, which begins with the id of its parent.
 
     Raises:
-        MisuseError: when it is none that a store takes, or a person could type.
+        MisuseError: when it is not a string, is too long, or has characters that cannot be printed.
     """
     most = MAX_ID_CHARS + len(parent or "")
     if not isinstance(run_id, str):
-        raise MisuseError(f"a run's id is a text, and this is a {type(run_id).__name__}: give str(...) of it")
+        raise MisuseError(f"a run's id must be a string, not {type(run_id).__name__}: give str(...) of it")
     if not 1 <= len(run_id) <= most or not run_id.isprintable():
-        raise MisuseError(f"a run's id has 1 to {most} printable characters, unlike {run_id[:50]!r}")
+        raise MisuseError(f"a run's id must have 1 to {most} printable characters, unlike {run_id[:50]!r}")
     return run_id
 
 
-def to_plain_json(value: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return an object as it is stored.
+def to_plain_json(value: Mapping[str, Any], argument: str) -> dict[str, Any]:
+    """Convert an object to plain JSON values, as it is stored.
 
     Raises:
-        MisuseError: when it is no plain JSON.
+        MisuseError: when it is not plain JSON; `argument` names it in the message.
     """
     if not isinstance(value, Mapping):
-        raise MisuseError(f"{what}={shorten_repr(value)}: give a dict")
+        raise MisuseError(f"{argument}={shorten_repr(value)}: give a dict")
     try:
         return dict(json.loads(replace_surrogates(encode_json(dict(value)))))
     except (TypeError, ValueError, RecursionError) as error:
-        raise MisuseError(f"{what} must be plain JSON, since they are stored with the run: {error}") from None
+        raise MisuseError(f"{argument} must be plain JSON, because the run stores it: {error}") from None
 
 
 _USER: Final = STRING.or_none()
@@ -148,10 +150,10 @@ _SETTINGS: Final = require_type(Settings, NoneType, wanted="Settings(...), for e
 
 
 def check_start_options(user: object, session: object, settings: object, after: object, parent: object) -> None:
-    """Check the optional arguments of `Agent.start`; those left out cost nothing, since every run passes here.
+    """Check the optional arguments of `Agent.start`. Arguments that are None are skipped, to keep starts fast.
 
     Raises:
-        MisuseError: naming the argument that does not fit, and what to give.
+        MisuseError: naming the argument that is invalid, with a valid value.
     """
     if user is not None:
         _USER.check("start", "user", user)
@@ -166,25 +168,25 @@ def check_start_options(user: object, session: object, settings: object, after: 
 
 
 def as_roles(roles: Iterable[str]) -> tuple[str, ...]:
-    """Return roles as they are kept.
+    """Convert roles to a tuple.
 
     Raises:
-        MisuseError: when it is one text, whose letters would be taken for roles, or holds what is no text.
+        MisuseError: when the argument is a single string, whose letters would become roles, or an item is not a string.
     """
     if roles == ():  # most runs have none
         return ()
     given: tuple[Any, ...] = tuple(roles) if isinstance(roles, Iterable) and not isinstance(roles, str) else (roles,)
     if isinstance(roles, str) or not all(isinstance(role, str) for role in given):
         names = ", ".join(repr(role) for role in given if role is not None)
-        raise MisuseError(f"roles are several names, not {shorten_repr(roles)}: write roles=[{names}]")
+        raise MisuseError(f"roles must be a list of strings, not {shorten_repr(roles)}: write roles=[{names}]")
     return given
 
 
 def as_messages(messages: Iterable[Message] | None) -> tuple[Message, ...]:
-    """Return a history as it is kept; None is none.
+    """Convert a history to a tuple; None becomes an empty one. `check_history` checks the messages.
 
     Raises:
-        MisuseError: when it is no sequence; whether it holds messages is for `check_history` to see.
+        MisuseError: when it is not a sequence.
     """
     if messages is None:
         return ()
@@ -194,41 +196,40 @@ def as_messages(messages: Iterable[Message] | None) -> tuple[Message, ...]:
 
 
 def check_run(run: object, method: str) -> None:
-    """Refuse what is no run.
+    """Check that an argument of `Agent` is a run.
 
     Raises:
-        MisuseError: when it is none; it says how to get one.
+        MisuseError: when it is not; the message says how to get one.
     """
     if not isinstance(run, Run):
         raise MisuseError(
             f"agent.{method} takes a Run, not {shorten_repr(run)}: write agent.{method}(agent.start('...')) for a new "
-            "one, or "
-            f"agent.{method}(await agent.load(run_id))"
+            f"run, or agent.{method}(await agent.load(run_id))"
         )
 
 
 def check_call_id(run_id: object, call_id: object) -> None:
-    """Refuse what names no call of a run.
+    """Check that the id of a run and the id of a call are strings.
 
     Raises:
-        MisuseError: when it does not.
+        MisuseError: when one is not.
     """
     check_run_id(run_id)
     if not isinstance(call_id, str):
         raise MisuseError(
-            f"this takes a call's id, a text: give the call_id out of run.pending, not {shorten_repr(call_id)}"
+            f"call_id must be a string, not {shorten_repr(call_id)}: give the call_id of an item of run.pending"
         )
 
 
 FILTER: Final = require_type(Filter, wanted="a Filter, for example Filter(user='ann')")
 
 
-def as_text(text: object, what: str) -> str:
-    """Return what a person has said, as any wire takes it.
+def as_text(text: object, argument: str) -> str:
+    """Return a string with its lone surrogates replaced, which model APIs and databases refuse.
 
     Raises:
-        MisuseError: when it is no text.
+        MisuseError: when it is not a string; `argument` names it in the message.
     """
     if not isinstance(text, str):
-        raise MisuseError(f"{what}={shorten_repr(text)}: give a string")
+        raise MisuseError(f"{argument}={shorten_repr(text)}: give a string")
     return replace_surrogates(text)

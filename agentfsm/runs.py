@@ -1,6 +1,6 @@
 """Client for the runs in a store: read them, decide on their calls, send them input, pause, cancel and delete them.
 
-It needs no agent, no model and no API key. A worker that has the agent goes on with the run afterwards.
+The client works without an agent, a model or an API key. A worker that has the agent continues the run afterwards.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import attrs
 
 from agentfsm._validation import (
     CLOCK,
-    DURABILITY,
     FILTER,
     TOOLS_BY_AGENT,
     as_text,
@@ -44,6 +43,7 @@ from agentfsm.engine.run_list import RunIterator
 from agentfsm.engine.unattended import NO_TOOLS, apply_stop_requests
 from agentfsm.ports.store import (
     ALL_RUNS,
+    DURABILITY,
     STORE,
     TIMESTAMP,
     Clock,
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from agentfsm.engine.follow import JournalEvent
 
 Prompt = str | Part | tuple[Part, ...] | list[Part]
-# More agents than any run calls.
+# Limit of a query for all children of a run: more than any run has.
 _MAX_CHILDREN: Final = 1_000_000
 
 
@@ -73,32 +73,32 @@ _MAX_CHILDREN: Final = 1_000_000
 class Runs:
     """A client for the runs in a store: `runs = Runs(SQLiteStore("runs.db")); await runs.approve(run_id, call_id)`.
 
-    Everything here works from any process, whether or not a worker drives the run. What is posted is durable when the
-    call returns. Where a worker drives the run, it applies a cancel or a pause within seconds; where none does, the
-    client applies it at once.
+    All methods work from any process, whether or not a worker executes the run. Decisions, input and requests are
+    durable when the call returns. A worker that executes the run applies a cancel or a pause within seconds; without
+    such a worker, the client applies it at once.
 
     Raises:
-        MisuseError: when a field is of a wrong type.
+        MisuseError: when a field has the wrong type.
     """
 
     store: Store = attrs.field(validator=STORE)
-    """`aclose` closes it."""
+    """Store of the runs. `aclose` closes it."""
 
     tools: Mapping[str, ToolRegistry] = attrs.field(factory=dict, kw_only=True, validator=TOOLS_BY_AGENT)
-    """Tools by the name of their agent, where agents are at hand. With them, `approve` validates edited arguments at
-    once instead of when a worker takes up the call, and `cancel` knows which calls only read.
+    """Tools by agent name, if known. With them, `approve` validates edited arguments at once instead of when a worker
+    executes the call, and `cancel` knows which calls only read. Default: none.
     """
 
     clock: Clock = attrs.field(factory=SystemClock, kw_only=True, validator=CLOCK)
-    """For the times in the journal of a run that this client cancels or pauses."""
+    """Clock for the timestamps of cancels and pauses that this client applies. Default: the clock of the system."""
 
     durability: Durability = attrs.field(default="full", kw_only=True, validator=DURABILITY)
-    """Of what this client appends to a journal."""
+    """Durability of the client's appends to a journal, as in `Agent.durability`. Default: "full"."""
 
     ended_runs: EndedRuns = attrs.field(factory=dict, kw_only=True)
-    """Runs at hand that are over, by id, so that a conversation is not read from its beginning each time."""
+    """Cache of runs that are over, by id, so that a conversation need not be read from its beginning each time."""
 
-    # Reading.
+    # Read runs.
 
     async def load(self, run_id: str, *, at: int | None = None) -> Run:
         """Return a run from its journal.
@@ -108,26 +108,26 @@ class Runs:
             at: The version to return; None for the newest.
 
         Raises:
-            RunNotFoundError: when the store holds no such run.
-            MisuseError: when the run has no such version.
+            RunNotFoundError: when the store has no such run.
+            MisuseError: when the run does not have this version.
         """
         check_run_id(run_id)
         return await load_run(self.store, run_id, at, self.ended_runs)
 
     async def header(self, run_id: str) -> Header:
-        """Return the header of a run: what it was started with. No events are read.
+        """Return the header of a run: its prompt, its agent and the options of its start. No events are read.
 
         Raises:
-            RunNotFoundError: when the store holds no such run.
+            RunNotFoundError: when the store has no such run.
         """
         check_run_id(run_id)
         return await read_header(self.store, run_id)
 
     async def root(self, run_id: str) -> Header:
-        """Return the header of the run at the top: of the run's caller, its caller's caller and so on, or its own.
+        """Return the header of the root run: follow the callers of a run up. A run without a caller is its own root.
 
         Raises:
-            RunNotFoundError: when the store holds no such run.
+            RunNotFoundError: when the store has no such run.
         """
         header = await self.header(run_id)
         while header.parent is not None:
@@ -135,22 +135,22 @@ class Runs:
         return header
 
     async def children(self, run_id: str) -> tuple[RunSummary, ...]:
-        """Return the runs of the agents that a run has called, newest first; none where there is no such run."""
+        """Return the runs of the sub-agents that a run has called, newest first; empty if the run does not exist."""
         check_run_id(run_id)
         return await self.store.runs(Filter(parent=run_id), limit=_MAX_CHILDREN)
 
     async def list(
         self, where: Filter = ALL_RUNS, *, limit: int = 100, subagents: bool = True
     ) -> tuple[RunSummary, ...]:
-        """Return the newest runs that a filter takes, newest first; `iterate` returns all of them.
+        """Return the newest runs that match a filter, newest first; `iterate` returns all of them.
 
         Args:
-            where: Which runs to return.
-            limit: How many at most, 1 or more.
-            subagents: Whether to include the runs of agents that other runs have called.
+            where: Filter of the runs.
+            limit: Maximum number of runs, 1 or more.
+            subagents: Whether to include the runs of sub-agents.
 
         Raises:
-            MisuseError: when an argument is of a wrong type, or `limit` is below 1.
+            MisuseError: when an argument has the wrong type, or `limit` is below 1.
         """
         FILTER.check("list", "where", where)
         COUNT.check("list", "limit", limit)
@@ -160,16 +160,16 @@ class Runs:
             shown = [each for each in page if subagents or each.parent is None]
             if len(shown) >= limit or len(page) < size:
                 return tuple(shown[:limit])
-            size *= 4  # read again from the start: no run can slip in between two pages
+            size *= 4  # read again from the start: two pages could miss a run that begins between them
 
     def iterate(self, where: Filter = ALL_RUNS) -> AsyncIterator[RunSummary]:
-        """Return all runs that a filter takes, newest first, each once: `async for summary in runs.iterate(): ...`.
+        """Return all runs that match a filter, newest first, each once: `async for summary in runs.iterate(): ...`.
 
         The store is read page by page, so that a list of any length needs little memory. Runs that begin after the
         first page was read may be missing.
 
         Args:
-            where: Which runs to return.
+            where: Filter of the runs.
 
         Raises:
             MisuseError: when `where` is not a Filter.
@@ -181,7 +181,7 @@ class Runs:
         """Return the events of a run's journal, oldest first; event number n made version n.
 
         Raises:
-            RunNotFoundError: when the store holds no such run.
+            RunNotFoundError: when the store has no such run.
         """
         check_run_id(run_id)
         return (await self.store.read(run_id)).events
@@ -189,34 +189,34 @@ class Runs:
     def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[JournalEvent]:
         """Return the events of a run's journal as they are written: `async for item in runs.events(run_id): ...`.
 
-        Any process may drive the run; watching it costs that process nothing. The iteration ends with the run. While
-        the run waits for a person, or no worker drives it, the iterator waits too. It is safe to break out of the loop
-        or to cancel the task at any time. The store wakes the iterator where it can. The iterator also polls each
-        second, and each 0.1 s while it finds events that the store did not announce, as with a SQLite file that
+        Any process may execute the run; that process does no work for the iterator. The iteration ends with the run.
+        While the run waits for a person, or no worker executes it, the iterator waits too. It is safe to break out of
+        the loop or to cancel the task at any time. The store wakes the iterator if it can. The iterator also polls
+        every second, and every 0.1 s while it finds events that the store did not announce, as with a SQLite file that
         another process writes.
 
         Args:
             run_id: The run.
-            after: The version to begin after: 0 for all events, `item.version` of the last one seen to go on.
+            after: The version to begin after: 0 for all events, or the `version` of the last item to continue.
 
         Raises:
-            RunNotFoundError: by the iteration, when the store holds no such run, or no longer, also where its id was
-                used again.
-            MisuseError: when `after` is no version, or the iteration finds that the run has not come to it.
+            RunNotFoundError: by the iteration, when the run does not exist or was deleted, even if a new run has its
+                id.
+            MisuseError: when `after` is not a version, or, by the iteration, is above the version of the run.
         """
         check_run_id(run_id)
         COUNT_OR_ZERO.check("events", "after", after)
         return JournalFollower(self.store, run_id, after)
 
     async def wait(self, run_id: str) -> Run:
-        """Return a run that a worker drives, once it is over or waits for a person, for input or for a time.
+        """Wait until a run that a worker executes is over or waits for a person, input or a time, and return it.
 
         A posted decision counts before a worker has read it: after `approve` this waits for the outcome. If no worker
-        drives the run, this waits for ever, also for a run whose worker died before it applied a `cancel`; set a bound
+        executes the run, this waits forever, even after a `cancel` whose worker died before it applied it; set a bound
         with `anyio.fail_after`.
 
         Raises:
-            RunNotFoundError: when the store holds no such run, or no longer, also where its id was used again.
+            RunNotFoundError: when the run does not exist or was deleted, even if a new run has its id.
         """
         check_run_id(run_id)
         return await wait_until_blocked(self.store, run_id, self.ended_runs)
@@ -224,32 +224,32 @@ class Runs:
     async def audit(self, run_id: str) -> tuple[AuditRecord, ...]:
         """Return a record of each call of a run, oldest first: who asked for it, who approved it, how it ended.
 
-        The records are read from the journal. The calls of an agent that is a tool follow the call that it served.
+        The records are read from the journal. The calls of a sub-agent follow the call of the sub-agent.
 
         Raises:
-            RunNotFoundError: when the store holds no such run.
+            RunNotFoundError: when the store has no such run.
         """
         check_run_id(run_id)
         return await audit_run_tree(self.store, run_id)
 
     def audits(self, where: Filter = ALL_RUNS, *, since: float = -inf) -> AsyncIterator[AuditRecord]:
-        """Return the calls of all runs that a filter takes, each once: `async for record in runs.audits(): ...`.
+        """Return the calls of all runs that match a filter, each once: `async for record in runs.audits(): ...`.
 
-        The newest run comes first, and each run's calls in their order; the store is read page by page. A run of an
-        agent that is a tool is one among the others here.
+        The newest run comes first, and each run's calls in their order. The store is read page by page. The run of a
+        sub-agent is listed by itself, not with its caller.
 
         Args:
-            where: Which runs to read, of any agent and user.
-            since: Seconds since 1970: runs that were over before are left out.
+            where: Filter of the runs.
+            since: Seconds since 1970: runs that ended before this time are left out.
 
         Raises:
-            MisuseError: when one of the two is of a wrong type.
+            MisuseError: when an argument has the wrong type.
         """
         FILTER.check("audits", "where", where)
         TIMESTAMP.check("audits", "since", since)
         return AuditTrail(self.store, RunIterator(self.store, where), since)
 
-    # Decisions. The first one on a call counts.
+    # Decide on calls. The first decision on a call counts.
 
     async def approve(
         self,
@@ -262,22 +262,21 @@ class Runs:
     ) -> None:
         """Approve a call. It runs when the run is resumed.
 
-        Edited arguments are validated at once where `tools` has the tools of the run's agent. Otherwise the worker
-        that takes up the call validates them: if they do not fit, the call does not run, and the run asks for the
-        approval again, with the reason in `Pending.error`.
+        Edited arguments are validated at once if `tools` has the tools of the run's agent. Otherwise the worker that
+        executes the call validates them: if they do not fit, the call does not run, and the run asks for approval
+        again, with the reason in `Pending.error`.
 
         Args:
-            run_id: The run, as `run.pending` names it: a sub-agent's own, where that waits.
-            call_id: The call.
-            by: Who approves it.
-            arguments: Run the call with these in place of the model's own, as plain JSON; the history then says the
-                same.
-            digest: The `Pending.digest` of what was shown to the person: approval of anything else is refused. None:
-                whatever the run asks now.
+            run_id: `Pending.run_id`: the run, or the run of its sub-agent that waits.
+            call_id: `Pending.call_id`.
+            by: Name of the person who approves.
+            arguments: Arguments, as plain JSON, that replace the model's, in the history too. None: the model's.
+            digest: `Pending.digest` of the call that the person saw; the approval of a different call is refused.
+                None: the call as it is now.
 
         Raises:
-            MisuseError: when the run has no such call, or the arguments are no JSON or do not fit its tool.
-            ConflictError: when it was decided already, the time is up, or it is another call than was shown.
+            MisuseError: when the run has no such call, or the arguments are not JSON or do not fit the tool.
+            ConflictError: when the call was decided already, its time is up, or the digest differs.
         """
         check_call_id(run_id, call_id)
         run, item = await find_pending(self.store, run_id, call_id, PendingKind.APPROVAL, digest=digest)
@@ -286,17 +285,17 @@ class Runs:
         await post_decision(self.store, run, item, approval)
 
     async def reject(self, run_id: str, call_id: str, *, message: str = "", by: str = "") -> None:
-        """Reject a call. It does not run, and the model reads why.
+        """Reject a call. It does not run, and the model reads the reason.
 
         Args:
-            run_id: The run, as `run.pending` names it.
-            call_id: The call.
+            run_id: `Pending.run_id`.
+            call_id: `Pending.call_id`.
             message: The reason, for the model.
-            by: Who rejects it.
+            by: Name of the person who rejects.
 
         Raises:
             MisuseError: when the run has no such call.
-            ConflictError: when it was decided already, or the time is up.
+            ConflictError: when the call was decided already, or its time is up.
         """
         check_call_id(run_id, call_id)
         run, item = await find_pending(self.store, run_id, call_id, PendingKind.APPROVAL)
@@ -316,23 +315,23 @@ class Runs:
         """Answer a question: give the result of a call that comes from outside, or the input that a tool asks for.
 
         The result of `ask_user`, or of a tool with `external=True`, is text. The input that a tool asks for with
-        `InputRequired` is an object that fits the question's schema, or plain text where that is one string; several
-        questions are answered at once, by their keys. The tool is then called again.
+        `InputRequired` is an object that fits the question's schema, or text if the schema is a single string. Several
+        questions are answered together, by key. The tool is then called again.
 
         Args:
-            run_id: The run, as `run.pending` names it.
-            call_id: The call.
-            content: The result, which the model reads; or the answer to the tool, None where there is nothing to fill
-                in. Of several answers, None declines one.
+            run_id: `Pending.run_id`.
+            call_id: `Pending.call_id`.
+            content: The result, which the model reads; or the answer to the tool, None if the schema has no fields.
+                Among several answers, None declines a question.
             failed: Whether a result is an error.
             declined: Whether the person declines to answer the tool.
-            by: Who answers.
-            digest: The `Pending.digest` of what was shown to the person: an answer to anything else is refused. None:
-                whatever the call asks now.
+            by: Name of the person who answers.
+            digest: `Pending.digest` of the question that the person saw; the answer to a different question is
+                refused. None: the question as it is now.
 
         Raises:
-            MisuseError: when the run waits for no such answer, or it does not fit the question; nothing is lost.
-            ConflictError: when it was answered already, the time is up, or something else is asked than was shown.
+            MisuseError: when the run does not wait for this answer, or the answer does not fit; nothing is posted.
+            ConflictError: when the question was answered already, its time is up, or the digest differs.
         """
         check_call_id(run_id, call_id)
         run, item = await find_pending(self.store, run_id, call_id, PendingKind.QUESTION, digest=digest)
@@ -351,23 +350,23 @@ class Runs:
         """Record the outcome of a call that was in flight when its worker died.
 
         Args:
-            run_id: The run.
-            call_id: The call.
-            result: The call was done, and returned this.
-            failed: The call failed in this way.
-            rerun: Run the call again, under the same idempotency key.
-            by: Who says so.
+            run_id: `Pending.run_id`.
+            call_id: `Pending.call_id`.
+            result: Result of the call, if it succeeded.
+            failed: Error of the call, if it failed.
+            rerun: Whether to run the call again, with the same idempotency key.
+            by: Name of the person who decides.
 
         Raises:
-            MisuseError: when not exactly one of the three is given, or the run has no such call.
-            ConflictError: when it was decided already.
+            MisuseError: when not exactly one of `result`, `failed` and `rerun` is given, or the run has no such call.
+            ConflictError: when the outcome was recorded already.
         """
         check_call_id(run_id, call_id)
         decision = build_settlement(call_id, result, failed, rerun=rerun, by=by)
         run, item = await find_pending(self.store, run_id, call_id, PendingKind.OUTCOME)
         await post_decision(self.store, run, item, decision)
 
-    # Input, and the end or a rest of a run.
+    # Send input, pause and cancel.
 
     async def send(
         self,
@@ -383,21 +382,20 @@ class Runs:
 
         Args:
             run_id: A run that is not over.
-            content: Text or parts. No model is known here, so a part that the run's model cannot take is not refused:
-                the run leaves it out of its journal when it reads the input, and a text in its place says so to the
-                model. `Agent.send` refuses it at once.
-            kind: The user's own words, or a note of the system.
-            priority: The order of inputs, where several wait.
-            at: A datetime with its time zone, or seconds since 1970, before which the input is not read: a timer. It
-                does not keep a run from ending.
-            key: Unique in the run: a second input of the same key is not taken in again.
+            content: Text or parts. The client does not know the run's model: a part that the model does not support is
+                replaced by a note when the run reads the input. `Agent.send` refuses such a part at once.
+            kind: Kind of the input: the user's words, or a note of the system.
+            priority: Order in which waiting inputs are read.
+            at: Earliest time at which the input is read, as a datetime with a time zone or seconds since 1970. It does
+                not keep a run from ending.
+            key: Key of the input, unique in the run: a second input with the same key is ignored.
 
         Returns:
-            The row of the inbox: the first one of that key.
+            The row of the inbox; if the key was used before, the earlier row.
 
         Raises:
-            ConflictError: when the run is over, or 1,000 posts wait in its inbox: it has to take some in first.
-            MisuseError: when there is no such kind or priority, or `at` is no time; nothing was posted.
+            ConflictError: when the run is over, or its inbox is full (1,000 posts).
+            MisuseError: when the kind or priority is unknown, or `at` is not a time; nothing is posted.
         """
         check_run_id(run_id)
         STRING.or_none().check("send", "key", key)
@@ -409,18 +407,17 @@ class Runs:
     async def pause(self, run_id: str, *, by: str = "", message: str = "") -> None:
         """Pause a run at its next boundary between two steps, until it is resumed.
 
-        A worker that drives the run stops there, within seconds where that is another process; a call to a model or a
-        tool that is under way ends first. If that worker dies before it has seen the request, the next one that takes
-        the run pauses it.
+        A worker that executes the run, also in another process, reads the request within seconds; model and tool calls
+        in flight end first. If that worker dies before it reads the request, the next worker of the run applies it.
 
         Args:
             run_id: A run that is not over.
-            by: Who pauses it.
+            by: Name of the person who pauses the run.
             message: The reason, for people.
 
         Raises:
             ConflictError: when the run is over.
-            MisuseError: when it works for another run, which is the one to pause.
+            MisuseError: when the run is that of a sub-agent: pause its caller instead.
         """
         parent = (await self.header(run_id)).parent
         if parent is not None:
@@ -429,18 +426,18 @@ class Runs:
         await self._apply_posted(run_id)
 
     async def cancel(self, run_id: str, *, by: str = "", message: str = "") -> None:
-        """End a run and the runs of the agents below it: at once if no worker drives it, else within seconds.
+        """End a run and the runs of its sub-agents: at once if no worker executes it, else within seconds.
 
-        The request is durable. If the worker dies before it has seen it, the run ends when the next worker takes it, or
-        by `agent.resume`, or by a second `cancel` once the dead worker's lease has ended.
+        The request is durable. If the worker dies before it reads the request, the run ends when the next worker takes
+        it, by `agent.resume`, or by a second `cancel` after the dead worker's lease has expired.
 
         Args:
             run_id: The run.
-            by: Who cancels it.
+            by: Name of the person who cancels the run.
             message: The reason, for people.
 
         Raises:
-            ConflictError: when the run is over, and not because it was cancelled.
+            ConflictError: when the run is over, unless it was cancelled.
         """
         check_run_id(run_id)
         posted = await self.store.post(run_id, "cancel", Cancel(by=by, message=message))
@@ -448,22 +445,22 @@ class Runs:
         await wake_callers(self.store, run_id, (await self.header(run_id)).parent, posted.key)
 
     async def _apply_posted(self, run_id: str) -> None:
-        """Apply the request that was just posted, if no worker drives the run."""
+        """Apply the request that was just posted, if no worker executes the run."""
         tools = self._find_tools(await self.header(run_id))
         await apply_stop_requests(self.store, run_id, clock=self.clock, tools=tools, durability=self.durability)
 
     def _find_tools(self, header: Header) -> ToolRegistry:
         return self.tools.get(header.agent, NO_TOOLS)
 
-    # Removal.
+    # Delete runs.
 
     async def delete(self, run_id: str) -> int:
-        """Remove a run that no worker drives, with the runs of agents below it; return how many runs that were.
+        """Delete a run that no worker executes, with the runs of its sub-agents. Return the number of deleted runs.
 
         Raises:
-            RunNotFoundError: when the store holds no such run.
-            ConflictError: when it, or one below it, is driven, or another run goes on from one of them (sessions are
-                deleted whole), or it works for another run that is not over and would do its work again.
+            RunNotFoundError: when the store has no such run.
+            ConflictError: when a worker executes one of these runs; when another run continues one of them (a session
+                is deleted whole); or when the caller of the run is not over, because it would repeat the work.
         """
         count = 1 + await self._count_descendants(run_id)
         await self.store.delete(run_id)
@@ -474,30 +471,31 @@ class Runs:
         return len(children) + sum([await self._count_descendants(each.id) for each in children])
 
     async def delete_session(self, session: str) -> int:
-        """Remove all runs of a session, with the runs of agents below them; return how many runs that were.
+        """Delete all runs of a session, with the runs of their sub-agents. Return the number of deleted runs.
 
         Raises:
             MisuseError: when `session` is empty or not a string.
-            ConflictError: when one of them is driven, or a run outside goes on from one; none is removed then.
+            ConflictError: when a worker executes one of these runs, or a run outside the session continues one of
+                them. No run is deleted then.
         """
         NAME.check("delete_session", "session", session)
         return await self.store.delete_session(session)
 
     async def prune(self, before: float) -> int:
-        """Remove runs that are over and have not changed since a time; return how many runs that were.
+        """Delete the runs that are over and have not changed since a time. Return the number of deleted runs.
 
-        A session is removed whole, when all of its runs may be; a run from which another goes on stays as long as that
-        one, and runs of agents stay as long as their callers.
+        A session is deleted whole, once all of its runs qualify. A run that another run continues stays as long as that
+        run does, and the runs of sub-agents stay as long as their callers.
 
         Args:
-            before: Seconds since 1970.
+            before: The time, in seconds since 1970.
 
         Raises:
-            MisuseError: when it is no such number; nothing is removed.
+            MisuseError: when `before` is not such a number. No run is deleted then.
         """
         return await self.store.prune(before)
 
-    # Life.
+    # Cleanup.
 
     async def __aenter__(self) -> Self:
         return self

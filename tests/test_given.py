@@ -107,7 +107,7 @@ ODD: dict[str, tuple[Any, str]] = {
     "at of a fork": (lambda agent, run: agent.fork(run.id, at=2.5), "and no version 2.5"),
     "edit": (lambda agent, run: agent.fork(run.id, edit=[run]), "a dict of events by their versions, not list"),
     "version": (lambda agent, run: agent.fork(run.id, edit={"2": run}), "there is no '2' to edit"),
-    "call": (lambda agent, run: agent.approve(run.id, run.pending[0]), "give the call_id out of run.pending"),
+    "call": (lambda agent, run: agent.approve(run.id, run.pending[0]), "give the call_id of an item of run.pending"),
     "rerun": (lambda agent, run: agent.settle(run.id, "t1.0", rerun=None), "exactly one of"),
     "parallel": (
         lambda agent, _run: agent.worker(parallel="3"),
@@ -261,9 +261,9 @@ def test_what_is_no_model_is_refused(model, match):
         ({"version": 2}, "a string"),
         ({"new_id": "x"}, "a function"),
         ({"durability": "safe"}, "'full' or 'normal'"),
-        ({"pause_before": None}, "a set of states, out of act, observe"),
+        ({"pause_before": None}, "expected a set of states; valid values: act, observe"),
         ({"pause_before": State.ACT}, "a set of states"),
-        ({"pause_before": {"done"}}, "a run that is over does not go on"),
+        ({"pause_before": {"done"}}, "a run that is over cannot pause"),
         ({"context": None}, "not a context policy"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -376,7 +376,7 @@ async def test_a_function_model_speaks_lines_of_a_script():
 
 async def test_an_id_that_is_made_is_looked_at_like_one_that_is_given():
     """`new_id=uuid4` makes no texts: the run went its way under an id that nobody could load."""
-    for made, match in ((uuid4, "is a UUID: give str"), (lambda: "", "1 to 200 printable")):
+    for made, match in ((uuid4, "must be a string, not UUID: give str"), (lambda: "", "1 to 200 printable")):
         odd_id: Any = made
         with pytest.raises(MisuseError, match=match):
             await Agent(ScriptedModel("x"), new_id=odd_id).run("hello")

@@ -93,7 +93,7 @@ async def test_a_yes_to_something_else_is_refused(store):
     await asked(store, bank)
     agent = bank.agent(store)
     for digest in ("0123456789abcdef", ""):
-        with pytest.raises(ConflictError, match="not what was shown"):
+        with pytest.raises(ConflictError, match="has changed since it was shown"):
             await agent.approve("mine", "t1.0", digest=digest)
     assert await store.inbox("mine") == ()
 
@@ -116,7 +116,7 @@ async def test_a_tool_that_has_changed_is_asked_about_again(store, change, yes):
     assert (bank.paid, await store.inbox("mine")) == ([], ())
     assert names(await later.history("mine")).count("ApprovalAsked") == 2
     assert await later.resume("mine") == again
-    with pytest.raises(ConflictError, match="not what was shown"):
+    with pytest.raises(ConflictError, match="has changed since it was shown"):
         await later.approve("mine", "t1.0", digest=run.pending[0].digest)
     await later.approve("mine", "t1.0", digest=again.pending[0].digest, by="bob")
     done = await later.resume("mine")

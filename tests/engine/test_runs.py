@@ -201,7 +201,7 @@ async def test_an_approval_and_a_rejection(store):
     """The first decision counts; the digest binds it to what was shown."""
     bank, runs = Bank(), Runs(store)
     yes, no = await bank.ask(store), await bank.ask(store)
-    with pytest.raises(ConflictError, match="it is not what was shown"):
+    with pytest.raises(ConflictError, match="it has changed since it was shown"):
         await runs.approve(yes.id, "t1.0", digest="other")
     await runs.approve(yes.id, "t1.0", by="bob", digest=yes.pending[0].digest)
     await runs.reject(no.id, "t1.0", by="bob", message="no")

@@ -198,7 +198,7 @@ async def test_a_yes_to_something_else_than_was_shown_is_refused():
     async with Client(agent.as_mcp_server().server) as client:
         run = await said(client, "start", prompt="wipe")
         to = {"run_id": run["run_id"], "call_id": run["pending"][0]["call_id"], "decision": "approve", "by": "Ann"}
-        assert "not what was shown" in await refused(client, "approve", digest="0" * 16, **to)
+        assert "has changed since it was shown" in await refused(client, "approve", digest="0" * 16, **to)
         assert (await said(client, "status", run_id=run["run_id"]))["status"] == "waiting"
 
 
