@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 # Shorter words of a key or a header are not taken out of the server's words, characters.
 _MIN_SECRET_CHARS: Final = 8
-_MODEL_NAME: Final = attrs.evolve(NAME, wanted="the name of the model as the provider knows it, such as 'gpt-4o'")
+MODEL_NAME: Final = attrs.evolve(NAME, wanted="the name of the model as the provider knows it, such as 'gpt-4o'")
 
 # What is looked at of what a server said, characters. What is shown of it is far less.
 _MAX_RAW_DETAIL_CHARS: Final = 64 * 2**10
@@ -107,7 +107,7 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         price: Prices | None = None,
     ) -> None:
         adapter = type(self).__name__
-        _MODEL_NAME.check(adapter, "name", name)
+        MODEL_NAME.check(adapter, "name", name)
         COUNT.or_none().check(adapter, "window_tokens", window_tokens)
         STRING.check(adapter, "base_url", base_url)
         self.name = name

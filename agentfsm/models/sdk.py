@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, cast
 
@@ -22,9 +23,10 @@ import httpx2  # what the vendors' packages themselves speak with; they raise it
 
 from agentfsm._http import parse_retry_after, parse_wait_s
 from agentfsm.core.errors import ClosedError, MisuseError, ModelError
+from agentfsm.core.validation import STRING, require_type, shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.models import provider_errors as t
-from agentfsm.models.adapter import AdapterModel
+from agentfsm.models.adapter import MODEL_NAME, AdapterModel
 from agentfsm.models.guarded_http import close_response, iter_limited, read_limited
 from agentfsm.models.wire import (
     MAX_BODY_BYTES,
@@ -38,7 +40,7 @@ from agentfsm.models.wire import (
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from agentfsm.core.usage import Usage
     from agentfsm.models.prices import Prices
@@ -60,6 +62,12 @@ TRANSPORT_ERRORS: Final[Mapping[type[Exception], t.Translate]] = {
     WireFormatError: t.invalid_reply_error,
     SizeLimitError: t.reply_size_error,
 }
+
+
+_BASE_URL: Final = attrs.evolve(STRING, wanted="a string such as 'http://localhost:8000/v1'").or_none()
+_HTTP_CLIENT: Final = require_type(
+    httpx2.AsyncClient, httpx.AsyncClient, wanted="an AsyncClient of httpx2 or httpx"
+).or_none()
 
 
 class SDKClient(Protocol):
@@ -303,6 +311,38 @@ def shared_ssl_context() -> ssl.SSLContext:
 
 
 # Arguments
+
+
+def check_arguments(
+    adapter: str, *, name: object, base_url: object, api_key: object, headers: object, http_client: object
+) -> None:
+    """Check the types of an adapter's arguments, before the environment variables and the SDK are involved.
+
+    An error about the key or a header shows only the type of the value, which may be a secret.
+
+    Args:
+        adapter: Name of the class, for the error.
+        name: A string that is not empty.
+        base_url: A string, or None.
+        api_key: A string, or None.
+        headers: A mapping from strings to strings, or None.
+        http_client: An AsyncClient of httpx2 or httpx, or None.
+
+    Raises:
+        MisuseError: if an argument has another type.
+    """
+    MODEL_NAME.check(adapter, "name", name)
+    _BASE_URL.check(adapter, "base_url", base_url)
+    if not isinstance(api_key, str | None):
+        raise MisuseError(f"{adapter}(api_key=...) is of the type {type(api_key).__name__}: give a string, or None")
+    if not isinstance(headers, Mapping | None):
+        raise MisuseError(f"{adapter}(headers=...) is of the type {type(headers).__name__}: give a dict, or None")
+    for key, value in (headers or {}).items():
+        if not isinstance(key, str):
+            raise MisuseError(f"{adapter}(headers=...) has the key {shorten_repr(key)}: give a string")
+        if not isinstance(value, str):
+            raise MisuseError(f"the header {key!r} is of the type {type(value).__name__}: give a string")
+    _HTTP_CLIENT.check(adapter, "http_client", http_client)
 
 
 def parse_base_url(text: str) -> httpx2.URL:

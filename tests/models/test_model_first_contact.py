@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from agentfsm import MisuseError
+from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
@@ -44,3 +45,45 @@ def test_a_missing_module_of_another_package_is_passed_on():
     ran = run_python("import sys; sys.modules['httpx2'] = None\nfrom agentfsm.models import Anthropic")
     assert "ModuleNotFoundError: import of httpx2 halted" in ran.stderr
     assert "extra" not in ran.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("adapter", [OpenAIChat, OpenAIResponses, Anthropic])
+@pytest.mark.parametrize(
+    ("name", "arguments", "fault"),
+    [
+        (3, {}, r"\(name=3\): give the name of the model"),
+        ("", {}, r"\(name=''\): give the name of the model"),
+        ("m", {"base_url": 3}, r"\(base_url=3\): give a string such as 'http"),
+        ("m", {"base_url": 0}, r"\(base_url=0\): give a string such as 'http"),
+        ("m", {"headers": ["x-key"]}, r"\(headers=\.\.\.\) is of the type list: give a dict, or None"),
+        ("m", {"headers": {3: "x"}}, r"\(headers=\.\.\.\) has the key 3: give a string"),
+        ("m", {"http_client": 3}, r"\(http_client=3\): give an AsyncClient"),
+        ("m", {"window_tokens": "8k"}, r"\(window_tokens='8k'\): give a whole number"),
+    ],
+)
+def test_an_argument_of_the_wrong_type_is_refused_by_name(adapter, name, arguments, fault):
+    """The error names the adapter, the argument and its value, instead of an error inside the SDK."""
+    with pytest.raises(MisuseError, match=f"^{adapter.__name__}{fault}"):
+        adapter(name, **{"api_key": "k", **arguments})
+
+
+@pytest.mark.parametrize("adapter", [OpenAIChat, OpenAIResponses, Anthropic])
+@pytest.mark.parametrize(("key", "kind"), [(3, "int"), (0, "int"), (b"sk-secret", "bytes"), (lambda: "sk", "function")])
+def test_a_key_of_the_wrong_type_is_refused_and_not_shown(adapter, key, kind):
+    """The error shows the type of the key, and not its value, which may be a secret."""
+    with pytest.raises(MisuseError) as caught:
+        adapter("m", api_key=key)
+    assert str(caught.value) == f"{adapter.__name__}(api_key=...) is of the type {kind}: give a string, or None"
+
+
+@pytest.mark.parametrize("adapter", [OpenAIChat, OpenAIResponses, Anthropic])
+def test_a_header_of_the_wrong_type_is_refused_and_not_shown(adapter):
+    """A header may hold a token, so its value is not shown either."""
+    with pytest.raises(MisuseError, match=r"^the header 'x-token' is of the type bytes: give a string$"):
+        adapter("m", api_key="k", headers={"x-token": b"sk-secret"})
+
+
+def test_the_cache_argument_is_a_bool():
+    """`cache="no"` would be taken as true."""
+    with pytest.raises(MisuseError, match=r"^Anthropic\(cache='no'\): give True or False$"):
+        Anthropic("m", api_key="k", cache="no")

@@ -10,6 +10,7 @@ import httpx2
 
 from agentfsm._plugins import require_extra
 from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm.core.validation import BOOL
 from agentfsm.models import provider_errors as t
 from agentfsm.models.anthropic import wire
 from agentfsm.models.anthropic.schema import unsupported_schema
@@ -18,6 +19,7 @@ from agentfsm.models.sdk import (
     TRANSPORT_ERRORS,
     SDKClient,
     SDKModel,
+    check_arguments,
     check_header,
     read_error_message,
     read_retry_after_headers,
@@ -135,6 +137,15 @@ class Anthropic(SDKModel):
         price: Price | None = None,
         cache: bool = True,
     ) -> None:
+        check_arguments(
+            type(self).__name__,
+            name=name,
+            base_url=base_url,
+            api_key=api_key,
+            headers=headers,
+            http_client=http_client,
+        )
+        BOOL.check(type(self).__name__, "cache", cache)
         base_url = base_url or os.environ.get("ANTHROPIC_BASE_URL") or None
         api_key = api_key or os.environ.get("ANTHROPIC_API_KEY")
         token = None if api_key else os.environ.get("ANTHROPIC_AUTH_TOKEN")

@@ -16,6 +16,7 @@ from agentfsm.models.sdk import (
     TRANSPORT_ERRORS,
     SDKClient,
     SDKModel,
+    check_arguments,
     check_header,
     read_error_message,
     read_retry_after_headers,
@@ -119,6 +120,14 @@ class OpenAIModel(SDKModel):
         window_tokens: int | None = None,
         price: Prices | None = None,
     ) -> None:
+        check_arguments(
+            type(self).__name__,
+            name=name,
+            base_url=base_url,
+            api_key=api_key,
+            headers=headers,
+            http_client=http_client,
+        )
         base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
         super().__init__(
             name,
