@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 SRC := agentfsm tests benchmarks examples
 TRACED := tests/engine tests/core
 SWEEPS := tests/engine/sweeps
@@ -29,14 +30,23 @@ help:  ## list the targets, and the parts of the soak
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 	@sed -n 's/^SOAK_\([a-z]*\) :=.*## /  make soak PART=\1\t/p' $(MAKEFILE_LIST) | expand -t 30
 
-$(VENV)/ready: pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "agentfsm needs Python 3.11 or newer; say PYTHON=python3.11")'
+$(VENV)/pip:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "agentfsm needs Python 3.11 or newer: PYTHON=python3.11 make ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all]' --group test --group check
+	$(INSTALL) --quiet --upgrade 'pip>=25.1'
 	@touch $@
 
-demo: $(VENV)/ready  ## run the main job: an agent surveys a folder and writes a report (FOLDER=., no key needed)
+$(VENV)/ready: $(VENV)/pip pyproject.toml
+	@echo "Installing agentfsm with all extras, the tests and the checkers into $(VENV): a minute or two."
+	$(INSTALL) --quiet --editable '.[all]' --group test --group check
+	@touch $@ $(VENV)/package
+
+# Enough for the command line. Pip prints each package, since a first installation takes a while.
+$(VENV)/package: $(VENV)/pip pyproject.toml
+	$(INSTALL) --editable '.[cli]'
+	@touch $@
+
+demo: $(VENV)/package  ## run the main job: an agent surveys a folder and writes a report (FOLDER=., no key needed)
 	@$(BIN)/agentfsm demo $(FOLDER)
 
 # Of three parts at once one has its own core, and those that start processes and wait for them share another. These stand

@@ -41,6 +41,10 @@ def test_the_stop_reasons():
     limits, reasons = LIMITS.split("| `stop_reason` |")
     assert sorted(first_column(reasons)) == sorted(StopReason)
     assert sorted(first_column(limits)) == sorted(field.name for field in attrs.fields(Limits))
+    defaults = re.findall(r"^\| `(\w+)` \| ([\d.,]+) \|", limits, re.MULTILINE)
+    assert {name: float(number.replace(",", "")) for name, number in defaults} == {
+        name: getattr(Limits(), name) for name, _ in defaults
+    }
 
 
 def test_the_errors():
