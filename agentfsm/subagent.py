@@ -1,8 +1,8 @@
-"""An agent as a tool of another: its run has a journal of its own, and spends from the caller's budget.
+"""Agents as tools of other agents. The child run has its own journal, and spends from the budget of its parent run.
 
-The child's run id is the caller's and the call's, so that calling again means going on: a crash repeats nothing that
-the child has done. It keeps its own time, a little within the call's, so that it can end in order and hand over what
-it has.
+The id of the child run is made of the parent's id and the call's id, so a repeated call continues the same run: after a
+crash, none of its work is repeated. The time limit of the child run is within that of the call, so that the child run
+can end properly and return its partial result.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.ports.store import Clock, Store
 
-# Turns of a child, unless told otherwise: look, look again, answer (document C, 5).
+# Default limit of turns of a child run: two with tool calls, and the answer (document C, 5).
 DEFAULT_TURNS: Final = 3
-# Seconds for a child: three calls of a large model take 10 to 25 (document C, 10.2).
+# Default duration of a child run in seconds: three requests to a large model take 10 to 25 s (document C, 10.2).
 DEFAULT_TIMEOUT_S: Final = 30.0
-# Seconds beyond that in which a child whose time is up ends in order.
+# Seconds that a call has after its timeout, for the child run to end.
 GRACE_S: Final = 5.0
-# Hexadecimal digits of the nonce of an agent's run.
+# Hexadecimal digits of the nonce of a child run.
 NONCE_DIGITS: Final = 16
-# Instructions for an agent that coordinates others (document C, 9.2).
+# Instructions for an agent that coordinates other agents (document C, 9.2).
 COORDINATION: Final = (
     "If a tool returns an error, go on with what the other tools gave you. Do not call the failed tool again unless "
     "its error says that this helps. Never show the user technical details of an error: say in plain words what you "
@@ -61,17 +61,17 @@ def make_agent_tool(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     **options: Any,
 ) -> Tool[..., Any]:
-    """Make a tool of an agent; `Agent.as_tool` is this."""
+    """Return a tool that calls an agent; implements `Agent.as_tool`, which documents the arguments."""
     COUNT.check("as_tool", "turns", turns)
     SECONDS.check("as_tool", "timeout_s", timeout_s)
-    if told := {"read_only", "idempotent", "kind", "grace_s"} & options.keys():
-        raise MisuseError(f"as_tool() takes no {', '.join(sorted(told))}: that follows from the agent's own tools")
+    if derived := {"read_only", "idempotent", "kind", "grace_s"} & options.keys():
+        raise MisuseError(f"as_tool() derives {', '.join(sorted(derived))} from the agent's own tools: leave it out")
     config = agent.driver.config
-    config.model.prepare()  # here, and not in the event loop of a caller
+    config.model.prepare()  # it may block, so not in the event loop of the parent run
     agent.driver.check_price()
     child = _SubagentTool(agent, prompt, turns, timeout_s)
     tools = list(config.registry)
-    if config.registry.sources:  # what else there will be is not known yet
+    if config.registry.sources:  # their tools are not known yet
         read_only, level, is_safe = False, Level.WRITE, False
     else:
         read_only = all(tool.read_only for tool in tools)
@@ -97,7 +97,7 @@ def make_agent_tool(
 
 @attrs.define(eq=False, repr=False)
 class _SubagentTool:
-    """An agent that is called as a tool."""
+    """Function of the tool that calls an agent."""
 
     agent: RunnableAgent
     prompt: BuildPrompt | None
@@ -105,24 +105,24 @@ class _SubagentTool:
     timeout_s: float
 
     async def ask(self, ctx: RunContext[Any], query: str) -> ToolReturn:
-        """Let the agent work on a question, and hand over what came of it.
+        """Let the agent answer a question, and return the result.
 
         Args:
-            ctx: Knows the run that calls.
+            ctx: Context of the call.
             query: What the agent shall find out or do.
         """
         return await self.call(ctx, query=query)
 
     async def call(self, ctx: RunContext[Any], **arguments: Any) -> ToolReturn:
-        """Let the agent work on the arguments, and hand over what came of it."""
+        """Run the agent on the arguments, and return the result."""
         parent: Parent | None = ctx.parent
         if parent is not None and parent.run.header.depth >= parent.depth_limit:
-            text = f"agents may call agents {parent.depth_limit} deep, and this would be one more: answer yourself"
+            text = f"agents may call agents {parent.depth_limit} deep, and this call would be deeper: answer yourself"
             return ToolReturn(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT)
         return await _SubagentCall(self._build_variant(ctx, parent), ctx, parent).run(self._build_prompt(arguments))
 
     async def end_run(self, store: Store, clock: Clock, caller: str, call_id: str) -> ToolReturn:
-        """End the run of the agent behind a call for good, since the caller or the call ends; return what it did."""
+        """Cancel the child run of a call, because the parent run or the call ends. Return the result of its work."""
         driver = self.agent.driver
         model, tools = driver.config.model, driver.config.registry
         run = await cancel_child_run(store, caller, call_id, clock=clock, tools=tools, durability=driver.durability)
@@ -134,44 +134,44 @@ class _SubagentTool:
         return json.dumps(arguments, ensure_ascii=False, indent=2)
 
     def _build_variant(self, ctx: RunContext[Any], parent: Parent | None) -> RunnableAgent:
-        """Return the agent as it works for this caller: in its store, within its time."""
+        """Return a variant of the agent with the parent's store and clock, within the limits of the call."""
         clock = self.agent.clock if parent is None else parent.clock
         left_s = max(0.001, min(self.timeout_s, ctx.deadline - clock.now(), self.agent.limits.seconds))
         limits = attrs.evolve(self.agent.limits, turns=self.turns, seconds=left_s)
-        own = partial(self.agent.with_, pause_before=())  # it rests when its caller does
+        build = partial(self.agent.with_, pause_before=())  # it pauses only with its parent
         if parent is None:
-            return own(limits=limits)
+            return build(limits=limits)
         depth = min(parent.depth_limit, parent.run.header.depth + 1 + limits.depth)
-        return own(limits=attrs.evolve(limits, depth=depth), store=parent.store, clock=clock)
+        return build(limits=attrs.evolve(limits, depth=depth), store=parent.store, clock=clock)
 
 
 def _with_derived_nonce(run: Run, key: str) -> Run:
-    """Return a new run whose nonce follows from the key of the call that it serves.
+    """Return a new child run whose nonce is derived from the idempotency key of its call.
 
-    So where the record of the agent's run is lost and the call is taken up again, its own calls have the same keys.
+    If the child run is lost and its call is repeated, the calls of the new child run have the same idempotency keys.
     """
     return attrs.evolve(run, header=attrs.evolve(run.header, nonce=short_hash(key, NONCE_DIGITS)))
 
 
 class _IdTakenError(AgentError):
-    """The id that the run of an agent needs is that of a run that does not work for its caller."""
+    """The id of the child run is that of a run with another parent."""
 
 
 @attrs.define(eq=False, repr=False)
 class _SubagentCall:
-    """One call of an agent."""
+    """A call of an agent, and its child run."""
 
     agent: RunnableAgent
     ctx: RunContext[Any]
     parent: Parent | None
     turn: int = 0
-    """The newest turn that was told of."""
+    """The newest turn that an event has reported, from 1; 0 before the first."""
 
     async def run(self, message: str) -> ToolReturn:
-        """Drive the child until it is over or waits.
+        """Execute the child run until it is over or waits.
 
         Raises:
-            Paused: when it waits for a person.
+            CallPaused: when the child run waits for external input.
         """
         ctx, parent = self.ctx, self.parent
         run = self.agent.start(
@@ -187,7 +187,7 @@ class _SubagentCall:
         since = self.agent.clock.monotonic()
         self._emit(AgentEventType.STARTED, run)
         try:
-            run = await self._drive_child(run)
+            run = await self._execute_child(run)
         except _IdTakenError as error:
             return ToolReturn(outcome=Outcome.FAILED, content=str(error), error_type=ErrorType.AGENT)
         finally:
@@ -197,43 +197,41 @@ class _SubagentCall:
         return build_final_result(run, self.agent.driver.config.model)
 
     def _emit_end(self, run: Run, since: float) -> None:
-        """Tell how the agent has ended, or that it waits; `since` is when it started."""
+        """Report that the child run has ended or waits; `since` is the monotonic time of its start."""
         duration_s = self.agent.clock.monotonic() - since
         if run.is_waiting:
             self._emit(AgentEventType.PAUSED, run, duration_s=duration_s)
         else:
             self._emit(AgentEventType.COMPLETED, run, duration_s=duration_s, success=run.state is State.DONE)
 
-    async def _drive_child(self, run: Run) -> Run:
-        above = None if self.parent is None else self.parent.budget
-        listen, see = self.ctx.on_event, self._on_run
-        # Nobody pauses it but the engine, for crashes; whoever takes its call up again has resumed it.
-        drive = partial(
+    async def _execute_child(self, run: Run) -> Run:
+        # Only the engine pauses a child run, after crashes. To resume the parent run is to resume the child run.
+        execute = partial(
             self.agent.driver.run_until_blocked,
             deps=self.ctx.deps,
-            on_event=listen,
-            on_run=see,
-            parent_budget=above,
+            on_event=self.ctx.on_event,
+            on_run=self._on_run,
+            parent_budget=None if self.parent is None else self.parent.budget,
             resume=True,
         )
         try:
-            return await drive(run)
+            return await execute(run)
         except ConflictError as error:
             if self.parent is None:
                 raise
             if not await has_child_run(self.parent.store, self.ctx.run_id, self.ctx.call_id):
                 raise _IdTakenError(
-                    f"not called: the run of agent {self.agent.name} needs the id {run.id!r}, and a run that does not "
-                    "work for this one has it. Go on without it, or call the agent again, which takes another id."
+                    f"not called: the run of agent {self.agent.name} needs the id {run.id!r}, which an unrelated run "
+                    "has. Continue without this call, or call the agent again: a new call has another id."
                 ) from error
             if isinstance(error, LeaseHeldError):
                 if not self.parent.takeover:
                     raise
-                return await drive(run.id, takeover=True)
-            return await drive(run.id)  # it began before, with a first message that came out otherwise
+                return await execute(run.id, takeover=True)
+            return await execute(run.id)  # the child run exists, and its first message differs
 
     def _on_run(self, run: Run) -> None:
-        """Tell of each turn that begins."""
+        """Report each turn that begins."""
         if run.state is State.THINK and self.turn <= run.turn < self.agent.limits.turns:
             self.turn = run.turn + 1
             self._emit(AgentEventType.PROGRESS, run)

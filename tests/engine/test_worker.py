@@ -203,7 +203,7 @@ async def test_one_broken_run_does_not_stop_the_others(store, caplog):
     with caplog.at_level(logging.ERROR, "agentfsm.worker"):
         await agent.worker(deps=desk_for, until_idle=True)
     assert await as_states(agent, ["broken", "whole"]) == [State.OBSERVE, State.DONE]
-    assert [record.message for record in caplog.records] == ["run broken was not driven"]
+    assert [record.message for record in caplog.records] == ["run broken was not executed"]
 
 
 async def test_a_worker_that_is_cancelled_gives_its_runs_back(store):
