@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from agentfsm.agent import Agent
@@ -173,10 +172,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in ("ask_user", "wait"):  # made when they are asked for, since their schemas bring pydantic
+    if name in ("ask_user", "wait"):  # built on first use, because their schemas import pydantic
         return getattr(import_module("agentfsm.tools.builtin"), name)()
     if name == "__version__":
-        return version("agentfsm")
+        return import_module("importlib.metadata").version("agentfsm")
     raise AttributeError(
         f"module 'agentfsm' has no attribute {name!r}{'' if name[0] == '_' else _find_elsewhere(name)}"
     )

@@ -7,9 +7,9 @@ from agentfsm.cli import main
 
 
 def run() -> None:
-    """Run the words of the process, and end it."""
+    """Run the command line of the process, and exit with its code."""
     code = main()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is left is Python's own end, and has nothing to tell
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while Python exits needs no traceback
     sys.exit(code)
 
 

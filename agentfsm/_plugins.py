@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from agentfsm.core.errors import AgentError, MisuseError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 MODELS: Final = "agentfsm.models"
 # Entry point group: the prefix of a model's name, such as "openai", to a callable that takes the rest of the name.
@@ -56,6 +58,8 @@ def find_plugins(group: str) -> Mapping[str, Sequence[EntryPoint]]:
 
     The names of stores are in lower case, since the scheme of a URL has no case.
     """
+    from importlib.metadata import entry_points  # noqa: PLC0415  12 ms, which `import agentfsm` need not take
+
     found: dict[str, list[EntryPoint]] = {}
     for each in entry_points(group=group):
         found.setdefault(each.name.lower() if group == STORES else each.name, []).append(each)

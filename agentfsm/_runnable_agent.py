@@ -18,7 +18,7 @@ from agentfsm.tools.permission import Permissions
 
 
 class RunnableAgent(Protocol):
-    """An agent whose runs others start, execute and decide in. `Agent` documents the members."""
+    """Protocol of an agent for starting, executing and controlling its runs. `Agent` documents the members."""
 
     @property
     def name(self) -> str:
@@ -32,7 +32,7 @@ class RunnableAgent(Protocol):
 
     @property
     def permissions(self) -> Permissions | None:
-        """Permissions for its tools; None: all."""
+        """Permissions of runs for the tools; None: all tools are allowed."""
         ...
 
     @property
@@ -52,12 +52,12 @@ class RunnableAgent(Protocol):
 
     @property
     def driver(self) -> Driver[Any]:
-        """Driver of its runs. `driver.config` has its model, its tools and the rest of its settings."""
+        """Driver of its runs. `driver.config` holds the model, the tools and the other settings."""
         ...
 
     @property
     def runs(self) -> Runs:
-        """Runs of its store, to look at and to decide in; `tools` check edited arguments."""
+        """Client for the runs in its store."""
         ...
 
     def with_(self, **changes: Any) -> RunnableAgent:
@@ -87,5 +87,5 @@ class RunnableAgent(Protocol):
         ...
 
     def cost(self, run: Run[Any]) -> AgentCost:
-        """Return what a run cost."""
+        """Return the cost of a run."""
         ...

@@ -23,6 +23,7 @@ HEAVY = (
     "genai_prices",
     "httpx",
     "httpx2",
+    "importlib.metadata",
     "jsonschema_rs",
     "openai",
     "psycopg",
