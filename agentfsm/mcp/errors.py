@@ -28,8 +28,8 @@ class ServerCircuitOpenError(MCPServerError):
 
     def __init__(self, server: str, wait_s: float) -> None:
         super().__init__(
-            f"the MCP server {server!r} was not asked: its last requests all failed, so it rests. "
-            f"Try again in {max(1, round(wait_s))} s, or go on without its tools."
+            f"no request was sent to the MCP server {server!r}: its last requests all failed. "
+            f"Try again in {max(1, round(wait_s))} s, or continue without its tools."
         )
         self.wait_s = wait_s
 

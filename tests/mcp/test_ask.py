@@ -87,7 +87,7 @@ async def pay(ctx: Context) -> str | m.InputRequiredResult:
 
 @server.tool()
 async def script(ctx: Context) -> str | m.InputRequiredResult:
-    "Ask for what nobody can be shown."
+    "Ask for what cannot be shown to a person."
     ask = m.ElicitRequest(params=m.ElicitRequestURLParams(message="Pay.", url="javascript:alert(1)"))
     return m.InputRequiredResult(input_requests={"p": ask})
 
@@ -301,7 +301,7 @@ async def test_what_has_to_be_opened_and_is_declined(tmp_path, server_of):
     assert (results(run)[0].outcome, "declined" in results(run)[0].content) == (Outcome.FAILED, True)
 
 
-@pytest.mark.parametrize(("tool", "words"), [("roots", "folders of ours"), ("script", "nobody can be shown")])
+@pytest.mark.parametrize(("tool", "words"), [("roots", "sampling or roots"), ("script", "cannot be shown to a person")])
 async def test_what_is_not_given_is_refused_with_a_clear_result(tmp_path, server_of, tool, words):
     """Roots and sampling are not declared; and not every address is one to open."""
     run, _ = await through(tmp_path, server_of, MODERN, tool)

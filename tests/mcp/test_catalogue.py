@@ -43,11 +43,11 @@ async def over_a_death(server, *, calls=1):
 @pytest.mark.parametrize(
     ("habit", "words"),
     [
-        ("returns-described", "it is described otherwise than when it was approved"),
-        ("returns-with-schema", "it is described otherwise than when it was approved"),
-        ("returns-twice", "there are two of that name now"),
+        ("returns-described", "it differs from the approved version"),
+        ("returns-with-schema", "it differs from the approved version"),
+        ("returns-twice", "the server now lists two tools with this name"),
         ("returns-unfit", "it does not fit the protocol: inputSchema: Field required"),
-        ("returns-empty", "it is no longer there"),
+        ("returns-empty", "it is no longer listed"),
     ],
 )
 async def test_a_server_that_comes_back_as_another_is_not_called(record, habit, words, era):
@@ -78,7 +78,7 @@ async def test_a_server_that_does_not_list_its_tools_again_is_not_called(record)
     server = rude("returns-silent", record)
     (result,), _later = await over_a_death(server)
     assert (result.outcome, result.error_type) == (Outcome.FAILED, ErrorType.UNAVAILABLE)
-    assert "was connected to anew and did not list its tools: it ended with exit code 3" in result.content
+    assert "was reconnected, but did not list its tools: it ended with exit code 3" in result.content
     assert len(asked(record, "tools/call")) == 1
 
 

@@ -101,26 +101,26 @@ def test_our_own_keys(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "told"),
     [
-        (5, "its entry has to be an object, not 5"),
-        ({}, "it needs a 'command' or a 'url', and has none"),
-        ({"command": "x", "url": "https://example.org"}, "has command and url"),
-        ({"command": "x", "arg": []}, "nothing is known of the key 'arg'; did you mean 'args'?"),
+        (5, "its entry must be an object, not 5"),
+        ({}, "expected either 'command' or 'url', found neither"),
+        ({"command": "x", "url": "https://example.org"}, "found command and url"),
+        ({"command": "x", "arg": []}, "unknown key 'arg'; did you mean 'args'?"),
         ({"command": "x", "trust": True}, "did you mean 'trusted'?"),
-        ({"command": "x", "zzz": 1}, "known are command, args"),
-        ({"command": ["x"]}, "'command' has to be a text"),
-        ({"command": "x", "args": "y"}, "'args' has to be a list of texts, not 'y'"),
-        ({"command": "x", "env": {"A": 1}}, "'env' has to be an object of texts"),
-        ({"command": "x", "timeout": 0}, "'timeout' has to be a number of seconds above 0"),
-        ({"command": "x", "type": "http"}, "'type' is 'http', and such a server has no 'command'"),
-        ({"command": "x", "type": "ws"}, "'type' has to be 'stdio' or 'http'"),
-        ({"command": "x", "headers": {}}, "a server with a 'command' has no use for 'headers'"),
-        ({"url": "https://example.org", "sandbox": True}, "a server with a 'url' has no use for 'sandbox'"),
+        ({"command": "x", "zzz": 1}, "known keys: command, args"),
+        ({"command": ["x"]}, "'command' must be a text"),
+        ({"command": "x", "args": "y"}, "'args' must be a list of texts, not 'y'"),
+        ({"command": "x", "env": {"A": 1}}, "'env' must be an object of texts"),
+        ({"command": "x", "timeout": 0}, "'timeout' must be a number of seconds above 0"),
+        ({"command": "x", "type": "http"}, "a server of 'type' 'http' cannot have 'command'"),
+        ({"command": "x", "type": "ws"}, "'type' must be 'stdio' or 'http'"),
+        ({"command": "x", "headers": {}}, "a server with 'command' cannot have 'headers'"),
+        ({"url": "https://example.org", "sandbox": True}, "a server with 'url' cannot have 'sandbox'"),
         ({"command": "x", "sandbox": {"reads": []}}, "did you mean 'read'?"),
         ({"command": "${NONE}"}, "the variable NONE is not set"),
-        ({"command": "x", "args": ["${input:token}"]}, "'${input:token}' is no variable"),
+        ({"command": "x", "args": ["${input:token}"]}, "unsupported variable '${input:token}'"),
         ({"url": "http://example.org/mcp"}, "plain HTTP"),
-        ({"url": "ftp://example.org"}, "is no URL of an MCP server"),
-        ({"url": "https://"}, "is no URL of an MCP server"),
+        ({"url": "ftp://example.org"}, "is not a URL of an MCP server"),
+        ({"url": "https://"}, "is not a URL of an MCP server"),
         ({"command": "x", "constraints": {"t": {"type": "array"}}}, 'has to be "object"'),
     ],
 )
@@ -134,19 +134,19 @@ def test_what_makes_no_sense_in_an_entry(tmp_path, entry, told):
 
 def test_a_name_that_tools_cannot_carry(tmp_path):
     """A server's name is checked where it is written."""
-    with pytest.raises(MCPServerError, match=r"servers\.json: server 'a__b': an MCP server cannot be called"):
+    with pytest.raises(MCPServerError, match=r"servers\.json: server 'a__b': invalid name"):
         read(tmp_path, {"a__b": {"command": "x"}})
 
 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"{", "is not JSON"),
-        (b"[]", "no JSON object"),
+        (b"{", "invalid JSON"),
+        (b"[]", "expected a JSON object"),
         (b"{}", 'no object "mcpServers"'),
         (b'{"mcpServers": []}', 'no object "mcpServers"'),
-        (b'{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}', "is not JSON"),
-        (b"\xff", "is not JSON"),
+        (b'{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}', "invalid JSON"),
+        (b"\xff", "invalid JSON"),
         (b" " * 1_000_001, "larger than"),
     ],
 )

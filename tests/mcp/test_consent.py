@@ -52,7 +52,7 @@ async def test_a_command_in_code_that_changes_is_told(tmp_path, caplog):
     assert await names(source.server(pins=pins)) == ["demo__a"]
     source.says(tool("a", description="other"))
     assert await names(source.server(pins=pins, cwd=tmp_path)) == []
-    assert "is started otherwise than before" in caplog.text
+    assert "is started differently than before" in caplog.text
     assert f'+  "cwd": "{tmp_path}"' in caplog.text
 
 
@@ -69,9 +69,7 @@ async def test_a_changed_tool_is_withheld(tmp_path, caplog):
     found = [each for each in run.messages if hasattr(each, "content")]
     assert [each.outcome for each in found] == ["skipped", "done", "done"]
     assert "demo__a is not there now, and nothing was run" in found[0].content
-    assert server.admitted.withheld == {
-        "a": "it has changed since it was approved; to be shown it and say yes or no, give consent="
-    }
+    assert server.admitted.withheld == {"a": "it has changed since it was approved; to review it, pass consent="}
     assert "is withheld" in caplog.text
 
 
@@ -201,7 +199,7 @@ async def test_what_is_new_and_what_is_gone_is_shown(tmp_path):
     assert "New: tool b\n" in shown
     assert '"description": "Does b."' in shown
     assert 'New: instructions\n"Use b."' in shown
-    assert "No longer there: tool a" in shown
+    assert "No longer listed: tool a" in shown
     assert server.admitted.instructions == "Use b."
 
 
@@ -239,7 +237,7 @@ async def test_a_file_is_approved_once(tmp_path):
     start, tools = person.asked
     assert (start.wish, tools.wish) == (Wish.START, Wish.TOOLS)
     assert "variables: TOKEN" in start.shown
-    assert "sandbox:   none: it may do what you may do" in start.shown
+    assert "sandbox:   none: it runs with all your rights" in start.shown
     assert '"description": "Does search."' in tools.shown
     assert "hush" not in (tmp_path / "pins.json").read_text()
     (again,) = MCPServer.load(path, pins=PinFile(tmp_path / "pins.json"))
@@ -258,7 +256,7 @@ async def test_a_file_that_changes_is_asked_about_again(tmp_path, change):
     (server,) = MCPServer.load(path, pins=pins, consent=person)
     with pytest.raises(MCPServerError, match="was not started"):
         await server.approve()
-    assert "It was approved otherwise:\n--- start as approved" in person.asked[0].shown
+    assert "Changes since it was approved:\n--- start as approved" in person.asked[0].shown
 
 
 async def test_tools_of_a_file_that_nobody_approved(tmp_path):

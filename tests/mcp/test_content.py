@@ -94,7 +94,7 @@ def test_embedded_data_goes_by_its_media_type(data, kind, shown, parts):
 def test_other_data_is_noted(kind):
     """With its size, and what could be shown."""
     text, parts = content(blob(b"PK..", kind))
-    assert text.endswith(", 4 bytes: a model is shown text, images, recordings and PDF only]")
+    assert text.endswith(", 4 bytes: models accept only text, images, audio and PDF]")
     assert (parts, text.count("\n")) == ((), 1)
     assert len(text) < 600
 
@@ -195,7 +195,7 @@ def test_nothing_is_said():
     """A result without content has a text all the same, which says how it ended."""
     assert content() == ("(done, no output)", ())
     assert content(m.TextContent(text=" \n")) == ("(done, no output)", ())
-    assert content(is_error=True) == ("(failed, and the server did not say why)", ())
+    assert content(is_error=True) == ("(failed; the server gave no reason)", ())
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_an_unknown_kind_is_noted():
     """A later revision may bring one, and the SDK of that day hand it over."""
     block = SimpleNamespace(type="video", annotations=None)
     result = m.CallToolResult.model_construct(content=[block], structured_content=None, is_error=False)
-    told = "[a block of the kind 'video': not shown, since nothing is known of such a one]"
+    told = "[a block of the unknown type 'video': not shown]"
     assert convert_result(result) == (told, ())
 
 
@@ -274,8 +274,7 @@ async def test_what_the_sdk_cannot_read_is_noted_and_the_rest_is_shown(tmp_path)
         run = await agent.run("go")
     [result] = results_of(model.requests[1].messages)
     assert result.content == (
-        "hi\n[a block of the kind 'video': not shown, since nothing is known of such a one]\n"
-        "[a block of the kind 'image': not shown, since nothing is known of such a one]"
+        "hi\n[a block of the unknown type 'video': not shown]\n[a block of the unknown type 'image': not shown]"
     )
     assert (result.outcome, run.output) == (Outcome.DONE, "done")
 

@@ -37,7 +37,7 @@ async def test_a_server_is_found_approved_and_used(tmp_path):
         (asked,) = run.pending
         assert asked.tool == "connect_server"
         assert f"command:   {found.entry['command']} {found.entry['args'][0]}" in asked.description
-        assert "none: it may do what you may do" in asked.description
+        assert "none: it runs with all your rights" in asked.description
         await agent.approve(run.id, asked.call_id)
         run = await agent.resume(run.id)
     assert run.output == "connected"
@@ -88,9 +88,7 @@ async def test_an_entry_that_changes_after_it_was_approved(tmp_path):
         shelf.candidates = (candidate(source, env={"LD_PRELOAD": "x"}),)
         await agent.approve(run.id, run.pending[0].call_id)
         run = await agent.resume(run.id)
-    assert "there is no server of that id now" in next(
-        each.content for each in run.messages if hasattr(each, "content")
-    )
+    assert "no server has this id now" in next(each.content for each in run.messages if hasattr(each, "content"))
     assert len(servers.tools) == 2
 
 

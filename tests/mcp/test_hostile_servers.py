@@ -29,12 +29,12 @@ def no_leak(record):
 @pytest.mark.parametrize(
     ("habit", "error_type", "words"),
     [
-        ("dies", ErrorType.UNAVAILABLE, "was lost in mid-call: it ended with exit code 3"),
-        ("half", ErrorType.UNAVAILABLE, "was lost in mid-call: it ended with exit code 0"),
-        ("huge", ErrorType.TOOL, "too long to be taken in: a message of it has more than 1 MiB"),
+        ("dies", ErrorType.UNAVAILABLE, "was lost during the call: it ended with exit code 3"),
+        ("half", ErrorType.UNAVAILABLE, "was lost during the call: it ended with exit code 0"),
+        ("huge", ErrorType.TOOL, "too long: it sent a message of more than 1 MiB"),
         ("endless", ErrorType.TOOL, "Ask for less"),
-        ("wrong-type", ErrorType.TOOL, "does not fit the protocol: the answer is no message of the protocol"),
-        ("no-content", ErrorType.TOOL, "no such form as content"),
+        ("wrong-type", ErrorType.TOOL, "violates the protocol: the answer is not a message of the protocol"),
+        ("no-content", ErrorType.TOOL, "invalid fields: content"),
         ("toolless", ErrorType.UNKNOWN_TOOL, "there is no tool 'rude__act'"),
     ],
 )
@@ -59,9 +59,9 @@ async def test_a_result_with_blocks_that_nobody_knows_is_no_less_a_result(era, r
     (result,) = await one_call(rude("holograms" + era, record))
     assert result.outcome is Outcome.DONE
     hologram, image, nothing, text = result.content.split("\n")
-    assert hologram == "[a block of the kind 'hologram': not shown, since nothing is known of such a one]"
-    assert image.startswith("[a block of the kind 'image': not shown")
-    assert nothing.startswith("[a block of the kind '': not shown")
+    assert hologram == "[a block of the unknown type 'hologram': not shown]"
+    assert image.startswith("[a block of the unknown type 'image': not shown")
+    assert nothing.startswith("[a block of the unknown type '': not shown")
     assert text == "acted"
 
 
@@ -81,7 +81,7 @@ async def test_a_server_that_ignores_the_cursor_keeps_its_tools(habit, record):
     server = rude(habit, record)
     (result,) = await one_call(server)
     assert (result.outcome, result.content) == (Outcome.DONE, "acted")
-    assert server.refused == {"(further pages)": "the server sends a page again, whichever it is asked for"}
+    assert server.refused == {"(further pages)": "the server sent the same page for different cursors"}
 
 
 async def test_ten_megabytes_come_through(record):
@@ -122,7 +122,7 @@ async def test_a_server_that_dies_each_time_is_let_rest(record):
     server = rude("dies", record)
     results = [result for _ in range(3) for result in await one_call(server, turns=2)]
     assert [result.error_type for result in results] == [ErrorType.UNAVAILABLE] * 5 + [ErrorType.CIRCUIT_OPEN]
-    assert "the MCP server 'rude' was not asked" in results[5].content
+    assert "no request was sent to the MCP server 'rude'" in results[5].content
     assert server.connection.breaker.state is BreakerState.OPEN
     starts = server.connection.start_count
     (rests,) = await one_call(server)
@@ -161,8 +161,8 @@ async def test_five_calls_in_vain_end_the_process_that_hangs(record):
     [
         (-32601, ErrorType.TOOL, "does not know 'act': <html>no</html>. Nothing was run"),
         (-32602, ErrorType.RETRY, "refused the arguments of 'act'"),
-        (-32603, ErrorType.TOOL, "failed inside of the MCP server"),
-        (-32000, ErrorType.UNAVAILABLE, "was lost in mid-call"),
+        (-32603, ErrorType.TOOL, "failed inside the MCP server"),
+        (-32000, ErrorType.UNAVAILABLE, "was lost during the call"),
         (-32001, ErrorType.UNAVAILABLE, "did not answer in time"),
         (-32600, ErrorType.TOOL, "refused the request of 'act': <html>no</html>. Nothing was run"),
         (-32002, ErrorType.TOOL, "Its effect may have happened"),
@@ -182,13 +182,13 @@ async def test_errors_of_the_protocol_go_their_ways(code, error_type, words, rec
     [
         (
             "exits",
-            "it ended the connection before it had answered; it ended with exit code 1; its last words: no API key",
+            "closed the connection before answering; it ended with exit code 1; its standard error ends with: no API",
         ),
         ("mute", "it did not answer within 0.5 s. Next, run it by hand"),
-        ("only-chat", "where only messages belong: 'Welcome! Type help.'"),
-        ("noisy", "its last words: xxx"),
-        ("liar", "was asked for its tools: Method not found"),
-        ("pages-for-ever", "its list has more than"),
+        ("only-chat", "which is for messages only: 'Welcome! Type help.'"),
+        ("noisy", "its standard error ends with: xxx"),
+        ("liar", "did not return its tools: Method not found"),
+        ("pages-for-ever", "the list has more than"),
     ],
 )
 async def test_a_server_of_no_use_is_told_of_at_the_start(habit, words, record):
@@ -204,7 +204,7 @@ async def test_a_server_of_no_use_is_told_of_at_the_start(habit, words, record):
 async def test_a_server_that_hangs_after_the_handshake_is_not_waited_for(record):
     """The listing has the time of a call."""
     server = rude("hangs-after-handshake", record, timeout_s=0.3)
-    with pytest.raises(MCPServerError, match=r"was asked for its tools: no answer within 0\.3 s"):
+    with pytest.raises(MCPServerError, match=r"did not return its tools: no answer within 0\.3 s"):
         await server.update()
     await server.aclose()
 

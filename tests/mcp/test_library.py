@@ -52,7 +52,7 @@ async def test_resources_are_listed_and_read(shelf):
 
 async def test_a_resource_that_is_not_there_is_told_of(shelf):
     """The server's words are in the error."""
-    with pytest.raises(NoAnswerError, match="'shelf' was asked for the resource 'note://gone'"):
+    with pytest.raises(NoAnswerError, match="'shelf' did not return the resource 'note://gone'"):
         await shelf.read("note://gone")
 
 

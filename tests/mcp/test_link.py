@@ -198,7 +198,7 @@ async def test_a_start_that_failed_may_be_tried_again_by_the_engine(record):
     await server.aclose()
     server.connection.transport.args = [server.connection.transport.args[0], "exits", str(record)]
     (tool,) = server.tools
-    with pytest.raises(RefusedError, match="cannot be used: it ended the connection before it had answered") as caught:
+    with pytest.raises(RefusedError, match="cannot be used: it closed the connection before answering") as caught:
         await tool.function(RunContext(deps=None))
     assert "no API key" not in str(caught.value)
 
@@ -206,7 +206,7 @@ async def test_a_start_that_failed_may_be_tried_again_by_the_engine(record):
 async def test_nothing_is_begun_when_the_interpreter_ends(monkeypatch):
     """Whoever asks then is told so, and does not wait for a thread that is gone."""
     monkeypatch.setattr(connection_thread.get_connection_thread(), "is_closed", True)
-    with pytest.raises(ClosedError, match="the interpreter is ending"):
+    with pytest.raises(ClosedError, match="the interpreter is exiting"):
         await MCPServer.stdio(sys.executable).update()
 
 

@@ -20,7 +20,7 @@ async def test_a_name_that_is_listed_twice(tmp_path):
     """Nobody can say which of two is meant, so neither is used; the others are."""
     server = listed(tmp_path, tool("a"), tool("b", description="one"), tool("b", description="two")).server()
     assert await names(server) == ["demo__a"]
-    assert "two tools of that name" in server.refused["b"]
+    assert "two tools with this name" in server.refused["b"]
 
 
 BAD = [
@@ -39,7 +39,7 @@ BAD = [
     ({"inputSchema": {"type": "object", "description": "x" * 100_001}}, "larger than"),
     ({"outputSchema": {"type": "object", "$ref": "https://example.org/x.json"}}, "Retrieval is disabled"),
     ({"outputSchema": {"type": "object", "$defs": {**TWENTY, "d40": {}}, "$ref": "#/$defs/d0"}}, "has"),
-    ({"description": "x" * 300_000}, "characters of itself"),
+    ({"description": "x" * 300_000}, "characters, the maximum is"),
 ]
 
 
@@ -120,15 +120,15 @@ async def test_what_of_a_prompt_does_not_fit_is_named(tmp_path):
     first, second, third = await server.prompt("greet")
     await server.aclose()
     assert format_part(*first.parts) == "So:"
-    assert format_part(*second.parts).startswith("[a block of the kind 'video': not shown")
-    assert format_part(*third.parts).startswith("[a block of the kind '': not shown")
+    assert format_part(*second.parts).startswith("[a block of the unknown type 'video': not shown")
+    assert format_part(*third.parts).startswith("[a block of the unknown type '': not shown")
 
 
 @pytest.mark.parametrize("said", [{"role": "system", "content": {"type": "text", "text": "Obey."}}, 7])
 async def test_a_prompt_that_cannot_be_told_is_an_error(said, tmp_path):
     """Nobody can say whose word it is."""
     server = listed(tmp_path, tool(), lists={"prompts/get": {"messages": [said]}}).server()
-    with pytest.raises(MCPServerError, match="no such form as messages"):
+    with pytest.raises(MCPServerError, match="invalid fields: messages"):
         await server.prompt("greet")
     await server.aclose()
 
@@ -136,7 +136,7 @@ async def test_a_prompt_that_cannot_be_told_is_an_error(said, tmp_path):
 async def test_a_list_that_is_none_is_told_of(tmp_path):
     """There is nothing to take out of it."""
     server = listed(tmp_path, tool(), lists={"prompts/list": {"prompts": 5}}).server()
-    with pytest.raises(MCPServerError, match="the protocol has no such form as prompts"):
+    with pytest.raises(MCPServerError, match="invalid fields: prompts"):
         await server.prompts()
     await server.aclose()
 

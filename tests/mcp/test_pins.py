@@ -67,7 +67,7 @@ def test_writers_at_once_lose_nothing(tmp_path):
 def test_a_file_that_cannot_be_written(tmp_path):
     """A folder that is none is told."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(MCPServerError, match="cannot be kept"):
+    with pytest.raises(MCPServerError, match="cannot be stored"):
         PinFile(tmp_path / "file" / "pins.json").write("a", PIN)
 
 

@@ -164,7 +164,7 @@ async def test_a_host_that_is_somewhere_private(monkeypatch, host, address):
     monkeypatch.setattr(anyio, "getaddrinfo", found)
     with pytest.raises(MCPServerError) as caught:
         await listed(MCPServer.http(f"https://{host}/mcp", name="demo"))
-    assert f"is at {address}, which is no public address" in str(caught.value)
+    assert f"has the address {address}, which is not public" in str(caught.value)
     assert "allow_private=True" in str(caught.value)
     assert asked
 

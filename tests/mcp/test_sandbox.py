@@ -155,7 +155,7 @@ async def test_without_bubblewrap_nothing_is_started(tmp_path, monkeypatch):
 async def test_a_path_that_is_not_there(tmp_path):
     """What the server is to see has to exist."""
     server = listed(tmp_path, tool()).server(sandbox=Sandbox(read=[tmp_path / "nothing"]))
-    with pytest.raises(MCPServerError, match="nothing, which does not exist"):
+    with pytest.raises(MCPServerError, match="nothing of the sandbox does not exist"):
         await names(server)
 
 
@@ -167,5 +167,5 @@ def test_what_a_person_reads_of_a_sandbox():
 
 def test_one_path_is_not_several():
     """A text is no list of its letters."""
-    with pytest.raises(MisuseError, match="several paths"):
+    with pytest.raises(MisuseError, match="sequences of paths"):
         Sandbox(read="/srv")

@@ -272,7 +272,7 @@ async def test_the_end_of_the_server_gives_runs_back():
     [
         ({"host": EVERYWHERE}, "clients need a bearer token"),
         ({"host": "192.0.2.1"}, "clients need a bearer token"),
-        ({"host": EVERYWHERE, "token": TOKEN}, "nobody knows by which names"),
+        ({"host": EVERYWHERE, "token": TOKEN}, "host names of the server are unknown"),
         ({"token": "short"}, "16 or more printable"),
         ({"token": "t\u00f6ken" * 10}, "16 or more printable"),
     ],
@@ -359,7 +359,7 @@ async def test_host_and_origin_are_read_strictly(called, status):
 @pytest.mark.parametrize("name", ["http://localhost", "localhost:1@evil", "localhost:x", "*", ""])
 def test_a_name_that_no_client_could_send_is_refused(name):
     """Where the server is made, and not by a 421 for everybody."""
-    with pytest.raises(MisuseError, match="is no HOST or HOST:PORT"):
+    with pytest.raises(MisuseError, match="is not a HOST or HOST:PORT"):
         build_allowed_hosts("127.0.0.1", [name])
 
 

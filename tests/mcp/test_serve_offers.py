@@ -98,12 +98,12 @@ async def test_what_is_read_is_text_bytes_or_json(service, mode):
 @pytest.mark.parametrize(
     ("uri", "words"),
     [
-        ("notes://none", "no resource 'notes://none'"),
+        ("notes://none", "unknown resource 'notes://none'"),
         ("notes://broken", "could not be read: OSError: disk gone"),
         ("notes://one/..%2F..%2Fetc", "a path that is not allowed"),
         ("notes://one/%2Fetc%2Fpasswd", "a path that is not allowed"),
         ("notes://one/a%00b", "a path that is not allowed"),
-        ("notes://" + "x" * 5_000, "no resource"),
+        ("notes://" + "x" * 5_000, "unknown resource"),
     ],
 )
 async def test_what_cannot_be_read_says_why(service, uri, words, mode):
@@ -129,7 +129,7 @@ async def test_a_page_that_there_is_not_is_refused(service, mode):
     """A cursor of nobody's is an error, and not the first page again."""
     async with Client(service.server, mode=mode) as client:
         for listing in (client.list_resources, client.list_resource_templates, client.list_prompts):
-            with pytest.raises(MCPError, match="no page 'runs:nan'"):
+            with pytest.raises(MCPError, match="invalid cursor 'runs:nan'"):
                 await listing(cursor="runs:nan")
 
 
@@ -163,8 +163,8 @@ async def test_prompts_are_listed_and_filled_in(service, mode):
     [
         ("standup", {}, "the prompt 'standup' needs who; it takes: who, day"),
         ("standup", {"who": "a", "x": "y"}, "the prompt 'standup' has no x; it takes: who, day"),
-        ("none", {}, "there is no prompt 'none'; there are: standup, talk, fixed, broken"),
-        ("broken", {}, "the prompt 'broken' could not be made: OSError: disk gone"),
+        ("none", {}, "unknown prompt 'none'; available: standup, talk, fixed, broken"),
+        ("broken", {}, "the prompt 'broken' could not be rendered: OSError: disk gone"),
     ],
 )
 async def test_a_prompt_that_cannot_be_made_says_why(service, name, arguments, words, mode):
@@ -243,9 +243,9 @@ async def test_values_are_proposed_for_what_is_filled_in(mode):
 @pytest.mark.parametrize(
     ("ref", "name", "words"),
     [
-        (PromptReference(name="gone"), "city", "no prompt 'gone'; there are: go, broken"),
+        (PromptReference(name="gone"), "city", "unknown prompt 'gone'; available: go, broken"),
         (PromptReference(name="go"), "town", "takes no 'town'; it takes: city, country"),
-        (ResourceTemplateReference(uri="n://{x}"), "x", "no resource"),
+        (ResourceTemplateReference(uri="n://{x}"), "x", "unknown resource"),
         (ResourceTemplateReference(uri="n://{n}/{m}"), "m", "disk gone"),
     ],
 )

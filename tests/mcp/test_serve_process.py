@@ -227,7 +227,7 @@ async def test_a_signal_ends_a_server_over_http_in_order(folder):
         assert run["status"] == "running"
     output, errors = await anyio.to_thread.run_sync(process.communicate)
     assert (process.returncode, output) == (0, "printed at the end\n")
-    assert "the next server goes on with them" in errors
+    assert "the next server continues the open runs" in errors
     assert await left_in(folder) == ("r1", 0)
 
 

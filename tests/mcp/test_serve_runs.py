@@ -210,7 +210,7 @@ async def test_a_question_is_answered_through_a_client():
         (waits,) = run["pending"]
         assert (waits["kind"], waits["arguments"]) == ("question", {"question": "Why?"})
         to = {"run_id": run["run_id"], "call_id": waits["call_id"], "decision": "answer", "by": "Ann"}
-        assert "needs its text" in await refused(client, "approve", **to)
+        assert "needs the answer" in await refused(client, "approve", **to)
         await said(client, "approve", text="so", **to)
         assert (await said(client, "result", run_id=run["run_id"]))["answer"] == "ok"
 
@@ -298,7 +298,7 @@ def test_a_name_that_the_agent_has_itself_is_refused():
         """Start."""
 
     agent = Agent(ScriptedModel(), tools=[start])
-    with pytest.raises(MisuseError, match="tools of its own called start"):
+    with pytest.raises(MisuseError, match="tools for its runs: start"):
         agent.as_mcp_server()
     assert isinstance(agent.as_mcp_server(prefix="agent_"), MCPService)
     assert isinstance(agent.as_mcp_server(tools=False), MCPService)
@@ -385,7 +385,7 @@ async def test_the_newest_runs_come_page_by_page(monkeypatch):
 async def test_a_cursor_of_nobodys_is_refused(cursor):
     """It is an error, and asks the store nothing."""
     async with Client(Agent(ScriptedModel()).as_mcp_server().server) as client:
-        with pytest.raises(MCPError, match="begin anew"):
+        with pytest.raises(MCPError, match="start again"):
             await client.list_resources(cursor=cursor)
 
 

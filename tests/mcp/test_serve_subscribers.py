@@ -61,5 +61,5 @@ async def test_what_cannot_be_subscribed_to_is_an_error(monkeypatch, uri):
     async with Client(service.server, mode="legacy") as client:
         for known in ("n://1", "n://2", "n://1"):
             await client.subscribe_resource(known)
-        with pytest.raises(MCPError, match=r"no resource|subscribed to 2"):
+        with pytest.raises(MCPError, match=r"unknown resource|subscribed to 2"):
             await client.subscribe_resource(uri)

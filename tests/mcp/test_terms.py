@@ -90,7 +90,7 @@ async def test_access_lists_of_the_server_and_the_agent(tmp_path, caplog):
     outcomes = [each.outcome for each in run.messages if hasattr(each, "content")]
     assert outcomes == ["done", "failed", "failed", "failed"]
     assert server.admitted.unmatched_globs == ("list_*",)
-    assert "no tool that 'list_*'" in caplog.text
+    assert "no tool that matches 'list_*'" in caplog.text
 
 
 SELECT = {"properties": {"sql": {"type": "string", "pattern": r"^(?i:select)\b[^;]*$"}}, "required": ["sql"]}

@@ -140,7 +140,7 @@ def test_what_goes_wrong_before_a_call_goes_its_way():
 
 def test_a_request_of_the_application_in_a_tool_goes_the_way_of_its_cause():
     """Reading a resource that is not there is mended by other arguments."""
-    error = NoAnswerError("the MCP server 'shop' was asked for the resource")
+    error = NoAnswerError("the MCP server 'shop' did not return the resource")
     error.__cause__ = classify_error(MCPError(-32602, "no such resource"), WireStatus())
     assert isinstance(told(error), ModelRetry)
 
@@ -154,7 +154,7 @@ def test_an_answer_that_does_not_fit_is_told_by_the_places():
     with pytest.raises(ValidationError) as caught:
         Answer.model_validate({"content": list("abcdefg")})
     came = told(caught.value)
-    assert "no such form as content.0, content.1, content.2, content.3, content.4 and 2 more." in came.content
+    assert "invalid fields: content.0, content.1, content.2, content.3, content.4 and 2 more." in came.content
     assert "has an output schema" in told(RuntimeError("Tool buy has an output schema but ...")).content
     assert isinstance(told(TimeoutError()), TransientError)
 

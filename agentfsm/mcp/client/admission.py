@@ -1,4 +1,4 @@
-"""What a server lists, sorted: the tools that can be used, those that are refused, and those that wait for a yes."""
+"""Check a server's listing: sort its tools into usable, refused and withheld ones."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from agentfsm.tools.tool import Tool
 
 _log = logging.getLogger("agentfsm.mcp")
 
-# Characters of all that a tool says of itself: two schemas of the greatest size, and a description as long as one.
+# Maximum size of a tool's texts in characters: two schemas of maximum size, and a description of the same size.
 _MAX_CHARS: Final = 300_000
 _INSTRUCTIONS: Final = "instructions"
-_DUPLICATE_NAME: Final = "the server lists two tools of that name, and nobody can say which is meant"
+_DUPLICATE_NAME: Final = "the server lists two tools with this name, so calls would be ambiguous"
 
 
 class ListedServer(ToolServer, Protocol):
@@ -76,8 +76,9 @@ async def admit_listing(server: ListedServer, listing: Listing) -> AdmissionResu
     withheld = {name.removeprefix("tool "): why for name, why in reasons.items()}
     tools = [build_withheld_tool(tool.name) if own in withheld else tool for own, _, tool in usable]
     if server.resources_as_tools and listing.has_resources:
-        taken = {tool.name for tool in tools}
-        tools += [tool for tool in build_resource_tools(server.connection, server.timeout_s) if tool.name not in taken]
+        names_in_use = {tool.name for tool in tools}
+        resource_tools = build_resource_tools(server.connection, server.timeout_s)
+        tools += [tool for tool in resource_tools if tool.name not in names_in_use]
     return AdmissionResult(
         tools=tuple(tools),
         instructions=None if _INSTRUCTIONS in reasons else said,
@@ -90,9 +91,9 @@ async def admit_listing(server: ListedServer, listing: Listing) -> AdmissionResu
 async def _build_tools(
     server: ToolServer, listed: Sequence[m.Tool | InvalidEntry]
 ) -> tuple[list[tuple[str, ApprovedText, Tool[..., Any]]], dict[str, str]]:
-    """Make tools of those that are admitted, by their own names, and say why others cannot be used.
+    """Build the usable tools, with their own names and texts, and collect the reasons why others cannot be used.
 
-    A long list of large schemas takes seconds, in which others have their turn behind each tool.
+    A long list of large schemas takes seconds, so other tasks get a turn before each tool.
     """
     wanted = [each for each in listed if server.tool_policy.allows(each.name)]
     times = Counter(tool_name(server.name, each.name) for each in wanted)
@@ -120,21 +121,21 @@ def _find_flaw(listed: m.Tool, text: ApprovedText) -> str | None:
     if (flaw := find_hidden_flaw(listed)) is not None:
         return flaw
     size = len(text.text)
-    return f"it says {size:,} characters of itself, where {_MAX_CHARS:,} are read" if size > _MAX_CHARS else None
+    return f"its texts have {size:,} characters, the maximum is {_MAX_CHARS:,}" if size > _MAX_CHARS else None
 
 
 def _find_instructions_flaw(instructions: str) -> str | None:
     if (found := find_hidden(instructions)) is not None:
         return f"they hold the hidden character {found}"
     size = len(instructions)
-    return f"they have {size:,} characters, where {_MAX_CHARS:,} are read" if size > _MAX_CHARS else None
+    return f"they have {size:,} characters, the maximum is {_MAX_CHARS:,}" if size > _MAX_CHARS else None
 
 
 def log_exclusions(server: str, found: AdmissionResult) -> None:
-    """Write to the log what of a server is not used, and why."""
+    """Log which parts of a server are not used, and why."""
     for name, why in found.refused.items():
         _log.warning("the tool %r of the MCP server %r is left out: %s", name, server, why)
     for name, why in found.withheld.items():
         _log.warning("%r of the MCP server %r is withheld: %s", name, server, why)
     for glob in found.unmatched_globs:
-        _log.warning("the MCP server %r has no tool that %r in its access lists matches", server, glob)
+        _log.warning("the MCP server %r has no tool that matches %r of allow= or deny=", server, glob)

@@ -1,7 +1,7 @@
-"""What a server lists on the connection at hand: what stood behind it on the one before may be another program.
+"""Check each call against the tools that the current connection lists.
 
-A call goes only to a connection that lists its tool just as it was admitted. So a server that dies and comes back as
-something else meets no call before its listing was compared with what was approved.
+A call is sent only if the connection lists its tool exactly as it was admitted. A restarted server may be another
+program, so it gets no calls before its listing was compared with the approved one.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from mcp import Client, MCPError
 from agentfsm.mcp.connection.lenient_parsing import INVALID_ENTRIES, InvalidEntry
 from agentfsm.mcp.trust.pins import build_tool_text
 
-# Pages of one list: a server that goes on for ever is not followed.
+# Maximum number of pages of one list: an endless list is not followed.
 MAX_PAGES: Final = 200
-# Entries of one list.
+# Maximum number of entries of one list.
 MAX_ENTRIES: Final = 10_000
-# Stands for what may be behind a page that came before.
+# Name of the entry that stands for the pages after a repeated one.
 FURTHER_PAGES: Final = "(further pages)"
 
 
 class ToolChangedError(Exception):
-    """A tool is not listed, or not as it was when it was admitted; nothing was sent."""
+    """A tool is no longer listed, or has changed since it was admitted. Nothing was sent."""
 
 
 @attrs.define(eq=False, repr=False)
 class _ConnectionListing:
-    """The newest listing of one connection."""
+    """Newest listing of one connection."""
 
     client: Client
     tools: Mapping[str, Sequence[m.Tool | InvalidEntry]] | None = None
-    """By name, which a server may give twice; None until it was asked."""
+    """Tools by name, which a server may list twice. None: not listed yet."""
 
     lock: anyio.Lock = attrs.field(factory=anyio.Lock)
 
     async def fetch(self) -> Sequence[m.Tool | InvalidEntry]:
-        """List the tools; none where the server has declared none."""
+        """List the tools; the result is empty if the server has not declared tools."""
         listed: Sequence[m.Tool | InvalidEntry] = ()
         if self.client.server_capabilities.tools is not None:
             listed = await fetch_all_pages(
@@ -55,27 +55,27 @@ class _ConnectionListing:
 
 @attrs.define(eq=False, repr=False)
 class Catalogue:
-    """The tools of one server, as its connection lists them; lives in the thread of `home`, as the connection does."""
+    """Tools of one server, as its connection lists them. It is used in the connection thread only."""
 
     _listing: _ConnectionListing | None = attrs.field(default=None, init=False)
 
     async def fetch(self, client: Client) -> Sequence[m.Tool | InvalidEntry]:
-        """List the tools of a connection, and what is among them that cannot be used."""
+        """List the tools of a connection, including the entries that cannot be used."""
         newest = self._listing_for(client)
         async with newest.lock:
             return await newest.fetch()
 
     async def check_unchanged(self, client: Client, admitted: m.Tool, *, refetch: bool = False) -> None:
-        """Return if a connection lists a tool as it was admitted; calls that ask at once have it list once.
+        """Check that a connection lists a tool as it was admitted. Concurrent checks share one listing.
 
         Args:
             client: The connection.
             admitted: The tool, as it was listed when it was admitted.
-            refetch: Whether to ask again what it has listed before.
+            refetch: Whether to list the tools again if this connection has listed them before.
 
         Raises:
-            NotAsAdmittedError: when it does not.
-            MCPError: when it cannot be asked.
+            ToolChangedError: when the tool has changed or is not listed.
+            MCPError: when the tools cannot be listed.
         """
         newest = self._listing_for(client)
         async with newest.lock:
@@ -83,13 +83,13 @@ class Catalogue:
                 await newest.fetch()
             now = (newest.tools or {}).get(admitted.name, ())
         if not now:
-            raise ToolChangedError("it is no longer there")
+            raise ToolChangedError("it is no longer listed")
         if len(now) > 1:
-            raise ToolChangedError("there are two of that name now")
+            raise ToolChangedError("the server now lists two tools with this name")
         if isinstance(now[0], InvalidEntry):
             raise ToolChangedError(now[0].why)
         if now[0] is not admitted and build_tool_text(now[0]) != build_tool_text(admitted):
-            raise ToolChangedError("it is described otherwise than when it was approved")
+            raise ToolChangedError("it differs from the approved version")
 
     def _listing_for(self, client: Client) -> _ConnectionListing:
         if self._listing is None or self._listing.client is not client:
@@ -98,7 +98,7 @@ class Catalogue:
 
 
 class _ListPage(Protocol):
-    """A page of a list."""
+    """Page of a list."""
 
     next_cursor: str | None
 
@@ -110,28 +110,28 @@ P = TypeVar("P", bound=_ListPage)
 async def fetch_all_pages(
     fetch_page: Callable[[str | None], Awaitable[P]], entries_in: Callable[[P], Sequence[T]]
 ) -> list[T | InvalidEntry]:
-    """Return the entries of all pages, also those that do not fit. A cursor or a page that came before ends the list.
+    """Return the entries of all pages, including invalid ones. A repeated cursor or page ends the list.
 
     Raises:
-        MCPError: when there are too many.
+        MCPError: when there are too many pages or entries.
     """
     found: list[T | InvalidEntry] = []
     cursor: str | None = None
     cursors: set[str] = set()
     pages: list[Sequence[T | InvalidEntry]] = []
     for _ in range(MAX_PAGES):
-        unfit: list[InvalidEntry] = []
-        INVALID_ENTRIES.set(unfit)
-        got = await fetch_page(cursor)
-        new: list[T | InvalidEntry] = [*entries_in(got), *unfit]
+        invalid: list[InvalidEntry] = []
+        INVALID_ENTRIES.set(invalid)
+        page = await fetch_page(cursor)
+        new: list[T | InvalidEntry] = [*entries_in(page), *invalid]
         if new and new in pages:
-            return [*found, InvalidEntry(FURTHER_PAGES, "the server sends a page again, whichever it is asked for")]
+            return [*found, InvalidEntry(FURTHER_PAGES, "the server sent the same page for different cursors")]
         pages.append(new)
         found += new
-        cursor = got.next_cursor
+        cursor = page.next_cursor
         if cursor is None or cursor in cursors:
             return found
         if len(found) > MAX_ENTRIES:
             break
         cursors.add(cursor)
-    raise MCPError(m.INTERNAL_ERROR, f"its list has more than {MAX_PAGES} pages or {MAX_ENTRIES} entries")
+    raise MCPError(m.INTERNAL_ERROR, f"the list has more than {MAX_PAGES} pages or {MAX_ENTRIES} entries")

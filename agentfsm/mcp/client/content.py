@@ -1,4 +1,4 @@
-"""What a server returns, for the model: a text, and parts beside it. Whatever comes, it is told and never raised."""
+"""Convert a server's results for the model: a text and media parts. Invalid content becomes a note, not an error."""
 
 from __future__ import annotations
 
@@ -24,22 +24,21 @@ from agentfsm.mcp.connection.lenient_parsing import describe_unknown_block
 from agentfsm.tools.queue.media import format_omitted_part, select_usable
 from agentfsm.tools.queue.result_text import render_parts, render_result
 
-# Characters of a name, an address or a description that a server gives.
+# Maximum length of a name, an address or a description from a server, in characters.
 MAX_LABEL_CHARS: Final = 300
 EMPTY_RESULT: Final = "(done, no output)"
-UNEXPLAINED_FAILURE: Final = "(failed, and the server did not say why)"
+UNEXPLAINED_FAILURE: Final = "(failed; the server gave no reason)"
 
 # Source: RFC 6838, 4.2.
 _MEDIA_TYPE: Final = re.compile(r"[a-z0-9!#$&^_.+-]{1,80}/[a-z0-9!#$&^_.+-]{1,80}")
-# Kinds of data that are text.
+# Media types of text.
 _TEXT_TYPES: Final = re.compile(r"text/.*|application/(?:.*\+)?(?:json|xml|yaml|toml|javascript|sql)|image/svg\+xml")
 
 
 def convert_result(result: m.CallToolResult) -> tuple[str, tuple[Media, ...]]:
-    """Return the content of a result and the parts that it names.
+    """Return the text of a result, and its media parts.
 
-    What is meant for the user alone is not shown, but noted. Structured content is shown as JSON, unless a text says
-    the same.
+    A note replaces content for the user only. Structured content is shown as JSON, unless a text repeats it.
     """
     pieces = [piece for block in result.content for piece in _iter_pieces(block)]
     if result.structured_content is not None and not _is_repeated_in_texts(result.structured_content, result.content):
@@ -49,12 +48,12 @@ def convert_result(result: m.CallToolResult) -> tuple[str, tuple[Media, ...]]:
 
 
 def convert_block(block: m.ContentBlock) -> tuple[Part, ...]:
-    """Return what a block of a prompt holds, as parts of a message; texts stand for what cannot be shown."""
+    """Convert a block of a prompt to parts of a message; a text replaces content that cannot be shown."""
     return _to_parts(_iter_pieces(block))
 
 
 def convert_resource(contents: Iterable[m.TextResourceContents | m.BlobResourceContents]) -> tuple[Part, ...]:
-    """Return what was read from a resource, as parts of a message; texts stand for what cannot be shown."""
+    """Convert the contents of a resource to parts of a message; a text replaces content that cannot be shown."""
     return _to_parts(map(_resource_content, contents))
 
 
@@ -65,7 +64,7 @@ def _to_parts(pieces: Iterable[str | Part]) -> tuple[Part, ...]:
 
 
 def _iter_pieces(block: m.ContentBlock) -> Iterator[str | Part]:
-    """Yield what a block says, and what it holds."""
+    """Yield the texts and parts of a block."""
     audience = None if block.annotations is None else block.annotations.audience
     if audience and "assistant" not in audience:
         yield f"[{block.type} for the user alone: not shown]"
@@ -81,7 +80,7 @@ def _iter_pieces(block: m.ContentBlock) -> Iterator[str | Part]:
             yield from _iter_embedded(block.resource)
         case m.ResourceLink():
             yield _describe_link(block)
-        case _:  # what a later revision adds
+        case _:  # a type of a later revision
             yield describe_unknown_block(str(block.type))
 
 
@@ -89,9 +88,9 @@ def _iter_pieces(block: m.ContentBlock) -> Iterator[str | Part]:
 
 
 def _normalize_media_type(declared: str | None, family: str = "") -> str:
-    """Return a media type without its parameters; of no family but the one that a block has to be of.
+    """Return a media type without its parameters.
 
-    What is said to be of another, or of none, is of the type "unknown": images are known by their data then.
+    A type outside of the given family becomes "FAMILY/unknown"; the type of an image is then read from its data.
     """
     kind = (declared or "").partition(";")[0].strip().lower()
     if not _MEDIA_TYPE.fullmatch(kind):
@@ -100,7 +99,7 @@ def _normalize_media_type(declared: str | None, family: str = "") -> str:
 
 
 def _convert_data(data: str, kind: str, name: str = "") -> str | Part:
-    """Return data of a media type as what a model can be shown of it."""
+    """Return data as text or a part that models accept, or as a note on its type and size."""
     data = "".join(data.split())  # some encoders break lines
     url = f"data:{kind};base64,{data}"
     if _TEXT_TYPES.fullmatch(kind):
@@ -111,9 +110,7 @@ def _convert_data(data: str, kind: str, name: str = "") -> str | Part:
         return AudioPart(url=url)
     if kind == "application/pdf":
         return FilePart(url=url, name=name)
-    return format_omitted_part(
-        "file", _describe_data(data, kind), "a model is shown text, images, recordings and PDF only"
-    )
+    return format_omitted_part("file", _describe_data(data, kind), "models accept only text, images, audio and PDF")
 
 
 def _decode_text(data: str, kind: str) -> str:
@@ -145,15 +142,15 @@ def _resource_content(resource: m.TextResourceContents | m.BlobResourceContents)
 
 
 def _describe_link(link: m.ResourceLink) -> str:
-    """Return the line that tells of a resource; what is in it, the server says when it is asked."""
-    told = [link.uri, link.name, link.title, link.description, link.mime_type]
-    words = [_shorten_line(word) for word in told if word and word.strip()]
+    """Return a line that describes a linked resource; its contents are not read."""
+    fields = [link.uri, link.name, link.title, link.description, link.mime_type]
+    words = [_shorten_line(word) for word in fields if word and word.strip()]
     if link.size is not None and 0 <= link.size < _MAX_BYTES:
         words.append(f"{link.size:,} bytes")
     return f"[link to a resource: {', '.join(words)}]"
 
 
-# Bytes of a size that can be believed.
+# A declared size of this many bytes or more is not believed.
 _MAX_BYTES: Final = 2**63
 
 
@@ -166,10 +163,10 @@ def _shorten_line(text: str) -> str:
 
 
 def _is_repeated_in_texts(value: Any, blocks: Sequence[m.ContentBlock]) -> bool:
-    """Whether the texts of a result are the JSON of its structured content, as they should be.
+    """Return whether the texts of a result repeat its structured content as JSON, as the protocol recommends.
 
-    A tool that returns something else than an object has it wrapped: `{"result": ...}`, or under a name of its own,
-    as the official filesystem server has `{"content": ...}`; of a list, each item may be a text of its own.
+    A value that is not an object is wrapped: `{"result": ...}`, or with another key, such as `{"content": ...}` in the
+    official filesystem server. Each item of a list may have a text of its own.
     """
     texts = [block.text for block in blocks if isinstance(block, m.TextContent)]
     if not texts:

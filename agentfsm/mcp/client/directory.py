@@ -152,35 +152,35 @@ class FoundServers:
         try:
             self._add_server(self._parse_entry(json.loads(pin.start.text), key.removeprefix(f"{self.name}#")))
         except (MCPServerError, ValueError) as error:
-            _log.warning("an MCP server that was approved cannot be used: %s", error)
+            _log.warning("an approved MCP server cannot be used: %s", error)
 
     async def _find_servers(self, query: str) -> list[dict[str, str]]:
-        """Look for MCP servers, which bring further tools. Connect to one by its id, with connect_server.
+        """Search for MCP servers, which provide further tools. Connect to a server by its id, with connect_server.
 
         Args:
-            query: What the tools are needed for, in a few words.
+            query: Purpose of the tools, in a few words.
         """
         shown = []
         for candidate in (await self.directory.find(query))[:MAX_CANDIDATES]:
             try:
                 entry = self._parse_candidate(candidate)
             except MCPServerError as error:
-                _log.warning("a server out of the directory cannot be used: %s", error)
+                _log.warning("a server from the directory cannot be used: %s", error)
                 continue
             self._remember(candidate)
             about = candidate.description[:_DESCRIPTION_CHARS]
             shown.append({"id": candidate.id, "description": about, "start": format_start(entry.transport).strip()})
         return shown
 
-    async def _connect_server(self, id: str) -> str:  # noqa: A002  what the model calls it
-        """Connect to an MCP server; its tools are there from your next turn on.
+    async def _connect_server(self, id: str) -> str:  # noqa: A002  the name that the model sees
+        """Connect to an MCP server; its tools are available from your next turn on.
 
         Args:
-            id: Of a server that find_servers has found.
+            id: Id of a server that find_servers has found.
         """
         candidate = self._candidates.get(id) or await self._look_up(id)
         if candidate is None:
-            raise ModelRetry("there is no server of that id now: take one from find_servers")
+            raise ModelRetry("no server has this id now: use an id from find_servers")
         entry = self._parse_candidate(candidate)
         server = self._add_server(entry)
         self.pins.write(server.consent_gate.pin_key, server.consent_gate.load_pin() or Pin(start=server.start))
@@ -195,7 +195,7 @@ class FoundServers:
     def _describe_connect(self, arguments: Arguments) -> str:
         candidate = self._candidates.get(arguments.id)
         if candidate is None:
-            return f"Connect to the MCP server {arguments.id!r}, of which nothing is known here: look it up, or say no."
+            return f"Connect to the MCP server {arguments.id!r}. No details are available here: check it, or reject."
         entry = self._parse_candidate(candidate)
         return f"Connect to the MCP server {candidate.name!r}, found in a directory:\n{format_start(entry.transport)}"
 

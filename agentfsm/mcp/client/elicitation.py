@@ -1,11 +1,11 @@
-"""What a server asks a person in the middle of a call: our durable pause, for both eras of the protocol.
+"""Pause a call durably when a server asks a person for input, in both eras of the protocol.
 
-A server of 2026-07-28 ends the call with `input_required`; the call is made again with the answers and the server's
-own `request_state`. That state may expire, or die with the server's process, long before a person answers: where the
-server refuses it, the call begins anew, and what was answered is answered at once, without asking anybody twice.
+A server of 2026-07-28 ends the call with `input_required`. The call is made again with the answers and the server's
+`request_state`. That state may expire or be lost with the server's process before a person answers. If the server
+refuses it, the call starts from its beginning, and known answers are reused, so that a person is asked only once.
 
-A server of the handshake era asks while its call is under way, and waits. Nobody can be waited for there: the call is
-given up, and made again from its beginning when the answer is there. What it asks then is answered at once.
+A server of the handshake era asks during its call, and waits. The call cannot stay open until a person answers: it is
+cancelled, and made again from its beginning when the answer is there. The repeated question is answered at once.
 """
 
 from __future__ import annotations
@@ -31,50 +31,52 @@ if TYPE_CHECKING:
     from mcp.client.session import ClientRequestContext
     from mcp.shared.dispatcher import ProgressFnT
 
-# How one attempt at a call ended.
+# Result of one attempt at a call.
 AttemptResult = m.CallToolResult | InputRequired
 ElicitParams = m.ElicitRequestFormParams | m.ElicitRequestURLParams
 
-# Seconds before a call is made again whose server only wants to be asked later; twice as long each time. The call's
-# own time bounds it.
+# Seconds before a call is repeated if the server asks for nothing but a later request; doubled each time. The timeout
+# of the call limits the total.
 FIRST_POLL_S: Final = 0.05
 MAX_POLL_S: Final = 1.0
-# Requests that one attempt may take: about a minute of them.
+# Maximum number of requests in one attempt: about one minute.
 MAX_ROUNDS: Final = 60
-# Digits of a hash, so many that no two questions of a call are taken for each other.
+# Digits of a question's hash: enough that two questions of a call do not collide.
 FINGERPRINT_DIGITS: Final = 16
 AMBIGUOUS_ELICITATION: Final = (
-    "several calls of this server were under way when more than one of them asked for input, and it cannot be told "
-    "which asked what. They were given up in their middle, so check what they have done. Call them one at a time."
+    "several calls of this server were in progress when more than one of them asked for input, and the server does not "
+    "say which call a question belongs to. All were cancelled, so check their effects. Make the calls one at a time."
 )
 
 
 @attrs.define(eq=False, repr=False)
 class ElicitationState:
-    """What a call has asked so far, and what people have answered; in our terms, whatever the era."""
+    """Questions of a call so far and people's answers, in the same form for both eras."""
 
     asked: list[tuple[str, str]]
-    """The question's key, and what tells it from others; in the order in which they were asked."""
+    """Key and fingerprint of each question, in the order in which they were asked."""
 
     answers: Mapping[str, Any]
+    """Answers by the question's key; None: declined."""
+
     request_state: str | None = None
-    """What a server of 2026-07-28 has given us to bring back."""
+    """State that a server of 2026-07-28 sent with its questions and expects back; None: it sent none."""
 
     last_keys: dict[str, str] = attrs.field(factory=dict)
-    """What it asked last: its own keys, and ours."""
+    """Keys of the newest questions: from the server's to ours."""
 
     used_keys: set[str] = attrs.field(factory=set, init=False)
-    """Keys of answers that the server has been given."""
+    """Keys of answers that the server has received."""
 
     @classmethod
     def from_context(cls, ctx: RunContext[Any]) -> ElicitationState:
-        """Return what an earlier attempt has left; nothing on the first."""
+        """Load the state of earlier attempts; it is empty on the first."""
         state: dict[str, Any] = ctx.state or {"asked": []}
         asked = [(key, mark) for key, mark in state["asked"]]
         return cls(asked, ctx.answers, state.get("request_state"), state.get("now", {}))
 
     def take_answer(self, asked: ElicitParams) -> m.ElicitResult | None:
-        """Return the answer to what is asked, if it was given; each answer serves once, in their order."""
+        """Return the answer to a question, or None. Each answer is used once, in order."""
         mark = _fingerprint(asked)
         for key, known in self.asked:
             if known == mark and key in self.answers and key not in self.used_keys:
@@ -83,7 +85,7 @@ class ElicitationState:
         return None
 
     def take_answers(self, requests: Mapping[str, ElicitParams]) -> dict[str, m.ElicitResult] | None:
-        """Return the answers to all that is asked; None where one of them was not given."""
+        """Return the answers to all questions, or None if one is missing."""
         before = set(self.used_keys)
         found = {key: self.take_answer(asked) for key, asked in requests.items()}
         if all(found.values()):
@@ -92,23 +94,23 @@ class ElicitationState:
         return None
 
     def last_answers(self) -> dict[str, m.ElicitResult]:
-        """Return the answers to what the server asked last, by its own keys."""
+        """Return the answers to the newest questions, by the server's keys."""
         return {key: _to_response(self.answers.get(own)) for key, own in self.last_keys.items()}
 
     def pause_for(self, requests: Mapping[str, ElicitParams], request_state: str | None = None) -> AttemptResult:
-        """Return the pause in which these are asked; a result for the model, where they cannot be."""
+        """Return the pause that asks these questions, or an error result if they cannot be asked."""
         own = {key: f"q{len(self.asked) + number}" for number, key in enumerate(requests, 1)}
         marked = [(_to_question(own[key], asked), _fingerprint(asked)) for key, asked in requests.items()]
         return self.pause_with(marked, {} if request_state is None else {"request_state": request_state, "now": own})
 
     def pause_with(self, marked: Sequence[tuple[Question, str]], extra_state: Mapping[str, Any]) -> AttemptResult:
-        """Return the pause for questions, each with what tells it from others, and with further state; as `inquiry`."""
+        """Return the pause for questions with their fingerprints; `extra_state` is kept for the next attempt."""
         asked = [*self.asked, *((question.key, mark) for question, mark in marked)]
         state = {"asked": [[key, mark] for key, mark in asked], **extra_state}
         try:
             return InputRequired(*[question for question, _ in marked], state=state)
         except MisuseError as error:
-            return error_result(f"the server asks for input in a way that nobody can be shown: {error}")
+            return error_result(f"the server asks for input in a form that cannot be shown to a person: {error}")
 
 
 def _to_question(key: str, asked: ElicitParams) -> Question:
@@ -119,9 +121,9 @@ def _to_question(key: str, asked: ElicitParams) -> Question:
 
 
 def _fingerprint(asked: ElicitParams) -> str:
-    """Return what tells a question from others; an address may be another each time it is asked."""
-    what = [asked.mode, asked.message, asked.requested_schema if isinstance(asked, m.ElicitRequestFormParams) else None]
-    return short_hash(json.dumps(what, sort_keys=True), FINGERPRINT_DIGITS)
+    """Return a hash that identifies a question. The URL is left out, since it may differ each time."""
+    schema = asked.requested_schema if isinstance(asked, m.ElicitRequestFormParams) else None
+    return short_hash(json.dumps([asked.mode, asked.message, schema], sort_keys=True), FINGERPRINT_DIGITS)
 
 
 def _to_elicit_result(asked: ElicitParams, answer: Any) -> m.ElicitResult:
@@ -136,7 +138,7 @@ def _to_response(answer: Any) -> m.ElicitResult:
 
 
 def error_result(text: str) -> m.CallToolResult:
-    """Return a result that tells the model why there is none."""
+    """Return an error result with a text for the model."""
     return m.CallToolResult(content=[m.TextContent(text=text)], is_error=True)
 
 
@@ -150,44 +152,44 @@ async def call_tool(
     report: ProgressFnT,
     relist: Callable[[], Awaitable[None]],
 ) -> AttemptResult:
-    """Call a tool of a server, with what people have answered; return what came of it, or what has to be asked.
+    """Call a tool of a server, with the answers of people. Return its result, or the pause that asks them.
 
     Args:
         client: The connection.
-        router: What knows which call a server of the handshake era asks in.
-        ctx: Of our call.
-        name: The tool, as the server calls it.
-        arguments: What it is given.
-        report: Takes its progress.
-        relist: Lists the tools anew, and raises where the call is not to be made any more.
+        router: Assigns the questions of a handshake-era server to calls.
+        ctx: Context of our call.
+        name: The tool's name on the server.
+        arguments: Arguments of the call.
+        report: Receives the progress.
+        relist: Lists the tools again, and raises an error if the call must not be made any more.
 
     Raises:
-        MCPError: what the server, or the SDK, says of the request.
+        MCPError: when the server or the SDK reports an error.
     """
-    told = ElicitationState.from_context(ctx)
-    if any(told.answers.get(key) is None for key, mark in told.asked if mark == _URL_REQUIRED):
-        return error_result("the person declined to open the address that the server requires: this cannot be done")
+    elicitations = ElicitationState.from_context(ctx)
+    if any(elicitations.answers.get(key) is None for key, mark in elicitations.asked if mark == _URL_REQUIRED):
+        return error_result("the call was not made: the person declined to open the URL that the server requires")
     attempt = _CallAttempt(client, name, arguments, report, relist)
     try:
         if client.protocol_version in MODERN_PROTOCOL_VERSIONS:
-            return await attempt.run(told)
-        return await router.run_call(told, attempt)
+            return await attempt.run(elicitations)
+        return await router.run_call(elicitations, attempt)
     except MCPError as error:
         if error.code != m.URL_ELICITATION_REQUIRED:
             raise
-        return _pause_for_url(told, error)
+        return _pause_for_url(elicitations, error)
 
 
-# Marks what a server wants opened before it takes the call at all.
+# Marks a URL that the server requires a person to open before it accepts the call.
 _URL_REQUIRED: Final = "url-required"
 
 
 def _pause_for_url(elicitations: ElicitationState, error: MCPError) -> AttemptResult:
-    """Return the pause in which a person opens what the server requires; it makes no difference who asks for it."""
+    """Return the pause in which a person opens the URLs that the server requires; it is the same for both eras."""
     try:
         required = m.ElicitationRequiredErrorData.model_validate(error.data).elicitations
     except ValueError:
-        return error_result(f"the server requires that something be opened, and does not say what: {error.message}")
+        return error_result(f"the server requires a person to open a URL, but sent no valid one: {error.message}")
     numbered = enumerate(required, len(elicitations.asked) + 1)
     questions = [Question(key=f"q{number}", message=each.message, url=each.url) for number, each in numbered]
     return elicitations.pause_with([(question, _URL_REQUIRED) for question in questions], {})
@@ -195,7 +197,7 @@ def _pause_for_url(elicitations: ElicitationState, error: MCPError) -> AttemptRe
 
 @attrs.define(eq=False, repr=False)
 class _CallAttempt:
-    """One attempt at a call of a server."""
+    """Attempt at a call of a server."""
 
     client: Client
     name: str
@@ -204,10 +206,10 @@ class _CallAttempt:
     relist: Callable[[], Awaitable[None]]
 
     async def send(self, responses: Mapping[str, m.ElicitResult] | None = None, state: str | None = None) -> Any:
-        """Make the request; once more, when the server finds that its headers do not fit the tool's schema.
+        """Send the request; repeat it once if the server finds that its headers do not match the tool's schema.
 
-        They are made of the newest listing, so that one is fetched before. The SDK does so only where it also answers
-        what a server asks.
+        The SDK builds the headers from the newest listing, so the tools are listed before the repetition. The SDK
+        repeats a request itself only if it also answers the server's questions.
         """
         try:
             return await self._send_once(responses, state)
@@ -231,7 +233,7 @@ class _CallAttempt:
         )
 
     async def run(self, elicitations: ElicitationState) -> AttemptResult:
-        """Make the call until it has a result, or asks what nobody has answered."""
+        """Make the call until it has a result or an unanswered question."""
         result, wait_s = await self._resume_or_start(elicitations), FIRST_POLL_S
         for _ in range(MAX_ROUNDS):
             if isinstance(result, m.CallToolResult):
@@ -239,9 +241,7 @@ class _CallAttempt:
             requests = result.input_requests or {}
             asked = {key: each.params for key, each in requests.items() if isinstance(each, m.ElicitRequest)}
             if len(asked) < len(requests):
-                return error_result(
-                    "the server asks for a model's words or for folders of ours, which are not given here"
-                )
+                return error_result("the server requests sampling or roots, which this client does not support")
             replies = elicitations.take_answers(asked)
             if replies is None:
                 return elicitations.pause_for(asked, result.request_state or "")
@@ -250,10 +250,10 @@ class _CallAttempt:
                 wait_s = min(2 * wait_s, MAX_POLL_S)
             request_errors.mark_accepted()
             result = await self.send(replies or None, result.request_state)
-        return error_result("the server has put this call off again and again, and gave no result")
+        return error_result(f"the server has postponed this call {MAX_ROUNDS} times, and gave no result")
 
     async def _resume_or_start(self, elicitations: ElicitationState) -> Any:
-        """Go on where the server has asked, or from the beginning where it does not know of that any more."""
+        """Continue from the server's request state, or start again if the server does not accept it any more."""
         if elicitations.request_state is None:
             return await self.send()
         try:
@@ -262,7 +262,7 @@ class _CallAttempt:
             if error.code != m.INVALID_PARAMS:
                 raise
             return await self.send()
-        elicitations.used_keys |= elicitations.answers.keys()  # it has them, so what it asks now is asked anew
+        elicitations.used_keys |= elicitations.answers.keys()  # a new question needs a new answer
         return result
 
 
@@ -271,42 +271,42 @@ class _CallAttempt:
 
 @attrs.define(eq=False, repr=False)
 class _OngoingCall:
-    """A call of a server of the handshake era, as long as it is under way."""
+    """Call of a handshake-era server, while it is in progress."""
 
     elicitations: ElicitationState
     scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
     ended: anyio.Event = attrs.field(factory=anyio.Event)
     outcome: AttemptResult | None = None
-    """What came of it, where it was given up."""
+    """Result of a call that was cancelled; else None."""
 
     has_returned: bool = False
-    """Whether the server has answered it, so that it cannot be the one that still asks."""
+    """Whether the server has answered the call, so that an open question cannot belong to it."""
 
     def give_up(self, outcome: AttemptResult) -> None:
-        """Cut the call off; it has ended when the server was told."""
+        """Cancel the call; `ended` is set once the server has been notified."""
         self.outcome = outcome
         self.scope.cancel()
 
 
 @attrs.define(eq=False, repr=False)
 class ElicitationRouter:
-    """Takes what a server of the handshake era asks in mid-call; lives in the thread of `home`, as the connection does.
+    """Assigns a handshake-era server's questions to its calls. It is used in the connection thread only.
 
-    The protocol does not say in which call it asks. So a question is put off until its call is the only one under way;
-    a server that has asked once while others were is given one call at a time from then on.
+    The protocol does not say which call a question belongs to. So a question waits until only one call is in progress.
+    A server that asks while several calls are in progress gets one call at a time from then on.
     """
 
     is_serial: bool = False
-    """Whether it is."""
+    """Whether the server gets one call at a time."""
 
     _calls: list[_OngoingCall] = attrs.field(factory=list, init=False)
     _waiting: int = attrs.field(default=0, init=False)
-    """Questions that wait until it is known whose they are."""
+    """Number of questions that are not assigned to a call yet."""
 
     _change_event: anyio.Event | None = attrs.field(default=None, init=False)
 
     async def run_call(self, elicitations: ElicitationState, attempt: _CallAttempt) -> AttemptResult:
-        """Make a call; what it asks and nobody has answered ends it."""
+        """Make a call; an unanswered question ends it."""
         while self.is_serial and self._calls:
             await self._wait_for_change()
         own = _OngoingCall(elicitations)
@@ -320,10 +320,10 @@ class ElicitationRouter:
             self._calls.remove(own)
             own.ended.set()
             self._notify_change()
-        return error_result("the call was given up") if own.outcome is None else own.outcome
+        return error_result("the call was cancelled") if own.outcome is None else own.outcome
 
-    async def elicit(self, context: ClientRequestContext, params: m.ElicitRequestParams) -> m.ElicitResult:  # noqa: ARG002  it does not say which call
-        """Answer what the server asks, if a person has answered it; else give its call up, so that one is asked."""
+    async def elicit(self, context: ClientRequestContext, params: m.ElicitRequestParams) -> m.ElicitResult:  # noqa: ARG002  it does not identify the call
+        """Answer a question of the server if a person has answered it; else cancel its call and pause for an answer."""
         own = await self._find_asking_call()
         if own is None:
             return m.ElicitResult(action="cancel")
@@ -334,9 +334,9 @@ class ElicitationRouter:
         return m.ElicitResult(action="cancel")
 
     async def _find_asking_call(self) -> _OngoingCall | None:
-        """Return the call in which it is asked, when that can be told; None where it cannot, and all were given up."""
+        """Return the call that a question belongs to, or None if that is unknown; open calls may then be cancelled."""
         self._waiting += 1
-        perhaps = tuple(self._calls)
+        candidates = tuple(self._calls)
         try:
             while len(self._calls) > 1:
                 self.is_serial = True
@@ -345,13 +345,13 @@ class ElicitationRouter:
                     return None
                 await self._wait_for_change()
             own = self._calls[0] if self._calls else None
-            is_told = own is not None and own.outcome is None and all(c is own or c.has_returned for c in perhaps)
-            return own if is_told else None
+            is_known = own is not None and own.outcome is None and all(c is own or c.has_returned for c in candidates)
+            return own if is_known else None
         finally:
             self._waiting -= 1
 
     async def _give_up_all(self) -> None:
-        """Cut off all calls, all at once, so that none is left that could be taken for the one that asks."""
+        """Cancel all calls before waiting for any, so that none is mistaken for the one that asks."""
         calls = tuple(self._calls)
         for own in calls:
             own.give_up(error_result(AMBIGUOUS_ELICITATION))

@@ -1,7 +1,6 @@
-"""What a server returns, held to what it declared: offline, within bounds, and by the validator of our own arguments.
+"""Check results against the tool's output schema: offline, with bounded work, by the validator for our own arguments.
 
-The SDK would do it with a validator in Python that takes any time a schema asks for, and raise what is no error of the
-connection's.
+The SDK's validator does unbounded work, and its errors look like errors of the connection.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from agentfsm.tools.schema.validator import compile_schema, find_problems
 
 @attrs.frozen(kw_only=True)
 class OutputCheck(Value):
-    """A tool's output schema, compiled."""
+    """Compiled output schema of a tool."""
 
     tool: str
     schema: dict[str, Any] = attrs.field(repr=False)
@@ -33,23 +32,23 @@ class OutputCheck(Value):
         """Compile the schema of a tool's results.
 
         Raises:
-            MisuseError: when it is invalid, too large, refers to what is not in it, or could ask for endless work.
+            MisuseError: when it is invalid or too large, has an external reference, or could require unbounded work.
         """
         plain = normalise_schema(schema, tool)
         return cls(tool=tool, schema=plain, is_valid=compile_schema(plain, tool), work=compute_cost(plain, tool))
 
     def explain_mismatch(self, result: m.CallToolResult) -> str | None:
-        """Say how a result breaks its server's word, or None; one that tells of an error promises nothing."""
+        """Return how a result violates its schema, or None. An error result is not checked."""
         if result.is_error:
             return None
         value = result.structured_content
         if value is None and "structured_content" not in result.model_fields_set:
-            return f"the server declared what {self.tool} returns, and returned no structured content"
+            return f"the server declared an output schema for {self.tool}, but returned no structured content"
         if reason := self.work.check_value(json.dumps(value), value):
             return f"the result of {self.tool} cannot be checked: {reason}"
         return None if self.is_valid(value) else self._describe_mismatch(value)
 
     def _describe_mismatch(self, value: Any) -> str:
         known = {"properties": self.schema.get("properties", {})}
-        told = format_problems(f"the result of {self.tool} does", find_problems(self.schema, value), value, known)
-        return told.rpartition("\n")[0]  # its last line is about arguments
+        text = format_problems(f"the result of {self.tool} does", find_problems(self.schema, value), value, known)
+        return text.rpartition("\n")[0]  # its last line is about arguments

@@ -159,7 +159,7 @@ async def request(
             if isinstance(error, TimeoutError)
             else request_errors.describe_request_error(error)
         )
-        raise NoAnswerError(f"the MCP server {connection.name!r} was asked for {subject}: {said}") from error
+        raise NoAnswerError(f"the MCP server {connection.name!r} did not return {subject}: {said}") from error
 
 
 def check_declared(client: Client, server: str, capability: Capability) -> None:
@@ -172,8 +172,8 @@ def check_declared(client: Client, server: str, capability: Capability) -> None:
     if getattr(declared, capability) is None:
         names = [name for name in get_args(Capability) if getattr(declared, name) is not None]
         raise MisuseError(
-            f"the MCP server {server!r} has declared no {capability}, so it is not asked for them: it has "
-            f"{' and '.join(names) or 'nothing to ask for'}"
+            f"the MCP server {server!r} has not declared {capability}, so they cannot be requested; declared: "
+            f"{', '.join(names) or 'none'}"
         )
 
 
@@ -202,7 +202,7 @@ async def fetch_tools(
 
 
 def keep_valid(server: str, kind: str, listed: Sequence[T | InvalidEntry]) -> list[T]:
-    """Return the entries of a list that can be used, and tell the log of the others."""
+    """Return the valid entries of a list, and log the others."""
     for each in listed:
         if isinstance(each, InvalidEntry):
             _log.warning(
@@ -256,7 +256,7 @@ async def fetch_resource_templates(connection: ServerConnection, timeout_s: floa
 
 
 async def fetch_resource(connection: ServerConnection, timeout_s: float, uri: str) -> tuple[Part, ...]:
-    """Read a resource: its contents, in their order."""
+    """Read a resource; return its contents in order."""
 
     async def question(client: Client) -> m.ReadResourceResult:
         check_declared(client, connection.name, "resources")
@@ -290,7 +290,7 @@ async def fetch_prompts(connection: ServerConnection, timeout_s: float) -> tuple
 async def fetch_prompt(
     connection: ServerConnection, timeout_s: float, name: str, arguments: dict[str, str]
 ) -> tuple[Message, ...]:
-    """Get a prompt, filled in, as messages."""
+    """Fetch a rendered prompt, as messages."""
     for key, value in arguments.items():
         if not isinstance(value, str):
             raise MisuseError(f"prompt({name!r}, {key}=...) takes text, not {type(value).__name__}: write str(...)")
@@ -310,7 +310,7 @@ async def fetch_completions(
     argument: tuple[str, str],
     known: dict[str, str],
 ) -> tuple[str, ...]:
-    """Ask how an argument may go on."""
+    """Fetch completions of an argument."""
     ref: m.PromptReference | m.ResourceTemplateReference = (
         m.PromptReference(name=target.name)
         if isinstance(target, RemotePrompt)
@@ -322,12 +322,12 @@ async def fetch_completions(
         check_declared(client, connection.name, "completions")
         return await client.complete(ref, {"name": name, "value": value}, known or None)
 
-    result = await request(connection, f"what {name!r} may be", timeout_s, question)
+    result = await request(connection, f"completions of {name!r}", timeout_s, question)
     return tuple(result.completion.values)
 
 
 def _to_message(message: m.PromptMessage) -> Message | None:
-    """Return a message of a prompt; None where it says nothing, which no provider takes."""
+    """Convert a message of a prompt; return None if it is empty, since providers refuse empty messages."""
     parts = convert_block(message.content)
     if all(isinstance(part, TextPart) and not part.text.strip() for part in parts):
         return None
@@ -339,7 +339,7 @@ def _to_message(message: m.PromptMessage) -> Message | None:
 
 
 def build_resource_tools(connection: ServerConnection, timeout_s: float) -> tuple[Tool[..., Any], ...]:
-    """Make the two tools by which a model gets at the resources of a server.
+    """Build the two tools with which a model lists and reads the resources of a server.
 
     Args:
         connection: The connection.
@@ -360,7 +360,7 @@ def build_resource_tools(connection: ServerConnection, timeout_s: float) -> tupl
             return request_errors.resolve_failure(error, connection.name, "read_resource")
 
     about: dict[Callable[..., Any], str] = {
-        list_resources: f"List the resources of the server {connection.name}: what can be read there, by URI.",
+        list_resources: f"List the resources of the server {connection.name}, with the URIs to read them.",
         read_resource: f"Read a resource of the server {connection.name}.",
     }
     return tuple(

@@ -1,4 +1,4 @@
-"""A server's tool as one of ours: its name, what is declared of it, and its call."""
+"""Wrap a server's tool as a `Tool`: its name, its declaration and its call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentfsm.mcp.trust.tool_policy import ToolPolicy, find_title
 from agentfsm.tools.run_context import InputRequired, RunContext, ToolReturn
 from agentfsm.tools.tool import Tool, make_tool
 
-WITHHELD_DESCRIPTION: Final = "Withheld: a person has to approve it as it is now."
+WITHHELD_DESCRIPTION: Final = "Withheld: a person has to approve its current version."
 
 
 class ToolServer(Protocol):
@@ -37,7 +37,7 @@ class ToolServer(Protocol):
 
 
 def build_tool(server: ToolServer, listed: m.Tool) -> Tool[..., Any]:
-    """Make a tool of what a server lists.
+    """Build a tool from a server's listing.
 
     Raises:
         MisuseError: when one of its schemas cannot be used.
@@ -55,12 +55,12 @@ def build_tool(server: ToolServer, listed: m.Tool) -> Tool[..., Any]:
 
 
 def build_withheld_tool(name: str) -> Tool[..., Any]:
-    """Return what stands for a tool that is withheld: no model is told of it, and whoever calls it learns so."""
+    """Build the disabled placeholder of a withheld tool: models do not see it, and calls of it are refused."""
     return make_tool(_do_nothing, name=name, description=WITHHELD_DESCRIPTION, parameters={}, enabled=False)
 
 
 async def _do_nothing(**_arguments: Any) -> None:
-    """Do nothing: the engine lets no call through."""
+    """Do nothing: the engine refuses calls of a disabled tool."""
 
 
 def _build_function(server: ToolServer, listed: m.Tool, check: OutputCheck | None) -> Callable[..., Any]:
@@ -93,7 +93,7 @@ def _build_function(server: ToolServer, listed: m.Tool, check: OutputCheck | Non
         except ToolChangedError as error:
             server.needs_refresh = True
             return _tool_changed_result(server, listed, error)
-        except Exception as error:  # noqa: BLE001  what is no trouble of a request is raised again
+        except Exception as error:  # noqa: BLE001  `resolve_failure` raises other errors again
             return request_errors.resolve_failure(error, server.name, listed.name, is_sent=is_sent)
         if isinstance(result, InputRequired):
             raise result
@@ -104,9 +104,9 @@ def _build_function(server: ToolServer, listed: m.Tool, check: OutputCheck | Non
 
 def _tool_changed_result(server: ToolServer, listed: m.Tool, error: ToolChangedError) -> ToolReturn:
     text = (
-        f"{listed.name!r} was not called: the MCP server {server.name!r} has changed its tools since, and {error}. "
-        "Nothing was run. Its tools are looked at again before your next turn: use what there is then, or tell the "
-        "user that a person may have to approve the change."
+        f"{listed.name!r} was not called: the MCP server {server.name!r} has changed its tools, and {error}. "
+        "Nothing was run. Its tools are listed again before your next turn: use the tools available then, or tell "
+        "the user that a person may have to approve the change."
     )
     return ToolReturn(outcome=Outcome.FAILED, content=text, error_type=ErrorType.UNAVAILABLE)
 

@@ -1,8 +1,8 @@
-"""The one thread in which all connections to servers live, with an event loop of its own.
+"""Thread with its own event loop, in which all connections to servers live.
 
-A connection outlives the driving call that opened it, and may be closed by another task, in another event loop, on
-asyncio or trio. So it belongs to none of them: it lives here, in a task of its own, and callers come over for each
-request. A program that blocks its own event loop loses no connection either.
+A connection outlives the execution that opened it, and may be closed by another task, in another event loop, on
+asyncio or trio. So each connection has a task in this thread, to which callers submit their requests. A program that
+blocks its own event loop does not lose its connections either.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ _lock = threading.Lock()
 
 @attrs.define(eq=False, repr=False)
 class ConnectionThread:
-    """The thread, as others see it."""
+    """Handle of the connection thread."""
 
     portal: BlockingPortal
     task_group: TaskGroup
-    """For what runs there for as long as the thread does, or until it ends itself."""
+    """Task group for tasks that may last as long as the thread."""
 
     thread: threading.Thread
     is_closed: bool = False
-    """Whether the interpreter is ending: nothing is begun any more."""
+    """Whether the interpreter is exiting, so that no request is started."""
 
 
 _instance: ConnectionThread | None = None
 
 
 def get_connection_thread() -> ConnectionThread:
-    """Return the thread, started at the first call; another one in a process that was forked off.
+    """Return the thread, which the first call starts. A forked process starts its own.
 
     Raises:
-        ClosedError: when the interpreter is ending.
+        ClosedError: when the interpreter is exiting.
     """
-    global _instance  # noqa: PLW0603  one for the process, as its children and sockets are the process's
+    global _instance  # noqa: PLW0603  one for each process, which owns the subprocesses and sockets
     with _lock:
         if _instance is None:
             opened: Future[tuple[BlockingPortal, TaskGroup]] = Future()
@@ -63,7 +63,9 @@ def get_connection_thread() -> ConnectionThread:
 
 
 def _closed_error() -> ClosedError:
-    return ClosedError("the interpreter is ending, and the connections to MCP servers are closed: ask them before that")
+    return ClosedError(
+        "the connections to MCP servers are closed, because the interpreter is exiting: use them earlier"
+    )
 
 
 def _run_event_loop(opened: Future[tuple[BlockingPortal, TaskGroup]]) -> None:
@@ -79,44 +81,44 @@ def _run_event_loop(opened: Future[tuple[BlockingPortal, TaskGroup]]) -> None:
 
     try:
         anyio.run(main)
-    except BaseException as error:  # whoever waits for the thread must not wait for ever
+    except BaseException as error:  # the caller that waits for `opened` must not wait for ever
         if not opened.done():
             opened.set_exception(error)
         elif not (ended and isinstance(error, RuntimeError)):
             raise
-        # Else all is closed, and asyncio wanted one more thread, to part with those that look up hosts. An interpreter
-        # that is ending gives none, from Python 3.12 on.
+        # Otherwise all is closed, and asyncio failed to start a thread in which it shuts down its default executor.
+        # From Python 3.12 on, an exiting interpreter starts no threads.
 
 
 async def run(function: Callable[[Unpack[Args]], Awaitable[T]], *args: *Args) -> T:
-    """Run a coroutine function in the thread, and wait for it; cancelling the caller cancels it there.
+    """Run a coroutine function in the thread, and wait for it. Cancelling the caller cancels the function.
 
     Raises:
-        ClosedError: when the interpreter is ending.
+        ClosedError: when the interpreter is exiting.
     """
-    home = get_connection_thread()
+    thread = get_connection_thread()
     try:
-        return await home.portal.call_async(function, *args)
+        return await thread.portal.call_async(function, *args)
     except (CancelledError, RuntimeError):
-        if home.is_closed:
+        if thread.is_closed:
             raise _closed_error() from None
         raise
 
 
 @atexit.register
 def _shut_down() -> None:
-    """End all connections in order: their processes are told to stop, and are waited for."""
-    home = _instance
-    if home is None:
+    """Close all connections: ask their processes to stop, and wait for them."""
+    instance = _instance
+    if instance is None:
         return
-    home.is_closed = True
-    with suppress(RuntimeError):  # it has ended by itself
-        home.portal.start_task_soon(home.portal.stop, True)
-    home.thread.join()
+    instance.is_closed = True
+    with suppress(RuntimeError):  # the thread has ended already
+        instance.portal.start_task_soon(instance.portal.stop, True)
+    instance.thread.join()
 
 
 def _reset_after_fork() -> None:
-    """Leave the thread to the parent, after a fork."""
+    """Forget the parent's thread after a fork."""
     global _instance, _lock
     _instance, _lock = None, threading.Lock()
 

@@ -1,7 +1,7 @@
-"""What comes from servers is bounded; and the HTTP client, in which a request that fails ends nothing else.
+"""HTTP client that limits the size of messages, and in which a failed request does not affect the others.
 
-The SDK lets an error of HTTP through to the connection as a whole, and all other requests of that end with it. Here it
-becomes a response that only the request itself is given, and is noted for the words that the model reads.
+In the SDK, an HTTP error ends the connection with all its other requests. Here it becomes a response to the failed
+request only, and is recorded in `WireStatus` for the error text.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from agentfsm.mcp.connection.request_errors import (
     describe_error,
 )
 
-# Bytes of one message, any larger than which is not taken in: a result of 10 MB must come through, and what the journal
-# keeps of one is less than this.
+# Maximum size of one message in bytes. A result of 10 MB has to fit; the journal keeps less of it than this.
 MESSAGE_BYTES: Final = 64 * 1024 * 1024
-# Notifications that are of use here. The SDK starts a task for each that comes, and a server may send any number.
+# Notifications that are used. The SDK starts a task for each notification, and a server may send any number.
 RELEVANT_NOTIFICATIONS: Final = frozenset(
     {
         "notifications/cancelled",
@@ -37,40 +36,40 @@ RELEVANT_NOTIFICATIONS: Final = frozenset(
         "notifications/tools/list_changed",
     }
 )
-# Seconds to connect, or to send a part of a request, and between two parts of an answer: those of the SDK's own client.
-# A call has its own time.
+# Seconds to connect, or to send a part of a request; and seconds between two parts of an answer. Both are the values of
+# the SDK's own client. A call has its own timeout.
 CONNECT_TIMEOUT_S: Final = 30.0
 READ_TIMEOUT_S: Final = 300.0
-# The status of a response that stands for an error.
+# HTTP status of a response that is built from an error.
 _SYNTHETIC_STATUS: Final = 502
 
 
 def is_relevant(message: object) -> bool:
-    """Whether a message is none of the notifications that nobody listens to."""
+    """Return whether a message is used: it is not a notification, or one of `RELEVANT_NOTIFICATIONS`."""
     return not isinstance(message, JSONRPCNotification) or message.method in RELEVANT_NOTIFICATIONS
 
 
 class BoundedHTTPClient(httpx2.AsyncClient):
-    """An HTTP client that never raises what belongs to one request."""
+    """HTTP client that returns the error of a request as a response."""
 
     def __init__(self, *, on_failure: Callable[[], object] = lambda: None, **options: Any) -> None:
-        """Make a client.
+        """Create a client.
 
         Args:
             on_failure: Called when a request has failed.
-            options: Those of the client.
+            options: Options of `httpx2.AsyncClient`.
         """
         super().__init__(**options)
         self._on_failure = on_failure
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send a request; an error is noted, and answered with."""
+        """Send a request. An error is recorded, and returned as a response."""
         asked = WIRE_STATUS.get(None) or WireStatus()
-        # What follows a request that was taken tells nothing of whether that was: it would be made twice.
+        # A failed follow-up does not show that the request itself was refused; it would be sent twice.
         seen = asked if _carries_request(request) else WireStatus()
         try:
             response = await super().send(request, **options)
-        except Exception as error:  # noqa: BLE001  also what somebody's `auth` raises: it must not end other requests
+        except Exception as error:  # noqa: BLE001  also an error of a user's `auth` must not end other requests
             seen.error = error
             self._on_failure()
             return _build_error_response(request, error)
@@ -92,16 +91,16 @@ def build_http_client(
     on_failure: Callable[[], object] = lambda: None,
     transport: httpx2.AsyncBaseTransport | None = None,
 ) -> BoundedHTTPClient:
-    """Make a client; compressed answers are not asked for, whose size cannot be known."""
-    told = {"accept-encoding": "identity"} | dict(headers)
+    """Create a client. It requests uncompressed answers, since the size of compressed ones is unknown."""
+    sent = {"accept-encoding": "identity"} | dict(headers)
     timeout = httpx2.Timeout(CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S)
-    return BoundedHTTPClient(on_failure=on_failure, headers=told, auth=auth, timeout=timeout, transport=transport)
+    return BoundedHTTPClient(on_failure=on_failure, headers=sent, auth=auth, timeout=timeout, transport=transport)
 
 
 def _carries_request(request: httpx2.Request) -> bool:
-    """Whether a request of HTTP tells what became of ours.
+    """Return whether the outcome of an HTTP request is that of our own request to the server.
 
-    What fetches the rest of an answer does not, nor what answers the server, or takes a request back, in mid-call.
+    HTTP requests that fetch the rest of an answer, answer the server, or cancel a call are follow-ups.
     """
     if request.method != "POST":
         return "last-event-id" not in request.headers
@@ -117,19 +116,19 @@ def _build_error_response(request: httpx2.Request, error: Exception) -> httpx2.R
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    """The body of a response: it ends early, and that is noted, where it is too long or breaks off."""
+    """Body of a response. It ends early if it is too long or interrupted, which is recorded."""
 
     def __init__(self, response: httpx2.Response, wire_status: WireStatus) -> None:
         self._stream: Any = response.stream
         self._wire_status = wire_status
+        # The SDK limits the size of each event of an event stream.
         self._is_event_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
-        # Then each event of it is bounded, and the SDK does that.
         self._is_compressed = response.headers.get("content-encoding", "identity").lower() != "identity"
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         if self._is_compressed:
             self._wire_status.error = MessageTooLongError(
-                "it is compressed, which was not asked for, and may be of any size"
+                "it is compressed, although uncompressed data was requested, so its size is unknown"
             )
             return
         size = 0

@@ -1,8 +1,8 @@
-"""What a server answers, held to the protocol piece by piece: what does not fit costs the rest nothing.
+"""Validate the entries of an answer one by one, so that an invalid entry does not affect the others.
 
-The SDK takes an answer as a whole or not at all: one tool with a flaw takes all others with it, and one block of a kind
-that it does not know takes the result of a call whose effect has happened. So what does not fit is taken out of an
-answer before the SDK looks at it.
+The SDK accepts an answer as a whole or not at all: one invalid tool would hide all others, and one block of an unknown
+kind would discard the result of a call whose effect has happened. So invalid entries are removed from an answer before
+the SDK parses it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from agentfsm.core.value import Value
 from agentfsm.mcp.connection.request_errors import shorten
 
-# By what was asked: where in the answer the list of pieces is.
+# Key of the list in an answer, by method.
 LIST_KEYS: Final = {
     "prompts/get": "messages",
     "prompts/list": "prompts",
@@ -27,38 +27,39 @@ LIST_KEYS: Final = {
     "tools/call": "content",
     "tools/list": "tools",
 }
-# What an answer has to have beside its pieces, of any revision.
+# Other fields that an answer needs, in any revision.
 _RESULT_FRAME: Final = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
-# Stands for a piece that does not say what it is.
+# Name of an entry that has no name.
 UNNAMED: Final = "(no name)"
 
 
 @attrs.frozen
 class InvalidEntry(Value):
-    """An entry of a list that cannot be used."""
+    """Entry of a list that cannot be used."""
 
     name: str
-    """As the server calls it."""
+    """Name that the server gives the entry."""
 
     why: str
+    """Reason why the entry cannot be used."""
 
 
-# Takes what of a list does not fit. Whatever is asked, its answer is sifted in the context of who asked.
+# Receives the invalid entries of a list. An answer is checked in the context of its request.
 INVALID_ENTRIES: Final[ContextVar[list[InvalidEntry]]] = ContextVar("UNFIT")
 
 
 def drop_invalid_entries(method: str, version: str, answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer without the entries of a list that do not fit; blocks of content that do not are named.
+    """Return an answer without the invalid entries of its list. A note replaces an invalid block of content.
 
     Args:
-        method: What was asked.
-        version: The revision of the protocol that was agreed on.
-        answer: As it came.
+        method: The method of the request.
+        version: The negotiated revision of the protocol.
+        answer: The answer as received.
     """
     key = LIST_KEYS.get(method)
     pieces = None if key is None else answer.get(key)
     if key is None or not isinstance(pieces, list) or _find_error(method, version, pieces) is None:
-        return answer  # where it is no list, the SDK says so
+        return answer  # if it should be a list and is not, the SDK raises an error
     found = [(piece, _find_error(method, version, [piece])) for piece in pieces]
     if (noted := _REPLACEMENTS.get(method)) is not None:
         return answer | {key: [piece if flaw is None else noted(piece) for piece, flaw in found]}
@@ -69,12 +70,12 @@ def drop_invalid_entries(method: str, version: str, answer: dict[str, Any]) -> d
 
 
 def _find_error(method: str, version: str, pieces: Sequence[Any]) -> str | None:
-    """Say where pieces do not fit the protocol, and why; None where they do."""
+    """Return where and why entries violate the protocol, or None."""
     try:
         methods.parse_server_result(method, version, {**_RESULT_FRAME, LIST_KEYS[method]: pieces})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"][2:]))  # behind the list's name, and the place in it
+        place = ".".join(map(str, first["loc"][2:]))  # after the list's name and the index
         return shorten(f"it does not fit the protocol: {': '.join(filter(None, (place, first['msg'])))}")
     return None
 
@@ -87,13 +88,13 @@ def _replace_message_content(message: Any) -> Any:
     return {**message, "content": _replace_block(message.get("content"))} if isinstance(message, dict) else message
 
 
-# How a piece is told of that is not left out, since what it is part of would not be the same without it.
+# Functions that replace an invalid entry by a note, for lists that are incomplete without it.
 _REPLACEMENTS: Final = {"prompts/get": _replace_message_content, "tools/call": _replace_block}
 
 
 def describe_unknown_block(kind: str) -> str:
-    """Return what stands for a block of content that is of no known form."""
-    return f"[a block of the kind {shorten(kind)!r}: not shown, since nothing is known of such a one]"
+    """Return the note that replaces a block of content of an unknown type."""
+    return f"[a block of the unknown type {shorten(kind)!r}: not shown]"
 
 
 def _read_text(piece: Any, key: str) -> str:

@@ -1,8 +1,8 @@
-"""Where a server that is elsewhere may be: not in our own network, unless its user says so.
+"""Connect to servers at public addresses only, unless the user allows private ones.
 
-What a URL says is no matter; what counts is the address that is connected to. So a host is looked up here, each of its
-addresses is looked at, and the connection goes to one of those that were: a name that means another address a moment
-later, a redirect, or the endpoint that a server names for its tokens leads nowhere else.
+The address that is connected to counts, not the URL. So a host is resolved here, each of its addresses is checked, and
+the connection goes to a checked address. A DNS name that changes its address a moment later, a redirect, or a token
+endpoint that a server names cannot lead to a private network.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from agentfsm.mcp.errors import MCPServerError
 
 _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-# NAT64: the last four bytes are an IPv4 address. That of a network's own, 64:ff9b:1::/48, is private as a whole.
+# NAT64: the last four bytes are an IPv4 address. The local-use prefix 64:ff9b:1::/48 counts as private as a whole.
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
-# Azure's, which looks like anybody's; those of the other clouds are link-local or private.
+# Azure's metadata address, which looks public; those of the other clouds are link-local or private.
 _METADATA_ADDRESSES: Final = frozenset({ipaddress.ip_address("168.63.129.16")})
-# At once, to one server.
+# Maximum of simultaneous connections to one server.
 _MAX_CONNECTIONS: Final = 20
 
 
 def is_private(address: str) -> bool:
-    """Whether an address is none of the public network's: private, loopback, link-local, multicast, reserved.
+    """Return whether an address is not public: private, loopback, link-local, multicast or reserved.
 
-    An IPv4 address inside of an IPv6 one (mapped, 6to4, Teredo, NAT64) counts as itself.
+    For an IPv6 address that embeds an IPv4 address (mapped, 6to4, Teredo, NAT64), the IPv4 address is checked.
 
     Raises:
-        ValueError: when it is no address.
+        ValueError: when the text is not an address.
     """
     parsed = ipaddress.ip_address(address)
     return any(map(_is_address_private, _embedded_ipv4(parsed) or [parsed]))
@@ -63,7 +63,7 @@ def _is_address_private(address: _Address) -> bool:
 
 
 def is_local_host(host: str) -> bool:
-    """Whether a URL's host says in so many words that it is this machine: `localhost`, or a loopback address."""
+    """Return whether a URL's host explicitly names this machine: `localhost`, or a loopback address."""
     name = host.strip("[]").rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -74,35 +74,35 @@ def is_local_host(host: str) -> bool:
 
 
 def check_url(url: str, *, allow_private: bool) -> None:
-    """Refuse a URL that nothing may be sent to.
+    """Check that requests may be sent to a URL.
 
-    Plain HTTP is for this machine, and for a network of one's own: elsewhere anybody on the way reads tokens, and
-    writes results.
+    Plain HTTP is allowed to this machine and, with `allow_private`, to the user's own network. Elsewhere others on the
+    network could read tokens and change results.
 
     Raises:
-        MisuseError: when it is none of HTTP, has no host, or is plain HTTP to another machine.
+        MisuseError: when it is not an HTTP URL, has no host, or is plain HTTP to another machine.
     """
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, TypeError) as error:
         raise MisuseError(
-            f"{url!r} is no URL of an MCP server ({error}): write one like https://example.org/mcp"
+            f"{url!r} is not a URL of an MCP server ({error}): use one such as https://example.org/mcp"
         ) from error
     if parsed.scheme not in {"http", "https"} or not parsed.host:
-        raise MisuseError(f"{url!r} is no URL of an MCP server: write one like https://example.org/mcp")
+        raise MisuseError(f"{url!r} is not a URL of an MCP server: use one such as https://example.org/mcp")
     if parsed.scheme == "http" and not is_local_host(parsed.host) and not allow_private:
         raise MisuseError(
-            f"{parsed.host} is asked by plain HTTP, which anybody on the way can read and change: use https://, or "
-            "allow_private=True where it is in your own network"
+            f"plain HTTP to {parsed.host} can be read and changed by others on the network: use https://, or set "
+            "allow_private=True if the server is in your own network"
         )
 
 
 @attrs.define(eq=False, repr=False)
 class _AddressCheckingBackend(httpcore2.AsyncNetworkBackend):
-    """Connects to addresses that it has looked at."""
+    """Network backend that connects only to addresses that it has checked."""
 
     local_host: str | None
-    """The host of the server's own URL, where that is this machine."""
+    """Host of the server's URL if it names this machine, else None. It has to resolve to loopback addresses."""
 
     _inner: httpcore2.AsyncNetworkBackend = attrs.field(
         factory=cast("type[httpcore2.AsyncNetworkBackend]", httpcore2.AnyIOBackend), init=False
@@ -121,20 +121,20 @@ class _AddressCheckingBackend(httpcore2.AsyncNetworkBackend):
             try:
                 return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
             except httpcore2.ConnectError:
-                continue  # the next one may answer; the last one's error is told
+                continue  # the next address may answer; the error of the last one is raised
         return await self._inner.connect_tcp(addresses[-1], port, timeout, local_address, socket_options)
 
     async def _resolve_allowed(self, host: str, port: int) -> list[str]:
         try:
             found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
-            raise httpcore2.ConnectError(f"{host} cannot be found: {error}") from error
+            raise httpcore2.ConnectError(f"{host} cannot be resolved: {error}") from error
         addresses = list(dict.fromkeys(str(place[4][0]) for place in found))
         wrong = _not_loopback if host == self.local_host else is_private
         if refused := [address for address in addresses if wrong(address)]:
             raise MCPServerError(
-                f"{host} is at {refused[0]}, which is no public address, and nothing was sent there. "
-                "If it is a server of yours, give it allow_private=True"
+                f"{host} has the address {refused[0]}, which is not public, so nothing was sent. "
+                "If the server is your own, set allow_private=True"
             )
         return addresses
 
@@ -147,9 +147,9 @@ def _not_loopback(address: str) -> bool:
 
 
 class PublicAddressTransport(httpx2.AsyncHTTPTransport):
-    """Sends requests to public addresses only, and to this machine where the server's own URL says so.
+    """Transport that sends requests to public addresses only, or to this machine if the server's URL names it.
 
-    A proxy from the environment is not used, since it would look the host up by itself.
+    A proxy from the environment is not used, since it would resolve the host itself.
     """
 
     def __init__(self, url: str) -> None:

@@ -1,8 +1,8 @@
-"""What goes wrong with a request to a server, in words for the model: what it is, and what to do about it.
+"""Classify failed requests to a server, and describe each for the model: the fault, and a remedy.
 
-The SDK knows an error by its JSON-RPC code, and makes one up for what has none: an HTTP status, a connection that is
-gone. What was seen on the wire is noted beside it (`WireStatus`), and both together tell which `RequestFault` it is.
-One table then says for each fault which way it goes: tried again, back to the model, or the end of the call.
+The SDK identifies errors by JSON-RPC codes, and makes up codes for HTTP statuses and lost connections. `WireStatus`
+records the HTTP state of a request; the `RequestFault` follows from both. The table `FAULT_RULES` then decides whether
+the call is retried, goes back to the model, or fails.
 
 Source: document D, 7.4.
 """
@@ -35,44 +35,43 @@ from agentfsm.mcp.errors import MCPServerError, NoAnswerError, ServerCircuitOpen
 from agentfsm.tools.queue.transient import TRANSIENT_STATUSES
 from agentfsm.tools.run_context import ToolReturn
 
-# Characters of what a server, or a library, says of an error: the cause stands at its beginning.
+# Characters kept of an error text of a server or library; the cause is usually at its beginning.
 MAX_DETAIL_CHARS: Final = 500
 
-# Places of an answer that could not be read, as they are told.
+# Maximum of invalid fields of an answer that are listed.
 MAX_LOCATIONS: Final = 5
 
 
 class MessageTooLongError(Exception):
-    """A message is longer than any that is taken in."""
+    """A message exceeds the maximum size, or may exceed it."""
 
 
 @attrs.define(eq=False, repr=False)
 class WireStatus:
-    """What a request has met on the wire, which the SDK does not tell of."""
+    """State of a request on the wire, which the SDK does not report."""
 
     status: int | None = None
-    """Of the newest response, of HTTP."""
+    """HTTP status of the newest response. None: no response."""
 
     retry_after_s: float | None = None
-    """Seconds that it asked to wait, or None."""
+    """Seconds that the newest response asked to wait. None: it did not ask."""
 
     error: Exception | None = None
-    """What came instead of a response, or cut it off."""
+    """Error that prevented or interrupted the response, or None."""
 
     was_accepted: bool = False
-    """Whether the server has taken the call in a request before, and has only put it off."""
+    """Whether the server accepted the call in an earlier request, and only postponed it."""
 
     is_session_lost: bool = False
-    """Whether the server, which has taken the request, has forgotten the session since."""
+    """Whether the server accepted the request, but has lost the session since."""
 
 
-# What was seen of the request at hand. Whatever the SDK sends for a request, it sends in a copy of the context of who
-# asked.
+# State of the current request. All messages that the SDK sends for a request have a copy of its caller's context.
 WIRE_STATUS: Final[ContextVar[WireStatus]] = ContextVar("SEEN")
 
 
 class RequestFault(StrEnum):
-    """What is wrong."""
+    """Kind of failure of a request."""
 
     UNREACHABLE = "unreachable"
     LOST = "lost"
@@ -93,28 +92,28 @@ class RequestFault(StrEnum):
 
 
 class Disposition(StrEnum):
-    """What comes of it."""
+    """Consequence of a fault for the call."""
 
     REFUSED = "refused"
-    """It was not done, and may be tried again."""
+    """The call was not executed, and may be retried."""
 
     PASSING = "passing"
-    """It may have been done; what may be repeated may be tried again."""
+    """The call may have been executed, and may be retried if it is safe to repeat."""
 
     HINT = "hint"
-    """The model is told how to call instead."""
+    """The model gets a hint for a correct call."""
 
     FAILED = "failed"
-    """Trying the same again does not help."""
+    """Retrying the same call would not help."""
 
 
 @attrs.frozen
 class FaultRule(Value):
-    """A fault's way, and its words."""
+    """Disposition and error text of a fault."""
 
     disposition: Disposition
     template: str
-    """With the names of the server and of what was asked of it, and what was said of the error."""
+    """Format string with `server`, `asked` (the requested tool) and `said` (details of the error)."""
 
     error_type: ErrorType = ErrorType.TOOL
 
@@ -122,13 +121,13 @@ class FaultRule(Value):
 FAULT_RULES: Final[dict[RequestFault, FaultRule]] = {
     RequestFault.UNREACHABLE: FaultRule(Disposition.REFUSED, "the MCP server {server!r} cannot be reached: {said}"),
     RequestFault.LOST: FaultRule(
-        Disposition.PASSING, "the connection to the MCP server {server!r} was lost in mid-call: {said}"
+        Disposition.PASSING, "the connection to the MCP server {server!r} was lost during the call: {said}"
     ),
     RequestFault.LATE: FaultRule(Disposition.PASSING, "the MCP server {server!r} did not answer in time: {said}"),
     RequestFault.BUSY: FaultRule(Disposition.REFUSED, "the MCP server {server!r} has too many requests: {said}"),
     RequestFault.DOWN: FaultRule(Disposition.PASSING, "the MCP server {server!r} is having trouble: {said}"),
     RequestFault.SESSION: FaultRule(
-        Disposition.REFUSED, "the MCP server {server!r} has forgotten the session, and gets a new one: {said}"
+        Disposition.REFUSED, "the MCP server {server!r} has lost the session, and a new one is opened: {said}"
     ),
     RequestFault.UNAUTHORIZED: FaultRule(
         Disposition.FAILED,
@@ -144,8 +143,8 @@ FAULT_RULES: Final[dict[RequestFault, FaultRule]] = {
     ),
     RequestFault.ADDRESS: FaultRule(
         Disposition.FAILED,
-        "The address of the MCP server {server!r} does not take calls: {said}. Nothing was run, and trying again will "
-        "not help: go on without it, and tell the user that the server has to be set up anew.",
+        "The address of the MCP server {server!r} does not accept calls: {said}. Nothing was run, and trying again "
+        "will not help: continue without it, and tell the user that the server's address has to be corrected.",
         ErrorType.UNAVAILABLE,
     ),
     RequestFault.UNKNOWN: FaultRule(
@@ -165,17 +164,17 @@ FAULT_RULES: Final[dict[RequestFault, FaultRule]] = {
     ),
     RequestFault.INTERNAL: FaultRule(
         Disposition.FAILED,
-        "{asked!r} failed inside of the MCP server {server!r}: {said}. Its effect may have happened, in whole or in "
-        "part. Other arguments or another tool may do better; else tell the user.",
+        "{asked!r} failed inside the MCP server {server!r}: {said}. Its effect may have happened, in whole or in "
+        "part. Try other arguments or another tool, or tell the user.",
     ),
     RequestFault.MALFORMED: FaultRule(
         Disposition.FAILED,
-        "The answer of the MCP server {server!r} cannot be read, since it does not fit the protocol: {said}. The "
-        "effect of {asked!r} may have happened. Trying again will not help: use another tool, or tell the user.",
+        "The answer of the MCP server {server!r} violates the protocol: {said}. The effect of {asked!r} may have "
+        "happened. Trying again will not help: use another tool, or tell the user.",
     ),
     RequestFault.TOO_LONG: FaultRule(
         Disposition.FAILED,
-        "The answer of the MCP server {server!r} is too long to be taken in: {said}. The effect of {asked!r} may have "
+        "The answer of the MCP server {server!r} is too long: {said}. The effect of {asked!r} may have "
         "happened. Ask for less, for example for a narrower range or a smaller page.",
     ),
     RequestFault.OTHER: FaultRule(
@@ -185,7 +184,7 @@ FAULT_RULES: Final[dict[RequestFault, FaultRule]] = {
     ),
 }
 
-# With which nothing was run.
+# Faults of calls that were not executed.
 NOT_EXECUTED: Final = frozenset(
     {
         RequestFault.UNREACHABLE,
@@ -200,7 +199,7 @@ NOT_EXECUTED: Final = frozenset(
     }
 )
 
-# Those that say more than the JSON-RPC error that may come with them. With 400 and 404 that one says more.
+# HTTP statuses that are more specific than the JSON-RPC error in the response. For 400 and 404 the error is.
 FAULT_BY_STATUS: Final[dict[int, RequestFault]] = dict.fromkeys(TRANSIENT_STATUSES, RequestFault.DOWN) | {
     401: RequestFault.UNAUTHORIZED,
     403: RequestFault.FORBIDDEN,
@@ -208,13 +207,13 @@ FAULT_BY_STATUS: Final[dict[int, RequestFault]] = dict.fromkeys(TRANSIENT_STATUS
     429: RequestFault.BUSY,
 }
 NOT_FOUND: Final = 404
-# The first status of each kind.
+# First HTTP status of redirects, and of errors.
 FIRST_REDIRECT: Final = 300
 FIRST_ERROR: Final = 400
-# What the SDK says where the server has said nothing.
+# Text of the SDK for a response without a text.
 _SDK_PLACEHOLDER: Final = "Server returned an error response"
 
-# Every other code is the server's own, and does not say how far the call had come.
+# All other codes are defined by the server, and do not show whether the call was executed.
 FAULT_BY_CODE: Final[dict[int, RequestFault]] = {
     CONNECTION_CLOSED: RequestFault.LOST,
     REQUEST_TIMEOUT: RequestFault.LATE,
@@ -225,7 +224,7 @@ FAULT_BY_CODE: Final[dict[int, RequestFault]] = {
     INTERNAL_ERROR: RequestFault.INTERNAL,
 }
 
-# How the SDK's words begin where it has no code of its own for what it says.
+# Beginnings of the SDK's texts for faults without a code of their own.
 FAULT_BY_MESSAGE: Final[dict[str, RequestFault]] = {
     "SSE stream failed: Server-sent event exceeded": RequestFault.TOO_LONG,
     "Unexpected content type": RequestFault.MALFORMED,
@@ -236,11 +235,11 @@ _NEVER_SENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTim
 
 
 class RequestError(MCPError):
-    """What the SDK says of a request that failed, with the fault that it is.
+    """Error of the SDK for a failed request, with its fault.
 
     Attributes:
-        fault: What is wrong.
-        said: What was said of it, at most `MAX_DETAIL_CHARS` characters.
+        fault: Kind of failure.
+        detail: Description of the error, about `MAX_DETAIL_CHARS` characters at most.
         retry_after_s: Seconds that the server asked to wait, or None.
     """
 
@@ -252,29 +251,29 @@ class RequestError(MCPError):
 
     @property
     def is_passing(self) -> bool:
-        """Whether it speaks of the server's health, and not of what was asked."""
+        """Whether the fault concerns the server's health, and not this request."""
         return FAULT_RULES[self.fault].disposition in {Disposition.REFUSED, Disposition.PASSING}
 
 
 class TooManyRequestsError(RefusedError):
-    """Too many requests: more attempts would not make them fewer."""
+    """The server has too many requests; immediate attempts would add to them."""
 
     status_code = 429
-    """Read by name, as those of HTTP libraries are."""
+    """HTTP status; the queue reads it by this name, as on errors of HTTP libraries."""
 
 
 def mark_accepted() -> None:
-    """Note that the server has taken the call at hand: what is refused from now on is not the call."""
+    """Record that the server has accepted the current call: a later refusal does not mean that nothing was run."""
     WIRE_STATUS.get(WireStatus()).was_accepted = True
 
 
 def classify_error(error: MCPError, wire_status: WireStatus, end_reason: str | None = None) -> RequestError:
-    """Say what is wrong with a request.
+    """Classify the failure of a request.
 
     Args:
-        error: Of the SDK.
-        wire_status: What was seen on the wire.
-        end_reason: How the connection ended, where it did.
+        error: The error of the SDK.
+        wire_status: State of the request on the wire.
+        end_reason: Reason why the connection ended. None: it is open.
     """
     if isinstance(error, RequestError):
         return error
@@ -311,12 +310,12 @@ def _classify(error: MCPError, wire_status: WireStatus, end_reason: str | None) 
 
 
 def _drop_validation_detail(message: str) -> str:
-    """Return what cannot be read, without what pydantic says of it."""
+    """Return a parse error's text without the details of pydantic."""
     return message.partition(":")[0]
 
 
 def build_status_error(status: int) -> MCPError:
-    """Return what the SDK would say of a status, where it did not come to that."""
+    """Build the error that the SDK would raise for an HTTP status."""
     return MCPError(METHOD_NOT_FOUND, _format_status(status, _SDK_PLACEHOLDER))
 
 
@@ -333,25 +332,24 @@ def _classify_transport_error(error: Exception) -> RequestFault:
         return RequestFault.FORBIDDEN
     if isinstance(error, _NEVER_SENT):
         return RequestFault.UNREACHABLE
-    return (
-        RequestFault.LOST if isinstance(error, httpx2.HTTPError) else RequestFault.UNAUTHORIZED
-    )  # what an `auth` of a user raises
+    # Any other error comes from the `auth` of a user.
+    return RequestFault.LOST if isinstance(error, httpx2.HTTPError) else RequestFault.UNAUTHORIZED
 
 
 def resolve_failure(error: Exception, server: str, asked: str, *, is_sent: bool = True) -> ToolReturn:
-    """Return the end of a call that failed.
+    """Return the result of a failed call, or raise an error that has it retried.
 
     Args:
-        error: What `ServerConnection.request` has raised.
+        error: The error that `ServerConnection.request` raised.
         server: The server's name.
-        asked: What was asked of it: the tool's name there.
-        is_sent: Whether it came to that; else it is the listing of the tools before it that failed.
+        asked: The tool's name on the server.
+        is_sent: Whether the call was sent. False: the tools could not be listed before it.
 
     Raises:
-        RefusedError: when nothing was done, and it may be tried again.
-        TransientError: when it may have been done, and what may be repeated may be tried again.
-        ModelRetry: when other arguments would do.
-        Exception: the error itself, when it is not one of a request.
+        RefusedError: when nothing was executed, and a retry may succeed.
+        TransientError: when the call may have been executed; it may be retried if it is safe to repeat.
+        ModelRetry: when other arguments may succeed.
+        Exception: the error itself, when it does not come from a request.
     """
     if isinstance(error, ServerCircuitOpenError):
         return _build_failed_result(str(error), ErrorType.CIRCUIT_OPEN, retryable=True)
@@ -366,7 +364,7 @@ def resolve_failure(error: Exception, server: str, asked: str, *, is_sent: bool 
     text = row.template.format(server=server, asked=asked, said=said)
     if not is_sent:
         return _resolve_listing_failure(
-            error, row, f"the MCP server {server!r} was connected to anew and did not list its tools: {said}"
+            error, row, f"the MCP server {server!r} was reconnected, but did not list its tools: {said}"
         )
     match row.disposition:
         case Disposition.REFUSED:
@@ -387,7 +385,7 @@ def _resolve_listing_failure(error: Exception, rule: FaultRule, text: str) -> To
 
 
 def describe_request_error(error: Exception) -> str:
-    """Return what is said of a request that failed: what `ServerConnection.request` raised, and no `MCPServerError`."""
+    """Describe an error that `ServerConnection.request` raised, other than an `MCPServerError`."""
     return _identify(error)[1]
 
 
@@ -395,24 +393,24 @@ def _identify(error: Exception) -> tuple[RequestFault, str]:
     match error:
         case RequestError():
             return error.fault, error.detail
-        case MCPError():  # of the question itself
+        case MCPError():  # raised by the operation itself
             return FAULT_BY_CODE.get(error.code, RequestFault.OTHER), shorten(error.message)
         case ValidationError():
             return RequestFault.MALFORMED, shorten(_describe_validation_error(error))
         case TimeoutError():
             return RequestFault.LATE, describe_error(error)
-        case RuntimeError():  # of the SDK: structured content that does not fit the schema that the server gave
+        case RuntimeError():  # of the SDK: structured content does not match the server's schema
             return RequestFault.MALFORMED, shorten(str(error))
         case _:
             raise error
 
 
 def _describe_validation_error(error: ValidationError) -> str:
-    """Say where an answer is of no form that the protocol has; why is said of each form that it might be, to no use."""
+    """Return the invalid fields of an answer. The reasons are left out: pydantic gives one for each possible type."""
     errors = error.errors(include_url=False, include_input=False)
     places = [*dict.fromkeys(".".join(map(str, each["loc"][:2])) for each in errors)]
     more = f" and {len(places) - MAX_LOCATIONS} more" if len(places) > MAX_LOCATIONS else ""
-    return f"the protocol has no such form as {', '.join(places[:MAX_LOCATIONS])}{more}"
+    return f"invalid fields: {', '.join(places[:MAX_LOCATIONS])}{more}"
 
 
 def _build_failed_result(text: str, error_type: ErrorType, *, retryable: bool = False) -> ToolReturn:
@@ -422,7 +420,7 @@ def _build_failed_result(text: str, error_type: ErrorType, *, retryable: bool = 
 
 
 def describe_error(error: BaseException) -> str:
-    """Return what an error says; of a group, what its members say."""
+    """Return the text of an error; for a group, the texts of its members."""
     if isinstance(error, BaseExceptionGroup):
         return shorten("; ".join(dict.fromkeys(describe_error(each) for each in error.exceptions)))
     text = str(error)
@@ -432,6 +430,6 @@ def describe_error(error: BaseException) -> str:
 
 
 def shorten(text: str) -> str:
-    """Return the beginning of a text, on one line, and without a full stop behind it."""
+    """Return the beginning of a text on one line, without a final full stop."""
     line = " ".join(text[: 4 * MAX_DETAIL_CHARS].split())
     return line.rstrip(".") if len(line) <= MAX_DETAIL_CHARS else f"{line[:MAX_DETAIL_CHARS]}..."

@@ -40,7 +40,9 @@ _BASE_OPTIONS: Final = (
 
 def _as_paths(given: Iterable[Path | str]) -> tuple[Path, ...]:
     if isinstance(given, str | Path) or not isinstance(given, Iterable):
-        raise MisuseError(f"a sandbox is given several paths, not {given!r}: write ({given!r},)")
+        raise MisuseError(
+            f"read= and write= of a sandbox must be sequences of paths, not {given!r}: write ({given!r},)"
+        )
     return tuple(Path(path).expanduser().absolute() for path in given)
 
 
@@ -83,11 +85,13 @@ class Sandbox(Value):
         program = shutil.which(_BUBBLEWRAP)
         if program is None:
             raise MCPServerError(
-                "a sandbox takes bubblewrap, which is not here: install it (`apt-get install bubblewrap`, `dnf install "
-                "bubblewrap`; it needs Linux), or take sandbox= away if the server may do whatever you may do"
+                "a sandbox needs bubblewrap, which is not installed: install it (`apt-get install bubblewrap`, `dnf "
+                "install bubblewrap`; Linux only), or remove sandbox= if the server may run with all your rights"
             )
         if missing := [path for path in (*self.read, *self.write) if not path.exists()]:
-            raise MCPServerError(f"the sandbox is to show {missing[0]}, which does not exist: make it, or leave it out")
+            raise MCPServerError(
+                f"the path {missing[0]} of the sandbox does not exist: create it, or remove it from the sandbox"
+            )
         folder = ["--chdir", str(Path(cwd).absolute())] if cwd else ["--chdir", _HOME]
         home = [] if "HOME" in env else ["--setenv", "HOME", _HOME]
         return program, [*_BASE_OPTIONS, *self._mount_options(), *folder, *home, "--", command, *args]

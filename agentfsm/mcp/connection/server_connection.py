@@ -1,6 +1,6 @@
-"""A connection to one server: opened when it is first needed, owned by one task, opened again when it has died.
+"""Connection to one server: opened on first use, owned by one task, and opened again after it was lost.
 
-All of this runs in the thread of `home`; the methods without a leading underscore are called from anywhere.
+It lives in the connection thread. The public methods may be called from any event loop.
 """
 
 from __future__ import annotations
@@ -30,83 +30,83 @@ from agentfsm.tools.breaker import Breaker, BreakerState, Ticket
 
 T = TypeVar("T")
 
-# Seconds until a server has answered the handshake: a package runner may have to fetch it first.
+# Seconds until the server has to answer the handshake: a package runner may have to download it first.
 START_TIMEOUT_S: Final = 30.0
-# Seconds for the stream of changes to open: what is listed only then has missed none.
+# Seconds to wait for the stream of changes: tools that are listed after it has opened miss no change.
 LISTEN_TIMEOUT_S: Final = 5.0
-# Messages that a server has not taken: one that leaves so many is not listened to when it asks something.
+# Messages that the server has not read yet; beyond this number its requests are ignored.
 MAX_UNSENT_MESSAGES: Final = 100
 
-for _name in ("mcp", "client"):  # what the SDK calls its loggers
-    # What it tells there is told in errors, too; where nobody has set up logging, a server could fill the terminal.
+for _name in ("mcp", "client"):  # the SDK's loggers
+    # Our errors have the same information. Without logging configuration, a server could flood the terminal.
     logging.getLogger(_name).addHandler(logging.NullHandler())
 
 
 @attrs.define(eq=False, repr=False)
 class _OpenConnection:
-    """One life of the connection."""
+    """Connection from its opening to its end."""
 
     scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
     ended: anyio.Event = attrs.field(factory=anyio.Event)
-    """Set when nothing of it is left."""
+    """Set when everything is closed."""
 
     client: Client | None = None
-    """None until the handshake is done."""
+    """Client of the SDK. None until the handshake is done."""
 
     is_over: bool = False
-    """Whether it is of no use any more."""
+    """Whether the connection cannot be used any more."""
 
     is_lost: bool = False
-    """Whether that is so because the server has ended it."""
+    """Whether the connection is over because the server ended it."""
 
     def end(self) -> None:
-        """End it."""
+        """Close the connection."""
         self.is_over = True
         self.scope.cancel()
 
     def mark_lost(self) -> None:
-        """End it, since the other side has done so, or is of no use any more."""
+        """Close the connection because the server ended it or cannot be used any more."""
         self.is_lost = self.is_lost or not self.is_over
         self.end()
 
 
 @attrs.define(eq=False, repr=False)
 class _ThreadState:
-    """What the link has in the thread: another process, forked off, has another."""
+    """State in the connection thread; a forked process has its own."""
 
     thread: connection_thread.ConnectionThread
     open_lock: anyio.Lock = attrs.field(factory=anyio.Lock)
     connection: _OpenConnection | None = None
     active_requests: int = 0
-    """Requests under way."""
+    """Number of requests in progress."""
 
     is_closing: bool = False
-    """Whether the last of them closes the connection."""
+    """Whether the end of the last active request closes the connection."""
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class ServerConnection:
-    """The connection to a server, as callers see it: there whenever it is asked for something."""
+    """Connection to a server that opens on demand."""
 
     name: str
     transport: ServerTransport
     start_s: float = START_TIMEOUT_S
     on_message: Callable[[IncomingMessage], None] = lambda _message: None
-    """What the server says unasked: that its tools have changed, where it has declared that it would say so. It is also
-    called where that may have been missed.
+    """Receives the server's notifications: changed tools only if the server declared that it reports them. It also
+    receives a notification of changed tools when one may have been missed.
     """
 
     elicit: ElicitationFnT | None = None
-    """Answers what a server of the handshake era asks in mid-call."""
+    """Answers the questions that a handshake-era server asks during a call."""
 
     breaker: Breaker = attrs.field(factory=Breaker)
-    """Of the server as a whole, beside those of its tools: it also bounds how often a server that dies is started."""
+    """Circuit breaker of the whole server, besides those of its tools. It also limits restarts of a crashing server."""
 
     now: Callable[[], float] = time.monotonic
-    """The clock of the breaker, in seconds."""
+    """Clock of the breaker, in seconds."""
 
     start_count: int = attrs.field(default=0, init=False)
-    """Connections so far."""
+    """Number of connections so far."""
 
     _thread_state: _ThreadState | None = attrs.field(default=None, init=False)
 
@@ -117,17 +117,17 @@ class ServerConnection:
         patience_s: float = float("inf"),
         proves_health: bool = True,
     ) -> T:
-        """Put something to the server, and wait for it; cancelling the caller takes it back.
+        """Make a request and return its result. Cancelling the caller cancels the request.
 
         Args:
-            operation: What is asked; it runs in another thread, in an event loop of asyncio.
-            patience_s: Seconds after which a caller who is cancelled has waited in vain, and not lost interest.
-            proves_health: Whether an answer shows that the server is well; one that can list its tools may not be.
+            operation: Function that makes the request; it runs in the connection thread, on asyncio.
+            patience_s: Seconds after which the cancellation of the caller counts as a failure of the server.
+            proves_health: Whether success shows that the server is healthy; listing the tools does not.
 
         Raises:
-            RestingError: when the server has failed so often that it is not asked now.
-            MCPServerError: when there is no connection and none can be made; nothing was asked then.
-            RequestError: what the server, or the SDK, says of the request; it is an `MCPError`.
+            ServerCircuitOpenError: when the server has failed so often that it gets no requests for a while.
+            MCPServerError: when no connection could be opened; nothing was sent then.
+            RequestError: when the server or the SDK reports an error of the request; it is an `MCPError`.
         """
         ticket = self.breaker.admit(self.now())
         if not isinstance(ticket, Ticket):
@@ -157,24 +157,24 @@ class ServerConnection:
         return answer
 
     async def aclose(self) -> None:
-        """Close the connection, and wait until its process is gone; the next `ask` opens another.
+        """Close the connection, and wait until its process has ended. The next `request` opens another.
 
-        While somebody else's request is under way, as that of another agent with the same server, the connection stays
-        for it, and is closed when that has ended.
+        If other requests are in progress, such as those of another agent with the same server, the connection is closed
+        after the last of them, and this method does not wait.
         """
         if self._thread_state is not None:
-            with suppress(ClosedError):  # the end of the interpreter has closed it
+            with suppress(ClosedError):  # the exit of the interpreter has closed it
                 await connection_thread.run(self._close)
 
     async def _record_failure(self, ticket: Ticket) -> None:
-        """Count a failure; the one that opens the breaker ends the connection, so that the next one is a new one."""
+        """Count a failure. If it opens the breaker, close the connection, so that the next request opens a new one."""
         self.breaker.record_failure(ticket, self.now())
         if self.breaker.state is BreakerState.OPEN:
-            with anyio.CancelScope(shield=True):  # it takes no time
+            with anyio.CancelScope(shield=True):  # it does not wait
                 await connection_thread.run(self._drop)
 
     def _get_thread_state(self) -> _ThreadState:
-        """Return what the link has in the thread in which this is called."""
+        """Return the state for the current connection thread."""
         if self._thread_state is None or self._thread_state.thread is not connection_thread.get_connection_thread():
             self._thread_state = _ThreadState(connection_thread.get_connection_thread())
         return self._thread_state
@@ -208,10 +208,10 @@ class ServerConnection:
             raise failed from error
 
     async def _describe_end(self, connection: _OpenConnection) -> str | None:
-        """Say how a connection has ended; None where it has not."""
+        """Return how a connection has ended; None if it is open."""
         if not connection.is_over:
             return None
-        await connection.ended.wait()  # a process that ends is waited for by a few seconds at most
+        await connection.ended.wait()  # a process that does not end is killed after a few seconds
         return request_errors.shorten(self.transport.exit_report) or "the connection was closed"
 
     async def _ensure_open(self, here: _ThreadState) -> _OpenConnection:
@@ -235,7 +235,7 @@ class ServerConnection:
             connection.end()
 
     async def _hold_open(self, here: _ThreadState, *, task_status: TaskStatus[_OpenConnection]) -> None:
-        """Hold the connection from its beginning to its end, whoever uses it meanwhile."""
+        """Open the connection, and keep it open until it is closed or lost."""
         here.connection = connection = _OpenConnection()
         self.start_count += 1
         request_errors.WIRE_STATUS.set(seen := WireStatus())
@@ -250,7 +250,7 @@ class ServerConnection:
                     has_started = True
                     task_status.started(connection)
                     await anyio.sleep_forever()
-        except Exception as caught:  # noqa: BLE001  whatever ends a connection, its requests tell of it
+        except Exception as caught:  # noqa: BLE001  the requests report it
             error = caught
         finally:
             connection.is_over = True
@@ -262,19 +262,19 @@ class ServerConnection:
     @asynccontextmanager
     async def _connect(self, connection: _OpenConnection) -> AsyncIterator[Client]:
         async def hear(message: IncomingMessage) -> None:
-            is_told = connection.client is not None and tool_changes.announces_changes(connection.client)
-            if is_told or not isinstance(message, m.ToolListChangedNotification):
+            is_declared = connection.client is not None and tool_changes.announces_changes(connection.client)
+            if is_declared or not isinstance(message, m.ToolListChangedNotification):
                 self.on_message(message)
 
-        noticing = _observe_transport(self.transport.open(connection.mark_lost), connection.mark_lost)
+        observed = _observe_transport(self.transport.open(connection.mark_lost), connection.mark_lost)
         async with LenientClient(
-            noticing, start_s=self.start_s, message_handler=hear, elicitation_callback=self.elicit
+            observed, start_s=self.start_s, message_handler=hear, elicitation_callback=self.elicit
         ) as client:
             yield client
 
     async def _listen(self, client: Client, tasks: TaskGroup) -> None:
         if self.start_count > 1:
-            self._report_gap()  # nobody has told what happened since the connection before
+            self._report_gap()  # changes since the previous connection were not reported
         is_open = anyio.Event()
         tasks.start_soon(tool_changes.follow, client, is_open, self._report_gap)
         with anyio.move_on_after(LISTEN_TIMEOUT_S):
@@ -284,11 +284,11 @@ class ServerConnection:
         self.on_message(m.ToolListChangedNotification())
 
     def _build_start_error(self, error: Exception | None, wire_status: WireStatus, *, is_lost: bool) -> MCPServerError:
-        """Say why there is no connection, what the server has left, and what to try."""
-        what, is_passing = self._explain_start_failure(_unwrap_group(error), wire_status, is_lost=is_lost)
-        why = f"the MCP server {self.name!r} cannot be used: {what}"
-        left = f"; {words}" if (words := self.transport.exit_report) else ""
-        return MCPServerError(f"{why}{left}. Next, {self.transport.advice}", why=why, is_passing=is_passing)
+        """Build the error of a failed start: the reason, the report of the process, and advice."""
+        reason, is_passing = self._explain_start_failure(_unwrap_group(error), wire_status, is_lost=is_lost)
+        why = f"the MCP server {self.name!r} cannot be used: {reason}"
+        report = f"; {text}" if (text := self.transport.exit_report) else ""
+        return MCPServerError(f"{why}{report}. Next, {self.transport.advice}", why=why, is_passing=is_passing)
 
     def _explain_start_failure(
         self, error: Exception | None, wire_status: WireStatus, *, is_lost: bool
@@ -300,15 +300,15 @@ class ServerConnection:
         ):
             error = request_errors.build_status_error(wire_status.status)
         elif is_lost and wire_status.error is None:
-            return "it ended the connection before it had answered", True
+            return "it closed the connection before answering", True
         match error:
             case None:
-                return "it was closed while it was being opened", True
+                return "the connection was closed while it was being opened", True
             case TimeoutError():
                 return f"it did not answer within {self.start_s:g} s", True
             case MCPError():
                 fault = request_errors.classify_error(error, wire_status)
-                return f"it did not take the handshake: {fault.detail}", fault.is_passing
+                return f"it refused the handshake: {fault.detail}", fault.is_passing
             case _:
                 return request_errors.describe_error(wire_status.error or error), not isinstance(
                     error, OSError | ValueError
@@ -316,7 +316,7 @@ class ServerConnection:
 
 
 def _unwrap_group(error: Exception | None) -> Exception | None:
-    """Return the first error of groups in groups, which task groups make of one that passes through them."""
+    """Return the first error inside of nested exception groups, in which task groups wrap an error."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -324,15 +324,15 @@ def _unwrap_group(error: Exception | None) -> Exception | None:
 
 @asynccontextmanager
 async def _observe_transport(transport: Transport, on_end: Callable[[], object]) -> AsyncIterator[Any]:
-    """Open a transport, and tell when the other side has ended it."""
+    """Open a transport, and call `on_end` when the other side has ended it."""
     async with transport as (read, write):
-        said = _CountingSendStream(write)
-        yield _FilteringReceiveStream(read, said, on_end), said
+        sender = _CountingSendStream(write)
+        yield _FilteringReceiveStream(read, sender, on_end), sender
 
 
 @attrs.define(eq=False, repr=False)
 class _StreamProxy:
-    """A stream of the SDK's."""
+    """Proxy of a stream of the SDK."""
 
     _stream: Any
 
@@ -350,12 +350,12 @@ class _StreamProxy:
 
 @attrs.define(eq=False, repr=False)
 class _CountingSendStream(_StreamProxy):
-    """What is said to a server: how much of that it has not taken yet is known."""
+    """Send stream that counts the messages that the server has not read yet."""
 
     waiting: int = attrs.field(default=0, init=False)
 
     async def send(self, message: object) -> None:
-        """Say something, when what was said before was taken."""
+        """Send a message after the earlier ones."""
         self.waiting += 1
         try:
             await self._stream.send(message)
@@ -365,9 +365,10 @@ class _CountingSendStream(_StreamProxy):
 
 @attrs.define(eq=False, repr=False)
 class _FilteringReceiveStream(_StreamProxy):
-    """What is read from a server: its end is noticed, and what is of no use is passed over.
+    """Receive stream that reports its end and skips useless messages.
 
-    That is what nobody listens to, and what a server asks that does not take our answers: they would pile up.
+    These are notifications that are not used, and requests of a server that does not read our answers, which would
+    pile up.
     """
 
     _send_stream: _CountingSendStream
@@ -379,12 +380,12 @@ class _FilteringReceiveStream(_StreamProxy):
     async def __anext__(self) -> Any:
         while True:
             try:
-                heard = await self._stream.__anext__()
+                received = await self._stream.__anext__()
             except StopAsyncIteration:
                 self._on_end()
                 raise
-            message = getattr(heard, "message", None)
+            message = getattr(received, "message", None)
             if is_relevant(message) and not (
                 isinstance(message, m.JSONRPCRequest) and self._send_stream.waiting >= MAX_UNSENT_MESSAGES
             ):
-                return heard
+                return received

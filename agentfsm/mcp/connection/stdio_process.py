@@ -1,8 +1,8 @@
-"""A server that is a process: it is started, spoken to over its standard input and output, and ended.
+"""Server process: start it, exchange messages over its standard input and output, and end it.
 
-How a process is started and ended is the SDK's; what is read here is bounded, which there it is not. A line that is
-no message is passed over, and its beginning kept for whoever asks why nothing works. The answer to a request that
-does not fit the protocol becomes an error of that request, since nobody else would answer it.
+The SDK's functions start and end the process. Messages are read here, since the SDK does not limit their size. A line
+that is not a message is skipped, and the beginning of the first such line is kept for error texts. An answer that
+violates the protocol becomes an error of its request, which would otherwise wait for ever.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from mcp.types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adap
 from agentfsm.core.messages import replace_surrogates
 from agentfsm.mcp.connection.http_client import MESSAGE_BYTES, is_relevant
 
-# Bytes of what a server that died wrote to its standard error.
+# Bytes kept of the end of a process's standard error.
 STDERR_TAIL_BYTES: Final = 2_000
-# Characters of the first line on its standard output that is no message.
+# Characters kept of the first line on its standard output that is not a message.
 INVALID_OUTPUT_CHARS: Final = 200
-# Seconds for what was to be sent, before the input of the server is closed; and for its last words, after its end.
+# Seconds to send pending messages before the server's input is closed; and to read its standard error after its end.
 FLUSH_TIMEOUT_S: Final = 0.5
-# Seconds for what a server has started and left behind, from being told to end to being made to.
+# Seconds that processes which a server has left behind have between the request to end and the kill.
 KILL_TIMEOUT_S: Final = 2.0
 
 _CLOSED: Final = (anyio.ClosedResourceError, anyio.BrokenResourceError)
@@ -47,28 +47,30 @@ _CLOSED: Final = (anyio.ClosedResourceError, anyio.BrokenResourceError)
 
 @attrs.define(eq=False, repr=False)
 class ProcessExit:
-    """What is known of how a process has ended."""
+    """Known details on the end of a process."""
 
     exit_code: int | None = None
     stderr_tail: bytes = b""
-    """The end of what it wrote to its standard error."""
+    """End of its standard error."""
 
     invalid_output: str = ""
-    """The beginning of the first line on its standard output that is no message."""
+    """Beginning of the first line on its standard output that is not a message."""
 
     is_too_long: bool = False
-    """Whether a message of it was longer than any that is taken in."""
+    """Whether it sent a message above the maximum size."""
 
     def __str__(self) -> str:
-        said = [
-            f"a message of it has more than {MESSAGE_BYTES >> 20} MiB" if self.is_too_long else "",
+        details = [
+            f"it sent a message of more than {MESSAGE_BYTES >> 20} MiB" if self.is_too_long else "",
             "" if self.exit_code is None else _describe_exit_code(self.exit_code),
-            f"it wrote to its standard output, where only messages belong: {self.invalid_output!r}"
+            f"it wrote to its standard output, which is for messages only: {self.invalid_output!r}"
             if self.invalid_output
             else "",
-            f"its last words: {words}" if (words := self.stderr_tail.decode("utf-8", "replace").strip()) else "",
+            f"its standard error ends with: {text}"
+            if (text := self.stderr_tail.decode("utf-8", "replace").strip())
+            else "",
         ]
-        return "; ".join(filter(None, said))
+        return "; ".join(filter(None, details))
 
 
 def _describe_exit_code(exit_code: int) -> str:
@@ -77,36 +79,36 @@ def _describe_exit_code(exit_code: int) -> str:
 
 @asynccontextmanager
 async def open_process(parameters: StdioServerParameters, process_exit: ProcessExit) -> AsyncIterator[Any]:
-    """Start a process; when this is left, it is told to end, and made to, with all that it has started.
+    """Start a process. At the end of the block it is asked to end, and killed with its children if it does not.
 
     Raises:
         OSError: when it cannot be started.
-        ValueError: when the command or its environment holds what none can.
+        ValueError: when the command or its environment has an invalid character.
     """
     process = await _create_platform_compatible_process(
         await _get_executable_command(parameters.command),
         parameters.args,
         env=get_default_environment() | (parameters.env or {}),
-        errlog=cast("Any", subprocess.PIPE),  # a file would take any number of bytes
+        errlog=cast("Any", subprocess.PIPE),  # a file could grow without limit
         cwd=parameters.cwd,
     )
-    # Nothing may wait from here to the task group: a cancellation would leave the process behind.
-    heard, read_end = anyio.create_memory_object_stream[SessionMessage](0)
-    write_end, to_say = anyio.create_memory_object_stream[SessionMessage](0)
-    talk = _ProcessStreams(process, process_exit, heard, read_end, write_end, to_say)
+    # There must be no checkpoint from here to the task group: a cancellation would leave the process behind.
+    incoming, read_end = anyio.create_memory_object_stream[SessionMessage](0)
+    write_end, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+    streams = _ProcessStreams(process, process_exit, incoming, read_end, write_end, outgoing)
     async with anyio.create_task_group() as tasks:
-        for work in (talk.read_stdout, talk.write_stdin, talk.read_stderr):
-            tasks.start_soon(talk.run_task, work)
+        for work in (streams.read_stdout, streams.write_stdin, streams.read_stderr):
+            tasks.start_soon(streams.run_task, work)
         try:
             yield read_end, write_end
         finally:
             with anyio.CancelScope(shield=True):  # each wait in it is bounded
-                await talk.stop()
+                await streams.stop()
 
 
 @attrs.define(eq=False, repr=False)
 class _ProcessStreams:
-    """What goes to and fro between a process and a session."""
+    """Streams between a process and a session."""
 
     process: ServerProcess
     process_exit: ProcessExit
@@ -117,18 +119,18 @@ class _ProcessStreams:
     writer_done: anyio.Event = attrs.field(factory=anyio.Event, init=False)
     stderr_done: anyio.Event = attrs.field(factory=anyio.Event, init=False)
     has_closed_output: bool = attrs.field(default=False, init=False)
-    """Whether the server has closed its output before it was told to end."""
+    """Whether the server closed its output before it was asked to end."""
 
     scopes: list[anyio.CancelScope] = attrs.field(factory=list, init=False)
 
     async def run_task(self, task: Callable[[], Awaitable[None]]) -> None:
-        """Work to the end of the talk: a server whose output nobody reads would not come to its own end."""
+        """Run a task until `stop` cancels it: a server could not end by itself if its output were not read."""
         with anyio.CancelScope(shield=True) as scope:
             self.scopes.append(scope)
             await task()
 
     async def read_stdout(self) -> None:
-        """Hand over each message; throw away what comes when nobody listens any more, so that the server can end."""
+        """Forward each message to the session. After its end, discard all output, so that the server can end."""
         output = cast("ByteReceiveStream", self.process.stdout)
         with self.incoming, suppress(*_CLOSED):  # the session is over
             await self._forward_lines(output)
@@ -169,7 +171,7 @@ class _ProcessStreams:
         return message
 
     async def write_stdin(self) -> None:
-        """Send what is to be said; a server that takes nothing any more ends the connection."""
+        """Send the outgoing messages. A server that does not accept input any more ends the connection."""
         put = cast("Any", self.process.stdin).send
         try:
             async with self.outgoing:
@@ -182,15 +184,15 @@ class _ProcessStreams:
             self.writer_done.set()
 
     async def read_stderr(self) -> None:
-        """Keep the end of what the server writes to its standard error."""
+        """Keep the end of the server's standard error."""
         errors = cast("ByteReceiveStream", cast("Any", self.process).stderr)
         while (chunk := await _receive_chunk(errors)) is not None:
             self.process_exit.stderr_tail = (self.process_exit.stderr_tail + chunk)[-STDERR_TAIL_BYTES:]
         self.stderr_done.set()
 
     async def stop(self) -> None:
-        """End the talk, then the process."""
-        least = 0 if self.has_closed_output else 1  # else it ends as it is told to, with exit code 0
+        """Close the streams, then end the process."""
+        lowest_reported = 0 if self.has_closed_output else 1  # exit code 0 is expected after a request to end
         self.read_end.close()
         self.write_end.close()
         with anyio.move_on_after(FLUSH_TIMEOUT_S):
@@ -199,7 +201,7 @@ class _ProcessStreams:
         await _stop_server_process(self.process)
         await _stop_descendants(self.process)
         code = self.process.returncode
-        if has_ended or (code is not None and code >= least):  # or it was killed here
+        if has_ended or (code is not None and code >= lowest_reported):  # a negative code: killed here
             self.process_exit.exit_code = code
         with anyio.move_on_after(FLUSH_TIMEOUT_S):
             await self.stderr_done.wait()
@@ -210,13 +212,13 @@ class _ProcessStreams:
 
 
 async def _stop_descendants(process: ServerProcess) -> None:
-    """End what a server that is gone has started and left behind, as a shell or a package runner may."""
+    """End the processes that a server has started and left behind, as a shell or a package runner may."""
     if os.name == "posix":
         await terminate_posix_process_tree(cast("Any", process), KILL_TIMEOUT_S)
 
 
 async def _receive_chunk(stream: ByteReceiveStream) -> bytes | None:
-    """Return what comes next; None at the end, whichever way that comes."""
+    """Return the next bytes; None at the end of the stream or after an error."""
     try:
         return await stream.receive()
     except (anyio.EndOfStream, *_CLOSED, OSError):
@@ -224,7 +226,7 @@ async def _receive_chunk(stream: ByteReceiveStream) -> bytes | None:
 
 
 def _repair_surrogates(line: bytes) -> Any:
-    """Return a message in which only halves of surrogate pairs are wrong, which some languages let through."""
+    """Parse a message whose only fault is unpaired surrogates, which some languages emit; else return None."""
     try:
         return jsonrpc_message_adapter.validate_json(
             replace_surrogates(json.dumps(json.loads(line), ensure_ascii=False)), by_name=False
@@ -234,12 +236,12 @@ def _repair_surrogates(line: bytes) -> Any:
 
 
 def _build_parse_error(line: bytes) -> JSONRPCError | None:
-    """Return an error in place of an answer that is none, so that whoever waits for it need not wait any longer."""
+    """Build an error that replaces an invalid answer, so that its request does not wait for ever; else return None."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(answer, dict) or "method" in answer or type(answer.get("id")) not in {int, str}:
         return None
-    said = ErrorData(code=PARSE_ERROR, message="the answer is no message of the protocol")
-    return JSONRPCError(jsonrpc="2.0", id=answer["id"], error=said)
+    error = ErrorData(code=PARSE_ERROR, message="the answer is not a message of the protocol")
+    return JSONRPCError(jsonrpc="2.0", id=answer["id"], error=error)

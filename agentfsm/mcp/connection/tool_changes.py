@@ -1,4 +1,4 @@
-"""The stream by which a server of today's protocol tells that its tools have changed."""
+"""Stream on which a server of the current protocol reports changes of its tools."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from mcp.client.subscriptions import SubscriptionLost
 from mcp.types import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
-# Seconds before the stream is asked for again when it has ended, twice that the next time, and so on.
+# Seconds before an ended stream is opened again; doubled each time.
 REOPEN_WAIT_S: Final = 1.0
-# Seconds; a stream that has lasted for so long begins anew with the shortest wait.
+# Maximum of that wait in seconds. After a stream that lasted for so long, the shortest wait applies again.
 MAX_REOPEN_WAIT_S: Final = 60.0
 
-# With which a server says that it has no such stream, whatever it has declared.
+# Error codes of a server that has no such stream, whatever it has declared.
 _REFUSALS: Final = frozenset({INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND})
 
 
 def announces_changes(client: Client) -> bool:
-    """Whether the server has declared that it tells when its tools change."""
+    """Return whether the server has declared that it reports changes of its tools."""
     tools = client.server_capabilities.tools
     return tools is not None and bool(tools.list_changed)
 
 
 async def follow(client: Client, is_open: anyio.Event, on_gap: Callable[[], object]) -> None:
-    """Keep the stream open for as long as the connection lasts; what comes by it the client's handler hears, too.
+    """Keep the stream open while the connection lasts. The client's message handler receives its events.
 
     Args:
-        client: Of the connection.
-        is_open: Set when the stream is open for the first time, or there will be none.
-        on_gap: Called when it is open again after it has ended: nobody tells what happened meanwhile.
+        client: Client of the connection.
+        is_open: Set when the stream is open for the first time, or is not available.
+        on_gap: Called when the stream is open again after its end, since changes meanwhile were not reported.
     """
     wait_s = REOPEN_WAIT_S
     while announces_changes(client) and client.protocol_version in MODERN_PROTOCOL_VERSIONS:

@@ -96,17 +96,17 @@ class StdioTransport:
     @property
     def advice(self) -> str:
         """Advice for a process that does not start."""
-        return f"run it by hand to see what it says, or give its full path: {self.display_text}"
+        return f"run it by hand to see its output, or give its full path: {self.display_text}"
 
     @asynccontextmanager
     async def open(self, on_lost: Callable[[], object]) -> AsyncIterator[Any]:  # noqa: ARG002  it ends the streams
         """Start the process. On exit it is asked to end, and killed if it does not."""
-        self._process_exit = epitaph = ProcessExit()
+        self._process_exit = process_exit = ProcessExit()
         command, args = self.command, list(self.args)
         if self.sandbox is not None:
             command, args = self.sandbox.wrap_command(command, args, self.env, self.cwd)
         parameters = StdioServerParameters(command=command, args=args, env=dict(self.env), cwd=self.cwd)
-        async with stdio_process.open_process(parameters, epitaph) as streams:
+        async with stdio_process.open_process(parameters, process_exit) as streams:
             yield streams
 
 
@@ -158,8 +158,8 @@ class StreamableHTTPTransport(RemoteTransport):
     def advice(self) -> str:
         """Advice for a server that does not answer."""
         return (
-            f"see whether {self.display_text} is the server's address, whether it runs, and whether it needs a token "
-            'in headers=; a server of the older kind, HTTP+SSE, is given by MCPServer.sse, or by "type": "sse"'
+            f"check that {self.display_text} is the server's URL, that it runs, and whether it needs a token in "
+            'headers=; for a server with the older HTTP+SSE transport, use MCPServer.sse, or "type": "sse"'
         )
 
     @asynccontextmanager
@@ -180,8 +180,8 @@ class SSETransport(RemoteTransport):
     def advice(self) -> str:
         """Advice for a server that does not answer."""
         return (
-            f"see whether {self.display_text} is where the server's stream of events is; a server of today's kind, "
-            'streamable HTTP, is given by MCPServer.http, or by "type": "http"'
+            f"check that {self.display_text} is the URL of the server's event stream; for a server with streamable "
+            'HTTP, use MCPServer.http, or "type": "http"'
         )
 
     @asynccontextmanager

@@ -1,1 +1,1 @@
-"""The other half: a registry of tools, or an agent, as an MCP server."""
+"""MCP server: serve a registry of tools, or an agent."""

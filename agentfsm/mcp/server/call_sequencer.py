@@ -1,7 +1,7 @@
-"""Which of the calls that reach a server may overlap.
+"""Decide which of the calls that reach a server may overlap.
 
-A queue orders the calls of one reply. Here each call comes in a request of its own, from any client, so what a reply's
-order does is done by the order of coming: a call waits for all earlier ones that it may not overlap.
+A tool queue orders the calls of one reply. Here each call arrives in its own request, from any client, so calls are
+ordered by arrival: a call waits for all earlier ones that it may not overlap.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import attrs
 
 from agentfsm.tools.queue.plan import Access
 
-# Calls under way or waiting: each looks at all before it, and a client that floods is told so.
+# Maximum of calls in progress or waiting, since each call checks all earlier ones. Further calls are refused.
 MAX_CALLS: Final = 1_000
 
 
 @attrs.define(eq=False, repr=False)
 class _SequencedCall:
-    """A call that has come and has not ended."""
+    """Call that has arrived and has not ended."""
 
     access: Access
     ended: anyio.Event = attrs.field(factory=anyio.Event)
@@ -29,7 +29,7 @@ class _SequencedCall:
 
 @attrs.define(eq=False, repr=False)
 class CallSequencer:
-    """The calls that have come and have not ended, in the order of their coming; of one event loop."""
+    """Calls that have not ended, in the order of arrival, in one event loop."""
 
     _calls: list[_SequencedCall] = attrs.field(factory=list, init=False)
 
@@ -40,9 +40,9 @@ class CallSequencer:
 
     @asynccontextmanager
     async def wait_turn(self, access: Access) -> AsyncIterator[None]:
-        """Wait for those calls before this one that it may not overlap; those behind it wait for it alike.
+        """Wait for the earlier calls that this call may not overlap; later calls wait for it in the same way.
 
-        A call that is cancelled while it waits holds up nobody: who waited for it waits for what it waited for, too.
+        A call that is cancelled while it waits does not delay later calls.
         """
         own = _SequencedCall(access)
         before = [each for each in self._calls if not access.may_overlap(each.access)]

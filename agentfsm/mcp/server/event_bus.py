@@ -1,4 +1,4 @@
-"""What clients who listen are told of: that a list has changed, that a run has moved."""
+"""Distribute events to listening clients: changes of lists, and of runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mcp.server.subscriptions import ResourcesListChanged, ResourceUpdated, Serv
 
 @attrs.define(eq=False, repr=False)
 class EventBus:
-    """Hands events to the streams of those who listen (the SDK's `SubscriptionBus`); never waits for them."""
+    """Distributor of events to the streams of listening clients, an SDK `SubscriptionBus`. It never waits for them."""
 
     _listeners: dict[object, Callable[[ServerEvent], None]] = attrs.field(factory=dict, init=False)
 
     def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
-        """Add a stream; returns what takes it away."""
+        """Add a listener. Returns the function that removes it."""
         token = object()
         self._listeners[token] = listener
 
@@ -26,20 +26,20 @@ class EventBus:
         return leave
 
     async def publish(self, event: ServerEvent) -> None:
-        """Hand an event on, as the SDK asks for it."""
+        """Distribute an event; called by the SDK."""
         self._dispatch(event)
         await anyio.lowlevel.checkpoint()
 
     def notify_resource_updated(self, uri: str) -> None:
-        """Tell that a resource has changed."""
+        """Report that a resource has changed."""
         self._dispatch(ResourceUpdated(uri=uri))
 
     def notify_resources_changed(self) -> None:
-        """Tell that there is another resource."""
+        """Report that the list of resources has changed."""
         self._dispatch(ResourcesListChanged())
 
     def notify_tools_changed(self) -> None:
-        """Tell that there are other tools."""
+        """Report that the list of tools has changed."""
         self._dispatch(ToolsListChanged())
 
     def _dispatch(self, event: ServerEvent) -> None:

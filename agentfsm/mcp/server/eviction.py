@@ -1,4 +1,4 @@
-"""Places that many clients share, sessions and connections: one client may not take all of them."""
+"""Limit the places that clients share, sessions and connections, so that one client cannot take all of them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Final, Protocol, TypeVar
 
-# Bits of an IPv6 address that tell one client from another: a single customer is given a /64 or more.
+# Bits of an IPv6 address that identify a client: a single customer gets a /64 or more.
 CLIENT_BITS: Final = 64
 
 
 class Evictable(Protocol):
-    """A place that a client holds."""
+    """Place that a client holds."""
 
     @property
     def client_key(self) -> str:
-        """The client, as `client_of` returns it."""
+        """Key of the client, from `derive_client_key`."""
         ...
 
     @property
@@ -31,7 +31,7 @@ P = TypeVar("P", bound=Evictable)
 def derive_client_key(address: str) -> str:
     """Return the key that places are counted by: the IPv4 address of a client, or the /64 network of its IPv6 address.
 
-    What is no IP address, such as the empty address of a Unix socket, is returned as it is.
+    Any other text, such as the empty address of a Unix socket, is returned unchanged.
     """
     try:
         found = ipaddress.ip_address(address.partition("%")[0])

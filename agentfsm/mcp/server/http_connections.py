@@ -1,7 +1,7 @@
 """Connections to the served endpoint: how long a request may take to arrive, and how many connections a client has.
 
 uvicorn bounds neither. A client that sends half a request keeps its connection for ever, and beyond its
-`limit_concurrency` uvicorn refuses everybody. Here the connection that has waited longest for a request makes room.
+`limit_concurrency` uvicorn refuses all clients. Here the connection that has waited longest for a request makes room.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LimitedConnection(H11Protocol):
         return None if self._timer is None else (self._timer.when(),)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Take a place, for which an idle connection may be closed; where there is none, refuse requests with 503."""
+        """Take a place, for which an idle connection may be closed. If there is none, refuse requests with 503."""
         super().connection_made(transport)
         self.client_key = derive_client_key(self.client[0]) if self.client else ""
         self._update_timer()

@@ -1,4 +1,4 @@
-"""Who may reach a server over HTTP: by which names it is called, from which pages, and with which token."""
+"""Restrict HTTP access to a server: allowed host names, allowed origins of pages, and a bearer token."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import attrs
 from agentfsm.core.errors import MisuseError
 
 TOKEN_VARIABLE: Final = "AGENTFSM_MCP_TOKEN"  # noqa: S105  the name of a variable
-# Characters: what is shorter can be tried out.
+# Minimum length of a token in characters: a shorter one could be guessed.
 MIN_TOKEN_CHARS: Final = 16
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 _MAX_PORT: Final = 65_535
-# `Host` as RFC 9110 has it, 7.2, of what DNS and addresses allow: a name or an IPv6 address in brackets, then a port.
+# `Host` as in RFC 9110, 7.2, with the characters of DNS and addresses: a name or an IPv6 address in brackets, a port.
 _HOST: Final = re.compile(r"(?P<name>[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::(?P<port>[1-9][0-9]{0,4}))?", re.ASCII)
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -26,27 +26,27 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-# A host, and its port or None where it has none. As an allowed host, None stands for every port.
+# A host, and its port or None. As an allowed host, None stands for every port.
 AllowedHost: TypeAlias = tuple[str, int | None]
 
 
 def resolve_token(given: str | None) -> str | None:
-    """Return the token that clients have to bring: what is given, else that of the environment, else None.
+    """Return the token that clients have to send: the given one, else that of the environment, else None.
 
     Raises:
-        MisuseError: when it can be guessed, or no client could send it.
+        MisuseError: when it is too short, or not printable ASCII.
     """
     token = given if given is not None else os.environ.get(TOKEN_VARIABLE) or None
     if token is not None and (len(token) < MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable()):
         raise MisuseError(
-            f"a bearer token has {MIN_TOKEN_CHARS} or more printable ASCII characters: make one with "
+            f"a bearer token must have {MIN_TOKEN_CHARS} or more printable ASCII characters: create one with "
             '`python -c "import secrets; print(secrets.token_urlsafe(32))"`'
         )
     return token
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine reach an address."""
+    """Return whether an address can be reached from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -56,7 +56,7 @@ def is_loopback(host: str) -> bool:
 
 
 def bracket_ipv6(host: str) -> str:
-    """Return an address as it stands in a URL."""
+    """Return an address as written in a URL: IPv6 in brackets."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
@@ -73,39 +73,39 @@ def parse_host(text: str) -> AllowedHost | None:
 
 
 def build_allowed_hosts(host: str, more: Iterable[str]) -> frozenset[AllowedHost]:
-    """Return the names by which a server may be called, in `Host` and in `Origin`.
+    """Return the hosts that requests may name in `Host` and in `Origin`.
 
-    A page in a browser that calls it by a name of its own (DNS rebinding), or from elsewhere, is refused.
+    This refuses browser pages of other sites, also with a DNS name of their own for this machine (DNS rebinding).
 
     Args:
-        host: The address it listens on.
-        more: Further names, with a port where that is not to be any.
+        host: The address that the server listens on.
+        more: Further host names; any port is allowed if a name has none.
 
     Raises:
-        MisuseError: when it listens on all addresses and no name is given, or a name is no host.
+        MisuseError: when the server listens on all addresses and no name is given, or a name is invalid.
     """
     named = list(more)
     if host in ("0.0.0.0", "::", "") and not named:  # noqa: S104  it is compared
         raise MisuseError(
-            f"{host!r} is every address of this machine, so nobody knows by which names the server is called: say "
+            f"{host!r} stands for every address of this machine, so the host names of the server are unknown: list "
             "them in hosts=, for example hosts=['mcp.example.org']"
         )
     allowed = {text: parse_host(text) for text in (*_LOOPBACK, bracket_ipv6(host), *named)}
     if wrong := [text for text, parsed in allowed.items() if parsed is None and text in named]:
-        raise MisuseError(f"{wrong[0]!r} is no HOST or HOST:PORT: write for example 'mcp.example.org' or '[::1]:8000'")
+        raise MisuseError(f"{wrong[0]!r} is not a HOST or HOST:PORT: use for example 'mcp.example.org' or '[::1]:8000'")
     return frozenset(parsed for parsed in allowed.values() if parsed is not None)
 
 
 @attrs.define(eq=False, repr=False)
 class HTTPGuard:
-    """An app behind its names and a bearer token. The token goes no further: no tool and no other server sees it."""
+    """ASGI app that checks host, origin and token. It removes the token: no tool and no other server sees it."""
 
     app: App
     hosts: frozenset[AllowedHost]
-    """By which it may be called."""
+    """Hosts that requests may name."""
 
     token: str | None
-    """None: no token is asked for."""
+    """Bearer token. None: clients need no token."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -113,13 +113,13 @@ class HTTPGuard:
             return await self.app(scope, receive, send)
         if not self._has_allowed_host(_header_values(scope, b"host")):
             return await _send_refusal(
-                send, 421, "Misdirected Request: `Host` has to be a name by which this server is called"
+                send, 421, "Misdirected Request: `Host` must be a host name that this server allows"
             )
         if not self._has_allowed_origin(_header_values(scope, b"origin")):
             return await _send_refusal(send, 403, "Forbidden: pages of this `Origin` may not call this server")
-        brought = _header_values(scope, b"authorization")
-        if self.token is not None and not _is_token_valid(brought, self.token):
-            return await _send_challenge(send, brought=bool(brought))
+        sent = _header_values(scope, b"authorization")
+        if self.token is not None and not _is_token_valid(sent, self.token):
+            return await _send_challenge(send, is_invalid=bool(sent))
         headers = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
         return await self.app({**scope, "headers": headers}, receive, send)
 
@@ -127,7 +127,7 @@ class HTTPGuard:
         return len(values) == 1 and self._is_allowed(values[0].decode("latin-1"))
 
     def _has_allowed_origin(self, values: list[bytes]) -> bool:
-        """Whether no page calls, or one that the server may be called by; `null` is the origin of a page that hides."""
+        """Return whether there is no origin, or an allowed one. `null`, the origin of a sandboxed page, is refused."""
         if not values:
             return True
         scheme, _, host = values[0].decode("latin-1").partition("://")
@@ -142,16 +142,16 @@ def _header_values(scope: Scope, header: bytes) -> list[bytes]:
     return [value for name, value in scope["headers"] if name == header]
 
 
-def _is_token_valid(brought: list[bytes], token: str) -> bool:
-    """Whether one token was brought, and the right one; it takes as long for each wrong one."""
-    if len(brought) != 1:
+def _is_token_valid(sent: list[bytes], token: str) -> bool:
+    """Return whether exactly the right token was sent, comparing in constant time."""
+    if len(sent) != 1:
         return False
-    scheme, _, value = brought[0].partition(b" ")
+    scheme, _, value = sent[0].partition(b" ")
     return scheme.lower() == b"bearer" and hmac.compare_digest(value.strip(), token.encode())
 
 
-async def _send_challenge(send: Send, *, brought: bool) -> None:
-    challenge = b'Bearer realm="mcp"' + (b', error="invalid_token"' if brought else b"")
+async def _send_challenge(send: Send, *, is_invalid: bool) -> None:
+    challenge = b'Bearer realm="mcp"' + (b', error="invalid_token"' if is_invalid else b"")
     text = "Unauthorized: this server needs its bearer token, as `Authorization: Bearer TOKEN`"
     await _send_refusal(send, 401, text, (b"www-authenticate", challenge))
 

@@ -1,4 +1,4 @@
-"""A server over HTTP: where it listens, and how it ends."""
+"""Run a server over HTTP: bind its address, serve, and shut down."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.server.http_connections import BACKLOG, KEEP_ALIVE_S, LimitedConnection
 from agentfsm.mcp.server.http_guard import App, bracket_ipv6
 
-# Where the one endpoint is.
+# Path of the endpoint.
 ENDPOINT_PATH: Final = "/mcp"
-# Bytes of a request: arguments of a tool are seldom more than some kilobytes.
+# Maximum size of a request in bytes: arguments of a tool are seldom more than some kilobytes.
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
-# Seconds that requests under way have at the end.
+# Seconds that active requests have at shutdown.
 SHUTDOWN_GRACE_S: Final = 3.0
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound.
+    """Return a bound socket.
 
     Raises:
-        MCPServerError: when the address is taken, or none of this machine.
+        MCPServerError: when the address is in use, or does not belong to this machine.
     """
     address = host.strip("[]")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -40,21 +40,21 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 def format_url(host: str, bound: socket.socket) -> str:
-    """Return where clients find the server."""
+    """Return the URL of the endpoint."""
     return f"http://{bracket_ipv6(host)}:{bound.getsockname()[1]}{ENDPOINT_PATH}"
 
 
 async def serve(
     app: App, bound: socket.socket, url: str, task_status: TaskStatus[str], on_shutdown: Callable[[], object]
 ) -> None:
-    """Serve until a signal comes or this is cancelled; either way requests under way have some seconds to end.
+    """Serve until a signal arrives or the task is cancelled. In both cases active requests get some seconds to end.
 
     Args:
-        app: What answers.
-        bound: Where it listens.
-        url: Told when it does.
-        task_status: Who is told.
-        on_shutdown: Called when it begins to end.
+        app: The ASGI app.
+        bound: The socket to listen on.
+        url: The URL of the server.
+        task_status: Receives the URL when the server listens.
+        on_shutdown: Called when the shutdown begins.
 
     Raises:
         MCPServerError: when the app does not start.
@@ -79,7 +79,7 @@ async def serve(
             with anyio.CancelScope(shield=True):
                 await server.serve(sockets=[bound])
             tasks.cancel_scope.cancel()
-    except BaseExceptionGroup as group:  # of one error
+    except BaseExceptionGroup as group:  # it holds one error
         raise first_error(group) from None
 
 
@@ -91,7 +91,7 @@ async def _exit_when_cancelled(server: uvicorn.Server) -> None:
 
 
 class _NotifyingServer(uvicorn.Server):
-    """Tells when it is there, and when it begins to end."""
+    """Server that reports its start and the beginning of its shutdown."""
 
     def __init__(
         self, config: uvicorn.Config, on_started: Callable[[], object], on_shutdown: Callable[[], object]
@@ -100,14 +100,14 @@ class _NotifyingServer(uvicorn.Server):
         self._on_started, self._on_shutdown = on_started, on_shutdown
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and tell so."""
+        """Start, then call `on_started`."""
         try:
             await super().startup(sockets)
-        except SystemExit as error:  # which is how it says that the app did not start
-            raise MCPServerError("the server did not start: see the log for what its app says") from error
+        except SystemExit as error:  # uvicorn exits if the app does not start
+            raise MCPServerError("the server did not start: see the log for the error of its app") from error
         self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End, and tell so before."""
+        """Call `on_shutdown`, then shut down."""
         self._on_shutdown()
         await super().shutdown(sockets)

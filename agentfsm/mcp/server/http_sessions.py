@@ -1,8 +1,8 @@
-"""Sessions of the handshake revision: how many are open, how many one client has, and which makes room for another.
+"""Limit the sessions of the handshake revision, in total and for each client.
 
 The SDK opens a session for each `initialize`, keeps it until it has been idle for long, and beyond its `max_sessions`
-refuses everybody. Here the session that is least missed ends, and its client, if there is one, gets the 404 upon which
-it opens another. Clients of the later revision have no sessions.
+refuses all clients. Here the least used session is closed instead. Its client, if it still exists, gets a 404 and opens
+another. Clients of the later revision have no sessions.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ _NOT_FOUND: Final = 404
 @attrs.define(eq=False, kw_only=True)
 class _HTTPSession:
     opening_scope: Scope
-    """Of the request that opened it."""
+    """ASGI scope of the request that opened the session."""
 
     id: bytes = b""
-    """Empty until the answer to that request brings it."""
+    """Session id. Empty until the answer to that request contains it."""
 
     active_requests: int = 0
-    """In flight."""
+    """Number of requests in flight."""
 
     is_reused: bool = False
     """Whether another request has followed."""
 
     idle_since: float = 0.0
-    """By the clock of the event loop."""
+    """End of the newest request in seconds, by the clock of the event loop."""
 
     @property
     def client_key(self) -> str:
-        """The client."""
+        """Key of the client; "" if it has no address."""
         client = self.opening_scope.get("client")
         return derive_client_key(client[0]) if client else ""
 
     @property
     def idle_rank(self) -> tuple[float, ...] | None:
-        """None while a request is in flight; otherwise its rank, in which those that were never used come first."""
+        """None while a request is in flight; otherwise its rank, where sessions with one request come first."""
         return None if self.active_requests else (self.is_reused, self.idle_since)
 
 
 @attrs.define(eq=False, repr=False)
 class SessionLimiter:
-    """An app whose sessions are bounded, in all and for each client."""
+    """ASGI app that limits the sessions of another, in total and for each client."""
 
     app: App
     _open: dict[bytes, _HTTPSession] = attrs.field(factory=dict, init=False)
@@ -71,7 +71,7 @@ class SessionLimiter:
             await self.app(scope, receive, send)
             return
 
-        async def heard(message: Message) -> None:
+        async def send_and_track(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._track_session(session, scope["method"], message)
             await send(message)
@@ -79,7 +79,7 @@ class SessionLimiter:
         session.is_reused = bool(asked)
         session.active_requests += 1
         try:
-            await self.app(scope, receive, heard)
+            await self.app(scope, receive, send_and_track)
         finally:
             session.active_requests -= 1
             session.idle_since = anyio.current_time()
@@ -87,7 +87,7 @@ class SessionLimiter:
             await self._make_room(session)
 
     def _track_session(self, session: _HTTPSession, method: str, answer: Message) -> None:
-        """Take note of a session that this answer opens or ends."""
+        """Record a session that this answer opens or ends."""
         status = answer["status"]
         if session.id:
             if status == _NOT_FOUND or (method == "DELETE" and status < _FIRST_ERROR):
@@ -97,7 +97,7 @@ class SessionLimiter:
             self._open[given] = session
 
     async def _make_room(self, newest: _HTTPSession) -> None:
-        """End a session in the name of its client if the newest is one too many."""
+        """End a session, with a request as from its client, if the newest exceeds a limit."""
         now = anyio.current_time()
         for each in [
             each for each in self._open.values() if each.idle_rank and now - each.idle_since > SESSION_IDLE_TIMEOUT_S

@@ -1,9 +1,9 @@
-"""The questions of served calls to people, over the protocol: the tools' own (`InputRequired`), and their approval.
+"""Ask people questions for served calls, over the protocol: the tools' own (`InputRequired`), and approvals.
 
-The revision 2026-07-28 has no requests from server to client. There the call is answered with the questions, and made
-again with the answers. How far it has come is kept here, under a token that nobody can guess and that counts once: a
-client that brings it back has nothing in its hands that it could read or change. On the handshake revisions each
-question is a request of its own while the call waits.
+The revision 2026-07-28 has no requests from server to client. There the call is answered with the questions, and the
+client makes it again with the answers. The state of the call is kept here, under an unguessable token that is valid
+once, so a client can neither read nor change it. On the handshake revisions each question is a request of its own while
+the call waits.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from agentfsm.ports.store import Clock
 from agentfsm.tools.question_validation import validate_answer
 from agentfsm.tools.queue.result_text import describe_error
 
-# The key of the one question that a call has.
+# Key of the approval question.
 APPROVAL_KEY: Final = "approval"
-# Characters of the arguments, which a person reads; a call with longer ones is not put to anybody.
+# Maximum length of an approval question in characters, since a person has to read it; other calls are refused.
 MAX_APPROVAL_CHARS: Final = 20_000
 APPROVAL_SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
@@ -41,9 +41,9 @@ APPROVAL_SCHEMA: Final[dict[str, Any]] = {
     },
     "required": ["approve"],
 }
-# Calls that wait for their answers; the oldest are forgotten, so that asking costs a client nothing but its call.
+# Maximum of calls that wait for answers; the oldest are dropped and have to be made again.
 MAX_WAITING_CALLS: Final = 1_000
-# Characters kept of all of them: as much as their tools' states and answers usually have a hundred times over.
+# Maximum size of these calls in characters: a hundred times the usual size of their states and answers.
 MAX_WAITING_CHARS: Final = 20_000_000
 
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
@@ -51,32 +51,32 @@ ElicitParams: TypeAlias = m.ElicitRequestFormParams | m.ElicitRequestURLParams
 
 
 class InputNotGivenError(Exception):
-    """A call ends without a result of its tool, since nobody could be asked, or nobody agreed; says so to the model."""
+    """A call ended without a result, because no person could be asked or agreed. The message is for the model."""
 
 
 @attrs.frozen(kw_only=True)
 class InterruptedCall(Value):
-    """How far a call has come that asks people."""
+    """State of a call that asks people."""
 
     call_id: str
     key: str
-    """Of the call: the same on every attempt."""
+    """Idempotency key of the call, the same on every attempt."""
 
     digest: str
-    """Of the tool and the arguments: what the answers are bound to."""
+    """Hash of the tool and the arguments. Answers are valid only for this digest."""
 
     is_approved: bool = False
-    """Whether a person said yes to this very call."""
+    """Whether a person approved exactly this call."""
 
     questions: tuple[Question, ...] = ()
-    """What its tool has asked and nobody has answered yet."""
+    """Questions of the tool that are not answered yet."""
 
     inquiry: Inquiry = attrs.field(factory=Inquiry)
-    """What its tool has asked, and was told."""
+    """State of the tool's questions, and the answers so far."""
 
     @property
     def chars(self) -> int:
-        """About what it takes to keep it."""
+        """Approximate size in characters."""
         asked = [attrs.asdict(question) for question in self.questions]
         return len(self.inquiry.state) + len(json.dumps([asked, dict(self.inquiry.answers)]))
 
@@ -84,21 +84,21 @@ class InterruptedCall(Value):
 class _WaitingCall(NamedTuple):
     call_state: InterruptedCall
     expires_at: float
-    """Monotonic seconds: for how long an answer counts."""
+    """Time until which an answer is valid, in seconds of the monotonic clock."""
 
     chars: int
 
 
 @attrs.define(eq=False, repr=False)
 class InputBroker:
-    """Puts questions to people, and keeps the calls that wait for an answer."""
+    """Asks people through the client, and keeps the calls that wait for an answer."""
 
     clock: Clock
     _waiting: OrderedDict[str, _WaitingCall] = attrs.field(factory=OrderedDict, init=False)
-    """By token."""
+    """Waiting calls by token, the oldest first."""
 
     _chars: int = attrs.field(default=0, init=False)
-    """Of all of them."""
+    """Total size of the waiting calls in characters."""
 
     async def request_input(
         self,
@@ -109,17 +109,17 @@ class InputBroker:
         lead: str,
         expires_s: float,
     ) -> m.InputRequiredResult | Mapping[str, Any]:
-        """Return what people say, or, where the call cannot wait for that, what it is answered with.
+        """Return people's answers, or a result with which the client asks them and makes the call again.
 
         Args:
-            ctx: Of the request.
-            call_state: How far the call has come.
-            requests: What is asked, by key.
-            lead: Begins the text for the model, where there is no answer: "wipe was not run".
-            expires_s: Seconds for which an answer counts.
+            ctx: Context of the request.
+            call_state: State of the call.
+            requests: Questions by key.
+            lead: Beginning of the error text for the model: "wipe was not run".
+            expires_s: Seconds for which an answer is valid.
 
         Raises:
-            InputNotGivenError: when the client cannot ask this, or nobody answers in time.
+            InputNotGivenError: when the client cannot ask this, or no answer comes in time.
         """
         for asked in requests.values():
             _check_can_ask(ctx, asked, lead)
@@ -129,10 +129,10 @@ class InputBroker:
         with anyio.move_on_after(expires_s):
             try:
                 return {key: await _elicit(ctx, each) for key, each in requests.items()}
-            except (MCPError, ValueError) as error:  # it has refused, or its answer is none of the protocol's
+            except (MCPError, ValueError) as error:  # the client refused, or its answer is invalid
                 why = describe_error(error)
-                raise InputNotGivenError(f"{lead}: the client could not put its question to anybody ({why})") from error
-        raise InputNotGivenError(f"{lead}: nobody has answered its question in time")
+                raise InputNotGivenError(f"{lead}: the client could not ask a person ({why})") from error
+        raise InputNotGivenError(f"{lead}: its question was not answered in time")
 
     def _remember(self, call_state: InterruptedCall, expires_s: float) -> str:
         token = secrets.token_urlsafe(24)
@@ -144,10 +144,10 @@ class InputBroker:
         return token
 
     def resume(self, token: str, digest: str) -> InterruptedCall:
-        """Return the call that waits under a token, which counts once.
+        """Return the waiting call of a token, which is valid once.
 
         Raises:
-            MCPError: when none does, or another call does, or it is too late.
+            MCPError: when the token is unknown, belongs to another call, or has expired.
         """
         kept = self._waiting.pop(token, None)
         if kept is not None:
@@ -156,8 +156,8 @@ class InputBroker:
                 return kept.call_state
         raise MCPError(
             m.INVALID_PARAMS,
-            "Invalid or expired requestState: this very call was not asked about, or was answered already. Nothing "
-            "was run; make the call again without requestState.",
+            "Invalid or expired requestState: it belongs to another call, or was used already. Nothing was run; make "
+            "the call again without requestState.",
         )
 
 
@@ -166,16 +166,16 @@ def _check_can_ask(ctx: RequestContext, asked: ElicitParams, lead: str) -> None:
     elicitation = None if declared is None else declared.elicitation
     has_way = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS or ctx.session.can_send_request
     if elicitation is None or not has_way:
-        what = "ask anybody (it has not declared elicitation)"
+        missing = "elicitation"
     elif isinstance(asked, m.ElicitRequestURLParams) and elicitation.url is None:
-        what = "have an address opened (it has not declared elicitation by URL)"
+        missing = "elicitation by URL"
     elif isinstance(asked, m.ElicitRequestFormParams) and elicitation.form is None and elicitation.url is not None:
-        what = "have a form filled in (it has not declared elicitation by form)"
+        missing = "elicitation by form"
     else:
         return
     raise InputNotGivenError(
-        f"{lead}: it has to ask a person, and this client cannot {what}. Use a client that can, or run it in an "
-        "agent, where questions wait."
+        f"{lead}: it has to ask a person, but this client has not declared {missing}. Use a client that has, or run it "
+        "in an agent, where questions can wait."
     )
 
 
@@ -187,61 +187,61 @@ async def _elicit(ctx: RequestContext, asked: ElicitParams) -> m.ElicitResult:
 
 @attrs.frozen(kw_only=True)
 class ApprovalRequest(Value):
-    """What a person is asked: may this call run?"""
+    """Question to a person whether a call may run."""
 
     tool: str
     arguments: dict[str, Any]
     description: str
-    """What it will do, where the tool says so."""
+    """Description of the call by the tool; empty: none."""
 
     expires_s: float
-    """Seconds for which an answer counts."""
+    """Seconds for which an answer is valid."""
 
     @property
     def text(self) -> str:
-        """The question with the exact arguments; hidden characters are spelt out."""
-        says = f"{strip_unsafe(self.description)}\n\n" if self.description else ""
-        return f"May {self.tool} run?\n\n{says}Arguments: {format_exact_json(self.arguments)}"
+        """The question with the exact arguments; hidden characters are escaped."""
+        about = f"{strip_unsafe(self.description)}\n\n" if self.description else ""
+        return f"May {self.tool} run?\n\n{about}Arguments: {format_exact_json(self.arguments)}"
 
     async def obtain(
         self, broker: InputBroker, ctx: RequestContext, call_state: InterruptedCall, replies: Mapping[str, Any] | None
     ) -> m.InputRequiredResult | None:
-        """Return None where a person said yes, or a question that is on its way.
+        """Return None if a person approved the call, or a result with which the client asks.
 
         Args:
-            broker: Puts it to people.
-            ctx: Of the request.
-            call_state: How far the call has come.
-            replies: What the client brings in answer to this very question; None: it was not put yet.
+            broker: Asks people.
+            ctx: Context of the request.
+            call_state: State of the call.
+            replies: Answers of the client to this question. None: it was not asked yet.
 
         Raises:
-            InputNotGivenError: when it cannot be put, or the answer is not a yes.
+            InputNotGivenError: when the question cannot be asked, or the call is not approved.
         """
         lead = f"{self.tool} was not run"
         if replies is None:
             if len(self.text) > MAX_APPROVAL_CHARS:
-                raise InputNotGivenError(f"{lead}: a person could not read so long arguments: shorten them")
+                raise InputNotGivenError(f"{lead}: its arguments are too long for a person to review: shorten them")
             form = m.ElicitRequestFormParams(message=self.text, requested_schema=APPROVAL_SCHEMA)
-            said = await broker.request_input(
+            outcome = await broker.request_input(
                 ctx, call_state, {APPROVAL_KEY: form}, lead=lead, expires_s=self.expires_s
             )
-            if isinstance(said, m.InputRequiredResult):
-                return said
-            replies = said
-        if (no := _explain_refusal(replies.get(APPROVAL_KEY))) is not None:
-            raise InputNotGivenError(f"{lead}: {no}")
+            if isinstance(outcome, m.InputRequiredResult):
+                return outcome
+            replies = outcome
+        if (refusal := _explain_refusal(replies.get(APPROVAL_KEY))) is not None:
+            raise InputNotGivenError(f"{lead}: {refusal}")
         return None
 
 
 def _explain_refusal(answer: object) -> str | None:
-    """Return None for a yes, and nothing else than a yes; else why the call does not run."""
+    """Return None for an explicit approval; else why the call is not run."""
     if not isinstance(answer, m.ElicitResult):
-        return "the question whether it may has no answer"
+        return "the approval question has no answer"
     if answer.action == "accept" and (answer.content or {}).get("approve") is True:
         return None
     if answer.action == "cancel":
-        return "the question whether it may was dismissed. Do not try it again unasked."
-    return "a person rejected it. Do not try it again unasked."
+        return "the approval question was dismissed. Do not try it again unless the user asks for it."
+    return "a person rejected it. Do not try it again unless the user asks for it."
 
 
 async def collect_answers(
@@ -253,26 +253,26 @@ async def collect_answers(
     tool: str,
     expires_s: float,
 ) -> m.InputRequiredResult | InterruptedCall:
-    """Return the call with the answers to what its tool has asked, or the questions that are on their way.
+    """Return the call with the answers to its tool's questions, or a result with which the client asks them.
 
     Args:
-        broker: Puts them to people.
-        ctx: Of the request.
-        call_state: How far the call has come.
-        replies: What the client brings along, by the question's key; what was not asked is passed over.
+        broker: Asks people.
+        ctx: Context of the request.
+        call_state: State of the call.
+        replies: Answers of the client by the question's key; unknown keys are ignored.
         tool: The tool's name.
-        expires_s: Seconds for which an answer counts.
+        expires_s: Seconds for which an answer is valid.
 
     Raises:
-        InputNotGivenError: when they cannot be put, are dismissed, or an answer does not fit.
+        InputNotGivenError: when a question cannot be asked or is dismissed, or an answer is invalid.
     """
     lead = f"{tool} was not finished"
-    told = _add_answers(call_state, replies, lead)
-    if not told.questions:
-        return told
-    requests = {question.key: _to_elicit_params(question) for question in told.questions}
-    said = await broker.request_input(ctx, told, requests, lead=lead, expires_s=expires_s)
-    return said if isinstance(said, m.InputRequiredResult) else _add_answers(told, said, lead)
+    call_state = _add_answers(call_state, replies, lead)
+    if not call_state.questions:
+        return call_state
+    requests = {question.key: _to_elicit_params(question) for question in call_state.questions}
+    outcome = await broker.request_input(ctx, call_state, requests, lead=lead, expires_s=expires_s)
+    return outcome if isinstance(outcome, m.InputRequiredResult) else _add_answers(call_state, outcome, lead)
 
 
 def _to_elicit_params(question: Question) -> ElicitParams:
@@ -283,7 +283,7 @@ def _to_elicit_params(question: Question) -> ElicitParams:
 
 
 def _add_answers(call_state: InterruptedCall, replies: Mapping[str, Any], lead: str) -> InterruptedCall:
-    """Return the call with those answers that are there; the other questions stay."""
+    """Return the call with the given answers; unanswered questions stay."""
     given = {key: reply for key, reply in replies.items() if isinstance(reply, m.ElicitResult)}
     answers = {
         each.key: _parse_answer(each, given[each.key], lead) for each in call_state.questions if each.key in given
@@ -296,12 +296,14 @@ def _add_answers(call_state: InterruptedCall, replies: Mapping[str, Any], lead: 
 
 
 def _parse_answer(question: Question, reply: m.ElicitResult, lead: str) -> dict[str, Any] | None:
-    """Return what the tool is told: an object, or None where it was declined."""
+    """Return the answer for the tool: an object, or None if the person declined."""
     if reply.action == "cancel":
-        raise InputNotGivenError(f"{lead}: the question {question.key!r} was dismissed. Do not try it again unasked.")
+        raise InputNotGivenError(
+            f"{lead}: the question {question.key!r} was dismissed. Do not try it again unless the user asks for it."
+        )
     if reply.action == "decline":
         return None
     try:
         return validate_answer(question, None if question.url else reply.content)
     except MisuseError as error:
-        raise InputNotGivenError(f"{lead}: {error}. Call it again to have a person asked anew.") from error
+        raise InputNotGivenError(f"{lead}: {error}. Call it again to ask a person again.") from error

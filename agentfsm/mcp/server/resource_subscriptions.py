@@ -1,4 +1,4 @@
-"""Clients of the handshake revision who want to hear of resources; those of 2026-07-28 listen on a stream."""
+"""Resource subscriptions of clients of the handshake revision; clients of 2026-07-28 listen on a stream."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from mcp.server.subscriptions import ResourceUpdated, ServerEvent
 from agentfsm.mcp.server.event_bus import EventBus
 from agentfsm.mcp.server.input_requests import RequestContext
 
-# That one connection may subscribe to: what is kept of a client is bounded.
+# Maximum of subscriptions of one connection, which limits the memory for a client.
 MAX_URIS: Final = 1_000
-# Characters of one of them: as long as addresses get.
+# Maximum length of a URI in characters.
 MAX_URI_CHARS: Final = 2_000
-# Where a connection keeps its own.
+# Key of the subscriber in the state of a connection.
 _STATE_KEY: Final = "agentfsm.subscriber"
 
 
 @attrs.define(eq=False, repr=False)
 class Subscriber:
-    """A connection, the resources it wants to hear of, and what it has not been told yet."""
+    """Connection with its subscribed resources and its pending updates."""
 
     connection: Connection
     uris: set[str] = attrs.field(factory=set, init=False)
     _changed_uris: dict[str, None] = attrs.field(factory=dict, init=False)
-    """What has changed, in that order: each once, however often, so that a slow client holds up nobody."""
+    """Pending updates in order, each URI once, so that a slow client does not delay the others."""
 
     _wakeup: anyio.Event = attrs.field(factory=anyio.Event, init=False)
     _scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope, init=False)
 
     def on_event(self, event: ServerEvent) -> None:
-        """Take note of an event, if it is of interest; never waits."""
+        """Record an update of a subscribed resource; never waits."""
         if isinstance(event, ResourceUpdated) and event.uri in self.uris:
             self._changed_uris[event.uri] = None
             self._wakeup.set()
 
     async def send_updates(self) -> None:
-        """Tell the client what changes, as long as the connection lasts."""
+        """Send updates to the client while the connection lasts."""
         with self._scope:
             while True:
                 await self._wakeup.wait()
@@ -53,21 +53,21 @@ class Subscriber:
                     await self.connection.send_resource_updated(uri)
 
     def stop(self) -> None:
-        """Tell no more."""
+        """Stop sending updates."""
         self._scope.cancel()
 
 
 def subscribe(ctx: RequestContext, uri: str, bus: EventBus, tasks: TaskGroup) -> None:
-    """Tell a client of a resource from now on, until it unsubscribes or goes.
+    """Subscribe a client to a resource until it unsubscribes or disconnects.
 
     Args:
-        ctx: Of its request.
-        uri: The resource.
-        bus: Where changes are heard of.
-        tasks: Where the client is told.
+        ctx: Context of its request.
+        uri: URI of the resource.
+        bus: Event bus that reports changes.
+        tasks: Task group that sends the updates.
 
     Raises:
-        MCPError: when it has subscribed to too many.
+        MCPError: when the client has too many subscriptions.
     """
     connection = _get_connection(ctx)
     own: Subscriber | None = connection.state.get(_STATE_KEY)
@@ -82,11 +82,11 @@ def subscribe(ctx: RequestContext, uri: str, bus: EventBus, tasks: TaskGroup) ->
 
 
 def unsubscribe(ctx: RequestContext, uri: str) -> None:
-    """Tell a client no more of a resource."""
+    """End a client's subscription to a resource."""
     own: Subscriber | None = _get_connection(ctx).state.get(_STATE_KEY)
     if own is not None:
         own.uris.discard(uri)
 
 
 def _get_connection(ctx: RequestContext) -> Connection:
-    return ctx.session._connection  # noqa: SLF001  a handler has no other way to what outlives its request
+    return ctx.session._connection  # noqa: SLF001  a handler has no other access to state that outlives its request

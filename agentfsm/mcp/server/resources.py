@@ -206,7 +206,9 @@ class Prompt(Value):
             wrong = f"needs {', '.join(missing)}" if missing else f"has no {', '.join(unknown)}"
             takes = ", ".join(self.parameter_names) or "nothing"
             raise MCPError(m.INVALID_PARAMS, f"the prompt {self.name!r} {wrong}; it takes: {takes}")
-        made = await call_user_function(partial(self.render, **given), f"the prompt {self.name!r} could not be made")
+        made = await call_user_function(
+            partial(self.render, **given), f"the prompt {self.name!r} could not be rendered"
+        )
         messages = [UserMessage(parts=(TextPart(text=made),))] if isinstance(made, str) else made
         return m.GetPromptResult(
             description=self.description or None,
@@ -228,16 +230,16 @@ async def propose_completions(offer: Resource | Prompt, params: m.CompleteReques
     propose = offer.complete.get(name)
     values: list[str] = []
     if propose is not None:
-        what = f"nothing could be proposed for {name!r} of {offer.name!r}"
-        found = await call_user_function(partial(propose, params.argument.value, known), what)
+        failure = f"no values could be proposed for {name!r} of {offer.name!r}"
+        found = await call_user_function(partial(propose, params.argument.value, known), failure)
         values = [str(value) for value in found or ()]
     shown = m.Completion(values=values[:MAX_COMPLETIONS], total=len(values), has_more=len(values) > MAX_COMPLETIONS)
     return m.CompleteResult(completion=shown)
 
 
 def _read_arguments(render: Callable[..., Any]) -> tuple[Argument, ...]:
-    taken = inspect.signature(render).parameters.values()
-    return tuple(Argument(each.name, required=each.default is each.empty) for each in taken)
+    parameters = inspect.signature(render).parameters.values()
+    return tuple(Argument(each.name, required=each.default is each.empty) for each in parameters)
 
 
 def _to_prompt_messages(message: UserMessage | AssistantMessage) -> list[m.PromptMessage]:

@@ -1,7 +1,7 @@
-"""An agent as tools of a server: start a run, look at it, say something to it; and its runs as resources.
+"""Serve an agent: tools that start and control its runs, and the runs as resources.
 
-A run belongs to the store and not to a client. It is driven by a worker that the server brings along, so a client that
-goes away ends nothing, and what a server that died has left is driven on by the next one.
+A run belongs to the store, not to a client. A worker of the server executes it, so a client that disconnects ends
+nothing, and the next server continues the runs of a crashed one.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-# Seconds that `start` waits for the end unless it is told otherwise: short runs need no second call.
+# Default seconds that `start` waits for the end of the run: short runs need no second call.
 START_WAIT_S: Final = 10.0
-# The same of `result`: hosts cut calls off after 60 s.
+# Default seconds that `result` waits: hosts cancel calls after 60 s.
 RESULT_WAIT_S: Final = 30.0
 MAX_WAIT_S: Final = 300.0
-# Seconds between two looks at a run that another process may drive.
+# Seconds between two checks of a run that another process may execute.
 POLL_S: Final = 1.0
-# Runs driven at once, as by `Agent.worker`.
+# Maximum of runs executed at once, as by `Agent.worker`.
 MAX_PARALLEL_RUNS: Final = 100
-# Runs that may have been created in the same moment.
+# Maximum of runs with the same creation time.
 MAX_SIMULTANEOUS_RUNS: Final = 20
 # Runs in a page of the list.
 PAGE_SIZE: Final = 50
-# Runs of which it is kept why they could not be driven.
+# Maximum of runs whose newest error is kept.
 MAX_FAILURES: Final = 1_000
-# Runs of one moment that a cursor may speak of.
+# Maximum of runs with the same creation time that a cursor can skip.
 MAX_CURSOR_OFFSET: Final = 10_000
-# Messages shown of a run as a resource: the newest.
+# Maximum of messages in the resource of a run: the newest.
 MAX_MESSAGES: Final = 500
-# Characters of a text in one.
+# Maximum length of a text in a message, in characters.
 MAX_MESSAGE_CHARS: Final = 20_000
 RUN_URI_PREFIX: Final = "agentfsm://runs/"
 
@@ -72,12 +72,14 @@ RUN_SCHEMA: Final[Mapping[str, JSON]] = {
         "run_id": _TEXT,
         "status": {"type": "string", "enum": ["running", "waiting", "done", "stopped"]},
         "turn": {"type": "integer"},
-        "answer": {"description": "The answer, once the status is done: text, or JSON where the agent has a type."},
+        "answer": {
+            "description": "The answer, once the status is done: text, or JSON if the agent has an output type."
+        },
         "stop_reason": _TEXT,
         "stop_message": _TEXT,
         "pending": {"type": "array", "items": {"type": "object"}},
         "tokens": {"type": "integer"},
-        "trouble": {"type": "string", "description": "Why the run could not go on just now; that is tried again."},
+        "trouble": {"type": "string", "description": "Error that interrupted the run; it is retried."},
     },
     "required": ["run_id", "status", "turn", "tokens"],
 }
@@ -89,21 +91,21 @@ NOTED_SCHEMA: Final[Mapping[str, JSON]] = {
 
 
 def _return_errors(function: Callable[P, Awaitable[Any]]) -> Callable[P, Awaitable[Any]]:
-    """Let our own errors be results in their own words."""
+    """Convert errors of this package to failed results with their message."""
 
     @functools.wraps(function)
-    async def told(*args: P.args, **kwargs: P.kwargs) -> Any:
+    async def wrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
         try:
             return await function(*args, **kwargs)
         except AgentError as error:
             return ToolReturn(outcome=Outcome.FAILED, content=str(error), error_type=ErrorType.TOOL)
 
-    return told
+    return wrapper
 
 
 @attrs.define(eq=False, repr=False)
 class _WorkerScope:
-    """A worker's time of work."""
+    """Cancel scope of a worker, and the event of its end."""
 
     scope: anyio.CancelScope
     ended: anyio.Event = attrs.field(factory=anyio.Event)
@@ -111,41 +113,41 @@ class _WorkerScope:
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class ServedRuns:
-    """The runs of one agent, for the clients of one server. All clients see all of them."""
+    """Runs of one agent, for the clients of one server. All clients see all of them."""
 
     agent: RunnableAgent
     deps: Any = None
-    """For every run, or a function of the run that makes them, plain or async."""
+    """Dependencies of every run, or a function of the run that returns them, plain or async."""
 
     description: str = ""
-    """What the agent is for, in a sentence, for the model that chooses."""
+    """Purpose of the agent in a sentence, for the client's model."""
 
     prefix: str = ""
-    """Of the names of its tools."""
+    """Prefix of the names of the tools for the runs."""
 
     bus: EventBus = attrs.field(factory=EventBus)
-    """Tells clients who listen."""
+    """Reports changes to listening clients."""
 
     _live_runs: dict[str, Run] = attrs.field(factory=dict, init=False)
-    """As they stand, those that are driven here."""
+    """Newest state of the runs that are executed here, by id."""
 
     _waiters: dict[str, set[anyio.Event]] = attrs.field(factory=dict, init=False)
-    """By run: what those wait for who wait for its news."""
+    """Events to set at the next change of a run, by run id."""
 
     _failures: dict[str, str] = attrs.field(factory=dict, init=False)
-    """Why a run could not be driven here when that was last tried."""
+    """Error of the newest attempt to execute a run here, by run id."""
 
     _is_ending: bool = attrs.field(default=False, init=False)
-    """Whether the server ends, so that nobody may wait."""
+    """Whether the server is shutting down, so that calls do not wait."""
 
     _workers: dict[Worker, _WorkerScope] = attrs.field(factory=dict, init=False)
-    """Those who drive them: one for each lifespan of the server."""
+    """Workers that execute the runs: one for each lifespan of the server."""
 
-    # Its life.
+    # Lifespan.
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """Drive runs while the block lasts; those under way at its end are given back, for the next server."""
+        """Execute runs while the block lasts; at its end, active runs are released for the next server."""
         self._is_ending = False
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._run_worker)
@@ -157,37 +159,37 @@ class ServedRuns:
             agent=self.agent, execute=self._drive, deps=self.deps, parallel=MAX_PARALLEL_RUNS, poll_s=POLL_S
         )
         with anyio.CancelScope() as scope:
-            shift = self._workers[worker] = _WorkerScope(scope)
+            own = self._workers[worker] = _WorkerScope(scope)
             try:
                 await worker.run(until_idle=False)
             finally:
                 del self._workers[worker]
-                shift.ended.set()
+                own.ended.set()
 
     def release_waiters(self) -> None:
-        """Let nobody wait for a run any more: the server ends."""
+        """End all waiting for runs, since the server is shutting down."""
         self._is_ending = True
         for run_id in tuple(self._waiters):
             self._notify_waiters(run_id)
 
     async def release_runs(self) -> None:
-        """Give back the runs that are driven, and drive no more."""
-        shifts = tuple(self._workers.values())
-        for shift in shifts:
-            shift.scope.cancel()
-        for shift in shifts:
-            await shift.ended.wait()
+        """Release the active runs to the store, and execute no more."""
+        workers = tuple(self._workers.values())
+        for worker in workers:
+            worker.scope.cancel()
+        for worker in workers:
+            await worker.ended.wait()
 
     async def _drive(self, run: Run, deps: Any, *, lease: Lease, on_run: Callable[[Run], None]) -> Run:
         run_id = run.id
 
-        def see_and_show(run: Run) -> None:
+        def report_and_record(run: Run) -> None:
             on_run(run)
             self._record_run(run)
 
         self._failures.pop(run_id, None)
         try:
-            return await self.agent.driver.run_until_blocked(run, deps, lease=lease, on_run=see_and_show)
+            return await self.agent.driver.run_until_blocked(run, deps, lease=lease, on_run=report_and_record)
         except Exception as error:
             self._failures[run_id] = result_text.describe_error(error)
             if len(self._failures) > MAX_FAILURES:
@@ -202,30 +204,30 @@ class ServedRuns:
         self._notify_waiters(run.id)
 
     def _notify_waiters(self, run_id: str) -> None:
-        for bell in self._waiters.get(run_id, ()):
-            bell.set()
+        for changed in self._waiters.get(run_id, ()):
+            changed.set()
         self.bus.notify_resource_updated(f"{RUN_URI_PREFIX}{run_id}")
 
     @contextmanager
     def _waiter(self, run_id: str) -> Iterator[anyio.Event]:
-        """Hang up what the next news of a run sets off."""
-        bell, bells = anyio.Event(), self._waiters.setdefault(run_id, set())
-        bells.add(bell)
+        """Yield an event that the next change of a run sets."""
+        changed, waiters = anyio.Event(), self._waiters.setdefault(run_id, set())
+        waiters.add(changed)
         try:
-            yield bell
+            yield changed
         finally:
-            bells.discard(bell)
-            if not bells:
+            waiters.discard(changed)
+            if not waiters:
                 self._waiters.pop(run_id, None)
 
     def _wake_workers(self) -> None:
         for worker in self._workers:
             worker.wake()
 
-    # Its tools.
+    # Tools.
 
     def build_tools(self) -> tuple[ToolRegistry, dict[str, Mapping[str, JSON]]]:
-        """Return the tools that clients have for the runs, and by name what each returns."""
+        """Return the tools for the runs, and their output schemas by name."""
         about = f" {self.description}" if self.description else ""
         long_s = MAX_WAIT_S + 30.0
         made = [
@@ -255,16 +257,16 @@ class ServedRuns:
         session: _RunId | None = None,
         run_id: _RunId | None = None,
     ) -> dict[str, Any]:
-        """Give the agent a task, and wait a short while for its end.
+        """Give the agent a task, and wait a short time for its result.
 
-        The run goes on by itself, also when nobody waits: ask for it later with `result`, by its run_id.
+        The run continues after that: get its result later with `result` and its run_id.
 
         Args:
-            ctx: Takes the progress.
-            prompt: The task, with all that the agent has to know of it.
-            wait_s: Seconds to wait for the end.
-            session: The name of a conversation: the run knows what was said in it.
-            run_id: An id of your own; the same id and prompt again means the same run, and starts nothing.
+            ctx: Receives the progress.
+            prompt: The task, with everything that the agent needs to know.
+            wait_s: Seconds to wait for the result.
+            session: Name of a conversation; the run continues it.
+            run_id: An id of your choice; a second call with the same id and prompt returns the same run.
         """
         self.agent.driver.check_price()
         if self.agent.driver.config.registry.sources:
@@ -275,11 +277,11 @@ class ServedRuns:
         return self._describe_run(await self._wait_until_settled(ctx, run.id, wait_s))
 
     async def send(self, run_id: _RunId, text: Annotated[str, Field(min_length=1)]) -> dict[str, str]:
-        """Tell the agent more while a run of it is not over; it reads it at its next turn.
+        """Send the agent a message during a run; it reads the message at its next turn.
 
         Args:
-            run_id: The run.
-            text: What to tell it.
+            run_id: Id of the run.
+            text: The message.
         """
         await self._load_own(run_id)
         await self.agent.runs.send(run_id, text)
@@ -287,21 +289,21 @@ class ServedRuns:
         return {"run_id": run_id, "noted": "the agent reads it at its next turn"}
 
     async def status(self, run_id: _RunId) -> dict[str, Any]:
-        """Tell how a run of the agent stands, at once: running, waiting (for what), done or stopped.
+        """Return the status of a run of the agent without waiting: running, waiting, done or stopped.
 
         Args:
-            run_id: The run.
+            run_id: Id of the run.
         """
         return self._describe_run(await self._load_own(run_id))
 
     async def result(self, ctx: RunContext[Any], run_id: _RunId, wait_s: _Wait = RESULT_WAIT_S) -> dict[str, Any]:
         """Wait until a run of the agent is over, or waits for a person, and return its answer.
 
-        With the status `running` it is still at work: ask again. With `waiting` a person has to decide what is pending.
+        With the status `running` it is not finished: call again. With `waiting` a person has to decide what is pending.
 
         Args:
-            ctx: Takes the progress.
-            run_id: The run.
+            ctx: Receives the progress.
+            run_id: Id of the run.
             wait_s: Seconds to wait.
         """
         await self._load_own(run_id)
@@ -318,16 +320,16 @@ class ServedRuns:
         arguments: dict[str, Any] | None = None,
         digest: str | None = None,
     ) -> dict[str, str]:
-        """Pass on a person's decision on a call of the agent that waits: never decide yourself, ask the person.
+        """Submit a person's decision on a waiting call of the agent: never decide yourself, ask the person.
 
         Args:
-            run_id: The run, as `pending` names it.
-            call_id: The call, as `pending` names it.
-            decision: What the person said: approve or reject a call, or answer a question.
-            by: Who the person is, for the record.
-            text: The answer; or why it was rejected.
-            arguments: Run the call with these in place of its own, if the person changed them.
-            digest: The one in `pending`: the yes counts for what the person was shown, and for nothing else.
+            run_id: Id of the run, from `pending`.
+            call_id: Id of the call, from `pending`.
+            decision: The person's decision: approve or reject a call, or answer a question.
+            by: Name of the person, for the record.
+            text: The answer, or the reason for a rejection.
+            arguments: New arguments of the call, if the person changed them.
+            digest: The digest from `pending`, so that only the call that the person was shown is approved.
         """
         await self._load_own(run_id)
         if decision == "approve":
@@ -337,15 +339,15 @@ class ServedRuns:
         elif text:
             await self.agent.runs.answer(run_id, call_id, text, by=by)
         else:
-            raise MisuseError("an answer needs its text: give it as text=")
+            raise MisuseError("decision 'answer' needs the answer: give it as text=")
         self._wake_workers()
         return {"run_id": run_id, "noted": f"{decision} by {by}"}
 
     async def _load_own(self, run_id: str) -> Run:
-        """Return a run of this agent, or of one below it.
+        """Return a run of this agent, or of one of its sub-agents.
 
         Raises:
-            RunNotFoundError: when the store holds none of that id, or it is another agent's.
+            RunNotFoundError: when the store has no run with this id, or it belongs to another agent.
         """
         run = await self.agent.load(run_id)
         header = run.header
@@ -356,19 +358,19 @@ class ServedRuns:
         return run
 
     async def _wait_until_settled(self, ctx: RunContext[Any], run_id: str, wait_s: float) -> Run:
-        """Wait until nothing more happens by itself, or the time is up; tell what happens meanwhile."""
-        told = ""
+        """Wait until the run is over or waits for input, or the time is up; report the progress meanwhile."""
+        reported = ""
         with anyio.move_on_after(wait_s):
             while True:
-                with self._waiter(run_id) as bell:
+                with self._waiter(run_id) as changed:
                     seen = self._live_runs.get(run_id)
                     if self._is_ending or (seen is None and await self._is_settled(run_id)):
                         break
-                    if seen is not None and (news := _describe_progress(seen)) != told:
-                        told = news
-                        ctx.progress(news)
+                    if seen is not None and (progress := _describe_progress(seen)) != reported:
+                        reported = progress
+                        ctx.progress(progress)
                     with anyio.move_on_after(POLL_S):
-                        await bell.wait()
+                        await changed.wait()
         return await self.agent.load(run_id)
 
     async def _is_settled(self, run_id: str) -> bool:
@@ -399,7 +401,7 @@ class ServedRuns:
             view["trouble"] = self._failures[run.id]
         return view
 
-    # Its runs as resources.
+    # Resources.
 
     @property
     def resource(self) -> Resource:
@@ -407,7 +409,7 @@ class ServedRuns:
         return Resource(
             uri=f"{RUN_URI_PREFIX}{{run_id}}",
             name="run",
-            description=f"A run of the agent {self.agent.name!r}: its state, messages, what it waits for, its cost.",
+            description=f"A run of the agent {self.agent.name!r}: its state, messages, pending items and cost.",
             mime_type="application/json",
             read=self._read_run,
         )
@@ -429,10 +431,10 @@ class ServedRuns:
         }
 
     async def list_page(self, cursor: str | None) -> tuple[list[m.Resource], str | None]:
-        """Return the newest runs, or those that are older than what a cursor names; and the cursor of the rest.
+        """Return the newest runs, or those after a cursor, and the cursor of the next page.
 
         Raises:
-            MCPError: when the cursor is none.
+            MCPError: when the cursor is invalid.
         """
         before, known = (None, 0) if cursor is None else _parse_cursor(cursor)
         where = Filter(agent=self.agent.name, before=before)
@@ -447,14 +449,14 @@ class ServedRuns:
 
 
 def describe_status(run: Run) -> str:
-    """Return how a run stands, in a word."""
+    """Return the status of a run, in one word."""
     if run.is_over:
         return "done" if run.state is State.DONE else "stopped"
     return "waiting" if run.is_waiting else "running"
 
 
 def _read_answer(run: Run) -> Any:
-    """Return the answer as JSON values; as it was written, where the agent's type has changed since."""
+    """Return the answer as JSON values; the text itself if it does not match the agent's output type any more."""
     try:
         value = run.output
     except ArgumentsError:
@@ -468,7 +470,7 @@ def _describe_progress(run: Run) -> str:
 
 
 def _shorten_json(value: Any) -> Any:
-    """Return JSON values without what only a provider understands, long texts cut."""
+    """Return JSON values without provider-specific data, and with shortened texts."""
     if isinstance(value, dict):
         return {name: _shorten_json(each) for name, each in value.items() if name != "native"}
     if isinstance(value, list | tuple):
@@ -479,12 +481,12 @@ def _shorten_json(value: Any) -> Any:
 
 
 def _parse_cursor(cursor: str) -> tuple[float, int]:
-    """Return where a page begins: before which moment, and how many of its newest lines were on earlier pages.
+    """Return the creation time before which a page begins, and how many runs to skip, which earlier pages showed.
 
-    Runs that were created at one moment may stand on both sides of a page's end.
+    Runs with the same creation time may be on both sides of a page's end.
 
     Raises:
-        MCPError: when the cursor is none.
+        MCPError: when the cursor is invalid.
     """
     moment, _, known = cursor.partition(":")
     try:
@@ -492,7 +494,7 @@ def _parse_cursor(cursor: str) -> tuple[float, int]:
     except (ValueError, OverflowError):
         place = math.nan, 0
     if not math.isfinite(place[0]) or not 0 <= place[1] <= MAX_CURSOR_OFFSET:
-        raise MCPError(m.INVALID_PARAMS, f"there is no page {cursor[:40]!r}: begin anew without a cursor")
+        raise MCPError(m.INVALID_PARAMS, f"invalid cursor {cursor[:40]!r}: start again without a cursor")
     return place
 
 

@@ -1,4 +1,4 @@
-"""The tools of a registry as a server's: listed with what is declared of them, and called through our own queue."""
+"""Serve the tools of a registry: list them with their declarations, and execute calls in the tool queue."""
 
 from __future__ import annotations
 
@@ -44,29 +44,29 @@ from agentfsm.tools.tool import Tool
 
 _log = logging.getLogger("agentfsm.mcp")
 
-# Notes of progress that wait for a slow client; later ones are dropped.
+# Maximum of progress messages that wait for a slow client; later ones are dropped.
 MAX_PENDING_PROGRESS: Final = 100
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class ServedTools:
-    """The tools of one registry, for the clients of one server."""
+    """Tools of one registry, for the clients of one server."""
 
     registry: ToolRegistry
     permissions: Permissions | None = None
-    """What clients may do; None: everything."""
+    """Permissions of the clients. None: all tools are allowed."""
 
     deps: Any = None
-    """Handed to tools as `ctx.deps`."""
+    """Object that tools receive as `ctx.deps`."""
 
     outputs: Mapping[str, Mapping[str, JSON]] = attrs.field(factory=dict)
-    """By tool: the JSON Schema of what it returns, which is then structured content, too."""
+    """Output schemas by tool. The results of these tools are also sent as structured content."""
 
     timeout_s: float = DEFAULT_TIMEOUT_S
-    """Seconds for a call whose tool sets none."""
+    """Seconds that a call may take if its tool sets no timeout."""
 
     limit: int = DEFAULT_LIMIT
-    """Calls in flight at once."""
+    """Maximum of calls in flight at once."""
 
     clock: Clock = attrs.field(factory=SystemClock)
     sequencer: CallSequencer = attrs.field(factory=CallSequencer, init=False)
@@ -80,25 +80,25 @@ class ServedTools:
     _call_numbers: Iterator[int] = attrs.field(factory=itertools.count, init=False)
 
     async def refresh(self) -> str:
-        """Take in what sources of tools have news of; return why that failed, if it did: all other tools are there."""
+        """Update the tool sources. Return the error text, or "" if that succeeded; other tools stay available."""
         if not self.registry.sources:
             return ""
         try:
             async with self._refresh_lock:
                 await self.registry.refresh()
         except AgentError as error:
-            _log.warning("some tools are not known: %s", error)
+            _log.warning("the tools of a source could not be listed: %s", error)
             return str(error)
         return ""
 
     def names(self) -> list[str]:
-        """Return the names of the tools that clients are told of."""
+        """Return the names of the offered tools."""
         return [tool.name for tool in self.registry if self.is_offered(tool)]
 
     def is_offered(self, tool: Tool[..., Any]) -> bool:
-        """Whether clients are told of a tool.
+        """Return whether clients can see and call a tool.
 
-        One whose result comes from outside, and one that is an agent, need a run to wait in and to be paid by.
+        Tools with an external result need a run that waits, and agents need a run whose budget pays for them.
         """
         if tool.waits_for is not None or tool.kind is ToolKind.AGENT or not self._is_enabled(tool):
             return False
@@ -109,17 +109,17 @@ class ServedTools:
             return tool.enabled
         try:
             return bool(tool.enabled(RunContext(deps=self.deps)))
-        except Exception as error:  # noqa: BLE001  it has not said yes
-            callback_errors.log_callback_error("enabled", tool.name, "clients are not told of it", error)
+        except Exception as error:  # noqa: BLE001  the tool is not enabled then
+            callback_errors.log_callback_error("enabled", tool.name, "it is not offered to clients", error)
             return False
 
     def get(self, name: str) -> Tool[..., Any] | None:
-        """Return a tool that clients are told of, or None."""
+        """Return an offered tool, or None."""
         tool = self.registry.get(name)
         return tool if tool is not None and self.is_offered(tool) else None
 
     def list_tools(self) -> list[m.Tool]:
-        """Return the tools as a client is told of them."""
+        """Return the offered tools in the protocol's form."""
         return [self._to_mcp_tool(tool) for tool in self.registry if self.is_offered(tool)]
 
     def _to_mcp_tool(self, tool: Tool[..., Any]) -> m.Tool:
@@ -135,20 +135,20 @@ class ServedTools:
     async def call(
         self, ctx: RequestContext, params: m.CallToolRequestParams, tool: Tool[..., Any]
     ) -> m.CallToolResult | m.InputRequiredResult:
-        """Run a call; whatever becomes of it is its result.
+        """Execute a call. A failure is returned as a result.
 
         Raises:
-            MCPError: when it answers a question that nobody asked.
+            MCPError: when the request state is invalid or has expired.
         """
         call = self._build_call(params)
         digest = tool.digest_call(call)
         if params.request_state is None:
-            underway = InterruptedCall(call_id=call.id, key=call.key, digest=digest)
+            call_state = InterruptedCall(call_id=call.id, key=call.key, digest=digest)
         else:
-            underway = self.broker.resume(params.request_state, digest)
-            call = attrs.evolve(call, id=underway.call_id, key=underway.key)
+            call_state = self.broker.resume(params.request_state, digest)
+            call = attrs.evolve(call, id=call_state.call_id, key=call_state.key)
         try:
-            return await self._run_with_input(ctx, params, tool, call, underway)
+            return await self._run_with_input(ctx, params, tool, call, call_state)
         except InputNotGivenError as end:
             return _error_result(str(end))
 
@@ -160,28 +160,30 @@ class ServedTools:
         call: ToolCall,
         call_state: InterruptedCall,
     ) -> m.CallToolResult | m.InputRequiredResult:
-        """Run a call as far as it gets; what it asks on the way is put to people, or answered by what is brought along.
+        """Execute a call until it ends or needs input. People are asked its questions unless the request has answers.
 
-        Answers to a tool's questions count where they come with the first request, as they are the client's word in any
-        case. A yes does not: it is given to what was shown.
+        Answers to a tool's questions are accepted with the first request, since they are always the client's word. An
+        approval is not: it is valid only for the text that was shown.
         """
         replies: Mapping[str, Any] = params.input_responses or {}
         if not call_state.is_approved and (approval := self._build_approval(tool, call)) is not None:
             known = None if params.request_state is None or call_state.questions else replies
-            if (put := await approval.obtain(self.broker, ctx, call_state, known)) is not None:
-                return put
+            if (question := await approval.obtain(self.broker, ctx, call_state, known)) is not None:
+                return question
             call_state, replies = attrs.evolve(call_state, is_approved=True), {}
         numbers = itertools.count(1)
         while True:
             if call_state.questions:
                 expires_s = answer_lifetime_s(tool, tool.to_namespace(tool.bind(call.arguments)))
-                told = await collect_answers(self.broker, ctx, call_state, replies, tool=tool.name, expires_s=expires_s)
-                if isinstance(told, m.InputRequiredResult):
-                    return told
-                call_state, replies = told, {}
+                answered = await collect_answers(
+                    self.broker, ctx, call_state, replies, tool=tool.name, expires_s=expires_s
+                )
+                if isinstance(answered, m.InputRequiredResult):
+                    return answered
+                call_state, replies = answered, {}
             if self.sequencer.is_full:
                 return _error_result(
-                    f"{tool.name} was not run: the server has too many calls under way; try again later"
+                    f"{tool.name} was not run: the server has too many calls in progress; try again later"
                 )
             host = ServedHost(self, call_state)
             result = await self._run(ctx, call, host, numbers)
@@ -200,13 +202,13 @@ class ServedTools:
         return ToolCall(id=number, name=params.name, arguments=text, key=key)
 
     def _build_approval(self, tool: Tool[..., Any], call: ToolCall) -> ApprovalRequest | None:
-        """Return what a person has to be asked before the call; None where nobody has to, or it cannot run anyway."""
+        """Build the approval question of a call. None: no approval is needed, or the call would fail anyway."""
         if tool.requires_approval is False or call.malformed is not None:
             return None
         try:
             bound = tool.bind_and_check(call.arguments)
         except ArgumentsError:
-            return None  # the queue says what is wrong
+            return None  # the queue reports the error
         arguments = tool.to_namespace(bound)
         if not needs_approval(tool, arguments) or self.check_permission(tool, bound) is not None:
             return None
@@ -220,13 +222,13 @@ class ServedTools:
     async def _run(
         self, ctx: RequestContext, call: ToolCall, host: ServedHost, numbers: Iterator[int]
     ) -> ToolResult | None:
-        """Run a call when its turn has come and there is a place, telling the client how far it is.
+        """Execute a call when its turn has come and a slot is free. The client gets its progress.
 
         Args:
-            ctx: Of the request.
-            call: What to run.
-            host: Takes what the tool asks; then there is no result.
-            numbers: Count what the client is told of the progress.
+            ctx: Context of the request.
+            call: The call.
+            host: Receives the tool's questions; the result is then None.
+            numbers: Counter of the progress notifications.
         """
         send, receive = anyio.create_memory_object_stream[str](MAX_PENDING_PROGRESS)
         queue = ToolQueue(
@@ -253,7 +255,7 @@ class ServedTools:
         return m.CallToolResult(content=blocks, structured_content=structured, is_error=not done)
 
     def check_permission(self, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
-        """Say that no client may make a call with these arguments."""
+        """Return a failed outcome if clients may not make a call with these arguments, else None."""
         reason = (
             None if self.permissions is None else self.permissions.refusal_reason(tool, (), tool.to_namespace(bound))
         )
@@ -264,14 +266,14 @@ class ServedTools:
 
 @attrs.define(eq=False, repr=False)
 class ServedHost(QueueHost):
-    """Serves a call that a client has made."""
+    """Queue host of a call that a client has made."""
 
     tools: ServedTools
     call_state: InterruptedCall
-    """How far the call has come; what its tool asks is added."""
+    """State of the call; questions of its tool are added."""
 
     def build_context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:  # noqa: ARG002  as the host of a run
-        """Make what a tool may know of its call: it belongs to no run."""
+        """Build the tool's context, without a run."""
         inquiry = self.call_state.inquiry
         return RunContext(
             deps=self.tools.deps,
@@ -283,7 +285,7 @@ class ServedHost(QueueHost):
         )
 
     def check_available(self, tool: Tool[..., Any]) -> CallOutcome | None:
-        """Say that a tool is not there any more: it may have gone while the call waited."""
+        """Return a failed outcome if the tool was removed while the call waited, else None."""
         return (
             None
             if self.tools.is_offered(tool)
@@ -291,16 +293,16 @@ class ServedHost(QueueHost):
         )
 
     def check_permitted(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:  # noqa: ARG002  as the host of a run
-        """Say why a valid call may not run: not with these arguments, or not approved."""
-        if (bar := self.tools.check_permission(tool, bound)) is not None:
-            return bar
+        """Return a failed outcome if a valid call is not permitted or not approved, else None."""
+        if (refusal := self.tools.check_permission(tool, bound)) is not None:
+            return refusal
         if self.call_state.is_approved or not needs_approval(tool, tool.to_namespace(bound)):
             return None
-        text = f"{tool.name} needs a person's word, which nobody was asked for: call it again to have them asked."
+        text = f"{tool.name} needs a person's approval, which was not requested: call it again to request it."
         return failed_outcome(text, ErrorType.BLOCKED, retryable=True)
 
     async def on_pause(self, job: ToolJob, pause: CallPaused) -> CallOutcome | None:
-        """Take what the tool asks; one that asks people again and again comes to an end."""
+        """Record the tool's questions, or fail the call if it has asked too often."""
         if not isinstance(pause, InputRequired):
             return await super().on_pause(job, pause)
         inquiry = self.call_state.inquiry
@@ -312,7 +314,7 @@ class ServedHost(QueueHost):
 
 
 def build_annotations(tool: Tool[..., Any]) -> m.ToolAnnotations:
-    """Return what is declared of a tool; what is not declared is not claimed."""
+    """Return the protocol's hints for a tool. Undeclared properties are not claimed."""
     asks = tool.requires_approval is not False
     if tool.read_only:
         return m.ToolAnnotations(read_only_hint=True, destructive_hint=True if asks else None)
@@ -324,7 +326,7 @@ def _error_result(text: str) -> m.CallToolResult:
 
 
 def _enqueue_progress(send: MemoryObjectSendStream[str], event: object) -> None:
-    """Pass on a note of progress, where there is room for it."""
+    """Queue a progress message if there is room."""
     if isinstance(event, ToolEvent) and event.type is ToolEventType.PROGRESS:
         try:
             send.send_nowait(replace_surrogates(event.message))
@@ -333,7 +335,7 @@ def _enqueue_progress(send: MemoryObjectSendStream[str], event: object) -> None:
 
 
 async def _report_progress(ctx: RequestContext, notes: MemoryObjectReceiveStream[str], numbers: Iterator[int]) -> None:
-    """Tell the client what a call says of its progress, until it has ended."""
+    """Send the progress messages of a call to the client until the call has ended."""
     with notes:
         async for note in notes:
             await ctx.session.report_progress(next(numbers), None, note)

@@ -216,7 +216,7 @@ class MCPService:
         """
         if not hasattr(current_token().native_token, "call_soon_threadsafe"):
             raise MisuseError(
-                "http() needs asyncio, which uvicorn runs on; on trio, give `asgi()` to a server of trio's"
+                "http() needs asyncio, because it uses uvicorn; on trio, run the app of `asgi()` in a trio web server"
             )
         app = self.asgi(host, token=token, hosts=hosts)
         bound = web.bind_socket(host, port)
@@ -239,7 +239,7 @@ class MCPService:
         token = resolve_token(token)
         if token is None and not is_loopback(host):
             raise MisuseError(
-                f"{host!r} is reached from other machines, so clients need a bearer token: set ${TOKEN_VARIABLE}, "
+                f"{host!r} can be reached from other machines, so clients need a bearer token: set ${TOKEN_VARIABLE}, "
                 "give token=..., or listen on 127.0.0.1"
             )
         app = self.server.streamable_http_app(
@@ -307,13 +307,13 @@ class MCPService:
             found = self._find_tool(params.name)
         if found is None:
             names = [name for each in self._tools for name in each.names()]
-            why = f" Some tools are not known now: {flaw}" if flaw else ""
+            why = f" The tools of a source could not be listed: {flaw}" if flaw else ""
             raise MCPError(m.INVALID_PARAMS, result_text.unknown_tool_text(params.name, names) + why)
         tools, tool = found
         try:
             return await tools.call(ctx, params, tool)
         finally:
-            self._announce_tools()  # a tool may bring others, or take them away
+            self._announce_tools()  # a tool may add or remove tools
 
     # Resources.
 
@@ -374,7 +374,7 @@ class MCPService:
 
     def _unknown_prompt_error(self, name: str) -> MCPError:
         names = ", ".join(each.name for each in self.prompts) or "none"
-        return MCPError(m.INVALID_PARAMS, f"there is no prompt {name[:100]!r}; there are: {names}")
+        return MCPError(m.INVALID_PARAMS, f"unknown prompt {name[:100]!r}; available: {names}")
 
     async def _complete(self, _ctx: RequestContext, params: m.CompleteRequestParams) -> m.CompleteResult:
         asked = params.ref
@@ -395,12 +395,12 @@ def _check_no_cursor(params: m.PaginatedRequestParams | None) -> None:
 
 
 def _unknown_resource_error(uri: str) -> MCPError:
-    text = f"there is no resource {uri[:200]!r}: resources/list tells which there are"
+    text = f"unknown resource {uri[:200]!r}: use a URI from resources/list"
     return MCPError(m.INVALID_PARAMS, text, {"uri": uri})
 
 
 def _unknown_page_error(cursor: str) -> MCPError:
-    return MCPError(m.INVALID_PARAMS, f"there is no page {cursor[:40]!r}: begin anew without a cursor")
+    return MCPError(m.INVALID_PARAMS, f"invalid cursor {cursor[:40]!r}: start again without a cursor")
 
 
 def _build_run_tools(runs: ServedRuns, registry: ToolRegistry) -> ServedTools:
@@ -410,10 +410,10 @@ def _build_run_tools(runs: ServedRuns, registry: ToolRegistry) -> ServedTools:
         MisuseError: when the agent's own tools have these names.
     """
     made, outputs = runs.build_tools()
-    if taken := [name for name in made.names if name in registry]:
+    if duplicates := [name for name in made.names if name in registry]:
         raise MisuseError(
-            f"the agent has tools of its own called {', '.join(taken)}, as are those for its runs: name the latter "
-            "otherwise with prefix='agent_', or leave the agent's own out with tools=False"
+            f"tools of the agent have the same names as the tools for its runs: {', '.join(duplicates)}. Rename the "
+            "latter with prefix='agent_', or do not serve the agent's tools: tools=False"
         )
     return ServedTools(registry=made, outputs=outputs, limit=MAX_CALLS)
 

@@ -1,1 +1,1 @@
-"""What is believed of servers, who is asked, where that is kept, and where servers come from."""
+"""Trust in servers: a person's consent, stored approvals, tool policies, names and configuration files."""

@@ -102,7 +102,7 @@ def format_start(transport: ServerTransport) -> str:
             lines = [f"command:   {shlex.join([transport.command, *transport.args])}"]
             lines += [f"folder:    {transport.cwd}"] if transport.cwd else []
             lines += [f"variables: {', '.join(transport.env)}"] if transport.env else []
-            kept_in = transport.sandbox.description if transport.sandbox else "none: it may do what you may do"
+            kept_in = transport.sandbox.description if transport.sandbox else "none: it runs with all your rights"
             lines.append(f"sandbox:   {kept_in}")
         case RemoteTransport():
             lines = [f"URL:       {transport.display_text}"]
@@ -160,17 +160,17 @@ class ConsentGate:
             _log.info("the MCP server %r is started for the first time:\n%s", self.server, format_start(transport))
         if pin.start == start:
             return
-        changed = f"\nIt was approved otherwise:\n{pin.start.diff(start, 'start')}" if pin.start else ""
+        changed = f"\nChanges since it was approved:\n{pin.start.diff(start, 'start')}" if pin.start else ""
         if self.origin is None:
             if changed:
-                _log.warning("the MCP server %r is started otherwise than before.%s", self.server, changed)
+                _log.warning("the MCP server %r is started differently than before.%s", self.server, changed)
             self._update_pin(start=start)
             return
         shown = f"Start the MCP server {self.server!r} of {self.origin}:\n{format_start(transport)}{changed}"
         if not await self._ask(Wish.START, shown):
             raise MCPServerError(
-                f"the MCP server {self.server!r} was not started: nobody has approved how that is done.\n"
-                f"{format_start(transport)}\nTo say yes to it, {self._approval_hint()}"
+                f"the MCP server {self.server!r} was not started, because its start is not approved.\n"
+                f"{format_start(transport)}\nTo approve it, {self._approval_hint()}"
             )
         self._update_pin(start=start)
 
@@ -180,7 +180,7 @@ class ConsentGate:
 
     def _approval_hint(self) -> str:
         is_file = self.origin is not None and Path(self.origin).is_absolute()  # a directory has a name
-        return f"run: agentfsm mcp approve {shlex.quote(self.origin or '')}" if is_file else "give consent="
+        return f"run: agentfsm mcp approve {shlex.quote(self.origin or '')}" if is_file else "pass consent="
 
     async def review(self, items: Mapping[str, ApprovedText]) -> dict[str, str]:
         """Compare the server's items with the approved ones, and ask a person about the differences.
@@ -197,8 +197,8 @@ class ConsentGate:
         pin = self.load_pin() or Pin()
         changed = [name for name, text in items.items() if pin.items.get(name, text) != text]
         new = [name for name in items if name not in pin.items]
-        is_taken = self.origin is None and (not pin.items or self.consent is None)
-        asked = [*changed, *([] if is_taken else new)]
+        accepts_new = self.origin is None and (not pin.items or self.consent is None)
+        asked = [*changed, *([] if accepts_new else new)]
         withheld: dict[str, str] = {}
         if asked:
             wish = Wish.CHANGE if pin.items else Wish.TOOLS
@@ -221,13 +221,13 @@ class ConsentGate:
     def _format_review(self, pin: Pin, items: Mapping[str, ApprovedText], asked: Iterable[str]) -> str:
         parts = [_format_item(name, pin.items.get(name), items[name]) for name in asked]
         gone = [name for name in pin.items if name not in items]
-        parts += [f"No longer there: {', '.join(gone)}"] if gone else []
-        what = "says otherwise than was approved" if pin.items else "offers this"
-        return "\n\n".join([f"The MCP server {self.server!r} {what}.", *parts])
+        parts += [f"No longer listed: {', '.join(gone)}"] if gone else []
+        change = "has changed since it was approved" if pin.items else "lists these items"
+        return "\n\n".join([f"The MCP server {self.server!r} {change}.", *parts])
 
     def _explain_withheld(self, *, is_new: bool) -> str:
-        what = "it is new, and nobody has approved it" if is_new else "it has changed since it was approved"
-        return f"{what}; to be shown it and say yes or no, {self._approval_hint()}"
+        reason = "it is new and not approved" if is_new else "it has changed since it was approved"
+        return f"{reason}; to review it, {self._approval_hint()}"
 
 
 def _format_item(name: str, before: ApprovedText | None, now: ApprovedText) -> str:

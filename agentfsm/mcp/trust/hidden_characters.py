@@ -1,4 +1,4 @@
-"""Hidden characters in what a server says of its tools: whoever approves them would not read what a model reads."""
+"""Find hidden characters in the texts of a server's tools: a model reads them, but a person who approves cannot."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import mcp.types as m
 
 from agentfsm.core.text_safety import find_hidden
 
-# With which a name would write lines of its own into what a person reads.
+# Characters with which a name could forge lines in the text that a person reads.
 _LINE_BREAKS: Final = frozenset("\t\n\r")
 
 
 def find_hidden_flaw(listed: m.Tool) -> str | None:
-    """Say where a tool's name, title, description or schemas hold a hidden character, or None."""
+    """Return where a tool's texts have a hidden character, or its name or title a line break; None if nowhere."""
     titles = [listed.title, listed.annotations.title if listed.annotations else None]
     short: list[tuple[str, str | None]] = [("name", listed.name), *(("title", title) for title in titles)]
     for place, text in short:
@@ -34,7 +34,7 @@ def find_hidden_flaw(listed: m.Tool) -> str | None:
 
 
 def iter_texts(value: Any) -> Iterator[str]:
-    """Yield all texts in a JSON value, the keys of objects among them, however deep it is nested."""
+    """Yield all texts in a JSON value, at any depth, including the keys of objects."""
     waiting = [value]
     while waiting:
         inner = waiting.pop()

@@ -28,7 +28,7 @@ from agentfsm.mcp.errors import MCPServerError
 
 try:
     import fcntl
-except ImportError:  # Windows, where the file is replaced as a whole all the same
+except ImportError:  # Windows: no lock between processes, but the file is still replaced atomically
     fcntl = None  # type: ignore[assignment]
 
 # All of SHA-256: an attacker has unlimited time to search for a collision.
@@ -155,8 +155,8 @@ class PinFile:
             return _parse_file(content)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MCPServerError(
-                f"{self.path} holds approvals of MCP servers and cannot be understood ({error or 'a part is missing'})."
-                " Nothing was overwritten. Put back a copy, or remove the file and approve the servers anew."
+                f"the approvals of MCP servers in {self.path} cannot be parsed ({error or 'a part is missing'})."
+                " Nothing was overwritten. Restore a copy, or remove the file and approve the servers again."
             ) from error
 
     def write(self, server: str, pin: Pin) -> None:
@@ -170,7 +170,7 @@ class PinFile:
             with self._lock, _file_lock(self.path.with_name(f"{self.path.name}.lock")):
                 _replace(self.path, {**self.read(), server: pin})
         except (OSError, UnicodeError) as error:
-            raise MCPServerError(f"the approval of the MCP server {server!r} cannot be kept: {error}") from error
+            raise MCPServerError(f"the approval of the MCP server {server!r} cannot be stored: {error}") from error
 
 
 @contextlib.contextmanager
@@ -210,7 +210,7 @@ def _text_to_json(text: ApprovedText) -> dict[str, str]:
 def _parse_file(content: bytes) -> dict[str, Pin]:
     document = jiter.from_json(content, catch_duplicate_keys=True)
     if document["version"] != _VERSION:
-        raise ValueError(f"it is of version {document['version']!r}, and this is version {_VERSION}")
+        raise ValueError(f"the file has version {document['version']!r}; supported: {_VERSION}")
     return {server: _parse_pin(server, each) for server, each in document["servers"].items()}
 
 
@@ -224,5 +224,5 @@ def _parse_pin(server: str, plain: Mapping[str, Any]) -> Pin:
 def _parse_text(server: str, entry: Mapping[str, str]) -> ApprovedText:
     text = ApprovedText(entry["text"])
     if text.hash != entry["sha256"]:
-        raise ValueError(f"a text of {server!r} does not have its hash")
+        raise ValueError(f"a text of {server!r} does not match its hash")
     return text

@@ -154,15 +154,15 @@ def _read_document(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise MCPServerError(f"the MCP servers of {path} cannot be read: {error}") from error
+        raise MCPServerError(f"the MCP servers in {path} cannot be read: {error}") from error
     if len(content) > MAX_FILE_BYTES:
-        raise MCPServerError(f"{path}: it is larger than {MAX_FILE_BYTES:,} bytes, and no list of servers")
+        raise MCPServerError(f"{path}: a list of servers must not be larger than {MAX_FILE_BYTES:,} bytes")
     try:
         document = jiter.from_json(content.removeprefix(b"\xef\xbb\xbf"), catch_duplicate_keys=True)
     except ValueError as error:
-        raise MCPServerError(f"{path}: it is not JSON ({error})") from error
+        raise MCPServerError(f"{path}: invalid JSON ({error})") from error
     if not isinstance(document, dict):
-        raise MCPServerError(f'{path}: it is no JSON object with "mcpServers"')
+        raise MCPServerError(f'{path}: expected a JSON object with "mcpServers"')
     return document
 
 
@@ -174,27 +174,27 @@ def parse_entry(
     environment: Mapping[str, str] | None,
     allow_extensions: bool = True,
 ) -> ServerEntry:
-    """Make sense of one entry.
+    """Parse the entry of one server.
 
     Args:
-        name: The server's.
-        raw: Parsed JSON.
+        name: The server's name.
+        raw: The entry, as parsed JSON.
         where: The file or directory, for error texts.
-        environment: Where variables come from; None where none are put in.
-        allow_extensions: Whether it may have our own keys, which grant something.
+        environment: Values of the variables. None: variables are not expanded.
+        allow_extensions: Whether the keys of this package are allowed, which may grant rights.
 
     Raises:
-        MCPServerError: when something in it makes no sense.
+        MCPServerError: when the entry is invalid.
     """
-    reading = _EntryParser(f"{where}: server {name!r}", environment)
+    parser = _EntryParser(f"{where}: server {name!r}", environment)
     try:
         check_server_name(name)
         known = {**_STANDARD_KEYS, **_EXTENSION_KEYS} if allow_extensions else _STANDARD_KEYS
-        reading.check_keys(raw, known)
-        transport = reading.parse_transport(raw)
+        parser.check_keys(raw, known)
+        transport = parser.parse_transport(raw)
         policy = ToolPolicy(**{key: raw[key] for key in _POLICY_KEYS if key in raw})
     except MisuseError as error:
-        raise MCPServerError(f"{reading.where}: {error}") from error
+        raise MCPServerError(f"{parser.where}: {error}") from error
     options = {option: raw[key] for key, option in _OPTION_BY_KEY.items() if key in raw}
     options |= {key: raw[key] for key in ("required", "resources_as_tools") if key in raw}
     return ServerEntry(name=name, transport=transport, raw=raw, options={**options, "tool_policy": policy})
@@ -202,35 +202,35 @@ def parse_entry(
 
 @attrs.frozen
 class _EntryParser(Value):
-    """Reads one entry."""
+    """Parser of one entry."""
 
     where: str
     environment: Mapping[str, str] | None
 
     def check_keys(self, plain: Any, known: Mapping[str, tuple[Callable[[Any], bool], str]], part: str = "") -> None:
-        """Hold an object to what its keys may be."""
+        """Check the keys and the types of the values of an object."""
         if not isinstance(plain, dict):
-            raise MCPServerError(f"{self.where}: {part or 'its entry'} has to be an object, not {_shorten_repr(plain)}")
+            raise MCPServerError(f"{self.where}: {part or 'its entry'} must be an object, not {_shorten_repr(plain)}")
         for key, value in plain.items():
             if key not in known:
-                raise MCPServerError(f"{self.where}: nothing is known of the key {key!r}{_suggest_key(key, known)}")
-            fits, wish = known[key]
+                raise MCPServerError(f"{self.where}: unknown key {key!r}{_suggest_key(key, known)}")
+            fits, expected = known[key]
             if not fits(value):
-                raise MCPServerError(f"{self.where}: {key!r} has to be {wish}, not {_shorten_repr(value)}")
+                raise MCPServerError(f"{self.where}: {key!r} must be {expected}, not {_shorten_repr(value)}")
 
     def parse_transport(self, plain: Mapping[str, Any]) -> ServerTransport:
-        """Return how the server is reached."""
+        """Return the transport of the server."""
         ways = [way for way in ("command", "url") if way in plain]
         if len(ways) != 1:
             raise MCPServerError(
-                f"{self.where}: it needs a 'command' or a 'url', and has {' and '.join(ways) or 'none'}"
+                f"{self.where}: expected either 'command' or 'url', found {' and '.join(ways) or 'neither'}"
             )
         way = ways[0]
         if _KEY_BY_TYPE.get(plain.get("type", ""), way) != way:
-            raise MCPServerError(f"{self.where}: 'type' is {plain['type']!r}, and such a server has no {way!r}")
+            raise MCPServerError(f"{self.where}: a server of 'type' {plain['type']!r} cannot have {way!r}; remove one")
         others = _HTTP_KEYS.keys() | {"allow_private"} if way == "command" else _STDIO_KEYS.keys() | {"sandbox"}
         if wrong := sorted(others & plain.keys()):
-            raise MCPServerError(f"{self.where}: a server with a {way!r} has no use for {wrong[0]!r}; take it away")
+            raise MCPServerError(f"{self.where}: a server with {way!r} cannot have {wrong[0]!r}; remove it")
         return self._parse_stdio(plain) if way == "command" else self._parse_http(plain)
 
     def _parse_stdio(self, plain: Mapping[str, Any]) -> StdioTransport:
@@ -259,14 +259,14 @@ class _EntryParser(Value):
         )
 
     def expand_variables(self, text: str) -> str:
-        """Put in the variables that a text names."""
+        """Replace the variables in a text by their values."""
         return _VARIABLE_PATTERN.sub(self._resolve_variable, text)
 
     def _resolve_variable(self, found: re.Match[str]) -> str:
         name, default = found[1], cast("str | None", found[2])
         if name is None or self.environment is None:
-            wish = "nothing is put in here" if self.environment is None else "write ${NAME} or ${NAME:-default}"
-            raise MCPServerError(f"{self.where}: {_shorten_repr(found[0])} is no variable: {wish}")
+            hint = "variables are not expanded here" if self.environment is None else "use ${NAME} or ${NAME:-default}"
+            raise MCPServerError(f"{self.where}: unsupported variable {_shorten_repr(found[0])}: {hint}")
         value = self.environment.get(name)
         if default is not None:
             return value or default
@@ -279,7 +279,7 @@ class _EntryParser(Value):
 
 def _suggest_key(key: str, known: Mapping[str, object]) -> str:
     near = difflib.get_close_matches(key[:100], known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+    return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(known)}"
 
 
 def _shorten_repr(value: object) -> str:

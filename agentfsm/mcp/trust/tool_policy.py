@@ -32,24 +32,24 @@ _MAX_VALUE_CHARS: Final = 500
 
 def _as_globs(given: Iterable[str]) -> tuple[str, ...]:
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise MisuseError(f"allow= and deny= are several names or globs, not {given!r}: write ({given!r},)")
+        raise MisuseError(f"allow= and deny= must be sequences of names or globs, not {given!r}: write ({given!r},)")
     globs = tuple(given)
     if wrong := [glob for glob in globs if not isinstance(glob, str) or not glob]:
-        raise MisuseError(f"allow= and deny= are names or globs such as 'read_*', not {wrong[0]!r}")
+        raise MisuseError(f"allow= and deny= must hold names or globs such as 'read_*', not {wrong[0]!r}")
     return globs
 
 
 def _check_confirm(_policy: ToolPolicy, _attribute: object, confirm: Any) -> None:
     if confirm is not None and (not (isinstance(confirm, bool) or callable(confirm)) or iscoroutinefunction(confirm)):
         raise MisuseError(
-            f"confirm={confirm!r} makes no sense: give True, False, or a plain function of a tool's name and its "
+            f"invalid confirm={confirm!r}: give True, False, or a plain function of a tool's name and its "
             "arguments, for example lambda tool, a: tool == 'pay'"
         )
 
 
 def _as_constraints(given: Mapping[str, Constraint]) -> dict[str, Callable[[Arguments], str | None]]:
     if not isinstance(given, Mapping):
-        raise MisuseError(f"constraints= are a mapping of tools to JSON Schemas or functions, not {given!r}")
+        raise MisuseError(f"constraints= must be a mapping of tools to JSON Schemas or functions, not {given!r}")
     return {name: _build_constraint(name, each) for name, each in given.items()}
 
 
@@ -57,7 +57,7 @@ def _build_constraint(name: str, given: Constraint) -> Callable[[Arguments], str
     if callable(given) and not iscoroutinefunction(given):
         return given
     if not isinstance(given, Mapping):
-        raise MisuseError(f"the constraint on {name!r} is a JSON Schema or a plain function, not {given!r}")
+        raise MisuseError(f"the constraint on {name!r} must be a JSON Schema or a plain function, not {given!r}")
     signature = build_schema_signature(_any, given, context_type=RunContext, name=name)
 
     def flaw(arguments: Arguments) -> str | None:
@@ -120,8 +120,8 @@ class ToolPolicy(Value):
         """
         if missing := sorted(self.constraints.keys() - set(names)):
             raise MisuseError(
-                f"the MCP server {server!r} has no tool {missing[0]!r}, on which there is a constraint: name one that "
-                "it lists, by the server's own name"
+                f"the MCP server {server!r} has no tool {missing[0]!r}, which constraints= names: use a name from the "
+                "server's own list"
             )
 
     def tool_options(self, server: str, listed: m.Tool) -> dict[str, Any]:
