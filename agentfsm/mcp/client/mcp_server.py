@@ -36,7 +36,7 @@ from agentfsm.tools.tool import Tool
 
 _log = logging.getLogger("agentfsm.mcp")
 
-# Seconds for a call: document D, 7.4.
+# Default timeout of one request in seconds, a tool call included.
 TIMEOUT_S: Final = 30.0
 
 
@@ -158,7 +158,7 @@ class MCPServer:
 
     @property
     def is_stale(self) -> bool:
-        """Whether `update` has work to do, or the first listing is under way in another run."""
+        """Whether `update` has work to do, or another run is making the first listing."""
         return self.needs_refresh or (not self.version and self._refresh_limit.in_use > 0)
 
     @property

@@ -3,8 +3,6 @@
 The SDK identifies errors by JSON-RPC codes, and makes up codes for HTTP statuses and lost connections. `WireStatus`
 records the HTTP state of a request; the `RequestFault` follows from both. The table `FAULT_RULES` then decides whether
 the call is retried, goes back to the model, or fails.
-
-Source: document D, 7.4.
 """
 
 from __future__ import annotations
