@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import datetime
-from functools import partial
+from functools import partial, wraps
 from math import inf
 from os import urandom
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 import anyio
 import attrs
@@ -82,6 +82,9 @@ if TYPE_CHECKING:
     from agentfsm.mcp.server.service import MCPService
     from agentfsm.streaming.stream import Listener
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 # Seconds between two attempts to take a lease that another worker holds. A lease lasts 10 s.
 LEASE_POLL_S: Final = 0.2
 # Runs that a worker executes at once: they wait for models most of the time.
@@ -104,6 +107,34 @@ class StartOptions(TypedDict, total=False):
     settings: Settings | None
     metadata: Mapping[str, Any] | None
     parent: Run[Any] | None
+
+
+def _check_start_options(method: str, options: Iterable[str]) -> None:
+    """Refuse options that a run does not have.
+
+    Raises:
+        TypeError: naming the method and the option; for a field of the agent, it points to `with_`.
+    """
+    for name in options:
+        if name in StartOptions.__annotations__:
+            continue
+        fields = attrs.fields_dict(Agent)
+        if name in fields and fields[name].init:
+            hint = f"it is a field of the agent: write agent.with_({name}=...).{method}(...)"
+        else:
+            hint = f"valid options: {', '.join(StartOptions.__annotations__)}"
+        raise TypeError(f"Agent.{method}() got an unexpected keyword argument {name!r}; {hint}")
+
+
+def _checks_start_options(start: Callable[P, R]) -> Callable[P, R]:
+    """Decorate `Agent.start`, whose explicit parameters serve type checkers, with the check of its options."""
+
+    @wraps(start)
+    def checked(*args: P.args, **options: P.kwargs) -> R:
+        _check_start_options("start", options.keys() - {"prompt"})
+        return start(*args, **options)
+
+    return checked
 
 
 def new_id() -> str:
@@ -176,6 +207,32 @@ class Agent(Generic[A_co]):
     An agent is immutable and holds no state of runs, so one agent can execute thousands at once. `with_` returns a
     variant.
 
+    Args:
+        model: A `Model`, or a string such as "openai:gpt-4o".
+        tools: Tools, plain functions, and tool sources such as MCP servers; or a registry, which is then shared.
+        instructions: System prompt; empty for none.
+        permissions: Permissions of runs for the tools, by level and by rules; None: all tools are allowed.
+        selector: Selector of the tools that a request offers to the model, if there are many.
+        name: Name of the agent.
+        version: Version of your agent, for roll-outs.
+        limits: Limits of each run.
+        settings: Settings of model requests, or a function that returns them for each turn, given the current run.
+        output_type: Type of the answer: a pydantic model, a dataclass, an attrs class, a union, or any type that JSON
+            can represent.
+        output_mode: Way in which the model is constrained to `output_type`: "schema", "tool", "json" or "prompt".
+        output_validators: Functions, plain or async, that take the answer, or the RunContext and the answer.
+        reflector: Judge of answers, or of the results of selected tools, before the run continues; None for no judge.
+        last_answer: Whether the model is asked for a last answer, without tools, when a limit or a loop stops a run.
+        clock: Clock for timestamps and durations.
+        store: Store of the runs; by default a `MemoryStore`, which is lost when the process ends.
+        durability: Failures that acknowledged appends survive: "full", a power cut; "normal", only the death of this
+            process.
+        pause_before: States before which a run pauses until it is resumed: `{State.ACT}` pauses it before tool calls.
+        context: Policies that shorten the history when it outgrows the context window, in order; or one policy.
+        new_id: Function that returns a new run id.
+        target: Import path of this agent, as "module:attribute"; empty if unknown.
+        log_prompts: Whether prompts are logged at level DEBUG, with secrets masked.
+
     Raises:
         MisuseError: when the model string is unknown, an API key is missing, or a tool cannot be built.
         DuplicateToolError: when two tools share a name.
@@ -194,7 +251,7 @@ class Agent(Generic[A_co]):
     """Permissions of runs for the tools, by level and by rules; None: all tools are allowed."""
 
     selector: ToolSelector = attrs.field(factory=AutoSelect)
-    """Selects the tools that a request offers to the model if there are many. Default: `AutoSelect()`."""
+    """Selector of the tools that a request offers to the model, if there are many. Default: `AutoSelect()`."""
 
     name: str = "agent"
     """Name of the agent. Workers find the agent's runs by it, so agents that share a store need different names."""
@@ -214,9 +271,10 @@ class Agent(Generic[A_co]):
     """
 
     output_mode: OutputMode | str | None = None
-    """Way in which the model is constrained to `output_type`. "schema": the provider enforces the JSON Schema; "tool":
-    the answer is the arguments of a tool call; "json": the provider enforces JSON; "prompt": only the instructions
-    contain the schema. None: the first of these that the model supports for the type.
+    """Way in which the model is constrained to `output_type`: "schema", "tool", "json" or "prompt". With "schema", the
+    provider enforces the JSON Schema; with "tool", the arguments of a tool call are the answer; with "json", the
+    provider enforces JSON; with "prompt", only the instructions contain the schema. None: the first of these that the
+    model supports for the type.
     """
 
     output_validators: Sequence[Callable[..., Any]] = ()
@@ -225,7 +283,7 @@ class Agent(Generic[A_co]):
     """
 
     reflector: Judge | None = None
-    """Judges answers, or the results of selected tools, before the run continues; None for no judge."""
+    """Judge of answers, or of the results of selected tools, before the run continues; None for no judge."""
 
     last_answer: bool = False
     """Whether the model is asked for a last answer, without tools, when a limit or a loop stops a run. The answer is
@@ -236,17 +294,17 @@ class Agent(Generic[A_co]):
     """Clock for timestamps and durations. Default: the clock of the system."""
 
     store: Store = attrs.field(default=attrs.Factory(lambda agent: MemoryStore(clock=agent.clock), takes_self=True))
-    """Store of the runs. Default: a `MemoryStore`, which is lost when the process ends."""
+    """Store of the runs; by default a `MemoryStore`, which is lost when the process ends."""
 
     durability: Durability = "full"
-    """Failures that acknowledged appends survive. "full", the default: a power cut. Each group of appends waits for the
-    disk, from 0.04 ms when it is idle to 4 ms when it is busy, shared by all runs that commit together. "normal": the
-    death of this process. A power cut or a crash of the database server may lose the newest appends, so that a call
-    may be made twice; an append costs 0.01 ms.
+    """Failures that acknowledged appends survive: "full", a power cut; "normal", only the death of this process. With
+    "full", the default, each group of appends waits for the disk, from 0.04 ms when it is idle to 4 ms when it is busy,
+    shared by all runs that commit together. With "normal", an append costs 0.01 ms, but a power cut or a crash of the
+    database server may lose the newest appends, so that a call may be made twice.
     """
 
     pause_before: frozenset[State] = attrs.field(default=frozenset(), converter=as_states)
-    """States before which a run pauses until it is resumed. `{State.ACT}` pauses it before tool calls."""
+    """States before which a run pauses until it is resumed: `{State.ACT}` pauses it before tool calls."""
 
     context: Context = attrs.field(factory=lambda: Context((TrimResults(), SlidingWindow())), converter=as_context)
     """Policies that shorten the history when it outgrows the context window, in order; or one policy."""
@@ -275,6 +333,7 @@ class Agent(Generic[A_co]):
 
     # Start and execute runs.
 
+    @_checks_start_options
     def start(
         self,
         prompt: Prompt,
@@ -305,6 +364,7 @@ class Agent(Generic[A_co]):
             parent: The run that calls this agent as a tool.
 
         Raises:
+            TypeError: when an option is unknown; `with_` changes the fields of the agent.
             MisuseError: when the prompt is empty, several histories are given, a history is invalid, the metadata is
                 not JSON, or an argument is of a wrong type.
         """
@@ -396,6 +456,7 @@ class Agent(Generic[A_co]):
         Returns:
             The run: in DONE with its `output`, in ERROR with its `stop_reason`, or waiting for the items in `pending`.
         """
+        _check_start_options("run", start)
         gate = await StepThrottle.enter()  # before the run is built: a thousand may begin at once
         return await self.driver.run_until_blocked(self.start(prompt, **start), deps, throttle=gate)
 
@@ -415,6 +476,7 @@ class Agent(Generic[A_co]):
             resume: Whether to end a pause of the run, as `resume` does.
             **start: As in `start`.
         """
+        _check_start_options("stream", start)
         run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
 
         def drive(listen: Listener, see: Callable[[Run[Any]], None]) -> Awaitable[Run[A_co]]:
@@ -429,6 +491,7 @@ class Agent(Generic[A_co]):
         Raises:
             MisuseError: inside a running event loop, which it would block; use `await agent.run(...)` there.
         """
+        _check_start_options("run_sync", start)
         if _is_in_event_loop():
             raise MisuseError("run_sync would block the running event loop: use `await agent.run(...)` here")
         return anyio.run(partial(self.run, prompt, deps=deps, **start))
@@ -558,6 +621,7 @@ class Agent(Generic[A_co]):
         Raises:
             ConflictError: when the id is that of a run with another prompt, or the session has a run that is not over.
         """
+        _check_start_options("submit", start)
         run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
         with suppress(LeaseHeldError):  # a worker executes it already
             _header, lease = await self.store.create(run.header, durability=self.durability)

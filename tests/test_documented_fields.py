@@ -2,10 +2,16 @@
 
 import ast
 import inspect
+import re
 import textwrap
 from importlib import import_module
+from itertools import pairwise
 
+import attrs
 import pytest
+from docstring_parser import parse
+
+from agentfsm import Agent
 
 MODULES = ("", ".context", ".mcp", ".models", ".ports", ".reflection", ".stores", ".testing")
 
@@ -44,3 +50,16 @@ def test_a_field_without_a_docstring_is_found():
     """A comment is not enough."""
     [tree] = ast.parse('class A:\n    a: int\n    """Seconds."""\n    b: int\n    # Seconds.\n    _c: int\n').body
     assert undocumented(tree) == ["b"]
+
+
+def test_help_explains_each_parameter_of_an_agent():
+    """`help` shows no attribute docstrings, so the class docstring has the first sentence of each."""
+    [tree] = ast.parse(inspect.getsource(Agent)).body
+    texts = {
+        field.target.id: re.sub(r"\s+", " ", below.value.value)
+        for field, below in pairwise(tree.body)
+        if isinstance(field, ast.AnnAssign)
+    }
+    parameters = [field.name for field in attrs.fields(Agent) if field.init]
+    shown = {each.arg_name: re.sub(r"\s+", " ", each.description) for each in parse(Agent.__doc__).params}
+    assert shown == {name: re.match(r".+?\.(?= |$)", texts[name])[0] for name in parameters}

@@ -159,3 +159,28 @@ def test_limits_keep_their_signature():
     assert "turns" in inspect.signature(Limits).parameters
     with pytest.raises(TypeError, match="positional"):
         Limits(3)
+
+
+@pytest.mark.parametrize("method", ["run", "run_sync", "start", "stream", "submit"])
+@pytest.mark.parametrize("field", ["instructions", "limits", "model", "tools"])
+async def test_a_field_of_the_agent_is_not_an_option_of_a_run(method: Any, field):
+    """The error names the method, and says how to change the field for one run."""
+    agent = Agent(ScriptedModel("Hello."))
+    hint = rf"^Agent\.{method}\(\) got .* '{field}'; .* write agent\.with_\({field}=\.\.\.\)\.{method}\("
+    with pytest.raises(TypeError, match=hint):
+        await getattr(agent, method)("Hi.", **{field: None})
+
+
+@pytest.mark.parametrize("method", ["run", "start", "stream", "submit"])
+async def test_an_unknown_option_of_a_run_is_refused_with_the_valid_ones(method: Any):
+    """Also `driver` and `runs`, which are fields that no caller gives."""
+    agent = Agent(ScriptedModel("Hello."))
+    for name in ("max_turns", "runs"):
+        with pytest.raises(TypeError, match=rf"^Agent\.{method}\(\) got .* '{name}'; valid options: id, after"):
+            await getattr(agent, method)("Hi.", **{name: 3})
+
+
+async def test_start_takes_its_prompt_by_name():
+    """The check of the options knows the prompt."""
+    run = Agent(ScriptedModel("Hello.")).start(prompt="Hi.", user="ann")
+    assert (run.header.prompt[0].text, run.header.user) == ("Hi.", "ann")
