@@ -44,6 +44,7 @@ from agentfsm.stores.rules import (
     missing_predecessor_error,
     next_expiry,
     resolve_duplicate_post,
+    store_closed_error,
     successor_exists_error,
 )
 from agentfsm.stores.subscriptions import Subscriptions, agent_topic, run_topic
@@ -154,8 +155,11 @@ class MemoryStore(Store):
     release a lease.
     """
 
+    _is_closed: bool = attrs.field(default=False, init=False)
+
     async def now(self) -> float:
         """Return seconds since 1970 by `clock`."""
+        self._check_open()
         return self.clock.now()
 
     async def create(
@@ -168,6 +172,7 @@ class MemoryStore(Store):
         """Insert the run if its id is new, and take its lease."""
         DURABILITY.check("create", "durability", durability)
         with self._lock:
+            self._check_open()
             record = self._records.get(header.id)
             if record is None:
                 header = self._resolve_predecessor(header)
@@ -210,6 +215,7 @@ class MemoryStore(Store):
         DURABILITY.check("claim", "durability", durability)
         leases: list[Lease] = []
         with self._lock:
+            self._check_open()
             waiting = self._ready.get(agent, [])
             while not suspects and waiting and len(leases) < limit and waiting[0][0] <= self.clock.now():
                 at, _number, run_id = heapq.heappop(waiting)
@@ -267,8 +273,13 @@ class MemoryStore(Store):
         taken: Sequence[int] = (),
         final: bool = False,
     ) -> PendingWrite:
-        """Write events and remove inbox rows. Errors are raised by `wait`, as in the other stores."""
+        """Write events and remove inbox rows. Errors are raised by `wait`, as in the other stores.
+
+        Raises:
+            ClosedError: after `aclose`.
+        """
         with self._lock:
+            self._check_open()
             record = self._records.get(lease.run_id)
             before = run.version - len(events)
             if record is None or record.lease is not lease:
@@ -370,6 +381,7 @@ class MemoryStore(Store):
     async def runs(self, where: Filter = ALL_RUNS, *, limit: int = 100) -> tuple[RunSummary, ...]:
         """Return the newest runs that match the filter, newest first."""
         with self._lock:
+            self._check_open()
             records = reversed(self._records.values())
             lines = [build_summary(r.run, driven=r.lease is not None, ready_at=r.ready_at) for r in records]
         taken = [line for line in lines if where.matches(line)]
@@ -388,6 +400,7 @@ class MemoryStore(Store):
     async def delete_session(self, session: str) -> int:
         """Remove all runs of a session, and the runs of their subagents. Return the number of runs in the session."""
         with self._lock:
+            self._check_open()
             ids = list(self._sessions.get(session, ()))
             self._remove(self._find_removable(ids))
             return len(ids)
@@ -396,6 +409,7 @@ class MemoryStore(Store):
         """Remove the old finished runs that no kept run needs."""
         check_prune_time(before)
         with self._lock:
+            self._check_open()
             runs = {run_id: record.run for run_id, record in self._records.items()}
             kept = {run_id for run_id, run in runs.items() if not run.is_over or run.updated_at >= before}
             while more := runs.keys() & set(_iter_required(runs, kept)) - kept:
@@ -431,10 +445,16 @@ class MemoryStore(Store):
         self._subscriptions.notify([run_topic(run.id), *([agent_topic(run.header.agent)] if include_agent else ())])
 
     async def aclose(self) -> None:
-        """Do nothing: memory has nothing to close, and the runs stay readable."""
+        """Close the store. Like the other stores, it then refuses every call with a ClosedError."""
+        self._is_closed = True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise store_closed_error()
 
     def _record(self, run_id: str) -> _MemoryRecord:
         check_run_id(run_id)
+        self._check_open()
         try:
             return self._records[run_id]
         except KeyError:

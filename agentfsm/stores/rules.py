@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.core.errors import ConflictError, CorruptError, MisuseError
+from agentfsm.core.errors import ClosedError, ConflictError, CorruptError, MisuseError
 from agentfsm.core.inbox import Approve, GiveInput, Input, Reject, Rerun, Settle
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
@@ -85,6 +85,14 @@ def continue_session(header: Header, last: tuple[str, str] | None) -> Header:
             f"with it by agent.resume({run_id!r}), or end it by agent.cancel({run_id!r})",
         )
     return attrs.evolve(header, after=run_id)
+
+
+def store_closed_error() -> ClosedError:
+    """Build the error for the use of a store after `aclose`."""
+    return ClosedError(
+        "the store is closed: `aclose` was called on it, or on an agent that uses it (`async with agent`); create a "
+        "new store, or close agents that share a store only at the end of the program"
+    )
 
 
 def missing_predecessor_error(header: Header) -> ConflictError:

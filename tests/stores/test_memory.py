@@ -7,9 +7,12 @@ from functools import partial
 import anyio
 import pytest
 
-from agentfsm.core.errors import MisuseError, RunNotFoundError
+from agentfsm import Agent
+from agentfsm.core.errors import ClosedError, MisuseError, RunNotFoundError
 from agentfsm.core.events import Observed
-from agentfsm.stores import MemoryStore, memory
+from agentfsm.core.inbox import Cancel
+from agentfsm.stores import MemoryStore, SQLiteStore, memory
+from agentfsm.testing import ScriptedModel
 from agentfsm.testing.conformance import StoreConformance
 from agentfsm.testing.conformance.helpers import FINAL_ANSWER, LeasedRun, create_finished_run, list_ids, make_header
 
@@ -36,6 +39,37 @@ async def test_what_is_no_id_is_refused(store):
     for ask in (store.lease, store.read, store.inbox, store.delete):
         with pytest.raises(MisuseError, match=r"give run\.id, not 17"):
             await ask(17)
+
+
+@pytest.mark.parametrize("kind", [MemoryStore, partial(SQLiteStore, "runs.db")], ids=["memory", "sqlite"])
+async def test_an_agent_closes_its_store(kind, tmp_path, monkeypatch):
+    """A store in memory is closed with its agent as a file is, and refuses every use in the same words."""
+    monkeypatch.chdir(tmp_path)
+    store = kind()
+    async with Agent(ScriptedModel("one", "two"), store=store) as agent:
+        run = await agent.run("go")
+    other = Agent(ScriptedModel("three"), store=store)
+    for use in (partial(agent.run, "go"), partial(other.run, "go"), partial(agent.load, run.id)):
+        with pytest.raises(ClosedError, match=r"^the store is closed: .*close agents that share a store only at"):
+            await use()
+    await agent.aclose()
+
+
+async def test_a_closed_store_refuses_every_call(store):
+    """As the other stores do; only a lease can still be given back."""
+    driver = await LeasedRun.create(store)
+    await store.aclose()
+    uses = (
+        *(partial(use, "r1") for use in (store.lease, store.read, store.inbox, store.delete, store.delete_session)),
+        *(store.now, store.runs, partial(store.prune, 1.0), partial(store.claim, "agent", limit=1)),
+        *(partial(store.create, make_header("r2")), partial(store.post, "r1", "k", Cancel(by="ann"))),
+    )
+    for use in uses:
+        with pytest.raises(ClosedError, match="the store is closed"):
+            await use()
+    with pytest.raises(ClosedError, match="the store is closed"):
+        driver.append(Observed())
+    assert await store.release(driver.lease).wait()
 
 
 async def test_old_finished_runs_are_dropped(store):

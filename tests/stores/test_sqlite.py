@@ -11,7 +11,6 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm import Agent
 from agentfsm.core.errors import ClosedError, LeaseHeldError, LeaseLostError, MisuseError, StoreError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
@@ -21,7 +20,6 @@ from agentfsm.stores.sqlite import store as sqlite
 from agentfsm.stores.sqlite.file import connect_sqlite3
 from agentfsm.stores.threaded import group_commit
 from agentfsm.stores.threaded.group_commit import StoreJob
-from agentfsm.testing import ScriptedModel
 from agentfsm.testing.conformance import StoreConformance
 from agentfsm.testing.conformance.helpers import (
     FINAL_ANSWER,
@@ -140,15 +138,6 @@ async def test_a_closed_store_says_so(path):
             await (use() if use == store.runs else use("r1"))
     with pytest.raises(ClosedError):
         driver.append(Observed())
-
-
-async def test_a_store_that_an_agent_has_closed_says_so(path):
-    """Agents close what they were given, which surprises whoever shares a store among them."""
-    store = SQLiteStore(path)
-    async with Agent(ScriptedModel("one"), store=store) as first:
-        await first.run("go")
-    with pytest.raises(ClosedError, match=r"closed with an agent that was given it .*close agents that share a store"):
-        await Agent(ScriptedModel("two"), store=store).run("go")
 
 
 async def test_a_store_that_was_never_used_can_be_closed(path):

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 import attrs
 
 from agentfsm._concurrency import ThreadWaiter, notify_all
-from agentfsm.core.errors import AgentError, ClosedError, StoreError
+from agentfsm.core.errors import AgentError, StoreError
 from agentfsm.core.value import Value
+from agentfsm.stores.rules import store_closed_error
 from agentfsm.stores.subscriptions import Subscriptions, agent_topic, run_topic
 from agentfsm.stores.threaded.lease_table import PROBE_INTERVAL_S
 
@@ -294,10 +295,7 @@ class GroupCommitWriter(Generic[D]):
             )
         with self._lock:
             if self._closing:
-                raise ClosedError(
-                    "the store is closed: it was closed with an agent that was given it (`async with agent`), or by "
-                    "`aclose`; make a new one, or close agents that share a store only at the end"
-                )
+                raise store_closed_error()
             if self._fatal_error is not None:
                 raise copy(self._fatal_error)
             if self._thread is None:
