@@ -17,7 +17,8 @@ from agentfsm import Agent, CallDelta, ModelRetry, Run, StreamEvent, ToolEvent, 
 from agentfsm.context import SlidingWindow, Summarise
 from agentfsm.core.events import AnswerDrafted, Compacted, Continued, ToolsChosen
 from agentfsm.models import Fallback, OpenAIChat
-from agentfsm.testing import LocalServer, Say
+from agentfsm.testing import LocalServer, WireReply, call, say
+from agentfsm.testing.models import Line
 
 QUARTERS = ("2025-Q1", "2025-Q2", "2025-Q3", "2025-Q4", "2026-Q1", "2026-Q2")
 
@@ -62,19 +63,19 @@ class Models:
         findings = [{"quarter": q, "revenue": r, "note": "more than ever before"} for q, r in revenues.items()]
         report = {"title": "Six quarters of growth", "findings": findings, "total": sum(revenues.values())}
         self.script = [
-            *[Say(calls=(("read_quarter", {"quarter": quarter}),)) for quarter in QUARTERS],
-            Say(calls=(("final_answer", {**report, "total": 1}),)),
-            Say(calls=(("final_answer", report),)),
+            *[say("", call("read_quarter", quarter=quarter)) for quarter in QUARTERS],
+            say("", call("final_answer", **{**report, "total": 1})),
+            say("", call("final_answer", **report)),
         ]
         self.summaries = 0
 
-    def __call__(self, body: dict[str, Any]) -> Say:
+    def __call__(self, body: dict[str, Any]) -> Line | WireReply:
         """Answer a request."""
         if body["model"] == "strong":
-            return Say(status=529, error="Overloaded")
+            return WireReply(status=529, error="Overloaded")
         if not body.get("tools"):  # a summary is asked for
             self.summaries += 1
-            return Say(text="Asked for a report of all quarters. Each quarter's revenue was read, one after the other.")
+            return say("Asked for a report of all quarters. Each quarter's revenue was read, one after the other.")
         return self.script.pop(0)
 
 
@@ -91,11 +92,12 @@ async def main() -> None:
             output_validators=[check_total],
             context=[Summarise(model=small, keep=1, least=0), SlidingWindow()],
         )
-        async with agent, agent.stream("How did the business go, quarter by quarter?") as stream:
-            async for event in stream:
-                show(event, stream.partial)
-        if stream.run is not None:
-            await tell(agent, stream.run)
+        async with agent:
+            async with agent.stream("How did the business go, quarter by quarter?") as stream:
+                async for event in stream:
+                    show(event, stream.partial)
+            if stream.run is not None:
+                await tell(agent, stream.run)
 
 
 def show(event: StreamEvent, partial: Any) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from agentfsm.testing import LocalServer, Say
+from agentfsm.testing import LocalServer, call, say
+from agentfsm.testing.models import Line
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -39,14 +40,14 @@ class Block:
     # Whether pytest runs it.
 
 
-def _weather(body: dict[str, object]) -> Say:
+def _weather(body: dict[str, object]) -> Line:
     """Play the model of the first example: ask for the weather, then tell it."""
     messages = body["messages"]
     assert isinstance(messages, list)
     if messages[-1]["role"] == "user":
-        return Say(calls=(("get_weather", {"city": "Beijing"}),))
+        return say("", call("get_weather", city="Beijing"))
     assert '"temp":28' in messages[-1]["content"].replace(" ", "")
-    return Say(text="It is sunny in Beijing, 28 degrees.")
+    return say("It is sunny in Beijing, 28 degrees.")
 
 
 BRAINS = {"weather": _weather}

@@ -4,16 +4,16 @@
 """
 
 from agentfsm.testing.clock import VirtualClock, run_virtual
-from agentfsm.testing.fake_llm.script import Say
+from agentfsm.testing.fake_llm.script import WireReply
 from agentfsm.testing.fake_llm.server import LocalServer
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, raw_call, say
 
 __all__ = [
     "FunctionModel",
     "LocalServer",
-    "Say",
     "ScriptedModel",
     "VirtualClock",
+    "WireReply",
     "call",
     "fail",
     "raw_call",

@@ -116,7 +116,7 @@ class ScriptedModel(Model):
         Raises:
             MisuseError: when a line has another type.
         """
-        self._script = tuple([_to_line(each) for each in script])
+        self._script = tuple([to_line(each) for each in script])
         self._failure: AssertionError | None = None
         self.requests: list[Request] = []
 
@@ -157,14 +157,19 @@ class ScriptedModel(Model):
             raise AssertionError(f"{left} of {len(self._script)} lines of the script were not asked for")
 
 
-def _to_line(given: object) -> Line:
+def to_line(given: object) -> Line:
+    """Return a line of a script; a text becomes a reply with that text.
+
+    Raises:
+        MisuseError: if it is neither a text nor made by `say` or `fail`.
+    """
     if isinstance(given, str):
         return say(given)
     if isinstance(given, Line):
         return given
-    what = f"a {type(given).__name__}" if isinstance(given, list | tuple) else repr(given)
+    got = f"a {type(given).__name__}" if isinstance(given, list | tuple) else repr(given)
     raise MisuseError(
-        f"{what} is no line of a script: give each line by itself, a text, say(...) or fail(...); "
+        f"expected a line of a script, got {got}: pass each line by itself, as a text, say(...) or fail(...); "
         "say('', call('tool', x=1)) calls a tool"
     )
 

@@ -180,7 +180,7 @@ def test_results_that_say_nothing(content):
     """Whatever the tools answer, the mind goes on, and to an end."""
     looked = (("list_folder", "{}", "done", content), ("search_text", "{}", "failed", content))
     (call,) = scripted_model.answer_request(history(looked)).calls
-    assert call[0] == "write_report"
+    assert call.name == "write_report"
     written = (("write_report", "{}", "rejected", content),)
     answer = scripted_model.answer_request(history(looked, written))
     assert "none was written" in answer.text

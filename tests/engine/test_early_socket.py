@@ -15,11 +15,11 @@ from agentfsm import Agent, Limits, Settings, tool
 from agentfsm.core.events import ToolFinished
 from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.streaming.stream import ToolEvent, ToolEventType, UsageReported
-from agentfsm.testing import LocalServer, Say
+from agentfsm.testing import LocalServer, WireReply, call, raw_call, say
 from tests.support.checks import HANG_S, names, results_of, sound
 
 STREAM = Settings(stream=True)
-CALLS = tuple(("look", {"at": at, "why": "to know what is there"}) for at in "abcd")
+CALLS = tuple(call("look", at=at, why="to know what is there") for at in "abcd")
 
 
 @tool(read_only=True)
@@ -46,8 +46,8 @@ def contents(run) -> list[str]:
 
 async def test_parallel_calls_that_stream_slowly_are_under_way_before_the_reply_is_whole(store):
     """Three of four have started when the usage comes, which is the last that the server says."""
-    say = Say(calls=CALLS, chunk_delay_s=0.002, chunk_chars=8)
-    with LocalServer([say, Say(text="done")]) as server:
+    line = WireReply(say("", *CALLS), chunk_delay_s=0.002, chunk_chars=8)
+    with LocalServer([line, say("done")]) as server:
         agent = agent_at(server.base_url, store, look)
         async with agent.stream("go") as stream:
             events = [event async for event in stream]
@@ -62,25 +62,25 @@ async def test_parallel_calls_that_stream_slowly_are_under_way_before_the_reply_
 
 
 @pytest.mark.parametrize(
-    "say",
+    "line",
     [
-        Say(calls=CALLS, interleave=True, chunk_chars=4),
-        Say(calls=CALLS, chunk_chars=1),
-        Say(calls=CALLS, chunk_chars=10_000),
-        Say(calls=CALLS, finish_reason="stop"),
-        Say(calls=CALLS, finish_reason="eos"),
-        Say(calls=CALLS, finish_reason="length"),
-        Say(calls=(*CALLS[:2], ("write", {"at": "x"}), CALLS[3])),
-        Say(text="Let me look.", calls=CALLS[:1], without_usage=True),
-        Say(calls=(("look", "{"), *CALLS[1:])),
+        WireReply(say("", *CALLS), interleave=True, chunk_chars=4),
+        WireReply(say("", *CALLS), chunk_chars=1),
+        WireReply(say("", *CALLS), chunk_chars=10_000),
+        WireReply(say("", *CALLS), finish_reason="stop"),
+        WireReply(say("", *CALLS), finish_reason="eos"),
+        WireReply(say("", *CALLS), finish_reason="length"),
+        say("", *CALLS[:2], call("write", at="x"), CALLS[3]),
+        say("Let me look.", *CALLS[:1], usage=None),
+        say("", raw_call("look", "{"), *CALLS[1:]),
     ],
     ids=["interleaved", "by letters", "whole", "stop", "other words", "length", "a write", "text", "malformed"],
 )
-async def test_however_the_calls_arrive_the_run_is_that_of_a_reply_that_is_not_streamed(store, say):
+async def test_however_the_calls_arrive_the_run_is_that_of_a_reply_that_is_not_streamed(store, line):
     """The same calls and the same results, in the same order."""
     told = []
     for settings in (STREAM, Settings()):
-        with LocalServer([say, Say(text="done")]) as server:
+        with LocalServer([line, say("done")]) as server:
             agent = agent_at(server.base_url, store, look, write, settings=settings)
             run = await agent.run("go")
             await agent.model.aclose()
@@ -88,7 +88,7 @@ async def test_however_the_calls_arrive_the_run_is_that_of_a_reply_that_is_not_s
         await sound(agent, run)
         told.append([(result.call_id, result.index, result.text) for result in results_of(run.messages)])
     assert told[0] == told[1]
-    assert len(told[0]) == len(say.calls)
+    assert len(told[0]) == len(line.calls)
 
 
 async def test_a_connection_that_is_cut_in_mid_stream_leaves_nothing_of_its_calls(store):
@@ -100,8 +100,8 @@ async def test_a_connection_that_is_cut_in_mid_stream_leaves_nothing_of_its_call
         seen.append(at)
         return f"saw {at}"
 
-    old, new = tuple(("look", {"at": f"old {n}"}) for n in range(9)), (("look", {"at": "new"}),)
-    script = [Say(calls=old, cut_after=15, chunk_chars=100), Say(calls=new), Say(text="done")]
+    old, new = tuple(call("look", at=f"old {n}") for n in range(9)), (call("look", at="new"),)
+    script = [WireReply(say("", *old), cut_after=15, chunk_chars=100), say("", *new), say("done")]
     with LocalServer(script) as server:
         agent = agent_at(server.base_url, store, look, limits=Limits(retry_wait_s=0.001))
         run = await agent.run("go")

@@ -10,7 +10,7 @@ from agentfsm.cli.demo import demo_agent
 from agentfsm.core.messages import ErrorType, ImagePart, ToolResult
 from agentfsm.mcp import MCPServer
 from agentfsm.streaming.stream import ToolEvent, ToolEventType
-from agentfsm.testing import LocalServer, Say, ScriptedModel, call, say
+from agentfsm.testing import LocalServer, ScriptedModel, call, say
 from tests.support.node_packages import program
 from tests.support.port_servers import listening
 
@@ -239,11 +239,11 @@ def surveyor_says(messages, folder):
     """Look around by a tool of the demo and one of the server, read by the server, write, tell."""
     results = [message["content"] for message in messages if message["role"] == "tool"]
     if not results:
-        look = (("list_folder", {"path": "."}), ("files__directory_tree", {"path": str(folder)}))
-        return Say(text="I will look at what is there.", calls=look)
+        look = (call("list_folder", path="."), call("files__directory_tree", path=str(folder)))
+        return say("I will look at what is there.", *look)
     if len(results) == 2:
         paths = [str(folder / name) for name in ("a.py", "b.md")]
-        return Say(text="Now the files.", calls=(("files__read_multiple_files", {"paths": paths}),))
+        return say("Now the files.", call("files__read_multiple_files", paths=paths))
     if len(results) == 3:
-        return Say(text="I know enough.", calls=(("write_report", {"title": "A survey", "markdown": results[2]}),))
-    return Say(text="The report is written.")
+        return say("I know enough.", call("write_report", title="A survey", markdown=results[2]))
+    return say("The report is written.")

@@ -11,7 +11,7 @@ import pytest
 from agentfsm.core.errors import ClosedError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.usage import Usage
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, TextChunk
-from agentfsm.testing import LocalServer, Say
+from agentfsm.testing import LocalServer, WireReply, say
 from tests.support.model_wires import ANTHROPIC, CALLS, CHAT, KEY, REQUEST, RESPONSES, both_ways, forget_keys
 
 WIRES = (CHAT, RESPONSES, ANTHROPIC)
@@ -42,7 +42,9 @@ def _clean_environment(monkeypatch, tmp_path):
 )
 async def test_calls_arrive(wire, streamed, interleave):
     """Calls come out whole and in order, however their pieces were mixed."""
-    reply, chunks, _ = await wire.ask(Say(calls=CALLS, chunk_chars=3, interleave=interleave), streamed=streamed)
+    reply, chunks, _ = await wire.ask(
+        WireReply(say("", *CALLS), chunk_chars=3, interleave=interleave), streamed=streamed
+    )
     assert [(call.name, call.arguments) for call in reply.calls] == [
         ("weather", '{"city": "Rome"}'),
         ("clock", '{"zone": "Europe/Rome"}'),
@@ -59,9 +61,9 @@ async def test_calls_arrive(wire, streamed, interleave):
 async def test_usage_is_read_or_missing(wire, streamed):
     """Cached tokens are counted; where the server says nothing, there is no usage."""
     usage = {"prompt_tokens": 10, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
-    reply, _, _ = await wire.ask(Say(text="x", usage=usage), streamed=streamed)
+    reply, _, _ = await wire.ask(WireReply("x", usage=usage), streamed=streamed)
     assert reply.usage == Usage(input_tokens=10, output_tokens=3, cached_tokens=8)
-    reply, _, _ = await wire.ask(Say(text="x", without_usage=True), streamed=streamed)
+    reply, _, _ = await wire.ask(say("x", usage=None), streamed=streamed)
     assert reply.usage is None
 
 
@@ -69,7 +71,7 @@ async def test_usage_is_read_or_missing(wire, streamed):
 @both_ways
 async def test_a_refusal_arrives(wire, streamed):
     """A refusal is a reply with a reason of its own."""
-    reply, chunks, _ = await wire.ask(Say(refusal="I cannot."), streamed=streamed)
+    reply, chunks, _ = await wire.ask(WireReply(refusal="I cannot."), streamed=streamed)
     assert (reply.text, reply.finish_reason) == ("I cannot.", FinishReason.REFUSAL)
     told = [TextChunk(text="I cannot."), FinishChunk(reason=FinishReason.REFUSAL)]
     assert chunks == (told if streamed else [])
@@ -82,7 +84,7 @@ async def test_a_refusal_arrives(wire, streamed):
 @both_ways
 async def test_a_refused_key_names_where_to_look(wire, streamed):
     """401 names the environment variable, and the key is taken out of what the server repeats."""
-    error = await wire.failure(ModelError, Say(status=401, error=f"No such key: {KEY}."), streamed=streamed)
+    error = await wire.failure(ModelError, WireReply(status=401, error=f"No such key: {KEY}."), streamed=streamed)
     assert f"{wire.vendor}_API_KEY" in str(error)
     assert "No such key: ***." in str(error)
 
@@ -91,7 +93,7 @@ async def test_a_refused_key_names_where_to_look(wire, streamed):
 @both_ways
 async def test_an_unknown_model_names_model_and_address(wire, streamed):
     """404 may be either, so the error names both."""
-    error = await wire.failure(ModelError, Say(status=404, error="The model does not exist."), streamed=streamed)
+    error = await wire.failure(ModelError, WireReply(status=404, error="The model does not exist."), streamed=streamed)
     assert "'m' at http://127.0.0.1:" in str(error)
     assert "base_url" in str(error)
 
@@ -100,8 +102,8 @@ async def test_an_unknown_model_names_model_and_address(wire, streamed):
 @pytest.mark.parametrize(("wire", "status"), [(wire, status) for wire in WIRES for status in STATUSES[wire]], ids=str)
 async def test_passing_trouble_may_be_asked_again(wire, streamed, status):
     """Overload, outage and time-outs are unavailability, with the wait that the server asked for, however long."""
-    say = Say(status=status, headers={"retry-after": "86400.5"})
-    error = await wire.failure(ModelUnavailableError, say, streamed=streamed)
+    line = WireReply(status=status, headers={"retry-after": "86400.5"})
+    error = await wire.failure(ModelUnavailableError, line, streamed=streamed)
     assert error.retry_after_s == pytest.approx(86_400.5)
     assert "request req_1" in str(error)
 
@@ -110,7 +112,7 @@ async def test_passing_trouble_may_be_asked_again(wire, streamed, status):
 @both_ways
 async def test_a_page_is_no_reply(wire, streamed):
     """HTML with status 200 is an unusable reply, and points at base_url."""
-    assert "base_url" in str(await wire.failure(ModelReplyError, Say(html=True), streamed=streamed))
+    assert "base_url" in str(await wire.failure(ModelReplyError, WireReply(html=True), streamed=streamed))
 
 
 @pytest.mark.parametrize(
@@ -119,15 +121,15 @@ async def test_a_page_is_no_reply(wire, streamed):
 @both_ways
 async def test_a_broken_connection_may_be_asked_again(wire, events, streamed):
     """A connection that breaks in the middle of the reply is unavailability."""
-    await wire.failure(ModelUnavailableError, Say(text="x" * 100, cut_after=events), streamed=streamed)
+    await wire.failure(ModelUnavailableError, WireReply("x" * 100, cut_after=events), streamed=streamed)
 
 
 @every_wire
 @both_ways
 async def test_silence_is_a_time_out(wire, streamed):
     """A server that says nothing for timeout_s is unavailable, and the error names the setting."""
-    say = Say(text="x", delay_s=60.0)
-    assert "timeout_s" in str(await wire.failure(ModelUnavailableError, say, streamed=streamed, silence_s=0.05))
+    line = say("x", delay_s=60.0)
+    assert "timeout_s" in str(await wire.failure(ModelUnavailableError, line, streamed=streamed, silence_s=0.05))
 
 
 @pytest.mark.parametrize(("wire", "path"), [(CHAT, "/v1"), (ANTHROPIC, "/")], ids=str)
@@ -138,7 +140,7 @@ async def test_nobody_listens(wire, path, streamed):
         pass
     model = wire.kind("m", base_url=server.base_url)
     address = server.base_url.removesuffix("/v1") + path
-    with pytest.raises(ModelUnavailableError, match=f"{address} was not reached.*ConnectError"):
+    with pytest.raises(ModelUnavailableError, match=rf"Cannot connect to 'm' at {address} \(connection refused\)"):
         await model.reply(REQUEST, [].append if streamed else None)
     await model.aclose()
 
@@ -150,7 +152,7 @@ async def test_an_error_of_the_listener_is_its_own(wire):
     def emit(_chunk):
         raise ConnectionError
 
-    with LocalServer([Say(text="x" * 1000)]) as server:
+    with LocalServer([say("x" * 1000)]) as server:
         model = wire.kind("m", base_url=server.base_url)
         with pytest.raises(ConnectionError):
             await model.reply(REQUEST, emit)
@@ -161,7 +163,7 @@ async def test_an_error_of_the_listener_is_its_own(wire):
 @each_client
 async def test_a_cancelled_reply_leaves_nothing_behind(wire):
     """Cancelling in mid-stream ends the reply, and the next one works."""
-    with LocalServer([Say(text="x" * 1000, chunk_chars=1, chunk_delay_s=0.01), Say(text="again")]) as server:
+    with LocalServer([WireReply("x" * 1000, chunk_chars=1, chunk_delay_s=0.01), say("again")]) as server:
         model = wire.kind("m", base_url=server.base_url)
         with anyio.CancelScope() as scope:
             await model.reply(REQUEST, lambda _chunk: scope.cancel())
@@ -178,7 +180,7 @@ async def test_a_cancelled_reply_leaves_nothing_behind(wire):
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_one_event_loop_after_the_other(wire, backend):
     """A model outlives its event loops: each has connections of its own, closed when it ends, and none is kept."""
-    with LocalServer([Say(text="one"), Say(text="two"), Say(text="three")]) as server:
+    with LocalServer([say("one"), say("two"), say("three")]) as server:
         model = wire.kind("m", base_url=server.base_url)
         texts = [anyio.run(model.reply, REQUEST, [].append, backend=backend).text for _ in range(3)]
         gc.collect()  # connections left open would be warned of here
@@ -193,7 +195,7 @@ async def test_a_connection_is_used_again(wire):
 
     def brain(_body):
         threads.add(threading.current_thread())
-        return Say(text="x")
+        return say("x")
 
     with LocalServer(brain) as server:
         model = wire.kind("m", base_url=server.base_url)
@@ -211,7 +213,7 @@ async def test_a_connection_is_used_again(wire):
 @both_ways
 async def test_a_client_of_ones_own_stays_open(wire, library, streamed):
     """A client that was passed, of either library, is used and never closed; once it is closed, that is said."""
-    with LocalServer(lambda _body: Say(text="x")) as server:
+    with LocalServer(lambda _body: say("x")) as server:
         async with library.AsyncClient(headers={"x-mine": "yes"}) as client:
             model = wire.kind("m", base_url=server.base_url, http_client=client)
             assert (await model.reply(REQUEST, [].append if streamed else None)).text == "x"

@@ -25,7 +25,7 @@ from agentfsm.ports import (
     ThinkingChunk,
     ToolDefinition,
 )
-from agentfsm.testing import LocalServer, Say
+from agentfsm.testing import LocalServer, WireReply, say
 from tests.support.model_wires import ANTHROPIC, KEY, REQUEST, both_ways, forget_keys
 
 ask = ANTHROPIC.ask
@@ -43,9 +43,9 @@ def _clean_environment(monkeypatch, tmp_path):
 async def test_text_arrives(streamed):
     """Streamed or not, the reply is the same, with its usage; the stream's chunks add up to it."""
     text = "It is sunny in Rome, and 20 degrees warm."
-    reply, chunks, received = await ask(Say(text=text), streamed=streamed)
+    reply, chunks, received = await ask(say(text), streamed=streamed)
     assert (reply.text, reply.finish_reason) == (text, FinishReason.STOP)
-    assert reply.usage.output_tokens == len(text) // 4
+    assert reply.usage.output_tokens == 5
     assert "".join(chunk.text for chunk in chunks if isinstance(chunk, TextChunk)) == (text if streamed else "")
     assert chunks[-1:] == ([FinishChunk(reason=FinishReason.STOP)] if streamed else [])
     assert received.headers["authorization"] == f"Bearer {KEY}"
@@ -56,7 +56,7 @@ async def test_text_arrives(streamed):
 @both_ways
 async def test_thinking_arrives(streamed):
     """It is kept for the way back, and heard where the reply is streamed."""
-    reply, chunks, _ = await ask(Say(thinking="Rome, then.", text="So."), streamed=streamed)
+    reply, chunks, _ = await ask(WireReply("So.", thinking="Rome, then."), streamed=streamed)
     assert reply.native.provider.startswith("anthropic of 127.0.0.1:")
     assert [block["type"] for block in json.loads(reply.native.content)] == ["thinking", "text"]
     heard = "".join(chunk.text for chunk in chunks if isinstance(chunk, ThinkingChunk))
@@ -67,16 +67,16 @@ async def test_thinking_arrives(streamed):
 async def test_usage_is_read_or_missing(streamed):
     """What the cache held and took in is counted; where the server says nothing, there is no usage."""
     usage = {"input_tokens": 2, "output_tokens": 3, "cache_read_input_tokens": 8, "cache_creation_input_tokens": 5}
-    reply, _, _ = await ask(Say(text="x", usage=usage), streamed=streamed)
+    reply, _, _ = await ask(WireReply("x", usage=usage), streamed=streamed)
     assert reply.usage == Usage(input_tokens=15, output_tokens=3, cached_tokens=8, cache_write_tokens=5)
-    reply, _, _ = await ask(Say(text="x", without_usage=True), streamed=streamed)
+    reply, _, _ = await ask(say("x", usage=None), streamed=streamed)
     assert reply.usage is None
 
 
 @both_ways
 async def test_a_refusal_arrives(streamed):
     """A refusal is a reply with a reason of its own."""
-    reply, _, _ = await ask(Say(refusal="Not this."), streamed=streamed)
+    reply, _, _ = await ask(WireReply(refusal="Not this."), streamed=streamed)
     assert (reply.text, reply.finish_reason) == ("Not this.", FinishReason.REFUSAL)
 
 
@@ -86,13 +86,13 @@ async def test_the_request_carries_tools_and_settings(streamed):
     tool = ToolDefinition(name="weather", description="", parameters={"type": "object"})
     settings = Settings(max_tokens=9, tool_choice="weather")
     request = Request(instructions="", messages=REQUEST.messages, tools=(tool,), settings=settings)
-    _, _, received = await ask(Say(text="x"), streamed=streamed, request=request, headers={"x-team": "blue"})
+    _, _, received = await ask(say("x"), streamed=streamed, request=request, headers={"x-team": "blue"})
     assert (received.body["model"], received.body["max_tokens"]) == ("m", 9)
     assert received.body["tool_choice"] == {"type": "tool", "name": "weather"}
     assert received.headers["x-team"] == "blue"
     assert received.body.get("stream", False) is streamed
     assert "cache_control" in json.dumps(received.body)
-    _, _, received = await ask(Say(text="x"), streamed=streamed, request=request, cache=False)
+    _, _, received = await ask(say("x"), streamed=streamed, request=request, cache=False)
     assert "cache_control" not in json.dumps(received.body)
 
 
@@ -143,7 +143,7 @@ async def test_the_key_is_what_was_passed_else_the_environments(monkeypatch, env
     """A key goes before a token, and a server of one's own needs neither."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    _, _, received = await ask(Say(text="x"), **{"api_key": None, **options})
+    _, _, received = await ask(say("x"), **{"api_key": None, **options})
     assert received.headers["authorization"] == f"Bearer {sent}"
 
 
@@ -157,7 +157,7 @@ def test_a_token_is_passed_as_one(monkeypatch, name, options):
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
 async def test_the_address_is_taken_with_its_version_and_without(monkeypatch, end):
     """People copy either, and the environment may hold it."""
-    with LocalServer([Say(text="x")]) as server:
+    with LocalServer([say("x")]) as server:
         monkeypatch.setenv("ANTHROPIC_BASE_URL", server.base_url.removesuffix("/v1") + end)
         model = Anthropic("m")
         assert (await model.reply(REQUEST)).text == "x"

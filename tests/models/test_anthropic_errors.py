@@ -13,7 +13,7 @@ from agentfsm.core.errors import (
     ModelUnavailableError,
 )
 from agentfsm.models.anthropic.model import Anthropic
-from agentfsm.testing import Say
+from agentfsm.testing import WireReply
 from tests.support.model_wires import ANTHROPIC, KEY, REQUEST, both_ways, forget_keys
 
 failure = ANTHROPIC.failure
@@ -30,7 +30,7 @@ def _clean_environment(monkeypatch, tmp_path):
 @pytest.mark.parametrize("status", [400, 403, 412, 422, 431])
 async def test_refusals_for_good_are_not_asked_again(status):
     """What the server refuses for good quotes the server's words."""
-    error = await failure(ModelError, Say(status=status, error="Not like this."))
+    error = await failure(ModelError, WireReply(status=status, error="Not like this."))
     assert f"({status}: Not like this." in str(error)
 
 
@@ -46,7 +46,7 @@ async def test_refusals_for_good_are_not_asked_again(status):
 )
 async def test_an_empty_account_is_not_waited_for(streamed, status, error):
     """Want of money is no matter of time, whatever the status."""
-    assert "Add credit" in str(await failure(ModelError, Say(status=status, error=error), streamed=streamed))
+    assert "Add credit" in str(await failure(ModelError, WireReply(status=status, error=error), streamed=streamed))
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ async def test_an_empty_account_is_not_waited_for(streamed, status, error):
 )
 async def test_too_large_a_request_is_told_apart(status, error):
     """A request beyond the window, or beyond 32 MB, has its own error."""
-    assert "compact" in str(await failure(ContextTooLongError, Say(status=status, error=error)))
+    assert "compact" in str(await failure(ContextTooLongError, WireReply(status=status, error=error)))
 
 
 async def test_an_organization_on_hold_is_told_apart():
     """A 400 that no change of the request mends."""
-    say = Say(status=400, error={"message": "On hold.", "details": {"error_code": "organization_on_hold"}})
-    assert "not open to this API key" in str(await failure(ModelError, say))
+    line = WireReply(status=400, error={"message": "On hold.", "details": {"error_code": "organization_on_hold"}})
+    assert "not open to this API key" in str(await failure(ModelError, line))
 
 
 @both_ways
@@ -100,7 +100,7 @@ async def test_errors_of_any_form_are_translated(streamed, body):
 )
 async def test_what_cannot_be_used_is_a_reply_error(streamed, raw):
     """A reply without content, or one that cannot be read, is unusable, and is not taken for an empty one."""
-    await failure(ModelReplyError, Say(raw=raw), streamed=streamed)
+    await failure(ModelReplyError, WireReply(raw=raw), streamed=streamed)
 
 
 @pytest.mark.parametrize("end", ["", '{"type": "message_delta", "delta": {"stop_reason": "end_turn"}}'])
@@ -108,7 +108,7 @@ async def test_a_stream_without_an_end_is_broken_off(end):
     """A stream that stops without its last event is never taken for a whole reply."""
     begin = '{"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "Once upon"}}'
     raw = f"data: {begin}\n\n" + (f"data: {end}\n\n" if end else "")
-    assert "broke off" in str(await failure(ModelUnavailableError, Say(raw=raw), streamed=True))
+    assert "broke off" in str(await failure(ModelUnavailableError, WireReply(raw=raw), streamed=True))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ async def test_a_stream_without_an_end_is_broken_off(end):
 async def test_errors_with_status_200_are_translated(streamed, error, kind):
     """An error inside a stream, or in place of a reply, counts by its type like one with a status."""
     text = json.dumps({"type": "error", "error": error})
-    await failure(kind, Say(raw=f"event: error\ndata: {text}\n\n" if streamed else text), streamed=streamed)
+    await failure(kind, WireReply(raw=f"event: error\ndata: {text}\n\n" if streamed else text), streamed=streamed)
 
 
 @pytest.mark.parametrize("status", [200, 500])

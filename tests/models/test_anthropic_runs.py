@@ -11,16 +11,16 @@ from agentfsm.models import Fallback, Throttled
 from agentfsm.models.anthropic.model import Anthropic
 from agentfsm.models.prices import Price
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing import LocalServer, Say
+from agentfsm.testing import LocalServer, WireReply, call, say
 from agentfsm.testing.fake_llm.anthropic import SIGNATURE
 from tests.support.model_wires import forget_keys
 from tests.support.wire_rules import check_anthropic_body
 
 THOUGHT = {"type": "thinking", "thinking": "Two cities.", "signature": SIGNATURE}
 TALK = (
-    Say(thinking="Two cities.", text="Let me see.", calls=(("weather", {"city": "Rome"}), ("weather", {"city": "?"}))),
-    Say(calls=(("pay", {"amount": 3}),), thinking="Now pay."),
-    Say(text="Sunny, and paid."),
+    WireReply(say("Let me see.", call("weather", city="Rome"), call("weather", city="?")), thinking="Two cities."),
+    WireReply(say("", call("pay", amount=3)), thinking="Now pay."),
+    say("Sunny, and paid."),
 )
 both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 
@@ -90,8 +90,8 @@ async def test_a_run_is_gone_on_with_by_another_process_and_thinks_on(tmp_path, 
 @both_ways
 async def test_each_request_says_again_what_the_one_before_said(streamed):
     """So that the provider reads it from its cache: message by message, but for the marks."""
-    talk = [Say(thinking="Hm.", calls=(("weather", {"city": str(n)}),) * 3) for n in range(4)]
-    with LocalServer([*talk, Say(text="done")]) as server:
+    talk = [WireReply(say("", *[call("weather", city=str(n))] * 3), thinking="Hm.") for n in range(4)]
+    with LocalServer([*talk, say("done")]) as server:
         async with agent(server, streamed=streamed) as asking:
             await asking.run("go")
     bodies = [received.body for received in server.requests]
@@ -115,7 +115,7 @@ def without_marks(messages):
 
 async def test_a_model_without_tools_goes_on_with_a_run_that_had_some():
     """Another agent takes the conversation over, and the provider takes its calls."""
-    with LocalServer([TALK[0], Say(text="Sunny."), Say(text="Short: sunny.")]) as server:
+    with LocalServer([TALK[0], say("Sunny."), say("Short: sunny.")]) as server:
         async with agent(server) as asking:
             run = await asking.run("What is the weather?")
         model = Anthropic("claude-opus-5", base_url=server.base_url)
@@ -129,7 +129,7 @@ async def test_a_model_without_tools_goes_on_with_a_run_that_had_some():
 async def test_what_a_run_costs_takes_in_the_cache():
     """Tokens read from the cache are part of the input."""
     usage = {"input_tokens": 100, "cache_read_input_tokens": 900, "output_tokens": 10}
-    with LocalServer([Say(text="x", usage=usage)]) as server:
+    with LocalServer([WireReply("x", usage=usage)]) as server:
         async with agent(server, limits=Limits(usd=1.0)) as asking:
             run = await asking.run("go")
     assert (run.usage.input_tokens, run.usage.cached_tokens) == (1_000, 900)
@@ -140,8 +140,8 @@ async def test_what_a_run_costs_takes_in_the_cache():
 async def test_an_overload_is_waited_out(streamed):
     """Also one that comes in the middle of a stream, with status 200."""
     error = '{"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}'
-    torn = Say(raw=f"event: error\ndata: {error}\n\n") if streamed else Say(status=529)
-    with LocalServer([torn, Say(text="done")]) as server:
+    torn = WireReply(raw=f"event: error\ndata: {error}\n\n") if streamed else WireReply(status=529)
+    with LocalServer([torn, say("done")]) as server:
         async with agent(server, streamed=streamed, limits=Limits(retry_wait_s=0.001)) as asking:
             with anyio.fail_after(30):
                 assert (await asking.run("go")).output == "done"
@@ -149,7 +149,7 @@ async def test_an_overload_is_waited_out(streamed):
 
 async def test_an_answer_that_a_filter_cut_off_is_no_answer():
     """The run ends with the reason, and nothing that was said until then is taken for its output."""
-    with LocalServer([Say(text="First, take", refusal="Not this.")]) as server:
+    with LocalServer([WireReply("First, take", refusal="Not this.")]) as server:
         async with agent(server) as asking:
             run = await asking.run("go")
     assert "content filter" in run.stop_message
@@ -171,7 +171,7 @@ THINKS = Settings(extra_body={"thinking": {"type": "enabled", "budget_tokens": 4
 @pytest.mark.parametrize("wrapped", [None, Throttled, Fallback])
 async def test_an_answer_that_holds_its_own_kind_is_asked_for_as_a_call(wrapped):
     """Anthropic holds no model to a schema that refers to itself: the next way is taken; asking for it is an error."""
-    with LocalServer([Say(calls=(("final_answer", GROWN),))]) as server:
+    with LocalServer([say("", call("final_answer", **GROWN))]) as server:
         model = Anthropic("claude-opus-5", base_url=server.base_url)
         if wrapped is not None:
             model = Fallback(model, model) if wrapped is Fallback else Throttled(model, concurrency=1)
@@ -188,7 +188,7 @@ async def test_an_answer_that_holds_its_own_kind_is_asked_for_as_a_call(wrapped)
 
 async def test_a_model_that_is_told_to_think_is_not_forced_to_call():
     """Thinking may not be enabled when tool_choice forces tool use, however it was enabled."""
-    with LocalServer([Say(calls=(("final_answer", {"result": {"1": 2}}),))]) as server:
+    with LocalServer([say("", call("final_answer", result={"1": 2}))]) as server:
         model = Anthropic("claude-opus-5", base_url=server.base_url)
         async with Agent(model, output_type=dict[int, int], settings=THINKS) as counter:
             assert (await counter.run("Count.")).output == {1: 2}
@@ -213,7 +213,7 @@ async def test_a_budget_that_leaves_no_more_than_the_thinking_is_used_up(limits,
 async def test_a_budget_that_leaves_more_than_the_thinking_caps_the_answer():
     """By one token at least."""
     settings = Settings(max_tokens=8_000, extra_body=THINKS.extra_body)
-    with LocalServer([Say(text="So.")]) as server:
+    with LocalServer([say("So.")]) as server:
         thinker = Agent(
             Anthropic("m", base_url=server.base_url), settings=settings, limits=Limits(tokens=4_200), instructions="x"
         )

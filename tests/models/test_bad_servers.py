@@ -18,7 +18,7 @@ import pytest
 from agentfsm import Agent, Limits, Settings, StopReason, tool
 from agentfsm.models import Anthropic, Fallback, OpenAIChat, OpenAIResponses, Price
 from agentfsm.stores import MemoryStore
-from agentfsm.testing import LocalServer, Say
+from agentfsm.testing import LocalServer, WireReply, call, say
 from tests.support.checks import names, results_of, sound
 from tests.support.spoiling_proxy import Spoil, SpoilingProxy
 from tests.support.wire_rules import check_anthropic_body, check_openai, check_responses, check_wires
@@ -44,25 +44,25 @@ each_adapter = pytest.mark.parametrize(("adapter", "check"), ADAPTERS)
 class Bad:
     """A brain that asks for one call and then says farewell; at each of the two turns it fails first."""
 
-    troubles: tuple[Say, ...] = ()
+    troubles: tuple[WireReply, ...] = ()
     # How it fails, in order, before it answers.
-    for_good: Say | None = None
+    for_good: WireReply | None = None
     # How it fails once the call is done, again and again.
     bodies: list[dict[str, Any]] = attrs.field(factory=list)
     # What it was asked.
-    _waiting: dict[bool, list[Say]] = attrs.field(init=False)
+    _waiting: dict[bool, list[WireReply]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._waiting = {is_done: list(self.troubles) for is_done in (False, True)}
 
-    def __call__(self, body: dict[str, Any]) -> Say:
+    def __call__(self, body: dict[str, Any]) -> WireReply:
         self.bodies.append(body)
         is_done = "receipt 1" in json.dumps(body)
         if self._waiting[is_done]:
             return self._waiting[is_done].pop(0)
         if is_done and self.for_good is not None:
             return self.for_good
-        return Say(text=FAREWELL) if is_done else Say(calls=(("charge", {"cents": 700, "note": NOTE}),))
+        return say(FAREWELL) if is_done else say("", call("charge", cents=700, note=NOTE))
 
 
 @attrs.define(eq=False)
@@ -108,19 +108,25 @@ async def played(adapter, check, bad, *, streamed=False, plan=(), **limits):
 
 
 TROUBLES = {
-    "500": [Say(status=500)],
-    "529": [Say(status=529)],
-    "429": [Say(status=429)],
-    "one after the other": [Say(status=status) for status in (429, 500, 529, 503, 408)],
-    "a page": [Say(html=True)],
-    "nothing": [Say(raw="")],
-    "half of JSON": [Say(raw='{"id": ')],
-    "an event of no JSON": [Say(raw="data: {oops\n\n")],
-    "an empty reply": [Say(text="")],
-    "a blank reply": [Say(text=" \n")],
-    "a cut": [Say(text=FAREWELL, cut_after=4)],
-    "a cut call": [Say(calls=(("charge", {"cents": 1, "note": NOTE}),), cut_after=4)],
-    "everything": [Say(status=500), Say(html=True), Say(text=FAREWELL, cut_after=9), Say(raw=""), Say(status=429)],
+    "500": [WireReply(status=500)],
+    "529": [WireReply(status=529)],
+    "429": [WireReply(status=429)],
+    "one after the other": [WireReply(status=status) for status in (429, 500, 529, 503, 408)],
+    "a page": [WireReply(html=True)],
+    "nothing": [WireReply(raw="")],
+    "half of JSON": [WireReply(raw='{"id": ')],
+    "an event of no JSON": [WireReply(raw="data: {oops\n\n")],
+    "an empty reply": [say("")],
+    "a blank reply": [say(" \n")],
+    "a cut": [WireReply(FAREWELL, cut_after=4)],
+    "a cut call": [WireReply(say("", call("charge", cents=1, note=NOTE)), cut_after=4)],
+    "everything": [
+        WireReply(status=500),
+        WireReply(html=True),
+        WireReply(FAREWELL, cut_after=9),
+        WireReply(raw=""),
+        WireReply(status=429),
+    ],
 }
 
 
@@ -186,19 +192,19 @@ async def test_a_run_goes_on_after_silence(adapter, check, streamed, after):
 @each_adapter
 @both_ways
 @pytest.mark.parametrize(
-    ("say", "words"),
+    ("line", "words"),
     [
-        (Say(status=500), "cannot answer just now (500"),
-        (Say(status=529), "cannot answer just now (529"),
-        (Say(status=429, headers={"retry-after": "86400"}), "cannot answer just now (429"),
-        (Say(html=True), "check that base_url leads to a server that speaks this wire"),
-        (Say(text=""), "gave an empty reply"),
+        (WireReply(status=500), "cannot answer just now (500"),
+        (WireReply(status=529), "cannot answer just now (529"),
+        (WireReply(status=429, headers={"retry-after": "86400"}), "cannot answer just now (429"),
+        (WireReply(html=True), "check that base_url leads to a server that speaks this wire"),
+        (say(""), "gave an empty reply"),
     ],
     ids=["500", "529", "429", "a page", "an empty reply"],
 )
-async def test_a_run_stops_after_trouble_that_stays(adapter, check, streamed, say, words):
+async def test_a_run_stops_after_trouble_that_stays(adapter, check, streamed, line, words):
     """The run gives up after its retries, says what the server did, and keeps the call that it made."""
-    bad = Bad(for_good=say)
+    bad = Bad(for_good=line)
     run, events = await played(adapter, check, bad, streamed=streamed, model_retries=2, errors=2)
     assert run.stop_reason is StopReason.TOO_MANY_ERRORS
     assert words in run.errors[-1].message
@@ -211,7 +217,7 @@ async def test_a_run_stops_after_trouble_that_stays(adapter, check, streamed, sa
 @pytest.mark.parametrize("status", [400, 401, 403, 404])
 async def test_a_run_stops_at_once_where_it_is_refused(adapter, check, streamed, status):
     """What is refused for good is not asked again, and the reason has the server's words."""
-    bad = Bad(for_good=Say(status=status, error="No, never."))
+    bad = Bad(for_good=WireReply(status=status, error="No, never."))
     run, events = await played(adapter, check, bad, streamed=streamed)
     assert run.stop_reason is StopReason.MODEL_ERROR
     assert "No, never." in run.stop_message
@@ -243,7 +249,7 @@ async def test_a_run_stops_at_once_where_it_is_refused(adapter, check, streamed,
 async def test_the_wait_is_what_the_server_asks_for_up_to_a_cap(adapter, check, caplog, asked, waited):
     """A Retry-After of any size is waited for, but never longer than `retry_wait_max_s`; nonsense is not looked at."""
     caplog.set_level(logging.WARNING, logger="agentfsm")
-    bad = Bad((Say(status=429, headers={"retry-after": asked}),))
+    bad = Bad((WireReply(status=429, headers={"retry-after": asked}),))
     await played(adapter, check, bad)
     waits = [float(text) for text in re.findall(r"event=model_retry.* wait_s=([^ ]+)", caplog.text)]
     assert len(waits) == 2
@@ -282,7 +288,7 @@ BILLED = {
 async def test_what_a_failed_attempt_was_billed_counts(name):
     """The provider says what it has read and written before it fails: the run's limits see it, and end the retries."""
     adapter, streamed, raw = BILLED[name]
-    with LocalServer([Say(raw=raw)] * 4) as server:
+    with LocalServer([WireReply(raw=raw)] * 4) as server:
         price = Price(input_usd_per_million=3, output_usd_per_million=15)
         agent = Agent(
             adapter("m", base_url=server.base_url, price=price),
@@ -302,7 +308,10 @@ async def test_what_a_failed_attempt_was_billed_counts(name):
 async def test_a_failed_attempt_of_a_fallback_is_billed_at_its_own_price():
     """What the first was paid before it broke off is in the usage of the reply that the second gave."""
     dear, cheap = (Price(input_usd_per_million=usd, output_usd_per_million=0) for usd in (10, 1))
-    with LocalServer([Say(raw=events(STARTED, OVERLOADED))]) as one, LocalServer([Say(text="ok", usage=BILL)]) as two:
+    with (
+        LocalServer([WireReply(raw=events(STARTED, OVERLOADED))]) as one,
+        LocalServer([WireReply("ok", usage=BILL)]) as two,
+    ):
         model = Fallback(
             Anthropic("a", base_url=one.base_url, price=dear), Anthropic("b", base_url=two.base_url, price=cheap)
         )

@@ -12,7 +12,7 @@ from agentfsm.models.openai.chat_wire import ChatStreamAssembler, build_encoding
 from agentfsm.models.wire import InBandError, WireFormatError
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, Request, TextChunk, ThinkingChunk
 from agentfsm.stores import MemoryStore
-from agentfsm.testing import LocalServer, Say
+from agentfsm.testing import LocalServer, WireReply, say
 
 ASK = UserMessage(parts=(TextPart(text="And in Rome?"),))
 PROVIDER = "chat completions of api.deepseek.com"
@@ -110,9 +110,9 @@ async def test_thinking_goes_back_in_the_next_turn_of_a_run(is_streamed):
 
     call = {"index": 0, "id": "c", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     says = [{"reasoning_content": "I have to look.", "tool_calls": [call]}, {"content": "30 C"}]
-    choices = [{"message": say, "delta": say, "finish_reason": "stop"} for say in says]
+    choices = [{"message": line, "delta": line, "finish_reason": "stop"} for line in says]
     bodies = [json.dumps({"choices": [choice]}) for choice in choices]
-    script = [Say(raw=f"data: {body}\n\ndata: [DONE]\n\n" if is_streamed else body) for body in bodies]
+    script = [WireReply(raw=f"data: {body}\n\ndata: [DONE]\n\n" if is_streamed else body) for body in bodies]
     with LocalServer(script) as server:
         agent = Agent(
             OpenAIChat("m", base_url=server.base_url),
@@ -265,7 +265,7 @@ async def test_no_call_is_made_with_the_arguments_of_another():
     choices = [{"index": 0, "delta": delta} for delta in pieces]
     choices.append({"index": 0, "delta": {}, "finish_reason": "tool_calls"})
     events = [json.dumps({"choices": [choice]}) for choice in choices]
-    script = [Say(raw="".join(f"data: {event}\n\n" for event in [*events, "[DONE]"])), Say(text="ok")]
+    script = [WireReply(raw="".join(f"data: {event}\n\n" for event in [*events, "[DONE]"])), say("ok")]
     with LocalServer(script) as server:
         agent = Agent(OpenAIChat("m", base_url=server.base_url), tools=[archive, look], store=MemoryStore())
         async with agent.stream("Tidy up.") as stream:

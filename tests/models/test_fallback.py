@@ -22,9 +22,9 @@ from agentfsm.models.prices import Price
 from agentfsm.models.wrappers.fallback import Fallback
 from agentfsm.ports import Model, OutputMode, Reply, Request, TextChunk
 from agentfsm.streaming.stream import TextDelta
-from agentfsm.testing import LocalServer, Say
+from agentfsm.testing import LocalServer, WireReply, say
 from agentfsm.testing.clock import run_virtual
-from agentfsm.testing.models import ScriptedModel, fail, say
+from agentfsm.testing.models import ScriptedModel, fail
 
 REQUEST = Request(instructions="", messages=(UserMessage(parts=(TextPart(text="Hello"),)),))
 OVERLOADED = fail(ModelUnavailableError("overloaded", status=529))
@@ -432,7 +432,8 @@ USAGE = {"prompt_tokens": 1_000, "completion_tokens": 200, "total_tokens": 1_200
 async def test_an_overloaded_model_is_replaced_by_a_smaller_one(pair, times):
     """529: the small model answers the very same attempt, at its own price, and nobody waits."""
     run, models, cost = await pair(
-        Say(status=529, error={"message": "Overloaded", "code": "overloaded_error"}), Say(text="fine", usage=USAGE)
+        WireReply(status=529, error={"message": "Overloaded", "code": "overloaded_error"}),
+        WireReply("fine", usage=USAGE),
     )
     assert (run.output, models, times.slept) == ("fine", ["big", "small"], [])
     assert cost.usd == run.usage.cost_usd == pytest.approx(0.002)
@@ -441,7 +442,7 @@ async def test_an_overloaded_model_is_replaced_by_a_smaller_one(pair, times):
 async def test_a_rate_limit_is_waited_for_as_told(pair, times):
     """429 with Retry-After 2: the same model is asked again after two seconds."""
     run, models, cost = await pair(
-        Say(status=429, headers={"retry-after": "2"}, error="Slow down"), Say(text="fine", usage=USAGE)
+        WireReply(status=429, headers={"retry-after": "2"}, error="Slow down"), WireReply("fine", usage=USAGE)
     )
     assert (run.output, models, times.slept) == ("fine", ["big", "big"], [2.0])
     assert cost.usd == pytest.approx(0.006)
@@ -449,7 +450,7 @@ async def test_a_rate_limit_is_waited_for_as_told(pair, times):
 
 async def test_a_bad_request_ends_the_run(pair):
     """400: the small model is not asked to answer what the big one could not read."""
-    run, models, _ = await pair(Say(status=400, error="bad tool"), Say(text="never"))
+    run, models, _ = await pair(WireReply(status=400, error="bad tool"), say("never"))
     assert (run.stop_reason, models) == ("model_error", ["big"])
     assert "bad tool" in run.stop_message
 

@@ -10,7 +10,7 @@ from agentfsm import Agent, Settings, tool
 from agentfsm.core.messages import AssistantMessage
 from agentfsm.models import Anthropic, Fallback, OpenAIChat, OpenAIResponses
 from agentfsm.stores import MemoryStore
-from agentfsm.testing import LocalServer, Say
+from agentfsm.testing import LocalServer, WireReply, call, say
 
 # Each adapter, and the words by which a request shows what another server has thought.
 ADAPTERS = [
@@ -36,8 +36,8 @@ def natives(run):
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 async def test_a_model_that_steps_in_is_not_sent_what_another_has_sealed(adapter, thought, streamed):
     """A fallback on the same wire gets text and calls; the first, when it is back, gets its own thinking again."""
-    first = [Say(thinking="Hm.", calls=(("look", {"at": "a"}),)), Say(status=529), Say(text="Back.")]
-    with LocalServer(first) as one, LocalServer([Say(thinking="So.", text="Seen.")]) as two:
+    first = [WireReply(say("", call("look", at="a")), thinking="Hm."), WireReply(status=529), say("Back.")]
+    with LocalServer(first) as one, LocalServer([WireReply("Seen.", thinking="So.")]) as two:
         model = Fallback(adapter("m", base_url=one.base_url), adapter("m", base_url=two.base_url), rest_s=1e-6)
         async with Agent(model, tools=[look], settings=Settings(stream=streamed), store=MemoryStore()) as agent:
             run = await agent.run("Look.")
@@ -54,7 +54,7 @@ async def test_a_model_that_steps_in_is_not_sent_what_another_has_sealed(adapter
 @each_adapter
 async def test_a_conversation_goes_on_with_the_model_of_another_server(adapter, thought):
     """Another agent, by `with_`, goes on from what was said, and not from what was thought."""
-    with LocalServer([Say(thinking="Hm.", text="Hello.")]) as one, LocalServer([Say(text="Yes.")]) as two:
+    with LocalServer([WireReply("Hello.", thinking="Hm.")]) as one, LocalServer([say("Yes.")]) as two:
         async with Agent(adapter("m", base_url=one.base_url), store=MemoryStore()) as agent:
             run = await agent.run("Hi.")
             other = agent.with_(model=adapter("m", base_url=two.base_url))

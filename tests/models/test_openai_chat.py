@@ -24,7 +24,7 @@ from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.models.prices import Price
 from agentfsm.models.sdk import read_retry_after_headers
 from agentfsm.ports import FinishChunk, FinishReason, Request, TextChunk, ToolDefinition
-from agentfsm.testing import LocalServer, Say
+from agentfsm.testing import LocalServer, WireReply, say
 from tests.support.model_wires import CHAT, KEY, REQUEST, both_ways, forget_keys
 
 ask, failure = CHAT.ask, CHAT.failure
@@ -42,9 +42,9 @@ def _clean_environment(monkeypatch, tmp_path):
 async def test_text_arrives(streamed):
     """Streamed or not, the reply is the same, with its usage; the stream's chunks add up to it."""
     text = "It is sunny in Rome, and 20 degrees warm."
-    reply, chunks, received = await ask(Say(text=text), streamed=streamed)
+    reply, chunks, received = await ask(say(text), streamed=streamed)
     assert (reply.text, reply.finish_reason) == (text, FinishReason.STOP)
-    assert reply.usage == Usage(input_tokens=2, output_tokens=len(text) // 4)
+    assert reply.usage == Usage(input_tokens=10, output_tokens=5)
     assert "".join(chunk.text for chunk in chunks if isinstance(chunk, TextChunk)) == (text if streamed else "")
     assert chunks[-1:] == ([FinishChunk(reason=FinishReason.STOP)] if streamed else [])
     assert received.headers["authorization"] == f"Bearer {KEY}"
@@ -53,7 +53,7 @@ async def test_text_arrives(streamed):
 @both_ways
 async def test_a_reply_that_was_cut_short_is_passed_on(streamed):
     """What to do about too long an answer is for the engine to decide."""
-    reply, _, _ = await ask(Say(text="It is", finish_reason="length"), streamed=streamed)
+    reply, _, _ = await ask(WireReply("It is", finish_reason="length"), streamed=streamed)
     assert (reply.text, reply.finish_reason) == ("It is", FinishReason.LENGTH)
 
 
@@ -63,7 +63,7 @@ async def test_the_request_carries_tools_and_settings(streamed):
     tool = ToolDefinition(name="weather", description="", parameters={"type": "object"})
     settings = Settings(max_tokens=9, tool_choice="weather")
     request = Request(instructions="", messages=REQUEST.messages, tools=(tool,), settings=settings)
-    _, _, received = await ask(Say(text="x"), streamed=streamed, request=request, headers={"x-team": "blue"})
+    _, _, received = await ask(say("x"), streamed=streamed, request=request, headers={"x-team": "blue"})
     assert (received.body["model"], received.body["max_tokens"]) == ("m", 9)
     assert received.body["tool_choice"]["function"] == {"name": "weather"}
     assert received.headers["x-team"] == "blue"
@@ -76,7 +76,7 @@ async def test_a_model_writes_each_message_once(monkeypatch):
     write = chat_wire._wire_message
     monkeypatch.setattr(chat_wire, "_wire_message", lambda message: written.append(message) or write(message))
     longer = attrs.evolve(REQUEST, messages=REQUEST.messages * 2)
-    with LocalServer(lambda _body: Say(text="x")) as server:
+    with LocalServer(lambda _body: say("x")) as server:
         model = OpenAIChat("m", base_url=server.base_url)
         await model.reply(REQUEST)
         await model.reply(longer)
@@ -101,7 +101,7 @@ async def test_a_model_writes_each_message_once(monkeypatch):
 )
 async def test_refusals_for_good_are_not_asked_again(status, advice):
     """What the server refuses for good quotes the server's words, and says what to do."""
-    error = await failure(ModelError, Say(status=status, error="Not like this."))
+    error = await failure(ModelError, WireReply(status=status, error="Not like this."))
     assert f"({status}: " in str(error)
     assert advice in str(error)
 
@@ -109,8 +109,8 @@ async def test_refusals_for_good_are_not_asked_again(status, advice):
 @both_ways
 async def test_a_spent_quota_is_not_waited_for(streamed):
     """A 429 for want of money is no matter of time."""
-    say = Say(status=429, error={"message": "You exceeded your quota.", "code": "insufficient_quota"})
-    assert "Add credit" in str(await failure(ModelError, say, streamed=streamed))
+    line = WireReply(status=429, error={"message": "You exceeded your quota.", "code": "insufficient_quota"})
+    assert "Add credit" in str(await failure(ModelError, line, streamed=streamed))
 
 
 @pytest.mark.parametrize(
@@ -130,15 +130,15 @@ async def test_a_spent_quota_is_not_waited_for(streamed):
 )
 async def test_too_large_a_request_is_told_apart(error):
     """A request beyond the window has its own error, so that the history can be shortened, whoever says it."""
-    assert "compact" in str(await failure(ContextTooLongError, Say(status=400, error=error)))
+    assert "compact" in str(await failure(ContextTooLongError, WireReply(status=400, error=error)))
 
 
 async def test_too_large_a_request_is_told_apart_whatever_its_status():
     """llama.cpp says it with 500, and proxies with 413; with 429 it is a matter of tokens per minute."""
     words = {"message": "Context size has been exceeded."}
-    await failure(ContextTooLongError, Say(status=500, error=words))
-    await failure(ContextTooLongError, Say(status=413, error={"message": "Request Entity Too Large"}))
-    await failure(ModelUnavailableError, Say(status=429, error={"message": "Reduce the length of the messages."}))
+    await failure(ContextTooLongError, WireReply(status=500, error=words))
+    await failure(ContextTooLongError, WireReply(status=413, error={"message": "Request Entity Too Large"}))
+    await failure(ModelUnavailableError, WireReply(status=429, error={"message": "Reduce the length of the messages."}))
 
 
 @pytest.mark.parametrize(
@@ -156,14 +156,14 @@ async def test_too_large_a_request_is_told_apart_whatever_its_status():
 )
 async def test_what_cannot_be_used_is_a_reply_error(streamed, raw):
     """A reply without a choice, or one that cannot be read, is unusable, and is not taken for an empty one."""
-    await failure(ModelReplyError, Say(raw=raw), streamed=streamed)
+    await failure(ModelReplyError, WireReply(raw=raw), streamed=streamed)
 
 
 @pytest.mark.parametrize("end", ["", "data: [DONE]\n\n"])
 async def test_a_stream_without_an_end_is_broken_off(end):
     """A stream that stops without a finish reason is never taken for a whole reply."""
     raw = 'data: {"choices": [{"delta": {"content": "Once upon"}}]}\n\n' + end
-    assert "broke off" in str(await failure(ModelUnavailableError, Say(raw=raw), streamed=True))
+    assert "broke off" in str(await failure(ModelUnavailableError, WireReply(raw=raw), streamed=True))
 
 
 @pytest.mark.parametrize(
@@ -181,13 +181,13 @@ async def test_a_stream_without_an_end_is_broken_off(end):
 async def test_errors_with_status_200_are_translated(streamed, error, kind):
     """An error inside a stream, or in place of a reply, counts like one with a status."""
     text = f'{{"error": {error}}}'
-    await failure(kind, Say(raw=f"data: {text}\n\n" if streamed else text), streamed=streamed)
+    await failure(kind, WireReply(raw=f"data: {text}\n\n" if streamed else text), streamed=streamed)
 
 
 async def test_silence_in_mid_stream_is_a_time_out():
     """A stream that stops without closing is unavailable too."""
-    say = Say(text="x", chunk_delay_s=60.0)
-    assert "timeout_s" in str(await failure(ModelUnavailableError, say, streamed=True, silence_s=0.05))
+    line = WireReply("x", chunk_delay_s=60.0)
+    assert "timeout_s" in str(await failure(ModelUnavailableError, line, streamed=True, silence_s=0.05))
 
 
 async def test_the_body_of_an_error_may_break_too():
@@ -373,7 +373,7 @@ async def test_replies_that_begin_at_once_share_a_client():
             made.append(super()._make_client(http_client))
             return made[-1]
 
-    with LocalServer(lambda _body: Say(text="hi")) as server:
+    with LocalServer(lambda _body: say("hi")) as server:
         model = Counted("m", base_url=server.base_url)
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
@@ -392,7 +392,7 @@ async def test_a_proxy_that_cannot_be_is_named(monkeypatch):
 
 async def test_a_closed_model_opens_again():
     """`aclose` may come at any time and twice, and the next reply opens new connections."""
-    with LocalServer(lambda _body: Say(text="x")) as server:
+    with LocalServer(lambda _body: say("x")) as server:
         model = OpenAIChat("m", base_url=server.base_url)
         await model.aclose()
         await model.reply(REQUEST)

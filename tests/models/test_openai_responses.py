@@ -15,7 +15,7 @@ from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.models.openai.responses import OpenAIResponses
 from agentfsm.ports import FinishChunk, FinishReason, OutputMode, TextChunk, ThinkingChunk
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing import LocalServer, Say
+from agentfsm.testing import LocalServer, WireReply, call, say
 from tests.support.model_wires import KEY, REQUEST, RESPONSES, both_ways, forget_keys
 from tests.support.wire_rules import check_responses
 
@@ -34,9 +34,10 @@ def _clean_environment(monkeypatch, tmp_path):
 async def test_text_and_thinking_arrive(streamed):
     """Streamed or not, the reply is the same, with its usage; the stream's chunks add up to it."""
     text = "It is sunny in Rome, and 20 degrees warm."
-    reply, chunks, received = await ask(Say(text=text, thinking="Rome, then."), streamed=streamed)
+    usage = Usage(input_tokens=1, output_tokens=13, reasoning_tokens=2)
+    reply, chunks, received = await ask(WireReply(say(text, usage=usage), thinking="Rome, then."), streamed=streamed)
     assert (reply.text, reply.finish_reason) == (text, FinishReason.STOP)
-    assert reply.usage == Usage(input_tokens=1, output_tokens=(len(text) + 11) // 4, reasoning_tokens=2)
+    assert reply.usage == usage
     assert '"encrypted_content":"sealed' in reply.native.content
     assert "".join(chunk.text for chunk in chunks if isinstance(chunk, TextChunk)) == (text if streamed else "")
     thought = "".join(chunk.text for chunk in chunks if isinstance(chunk, ThinkingChunk))
@@ -49,7 +50,7 @@ async def test_text_and_thinking_arrive(streamed):
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.CONTENT_FILTER])
 async def test_a_reply_that_was_cut_short_is_passed_on(streamed, reason):
     """What to do about it is for the engine to decide."""
-    reply, _, _ = await ask(Say(text="It is", finish_reason=reason.value), streamed=streamed)
+    reply, _, _ = await ask(WireReply("It is", finish_reason=reason.value), streamed=streamed)
     assert (reply.text, reply.finish_reason) == ("It is", reason)
 
 
@@ -69,16 +70,16 @@ async def test_a_reply_that_was_cut_short_is_passed_on(streamed, reason):
 )
 async def test_thinking_is_asked_of_those_that_think(name, asked):
     """OpenAI refuses a request for sealed thinking to a model that does not think."""
-    _, _, received = await ask(Say(text="x"), name=name)
+    _, _, received = await ask(say("x"), name=name)
     assert received.body.get("include") == (["reasoning.encrypted_content"] if asked else None)
     assert received.body["store"] is False
 
 
 def test_the_vendors_package_understands_the_local_server():
     """OpenAI's own client reads whole responses and streams of it, so that what is tested here is their wire."""
-    say = Say(text="Hi", thinking="Hm", calls=(("f", {"a": 1}),))
+    line = WireReply(say("Hi", call("f", a=1)), thinking="Hm")
     with (
-        LocalServer(lambda _body: say) as server,
+        LocalServer(lambda _body: line) as server,
         openai.OpenAI(api_key="none", base_url=server.base_url, _strict_response_validation=True) as client,
     ):
         answer = client.responses.create(model="m", input=[{"role": "user", "content": "Hello"}])
@@ -117,7 +118,7 @@ async def test_failures_with_status_200_are_translated(form, code, kind):
         "nested": {"type": "error", "error": error},
     }
     raw = json.dumps(failed) if form == "whole" else f"data: {json.dumps(events[form])}\n\n"
-    assert "Not like this." in str(await failure(kind, Say(raw=raw), streamed=form != "whole"))
+    assert "Not like this." in str(await failure(kind, WireReply(raw=raw), streamed=form != "whole"))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ async def test_failures_with_status_200_are_translated(form, code, kind):
 )
 async def test_what_cannot_be_used_is_a_reply_error(streamed, raw):
     """What is no finished response is unusable, and is not taken for an empty one."""
-    assert "a finished response" in str(await failure(ModelReplyError, Say(raw=raw), streamed=streamed))
+    assert "a finished response" in str(await failure(ModelReplyError, WireReply(raw=raw), streamed=streamed))
 
 
 @pytest.mark.parametrize("end", ["", "data: [DONE]\n\n"])
@@ -150,7 +151,7 @@ async def test_a_stream_without_its_last_event_is_broken_off(end):
             {"type": "response.output_item.done", "output_index": 0, "item": done},
         )
     )
-    assert "broke off" in str(await failure(ModelUnavailableError, Say(raw=raw + end), streamed=True))
+    assert "broke off" in str(await failure(ModelUnavailableError, WireReply(raw=raw + end), streamed=True))
 
 
 async def test_a_setting_that_cannot_be_sent_is_said_before_anything_is_sent():
@@ -191,12 +192,12 @@ async def book(city: str) -> str:
     return f"booked {city}"
 
 
+THOUGHT = Usage(input_tokens=10, output_tokens=5, reasoning_tokens=2)
+LOOKS = (call("weather", city="Rome"), call("weather", city="Atlantis"))
 TALK = (
-    Say(
-        text="I look.", thinking="Two cities.", calls=(("weather", {"city": "Rome"}), ("weather", {"city": "Atlantis"}))
-    ),
-    Say(thinking="Rome it is.", calls=(("book", {"city": "Rom"}),)),
-    Say(text="Booked.", thinking="Done."),
+    WireReply(say("I look.", *LOOKS, usage=THOUGHT), thinking="Two cities."),
+    WireReply(say("", call("book", city="Rom"), usage=THOUGHT), thinking="Rome it is."),
+    WireReply(say("Booked.", usage=THOUGHT), thinking="Done."),
 )
 
 
@@ -226,7 +227,7 @@ async def test_a_run_goes_on_from_its_store_with_all_that_was_thought(tmp_path, 
             await second.approve("trip", "t2.0", arguments={"city": "Rome"})
             run = await second.resume("trip")
             assert (run.state, run.output) == (State.DONE, "Booked.")
-            assert run.usage.reasoning_tokens == sum(len(say.thinking) // 4 for say in TALK)
+            assert run.usage.reasoning_tokens == sum(line.line.usage.reasoning_tokens for line in TALK)
     first_turn, second_turn, third_turn = server.requests
     assert kinds(first_turn) == ["message"]
     assert kinds(second_turn) == ["message", *TURN]
@@ -243,7 +244,7 @@ async def test_a_run_goes_on_from_its_store_with_all_that_was_thought(tmp_path, 
 
 async def test_a_run_changes_to_another_wire_and_back():
     """What was thought on one wire is left out on the other, and is there again on the first."""
-    with LocalServer([Say(text="One.", thinking="Hm."), Say(text="Two."), Say(text="Three.")]) as server:
+    with LocalServer([WireReply("One.", thinking="Hm."), say("Two."), say("Three.")]) as server:
         thinker = OpenAIResponses("gpt-5", base_url=server.base_url)
         chat = OpenAIChat("gpt-4o", base_url=server.base_url)
         agent = Agent(thinker)

@@ -14,7 +14,7 @@ from agentfsm.models import prices
 from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.models.prices import Price, find_list_cost_usd, find_price
 from agentfsm.ports import Request
-from agentfsm.testing import LocalServer, Say
+from agentfsm.testing import LocalServer, say
 
 OPENAI = "https://api.openai.com/v1"
 
@@ -216,7 +216,7 @@ async def test_the_list_is_loaded_beside_the_event_loop(monkeypatch):
     monkeypatch.setattr(
         "agentfsm.models.adapter.load_list_prices", lambda *_: threads.append(threading.current_thread())
     )
-    with LocalServer([Say(text="one"), Say(text="two")]) as server:
+    with LocalServer([say("one"), say("two")]) as server:
         model = OpenAIChat("m", base_url=server.base_url)
         await model.reply(Request(instructions="", messages=(UserMessage(parts=(TextPart(text="Hello"),)),)))
         assert threads

@@ -8,7 +8,7 @@ import pytest
 
 from agentfsm.core.errors import ModelError
 from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses
-from agentfsm.testing import LocalServer, Say
+from agentfsm.testing import LocalServer, WireReply, say
 from tests.support.model_wires import REQUEST, both_ways
 
 KEY = "sk-very-secret-key"
@@ -19,7 +19,7 @@ each_adapter = pytest.mark.parametrize("adapter", ADAPTERS)
 
 def redirect(location, status=307):
     """Return an answer that sends the request elsewhere."""
-    return Say(status=status, raw="", headers={"location": location})
+    return WireReply(status=status, raw="", headers={"location": location})
 
 
 def path_of(adapter):
@@ -43,7 +43,7 @@ async def refusal(adapter, server, *, streamed=False, **options):
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
 async def test_a_conversation_does_not_follow_to_another_origin(adapter, streamed, name):
     """Another host or another port gets neither the conversation nor a key, and the error names where it would be."""
-    with LocalServer(lambda _body: Say(text="stolen")) as other:
+    with LocalServer(lambda _body: say("stolen")) as other:
         there = f"{other.base_url.replace('127.0.0.1', name).removesuffix('/v1')}{path_of(adapter)}"
         secret = there.replace("://", "://ann:hunter2@") + "?token=hunter2"
         with LocalServer(lambda _body: redirect(secret)) as server:
@@ -60,7 +60,7 @@ async def test_a_conversation_does_not_follow_to_another_origin(adapter, streame
 )
 async def test_a_client_of_ones_own_does_not_follow_either(adapter, library):
     """Also where that client follows redirects by itself."""
-    with LocalServer(lambda _body: Say(text="stolen")) as other:
+    with LocalServer(lambda _body: say("stolen")) as other:
         with LocalServer(lambda _body: redirect(other.base_url)) as server:
             async with library.AsyncClient(follow_redirects=True) as client:
                 assert f"(307: {other.base_url}" in await refusal(adapter, server, http_client=client)
@@ -76,7 +76,7 @@ async def test_a_redirect_within_the_origin_is_followed(adapter, streamed, statu
     answers = []
     with LocalServer(lambda _body: answers.pop(0)) as server:
         base = "" if is_relative else server.base_url.removesuffix("/v1")
-        answers += [redirect(f"{base}{path_of(adapter)}", status), Say(text="here")]
+        answers += [redirect(f"{base}{path_of(adapter)}", status), say("here")]
         model = adapter("m", base_url=server.base_url, api_key=KEY)
         assert (await model.reply(REQUEST, [].append if streamed else None)).text == "here"
         await model.aclose()
@@ -92,7 +92,7 @@ async def test_a_redirect_within_the_origin_is_followed(adapter, streamed, statu
         (redirect("/v2", 302), 1, "(302: http://127.0.0.1"),
         (redirect("/v2", 303), 1, "(303: http://127.0.0.1"),
         (redirect("https://127.0.0.1/v2"), 1, "(307: https://127.0.0.1/v2"),
-        (Say(status=307, raw=""), 1, "(307: "),
+        (WireReply(status=307, raw=""), 1, "(307: "),
         (None, 6, "(307: http://127.0.0.1"),
     ],
     ids=["301", "302", "303", "scheme", "nowhere", "circle"],

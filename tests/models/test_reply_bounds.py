@@ -18,7 +18,7 @@ import pytest
 from agentfsm.core.errors import ModelReplyError, ModelUnavailableError
 from agentfsm.models import OpenAIChat, guarded_http, sdk, wire
 from agentfsm.ports.model import MAX_REPLY_CHARS
-from agentfsm.testing import LocalServer, Say
+from agentfsm.testing import LocalServer, WireReply, call, say
 from tests.support.endless_replies import ADAPTERS, ANSWERS, ERRORS, FILLING, GZIP, STREAMS
 from tests.support.endless_server import Endless, EndlessServer
 from tests.support.model_wires import REQUEST, both_ways
@@ -130,17 +130,17 @@ async def test_what_follows_a_compressed_body_is_bounded(library, behind, status
 
 @pytest.mark.parametrize("adapter", ADAPTERS.values())
 @pytest.mark.parametrize(
-    "say",
+    "line",
     [
-        Say(text="x" * (MAX_REPLY_CHARS + 1), chunk_chars=2**20),
-        Say(calls=tuple([("f", json.dumps({"text": "x" * (MAX_REPLY_CHARS // 2)}))] * 2), chunk_chars=2**20),
+        WireReply("x" * (MAX_REPLY_CHARS + 1), chunk_chars=2**20),
+        WireReply(say("", *[call("f", text="x" * (MAX_REPLY_CHARS // 2))] * 2), chunk_chars=2**20),
     ],
     ids=["text", "arguments"],
 )
 @both_ways
-async def test_a_reply_that_ends_too_late_is_too_large(adapter, say, streamed):
+async def test_a_reply_that_ends_too_late_is_too_large(adapter, line, streamed):
     """What is written in one reply is bounded, in whatever form it comes; what it was billed counts."""
-    with LocalServer([say]) as server:
+    with LocalServer([line]) as server:
         model = adapter("m", base_url=server.base_url, api_key="none")
         with pytest.raises(ModelReplyError, match="more than 8,388,608 characters of text") as caught:
             await model.reply(REQUEST, [].append if streamed else None)
@@ -151,7 +151,7 @@ async def test_a_reply_that_ends_too_late_is_too_large(adapter, say, streamed):
 async def test_a_reply_with_pictures_is_whole():
     """Megabytes of base64 in one line are a reply as any other."""
     text = "A" * (8 * 2**20 - 1)
-    with LocalServer([Say(text=text), Say(text=text, chunk_chars=len(text))]) as server:
+    with LocalServer([say(text), WireReply(text, chunk_chars=len(text))]) as server:
         model = OpenAIChat("m", base_url=server.base_url)
         assert (await model.reply(REQUEST)).text == text
         assert (await model.reply(REQUEST, [].append)).text == text

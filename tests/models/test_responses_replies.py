@@ -14,8 +14,8 @@ from agentfsm.models.openai.client import _STATUS_BY_CODE
 from agentfsm.models.openai.responses_wire import ResponsesStreamAssembler, decode
 from agentfsm.models.wire import InBandError, WireFormatError
 from agentfsm.ports import CallChunk, FinishChunk, FinishReason, ProposedCall, TextChunk, ThinkingChunk
+from agentfsm.testing import WireReply, call, raw_call, say
 from agentfsm.testing.fake_llm.openai_responses import build_reply, stream_reply
-from agentfsm.testing.fake_llm.script import Say
 from tests.support.wire_rules import check_responses, responses_of
 
 SEALED = {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "xyz", "status": "completed"}
@@ -243,21 +243,21 @@ def test_half_a_surrogate_pair_does_not_stop_a_run():
 @pytest.mark.parametrize("size", [1, 7, 100_000])
 def test_a_stream_says_what_the_whole_says(size, interleave):
     """Thinking, text and calls come in pieces that add up to the reply, in any portions of the network."""
-    calls = (("f", {"a": "é😀"}), ("g", "raw"))
-    say = Say(text="I look.", thinking="Hm, so.", calls=calls, chunk_chars=3, interleave=interleave)
+    line = say("I look.", call("f", a="é😀"), raw_call("g", "raw"))
+    sent = WireReply(line, thinking="Hm, so.", chunk_chars=3, interleave=interleave)
     body = {"model": "m", "input": []}
-    data = b"".join(b"data: " + json.dumps(event).encode() + b"\r\n\r\n" for event in stream_reply(say, body, 1))
+    data = b"".join(b"data: " + json.dumps(event).encode() + b"\r\n\r\n" for event in stream_reply(sent, body, 1))
     assembly, pieces = ResponsesStreamAssembler(), []
     for start in range(0, len(data), size):
         pieces += assembly.feed(data[start : start + size])
     assert assembly.is_done
-    assert assembly.build_reply() == decode(json.dumps(build_reply(say, body, 1)).encode())
+    assert assembly.build_reply() == decode(json.dumps(build_reply(sent, body, 1)).encode())
     assert "".join(piece.text for piece in pieces if isinstance(piece, TextChunk)) == "I look."
     assert "".join(piece.text for piece in pieces if isinstance(piece, ThinkingChunk)) == "Hm, so."
-    for index, call in enumerate(assembly.build_reply().calls):
+    for index, proposed in enumerate(assembly.build_reply().calls):
         heard = [piece for piece in pieces if isinstance(piece, CallChunk) and piece.index == index]
-        assert heard[0] == CallChunk(index=index, name=call.name)
-        assert "".join(piece.arguments for piece in heard) == call.arguments
+        assert heard[0] == CallChunk(index=index, name=proposed.name)
+        assert "".join(piece.arguments for piece in heard) == proposed.arguments
     assert pieces[-1] == FinishChunk(reason=FinishReason.TOOL_CALLS)
 
 

@@ -24,7 +24,7 @@ from agentfsm.models.anthropic import wire as anthropic_wire
 from agentfsm.models.anthropic.wire import unsupported_part
 from agentfsm.models.openai import chat_wire, responses_wire
 from agentfsm.ports import Request, ToolDefinition
-from agentfsm.testing import LocalServer, Say
+from agentfsm.testing import LocalServer, call, say
 from tests.support.wire_rules import (
     anthropic_body,
     check_anthropic_body,
@@ -181,9 +181,9 @@ async def test_a_run_with_pictures_over_a_socket(kind):
         return [f"picture {number}", ImagePart.of(b"\x89PNG\r\n\x1a\n" + bytes([number]))]
 
     says = [
-        Say(calls=(("look", {"number": 1}), ("look", {"number": 2}))),
-        Say(calls=(("look", {"number": 3}),)),
-        Say(text="Seen."),
+        say("", call("look", number=1), call("look", number=2)),
+        say("", call("look", number=3)),
+        say("Seen."),
     ]
     with LocalServer(says) as server:
         model = kind("local", base_url=server.base_url, api_key="none-needed")

@@ -12,11 +12,11 @@ from agentfsm.core.errors import ModelError
 from agentfsm.core.messages import TextPart, UserMessage
 from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses
 from agentfsm.ports import Chunk, Reply, Request
-from agentfsm.testing import LocalServer
+from agentfsm.testing import LocalServer, call
 
 KEY = "sk-very-secret-key"
 REQUEST = Request(instructions="Help.", messages=(UserMessage(parts=(TextPart(text="Hello"),)),))
-CALLS = (("weather", {"city": "Rome"}), ("clock", {"zone": "Europe/Rome"}))
+CALLS = (call("weather", city="Rome"), call("clock", zone="Europe/Rome"))
 
 both_ways = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 

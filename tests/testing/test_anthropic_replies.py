@@ -6,7 +6,7 @@ import anthropic
 import httpx2
 import pytest
 
-from agentfsm.testing import LocalServer, Say
+from agentfsm.testing import LocalServer, WireReply, call, say
 from agentfsm.testing.fake_llm.anthropic import find_request_error
 
 USER = {"role": "user", "content": "Hello, how are you?"}
@@ -30,9 +30,9 @@ def results(*ids, **more):
 
 async def test_the_anthropic_package_understands_it():
     """Anthropic's own client reads a whole answer and a stream, and both say the same."""
-    say = Say(thinking="Hm.", text="Hi there", calls=(("f", {"a": 1}),), chunk_chars=3)
+    line = WireReply(say("Hi there", call("f", a=1)), thinking="Hm.", chunk_chars=3)
     asked = {"model": "m", "max_tokens": 9, "messages": [USER], "tools": TOOLS}
-    with LocalServer(lambda _body: say) as server:
+    with LocalServer(lambda _body: line) as server:
         address = server.base_url.removesuffix("/v1")
         with anthropic.Anthropic(api_key="none", base_url=address) as client:
             whole = client.messages.create(**asked)
@@ -49,7 +49,7 @@ async def test_the_anthropic_package_understands_it():
 @pytest.mark.parametrize(("status", "kind"), [(529, "OverloadedError"), (413, "ContentTooLargeError")])
 def test_the_anthropic_package_understands_its_errors(status, kind):
     """By status and type, with what was asked for in the headers."""
-    with LocalServer([Say(status=status, error="No.", headers={"retry-after": "2"})]) as server:
+    with LocalServer([WireReply(status=status, error="No.", headers={"retry-after": "2"})]) as server:
         address = server.base_url.removesuffix("/v1")
         with (
             anthropic.Anthropic(api_key="none", base_url=address, max_retries=0) as client,
@@ -62,7 +62,7 @@ def test_the_anthropic_package_understands_its_errors(status, kind):
 
 def test_a_stream_has_named_events_and_no_other_end():
     """Each event says its type twice, as Anthropic's do."""
-    with LocalServer([Say(text="Hi")]) as server:
+    with LocalServer([say("Hi")]) as server:
         events = [text for text in ask(server, stream=True).text.split("\n\n") if text]
     for event in events:
         name, data = event.split("\n")
@@ -72,20 +72,20 @@ def test_a_stream_has_named_events_and_no_other_end():
 
 def test_a_stream_breaks_where_it_is_told_to():
     """After so many events."""
-    with LocalServer([Say(text="Hi", cut_after=2)]) as server, pytest.raises(httpx2.RemoteProtocolError):
+    with LocalServer([WireReply("Hi", cut_after=2)]) as server, pytest.raises(httpx2.RemoteProtocolError):
         ask(server, stream=True)
 
 
 def test_a_refusal_says_why():
     """Its words stand beside the content."""
-    with LocalServer([Say(refusal="Not this.")]) as server:
+    with LocalServer([WireReply(refusal="Not this.")]) as server:
         answer = ask(server).json()
     assert (answer["stop_reason"], answer["stop_details"]["explanation"]) == ("refusal", "Not this.")
 
 
 def test_usage_is_said_or_left_out():
     """A usage of one's own is sent as it is, and none where it is left out."""
-    with LocalServer([Say(usage={"input_tokens": 5}), Say(without_usage=True)]) as server:
+    with LocalServer([WireReply(usage={"input_tokens": 5}), say(usage=None)]) as server:
         assert ask(server).json()["usage"] == {"input_tokens": 5}
         assert "usage" not in ask(server).json()
 

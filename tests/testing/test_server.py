@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.testing import LocalServer, Say
+from agentfsm.testing import LocalServer, WireReply, call, raw_call, say
 from agentfsm.testing.fake_llm.openai_chat import find_history_error
 
 USER = {"role": "user", "content": "Hello, how are you?"}
@@ -41,23 +41,24 @@ def result(call_id):
 
 
 def test_a_whole_answer_has_openais_form():
-    """Text, finish reason and an estimated usage stand where OpenAI puts them."""
-    with LocalServer([Say(text="Fine, thanks")]) as server:
+    """Text, finish reason and the usual usage stand where OpenAI puts them."""
+    with LocalServer([say("Fine, thanks")]) as server:
         answer = ask(server).json()
     assert answer["choices"][0]["message"]["content"] == "Fine, thanks"
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["object"] == "chat.completion"
     assert answer["usage"] == {
-        "prompt_tokens": len(USER["content"]) // 4,
-        "completion_tokens": len("Fine, thanks") // 4,
-        "total_tokens": len(USER["content"]) // 4 + len("Fine, thanks") // 4,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens": 10,
+        "completion_tokens": 5,
+        "total_tokens": 15,
+        "prompt_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
 def test_a_stream_has_openais_form():
     """The role comes first, then the text in pieces, the finish reason, and the usage only where it is asked for."""
-    with LocalServer(lambda _body: Say(text="abcdef", chunk_chars=4)) as server:
+    with LocalServer(lambda _body: WireReply("abcdef", chunk_chars=4)) as server:
         chunks = events(ask(server, stream=True, stream_options={"include_usage": True}))
         assert "usage" not in events(ask(server, stream=True))[-1]
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
@@ -68,14 +69,14 @@ def test_a_stream_has_openais_form():
         {},
     ]
     assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
-    assert (chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]) == ([], 1)
+    assert (chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]) == ([], 5)
 
 
 @pytest.mark.parametrize("interleave", [False, True])
 def test_calls_stream_as_openai_streams_them(interleave):
     """The first piece of a call has id and name, the others only arguments, each with the call's index."""
-    say = Say(calls=(("f", {"a": 1}), ("g", "raw")), chunk_chars=4, interleave=interleave)
-    with LocalServer([say]) as server:
+    line = WireReply(say("", call("f", a=1), raw_call("g", "raw")), chunk_chars=4, interleave=interleave)
+    with LocalServer([line]) as server:
         chunks = events(ask(server, stream=True))
     deltas = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
     assert [delta["index"] for delta in deltas] == ([0, 1, 0, 1, 0] if interleave else [0, 0, 0, 1, 1])
@@ -88,8 +89,8 @@ def test_calls_stream_as_openai_streams_them(interleave):
 
 async def test_the_openai_package_understands_it():
     """OpenAI's own client reads models, whole answers and streams."""
-    say = Say(text="Hi", calls=(("f", {"a": 1}),))
-    with LocalServer(lambda _body: say) as server:
+    line = say("Hi", call("f", a=1))
+    with LocalServer(lambda _body: line) as server:
         # Their stream leaves generators to the garbage collector, so this client is asked for whole answers only.
         async with openai.AsyncOpenAI(api_key="none", base_url=server.base_url) as client:
             assert [model.id async for model in client.models.list()] == ["local"]
@@ -102,14 +103,14 @@ async def test_the_openai_package_understands_it():
 
 def test_usage_is_said_or_left_out():
     """A usage of one's own is sent as it is, and none where it is left out."""
-    with LocalServer([Say(usage={"prompt_tokens": 5}), Say(without_usage=True)]) as server:
+    with LocalServer([WireReply(usage={"prompt_tokens": 5}), say(usage=None)]) as server:
         assert ask(server).json()["usage"] == {"prompt_tokens": 5}
         assert "usage" not in ask(server).json()
 
 
 def test_a_refusal_has_its_own_field():
     """A refusal is no content."""
-    with LocalServer([Say(refusal="No.")]) as server:
+    with LocalServer([WireReply(refusal="No.")]) as server:
         message = ask(server).json()["choices"][0]["message"]
     assert (message["content"], message["refusal"]) == (None, "No.")
 
@@ -119,17 +120,17 @@ def test_a_refusal_has_its_own_field():
 
 def test_a_brain_reads_the_request():
     """A function answers by what it was asked."""
-    with LocalServer(lambda body: Say(text=body["messages"][-1]["content"].upper())) as server:
+    with LocalServer(lambda body: say(body["messages"][-1]["content"].upper())) as server:
         assert ask(server).json()["choices"][0]["message"]["content"] == "HELLO, HOW ARE YOU?"
 
 
 def test_a_script_that_is_used_up_says_so():
     """One request too many is refused for good, so that no client asks on and on."""
-    with LocalServer([Say(text="only")]) as server:
+    with LocalServer([say("only")]) as server:
         ask(server)
         response = ask(server)
     assert response.status_code == 400
-    assert "has 1 answers; this is request 2" in response.json()["error"]["message"]
+    assert "has 1 lines; this is request 2" in response.json()["error"]["message"]
 
 
 def test_a_brain_that_raises_is_seen():
@@ -143,18 +144,18 @@ def test_a_brain_that_raises_is_seen():
         assert "ValueError: left is right" in ask(server).json()["error"]["message"]
 
 
-@pytest.mark.parametrize("brain", [lambda _body: "Hello", ["Hello"]])
-def test_an_answer_that_is_no_say_is_seen(brain):
+@pytest.mark.parametrize("brain", [lambda _body: 5, [5]])
+def test_an_answer_that_is_no_line_is_seen(brain):
     """It is refused for good: a connection that breaks would be tried again, and the next line of a script sent."""
     with LocalServer(brain) as server:
         response = ask(server)
     assert response.status_code == 400
-    assert "an answer is a Say, and 'Hello' is none" in response.json()["error"]["message"]
+    assert "expected a line of a script, got 5" in response.json()["error"]["message"]
 
 
 def test_requests_are_recorded():
     """Bodies and headers can be looked at, also those of requests that were refused."""
-    with LocalServer([Say(text="x")]) as server:
+    with LocalServer([say("x")]) as server:
         ask(server, temperature=0.5)
         ask(server, result("nobody"))
     first, second = server.requests
@@ -169,7 +170,7 @@ def test_requests_at_once_are_answered_at_once():
 
     def brain(body):
         together.wait()
-        return Say(text=body["messages"][0]["content"])
+        return say(body["messages"][0]["content"])
 
     answers = []
     with LocalServer(brain) as server:
@@ -191,11 +192,11 @@ def test_requests_at_once_are_answered_at_once():
 
 @pytest.mark.parametrize(
     ("error", "message", "code"),
-    [("Slow down.", "Slow down.", None), ({"code": "busy"}, "LocalServer was told to answer 429.", "busy")],
+    [("Slow down.", "Slow down.", None), ({"code": "busy"}, "LocalServer was scripted to return status 429.", "busy")],
 )
 def test_an_error_has_openais_form(error, message, code):
     """Status, fields of the error and headers are as they were asked for."""
-    with LocalServer([Say(status=429, error=error, headers={"retry-after": "3"})]) as server:
+    with LocalServer([WireReply(status=429, error=error, headers={"retry-after": "3"})]) as server:
         response = ask(server, stream=True)
     assert (response.status_code, response.headers["retry-after"]) == (429, "3")
     assert response.json()["error"] == {
@@ -209,7 +210,7 @@ def test_an_error_has_openais_form(error, message, code):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_page_can_come_instead(stream):
     """A page of HTML comes with status 200."""
-    with LocalServer([Say(html=True)]) as server:
+    with LocalServer([WireReply(html=True)]) as server:
         response = ask(server, stream=stream)
     assert (response.status_code, response.headers["content-type"]) == (200, "text/html")
     assert "<html>" in response.text
@@ -218,7 +219,7 @@ def test_a_page_can_come_instead(stream):
 @pytest.mark.parametrize(("stream", "kind"), [(False, "application/json"), (True, "text/event-stream")])
 def test_a_body_can_be_sent_as_it_is(stream, kind):
     """A malformed body comes with the type of a good one."""
-    with LocalServer([Say(raw="data: {oops\n\n")]) as server:
+    with LocalServer([WireReply(raw="data: {oops\n\n")]) as server:
         response = ask(server, stream=stream)
     assert (response.text, response.headers["content-type"]) == ("data: {oops\n\n", kind)
 
@@ -227,7 +228,7 @@ def test_a_body_can_be_sent_as_it_is(stream, kind):
 def test_a_connection_can_break(stream):
     """The connection ends in the middle of the answer, which any client notices."""
     with (
-        LocalServer([Say(text="x" * 100, cut_after=2)]) as server,
+        LocalServer([WireReply("x" * 100, cut_after=2)]) as server,
         pytest.raises(httpx.RemoteProtocolError),
     ):
         ask(server, stream=stream)
@@ -243,20 +244,18 @@ def test_what_nobody_serves_is_not_found():
         assert httpx.post(f"{server.base_url}/chat/completions", json={"messages": "x"}).status_code == 400
 
 
-@pytest.mark.parametrize("calls", [("look", {"at": 1}), "look", ("look",), (("look",),), (("look", None),)])
-def test_calls_are_pairs(calls):
-    """A slip of the brackets is refused when it is made: the server can write nothing of it."""
-    with pytest.raises(MisuseError, match=r"give pairs, calls=\(\("):
-        Say(calls=calls)
-    with pytest.raises(TypeError, match="not JSON serializable"):
-        Say(calls=(("look", {"at": object()}),))
+@pytest.mark.parametrize("wrong", [5, ["x"], call("look"), ("look", {"at": 1})])
+def test_a_wire_reply_takes_a_line(wrong):
+    """A value that is not a line of a script is refused when the reply is created."""
+    with pytest.raises(MisuseError, match="expected a line of a script"):
+        WireReply(wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"chunk_chars": 0}, {"delay_s": -1}, {"chunk_delay_s": -1}, {"cut_after": -1}])
+@pytest.mark.parametrize("wrong", [{"chunk_chars": 0}, {"chunk_delay_s": -1}, {"cut_after": -1}])
 def test_values_out_of_range_are_refused(wrong):
-    """A Say that cannot be played is refused when it is made."""
+    """A reply that cannot be sent is refused when it is created."""
     with pytest.raises(MisuseError):
-        Say(**wrong)
+        WireReply(**wrong)
 
 
 # Beginning and end
@@ -280,7 +279,7 @@ def test_closing_ends_what_is_open():
 
     def brain(_body):
         arrived.set()
-        return Say(text="x", delay_s=3600)
+        return say("x", delay_s=3600)
 
     before = set(threading.enumerate())
     failures = []
@@ -306,7 +305,7 @@ def test_closing_ends_what_is_open():
 def test_connections_are_kept():
     """Whole answers, streams, errors and refused requests all leave the connection usable."""
     threads = set()  # the server has one for each connection
-    script = iter([Say(text="x"), Say(text="y"), Say(status=500), Say(text="z")])
+    script = iter([say("x"), say("y"), WireReply(status=500), say("z")])
 
     def brain(_body):
         threads.add(threading.current_thread())
@@ -364,7 +363,7 @@ def test_histories_in_order_are_taken():
 def test_histories_that_openai_refuses_are_refused(history, reason):
     """Each fault is named, and a request with it is answered by 400."""
     assert reason in find_history_error(history)
-    with LocalServer([Say(text="x")]) as server:
+    with LocalServer([say("x")]) as server:
         body = {"messages": history}
         response = httpx.post(f"{server.base_url}/chat/completions", json=body)
     assert response.status_code == 400

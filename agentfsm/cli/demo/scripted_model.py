@@ -14,7 +14,8 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core.value import Value
-from agentfsm.testing.fake_llm.script import Say
+from agentfsm.testing import WireReply, call, say
+from agentfsm.testing.models import Call
 
 DELAY_VARIABLE: Final = "AGENTFSM_DEMO_DELAY_S"
 # Between two pieces of a reply: slow enough to be seen, and the whole demo takes some three seconds.
@@ -50,30 +51,30 @@ class ParsedToolResult(Value):
 History = dict[str, list[ParsedToolResult]]
 
 
-def answer_request(body: dict[str, Any]) -> Say:
+def answer_request(body: dict[str, Any]) -> WireReply:
     """Answer a request: look around, read, write, tell."""
     history = _parse_history(body["messages"])
     if not history:
-        return _build_reply("I will look at what is there.", _FIRST_CALLS)
+        return _build_reply("I will look at what is there.", *_FIRST_CALLS)
     if "write_report" in history:
         return _build_reply(_build_answer(history))
     files = _choose_files(history)
     if files and "read_file" not in history:
-        calls = tuple(("read_file", {"path": path, "max_chars": READ_CHARS}) for path in files)
-        return _build_reply(f"Now the {len(files)} files that say most.", calls)
-    return _build_reply("I know enough to write.", (("write_report", _build_report(history)),))
+        calls = [call("read_file", path=path, max_chars=READ_CHARS) for path in files]
+        return _build_reply(f"Now the {len(files)} files that say most.", *calls)
+    return _build_reply("I know enough to write.", call("write_report", **_build_report(history)))
 
 
 _FIRST_CALLS: Final = (
-    ("list_folder", {"path": "."}),
-    ("search_text", {"pattern": "TODO"}),
-    ("search_text", {"pattern": "def ", "glob": "*.py"}),
+    call("list_folder", path="."),
+    call("search_text", pattern="TODO"),
+    call("search_text", pattern="def ", glob="*.py"),
 )
 
 
-def _build_reply(text: str, calls: tuple[tuple[str, Mapping[str, Any]], ...] = ()) -> Say:
+def _build_reply(text: str, *calls: Call) -> WireReply:
     delay_s = _read_delay_s()
-    return Say(text=text, calls=calls, delay_s=delay_s * 20, chunk_delay_s=delay_s, chunk_chars=PIECE_CHARS)
+    return WireReply(say(text, *calls, delay_s=delay_s * 20), chunk_delay_s=delay_s, chunk_chars=PIECE_CHARS)
 
 
 def _read_delay_s() -> float:

@@ -1,21 +1,22 @@
-"""Anthropic's messages as `LocalServer` speaks them: what is refused, and a scripted answer, whole and streamed.
+"""Messages API of `LocalServer`: builds replies, and refuses the histories that Anthropic refuses.
 
-Arguments that are scripted as text are sent as that text in a stream; whole, they have to be a JSON object.
+A stream contains the arguments of a call as text, unchanged. In a whole reply, malformed arguments are a JSON string.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from agentfsm.testing.fake_llm.script import format_arguments, split_text
+from agentfsm.ports.model import FinishReason
+from agentfsm.testing.fake_llm.script import join_text, split_text
 
 if TYPE_CHECKING:
-    from agentfsm.testing.fake_llm.script import Say
+    from agentfsm.testing.fake_llm.script import WireReply
 
-# The signature of all that is thought here.
+# Signature of all reasoning blocks.
 SIGNATURE: Final = "c2lnbmVk"
 
 _ID_PATTERN: Final = re.compile(r"[a-zA-Z0-9_-]+")
@@ -31,19 +32,22 @@ _ERROR_TYPES: Final = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+_STOP_REASONS: Final = {
+    FinishReason.STOP: "end_turn",
+    FinishReason.TOOL_CALLS: "tool_use",
+    FinishReason.LENGTH: "max_tokens",
+    FinishReason.CONTENT_FILTER: "refusal",
+    FinishReason.REFUSAL: "refusal",
+}
 
 
-# What is refused
+# Refused requests.
 
 
 def find_request_error(body: dict[str, Any]) -> dict[str, str] | None:
-    """Return the error by which Anthropic refuses a request for its messages, or for fields that it needs.
+    """Return the fields of the error with which Anthropic would refuse a request; None if it is valid.
 
-    Args:
-        body: The JSON of the request.
-
-    Returns:
-        The fields of the error, in words close to Anthropic's, or None where the request is in order.
+    Checked are the messages and the required fields. The words are close to Anthropic's.
     """
     reason = _find_reason(body)
     return None if reason is None else {"message": reason}
@@ -62,13 +66,13 @@ def _find_reason(body: dict[str, Any]) -> str | None:
 
 
 def has_calls(messages: list[Any]) -> bool:
-    """Whether any of the messages holds a call or its result."""
+    """Return whether any message contains a call or a result."""
     kinds = {block.get("type") for message in messages for block in _content_blocks(message)}
     return bool(kinds & {"tool_use", "tool_result"})
 
 
 def _content_blocks(message: Any) -> list[dict[str, Any]]:
-    """Return the blocks of a message; text alone is one block."""
+    """Return the blocks of a message; a plain text counts as one block."""
     content = message.get("content") if isinstance(message, dict) else None
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
@@ -116,52 +120,68 @@ def _format_unanswered(index: int, called: list[str]) -> str:
     )
 
 
-# What is sent
+def find_newest_text(body: Mapping[str, Any]) -> str:
+    """Return the text of the newest block of a request: of a message, or of a tool result."""
+    block = _content_blocks(body["messages"][-1])[-1]
+    return join_text(block.get("text") or block.get("content"))
 
 
-def build_reply(say: Say, body: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return the answer in one piece."""
-    blocks = [{**block, **_block_body(block, text)} for block, text in _scripted_blocks(say, number)]
-    return {**_envelope(say, body, number), "content": blocks, **_stop_fields(say)}
+# Replies.
 
 
-def stream_reply(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
-    """Return the answer as the events of a stream; calls are never mixed."""
-    yield {"type": "message_start", "message": {**_envelope(say, body, number), "content": [], "stop_reason": None}}
+def build_reply(reply: WireReply, body: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return a reply in one piece."""
+    blocks = [{**block, **_block_body(block, text)} for block, text in _scripted_blocks(reply, number)]
+    return {**_envelope(reply, body, number), "content": blocks, **_stop_fields(reply)}
+
+
+def stream_reply(reply: WireReply, body: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
+    """Return a reply as the events of a stream; calls are never interleaved."""
+    yield {"type": "message_start", "message": {**_envelope(reply, body, number), "content": [], "stop_reason": None}}
     yield {"type": "ping"}
-    for index, (block, text) in enumerate(_scripted_blocks(say, number)):
+    for index, (block, text) in enumerate(_scripted_blocks(reply, number)):
         yield {"type": "content_block_start", "index": index, "content_block": block}
-        for delta in _deltas(block, split_text(text, say.chunk_chars)):
+        for delta in _deltas(block, split_text(text, reply.chunk_chars)):
             yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
-    usage = {"usage": _envelope(say, body, number).get("usage", {})}
-    yield {"type": "message_delta", "delta": _stop_fields(say), **usage}
+    usage = {"usage": _envelope(reply, body, number).get("usage", {})}
+    yield {"type": "message_delta", "delta": _stop_fields(reply), **usage}
     yield {"type": "message_stop"}
 
 
-def build_error(say: Say) -> dict[str, Any]:
+def build_error(reply: WireReply) -> dict[str, Any]:
     """Return the body of an error."""
-    given = {"message": say.error} if isinstance(say.error, str) else dict(say.error)
-    kind = _ERROR_TYPES.get(say.status, "api_error" if say.status >= 500 else _ERROR_TYPES[400])  # noqa: PLR2004  HTTP's own
-    usual = {"type": kind, "message": f"LocalServer was told to answer {say.status}."}
+    given = {"message": reply.error} if isinstance(reply.error, str) else dict(reply.error)
+    kind = _ERROR_TYPES.get(reply.status, "api_error" if reply.status >= 500 else _ERROR_TYPES[400])  # noqa: PLR2004  HTTP's own
+    usual = {"type": kind, "message": f"LocalServer was scripted to return status {reply.status}."}
     return {"type": "error", "error": usual | {key: value for key, value in given.items() if value}}
 
 
-def _scripted_blocks(say: Say, number: int) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each block as a stream begins it, and the text that fills it."""
-    if say.thinking:
-        yield {"type": "thinking", "thinking": "", "signature": ""}, say.thinking
-    if say.text:
-        yield {"type": "text", "text": ""}, say.text
-    for index, (name, given) in enumerate(say.calls):
-        block = {"type": "tool_use", "id": f"toolu_{number}_{index}", "name": name, "input": {}}
-        yield block, format_arguments(given)
+def _scripted_blocks(reply: WireReply, number: int) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield each block as a stream starts it, with the text that follows."""
+    if reply.thinking:
+        yield {"type": "thinking", "thinking": "", "signature": ""}, reply.thinking
+    if reply.text:
+        yield {"type": "text", "text": ""}, reply.text
+    for index, each in enumerate(reply.calls):
+        block = {"type": "tool_use", "id": f"toolu_{number}_{index}", "name": each.name, "input": {}}
+        yield block, each.arguments
+
+
+def starts_call(event: Mapping[str, Any]) -> bool:
+    """Return whether an event of a stream is the first of a call."""
+    return bool(event["type"] == "content_block_start" and event["content_block"]["type"] == "tool_use")
 
 
 def _block_body(block: dict[str, Any], text: str) -> dict[str, Any]:
     if block["type"] == "thinking":
         return {"thinking": text, "signature": SIGNATURE}
-    return {"input": json.loads(text)} if block["type"] == "tool_use" else {"text": text}
+    if block["type"] != "tool_use":
+        return {"text": text}
+    try:
+        return {"input": json.loads(text)}
+    except ValueError:
+        return {"input": text}
 
 
 def _deltas(block: dict[str, Any], pieces: list[str]) -> Iterator[dict[str, Any]]:
@@ -173,18 +193,29 @@ def _deltas(block: dict[str, Any], pieces: list[str]) -> Iterator[dict[str, Any]
         yield {"type": "signature_delta", "signature": SIGNATURE}
 
 
-def _stop_fields(say: Say) -> dict[str, Any]:
-    usual = "refusal" if say.refusal else "tool_use" if say.calls else "end_turn"
-    details = {"type": "refusal", "category": None, "explanation": say.refusal} if say.refusal else None
-    return {"stop_reason": say.finish_reason or usual, "stop_sequence": None, "stop_details": details}
+def _stop_fields(reply: WireReply) -> dict[str, Any]:
+    refusal, given = reply.refusal_text, reply.line.finish_reason
+    usual = "refusal" if refusal else "tool_use" if reply.calls else "end_turn"
+    details = {"type": "refusal", "category": None, "explanation": refusal} if refusal else None
+    reason = reply.finish_reason or (usual if given is None else _STOP_REASONS[given])
+    return {"stop_reason": reason, "stop_sequence": None, "stop_details": details}
 
 
-def _envelope(say: Say, body: dict[str, Any], number: int) -> dict[str, Any]:
+def _envelope(reply: WireReply, body: dict[str, Any], number: int) -> dict[str, Any]:
+    usage = _usage(reply)
     named = {"id": f"msg_{number}", "type": "message", "role": "assistant", "model": body.get("model")}
-    if say.without_usage:
-        return named
-    words = say.thinking + say.text + "".join(format_arguments(given) for _, given in say.calls)
-    asked = len(json.dumps(body["messages"], ensure_ascii=False)) // 4
-    cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
-    usual = {"input_tokens": asked, "output_tokens": len(words) // 4, **cached}
-    return {**named, "usage": usual if say.usage is None else dict(say.usage)}
+    return named if usage is None else {**named, "usage": usage}
+
+
+def _usage(reply: WireReply) -> dict[str, Any] | None:
+    if reply.usage is not None:
+        return dict(reply.usage)
+    usage = reply.line.usage
+    if usage is None:
+        return None
+    return {
+        "input_tokens": usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens,
+        "output_tokens": usage.output_tokens,
+        "cache_creation_input_tokens": usage.cache_write_tokens,
+        "cache_read_input_tokens": usage.cached_tokens,
+    }

@@ -1,4 +1,4 @@
-"""What `LocalServer` says at /chat/completions: an answer as OpenAI writes it, and which histories it refuses."""
+"""Chat completions of `LocalServer`: builds replies, and refuses the histories that OpenAI refuses."""
 
 from __future__ import annotations
 
@@ -7,26 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from agentfsm.testing.fake_llm.script import format_arguments, split_text
+from agentfsm.ports.model import FinishReason
+from agentfsm.testing.fake_llm.script import join_text, split_text
 
 if TYPE_CHECKING:
-    from agentfsm.testing.fake_llm.script import Say
+    from agentfsm.testing.fake_llm.script import WireReply
 
 
-# Which histories are refused
+# Refused requests.
 
 
 def find_history_error(messages: Sequence[Any]) -> str | None:
-    """Say why OpenAI would refuse a list of messages.
+    """Return the reason for which OpenAI would refuse a list of messages, in words close to OpenAI's; None if valid.
 
-    Each call of an assistant message needs exactly one tool message, behind it and before any other message; ids are
+    Each call of an assistant message needs exactly one tool message, after it and before any other message; ids are
     unique in the whole list.
-
-    Args:
-        messages: As they stand in the body of a request.
-
-    Returns:
-        The reason, in words close to OpenAI's, or None where the list is in order.
     """
     if not messages:
         return "Invalid 'messages': empty array. Expected an array with minimum length 1."
@@ -100,54 +95,68 @@ def _check_calls(where: str, calls: Any) -> str | None:
 
 
 def find_request_error(body: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the error by which OpenAI would refuse a request, as its fields; None where its messages are in order."""
+    """Return the fields of the error with which OpenAI would refuse a request; None if its messages are valid."""
     messages = body.get("messages")
     reason = find_history_error(messages) if isinstance(messages, list) else "'messages' has to be an array."
     return None if reason is None else {"message": reason, "param": "messages"}
 
 
-# What is sent
+def find_newest_text(body: Mapping[str, Any]) -> str:
+    """Return the text of the newest message of a request."""
+    return join_text(body["messages"][-1].get("content"))
 
 
-def build_reply(say: Say, body: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return an answer in one piece."""
-    calls = [_call(number, index, name, format_arguments(given)) for index, (name, given) in enumerate(say.calls)]
-    message: dict[str, Any] = {"role": "assistant", "content": say.text or None, "refusal": say.refusal or None}
+# Replies.
+
+
+def build_reply(reply: WireReply, body: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return a reply in one piece."""
+    calls = [_call(number, index, each.name, each.arguments) for index, each in enumerate(reply.calls)]
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": reply.text or None,
+        "refusal": reply.refusal_text or None,
+    }
     if calls:
         message["tool_calls"] = calls
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(say)}
-    return _envelope("chat.completion", body, number, [choice]) | _usage_field(say, body)
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(reply)}
+    return _envelope("chat.completion", body, number, [choice]) | _usage_field(reply)
 
 
-def stream_reply(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
-    """Return an answer as the chunks of a stream."""
+def stream_reply(reply: WireReply, body: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
+    """Return a reply as the chunks of a stream."""
 
     def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         return _envelope("chat.completion.chunk", body, number, [choice])
 
     yield chunk({"role": "assistant", "content": "", "refusal": None})
-    for piece in split_text(say.text, say.chunk_chars):
+    for piece in split_text(reply.text, reply.chunk_chars):
         yield chunk({"content": piece})
-    for piece in split_text(say.refusal, say.chunk_chars):
+    for piece in split_text(reply.refusal_text, reply.chunk_chars):
         yield chunk({"refusal": piece})
-    for delta in _call_deltas(say, number):
+    for delta in _call_deltas(reply, number):
         yield chunk({"tool_calls": [delta]})
-    yield chunk({}, _finish_reason(say))
+    yield chunk({}, _finish_reason(reply))
     options = body.get("stream_options") or {}
-    usage = _usage_field(say, body)
+    usage = _usage_field(reply)
     if options.get("include_usage") and usage:
         yield _envelope("chat.completion.chunk", body, number, []) | usage
 
 
-def _call_deltas(say: Say, number: int) -> Iterator[dict[str, Any]]:
+def _call_deltas(reply: WireReply, number: int) -> Iterator[dict[str, Any]]:
     calls = []
-    for index, (name, given) in enumerate(say.calls):
-        pieces = split_text(format_arguments(given), say.chunk_chars)
+    for index, each in enumerate(reply.calls):
+        pieces = split_text(each.arguments, reply.chunk_chars)
         deltas = [{"index": index, "function": {"arguments": piece}} for piece in pieces]
-        calls.append([{"index": index, **_call(number, index, name, "")}, *deltas])
-    rows = zip_longest(*calls) if say.interleave else calls
+        calls.append([{"index": index, **_call(number, index, each.name, "")}, *deltas])
+    rows = zip_longest(*calls) if reply.interleave else calls
     return (delta for row in rows for delta in row if delta is not None)
+
+
+def starts_call(chunk: Mapping[str, Any]) -> bool:
+    """Return whether a chunk of a stream is the first of a call."""
+    return any("id" in call for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", ()))
 
 
 def _envelope(kind: str, body: dict[str, Any], number: int, choices: list[Any]) -> dict[str, Any]:
@@ -168,32 +177,44 @@ def _call(number: int, index: int, name: str, arguments: str) -> dict[str, Any]:
     }
 
 
-def _finish_reason(say: Say) -> str:
-    return say.finish_reason or ("tool_calls" if say.calls else "stop")
+def _finish_reason(reply: WireReply) -> str:
+    if reply.finish_reason is not None or reply.line.finish_reason in (None, FinishReason.REFUSAL):
+        return reply.finish_reason or ("tool_calls" if reply.calls else "stop")
+    return str(reply.line.finish_reason)
 
 
-def _usage_field(say: Say, body: dict[str, Any]) -> dict[str, Any]:
-    if say.without_usage:
-        return {}
-    if say.usage is not None:
-        return {"usage": dict(say.usage)}
-    words = say.text + say.refusal + "".join(format_arguments(given) for _, given in say.calls)
-    prompt, completion = sum(map(_count_chars, body["messages"])) // 4, len(words) // 4
-    details = {"cached_tokens": 0}
-    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    return {"usage": {**usage, "prompt_tokens_details": details}}
+def _usage_field(reply: WireReply) -> dict[str, Any]:
+    usage = build_usage(reply)
+    return {} if usage is None else {"usage": usage}
 
 
-def _count_chars(message: dict[str, Any]) -> int:
-    content = message.get("content") or ""
-    texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
-    texts += [call["function"]["arguments"] for call in message.get("tool_calls") or ()]
-    return sum(map(len, texts))
+def build_usage(reply: WireReply) -> dict[str, Any] | None:
+    """Return the usage of a reply in the format of chat completions; None if the reply has none."""
+    if reply.usage is not None:
+        return dict(reply.usage)
+    usage = reply.line.usage
+    if usage is None:
+        return None
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.tokens,
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.cache_write_tokens,
+        },
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
 
 
-def build_error(say: Say) -> dict[str, Any]:
-    """Return the body of an error, which is the same on both wires of OpenAI's."""
-    given = {"message": say.error} if isinstance(say.error, str) else say.error
-    kind = "server_error" if say.status >= 500 else "invalid_request_error"  # noqa: PLR2004  HTTP's own
-    usual = {"message": f"LocalServer was told to answer {say.status}.", "type": kind, "param": None, "code": None}
+def build_error(reply: WireReply) -> dict[str, Any]:
+    """Return the body of an error, for both protocols of OpenAI."""
+    given = {"message": reply.error} if isinstance(reply.error, str) else reply.error
+    kind = "server_error" if reply.status >= 500 else "invalid_request_error"  # noqa: PLR2004  HTTP's own
+    usual = {
+        "message": f"LocalServer was scripted to return status {reply.status}.",
+        "type": kind,
+        "param": None,
+        "code": None,
+    }
     return {"error": usual | {key: value for key, value in given.items() if value}}

@@ -1,6 +1,6 @@
-"""What `LocalServer` says at /responses: an answer as OpenAI's Responses API writes it, and which histories it refuses.
+"""Responses API of `LocalServer`: builds replies, and refuses the histories that OpenAI refuses.
 
-What the model thinks is sealed: `encrypted_content` is a word that this server gave, and it takes no other.
+Reasoning items have an `encrypted_content` that this server has issued; it accepts no other.
 """
 
 from __future__ import annotations
@@ -10,27 +10,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
-from agentfsm.testing.fake_llm.script import format_arguments, split_text
+from agentfsm.testing.fake_llm.openai_chat import build_usage
+from agentfsm.testing.fake_llm.script import join_text, split_text
 
 if TYPE_CHECKING:
-    from agentfsm.testing.fake_llm.script import Say
+    from agentfsm.testing.fake_llm.script import WireReply
 
 Item = dict[str, Any]
 
 _ENCRYPTED_PREFIX: Final = "sealed-by-local-server-"
 
-# Reasons of chat completions, and what they are here.
+# Finish reason of chat completions -> reason of an incomplete response.
 _INCOMPLETE_REASONS: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
-# Which histories are refused
+# Refused requests.
 
 
 def find_request_error(body: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the error by which OpenAI would refuse a request, as its fields; None where its input is in order.
+    """Return the fields of the error with which OpenAI would refuse a request; None if its input is valid.
 
-    Each function call needs exactly one output, somewhere behind it; call ids are unique among calls; thinking is
-    sealed and stands before what it led to. Where nothing is stored, no item is known by its id.
+    Each function call needs exactly one output, anywhere after it; call ids are unique among calls; a reasoning item is
+    encrypted and precedes the item that it led to. With `store` false, items cannot be referenced by id.
     """
     items = body.get("input")
     if not isinstance(items, list):
@@ -95,37 +96,48 @@ def _check_pairing(item: Item, calls: dict[str, bool]) -> str | None:
     return None
 
 
-# What is sent
+def find_newest_text(body: Mapping[str, Any]) -> str:
+    """Return the text of the newest item of a request."""
+    item = body["input"][-1]
+    return join_text(item.get("output") or item.get("content"))
 
 
-def build_reply(say: Say, body: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return an answer as one response."""
-    return _response(say, body, number, _status(say), _output_items(say, number))
+# Replies.
 
 
-def stream_reply(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
-    """Return an answer as the events of a stream; the last one has the whole response."""
+def build_reply(reply: WireReply, body: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return a reply as one response."""
+    return _response(reply, body, number, _status(reply), _output_items(reply, number))
+
+
+def stream_reply(reply: WireReply, body: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
+    """Return a reply as the events of a stream; the last event contains the whole response."""
     steps = count()
-    for event in _events(say, body, number):
+    for event in _events(reply, body, number):
         yield {**event, "sequence_number": next(steps)}
 
 
-def _events(say: Say, body: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
-    begun = _response(say, body, number, "in_progress", [])
+def _events(reply: WireReply, body: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
+    begun = _response(reply, body, number, "in_progress", [])
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}
-    output = _output_items(say, number)
-    told = [_item_events(place, item, say.chunk_chars) for place, item in enumerate(output)]
-    calls = [events for item, events in zip(output, told, strict=True) if item["type"] == "function_call"]
-    others = told[: len(told) - len(calls)]
-    rows = [*others, *(zip_longest(*calls) if say.interleave else calls)]
+    output = _output_items(reply, number)
+    streams = [_item_events(place, item, reply.chunk_chars) for place, item in enumerate(output)]
+    calls = [events for item, events in zip(output, streams, strict=True) if item["type"] == "function_call"]
+    others = streams[: len(streams) - len(calls)]
+    rows = [*others, *(zip_longest(*calls) if reply.interleave else calls)]
     yield from (event for row in rows for event in row if event is not None)
-    status = _status(say)
-    yield {"type": f"response.{status}", "response": _response(say, body, number, status, output)}
+    status = _status(reply)
+    yield {"type": f"response.{status}", "response": _response(reply, body, number, status, output)}
+
+
+def starts_call(event: Mapping[str, Any]) -> bool:
+    """Return whether an event of a stream is the first of a call."""
+    return bool(event["type"] == "response.output_item.added" and event["item"]["type"] == "function_call")
 
 
 def _item_events(place: int, item: Item, size: int) -> list[dict[str, Any]]:
-    """Return the events that tell of an item, in order."""
+    """Return the events of an item, in order."""
     where = {"output_index": place, "item_id": item["id"]}
     if item["type"] == "function_call":
         bare: Item = {"arguments": ""}
@@ -156,7 +168,7 @@ def _part_events(of: str, index: int, part: Item, size: int) -> list[dict[str, A
     ]
 
 
-# By the type of a part: what its events are called, which field has the text, and what each event holds besides.
+# By type of part: name of its events, field of its text, and additional fields of each event.
 _PART_KINDS: Final[Mapping[str, tuple[str, str, Item]]] = {
     "output_text": ("output_text", "text", {"logprobs": []}),
     "refusal": ("refusal", "refusal", {}),
@@ -172,10 +184,10 @@ def _text_events(
     return [*deltas, {"type": f"response.{kind}.done", **each, **last, name: text}]
 
 
-def _output_items(say: Say, number: int) -> list[Item]:
+def _output_items(reply: WireReply, number: int) -> list[Item]:
     items: list[Item] = []
-    if say.thinking:
-        summary = [{"type": "summary_text", "text": say.thinking}]
+    if reply.thinking:
+        summary = [{"type": "summary_text", "text": reply.thinking}]
         items.append(
             {
                 "id": f"rs_{number}",
@@ -185,52 +197,48 @@ def _output_items(say: Say, number: int) -> list[Item]:
             }
         )
     parts: list[Item] = []
-    if say.text:
-        parts.append({"type": "output_text", "text": say.text, "annotations": [], "logprobs": []})
-    if say.refusal:
-        parts.append({"type": "refusal", "refusal": say.refusal})
+    if reply.text:
+        parts.append({"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []})
+    if reply.refusal_text:
+        parts.append({"type": "refusal", "refusal": reply.refusal_text})
     if parts:
         message = {"id": f"msg_{number}", "type": "message", "status": "completed", "role": "assistant"}
         items.append({**message, "content": parts})
-    for index, (name, given) in enumerate(say.calls):
-        call = {"id": f"fc_{number}_{index}", "type": "function_call", "status": "completed", "name": name}
-        items.append({**call, "call_id": f"call_{number}_{index}", "arguments": format_arguments(given)})
+    for index, each in enumerate(reply.calls):
+        call = {"id": f"fc_{number}_{index}", "type": "function_call", "status": "completed", "name": each.name}
+        items.append({**call, "call_id": f"call_{number}_{index}", "arguments": each.arguments})
     return items
 
 
-def _status(say: Say) -> str:
-    return "incomplete" if say.finish_reason in _INCOMPLETE_REASONS else "completed"
+def _incomplete_reason(reply: WireReply) -> str | None:
+    return _INCOMPLETE_REASONS.get(reply.finish_reason or str(reply.line.finish_reason))
 
 
-def _response(say: Say, body: dict[str, Any], number: int, status: str, output: list[Item]) -> dict[str, Any]:
-    is_cut = status == "incomplete"
+def _status(reply: WireReply) -> str:
+    return "completed" if _incomplete_reason(reply) is None else "incomplete"
+
+
+def _response(reply: WireReply, body: dict[str, Any], number: int, status: str, output: list[Item]) -> dict[str, Any]:
     return {
         "id": f"resp_{number}",
         "object": "response",
         "created_at": int(time.time()),
         "status": status,
         "error": None,
-        "incomplete_details": {"reason": _INCOMPLETE_REASONS[str(say.finish_reason)]} if is_cut else None,
+        "incomplete_details": {"reason": _incomplete_reason(reply)} if status == "incomplete" else None,
         "model": body.get("model"),
         "output": output,
         "parallel_tool_calls": True,
         "tool_choice": body.get("tool_choice", "auto"),
         "tools": body.get("tools", []),
-        "usage": None if status == "in_progress" else _usage(say, body),
+        "usage": None if status == "in_progress" else _usage(reply),
     }
 
 
-def _usage(say: Say, body: dict[str, Any]) -> dict[str, Any] | None:
-    if say.without_usage:
-        return None
-    given = say.usage
+def _usage(reply: WireReply) -> dict[str, Any] | None:
+    given = build_usage(reply)
     if given is None:
-        words = say.text + say.refusal + say.thinking + "".join(format_arguments(each) for _, each in say.calls)
-        given = {
-            "prompt_tokens": sum(map(_count_chars, body["input"])) // 4,
-            "completion_tokens": len(words) // 4,
-            "completion_tokens_details": {"reasoning_tokens": len(say.thinking) // 4},
-        }
+        return None
     read, written = given.get("prompt_tokens", 0), given.get("completion_tokens", 0)
     cached, thought = given.get("prompt_tokens_details", {}), given.get("completion_tokens_details", {})
     return {
@@ -240,10 +248,3 @@ def _usage(say: Say, body: dict[str, Any]) -> dict[str, Any] | None:
         "output_tokens_details": {"reasoning_tokens": 0, **thought},
         "total_tokens": read + written,
     }
-
-
-def _count_chars(item: Item) -> int:
-    content = item.get("content") or ""
-    texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
-    texts += [item[name] for name in ("arguments", "output") if isinstance(item.get(name), str)]
-    return sum(map(len, texts))

@@ -1,11 +1,12 @@
 """Local HTTP server that imitates model providers, for tests of agents: a real socket and scripted replies.
 
-    with LocalServer([Say(calls=(("weather", {"city": "Rome"}),)), Say(text="Sunny.")]) as server:
+    with LocalServer([say("", call("weather", city="Rome")), say("Sunny.", expect="28")]) as server:
         model = OpenAIChat("local", base_url=server.base_url)
         ...
     assert server.requests[1].body["messages"][-1]["role"] == "tool"
 
-The path of a request selects the protocol: chat completions, OpenAI's Responses API at /responses, or Anthropic's
+A script has the lines of a `ScriptedModel`; `WireReply` adds HTTP details to a line: chunks, headers, faults. The path
+of a request selects the protocol: chat completions, OpenAI's Responses API at /responses, or Anthropic's
 Messages API at /messages. The server runs in its own threads, so it works with asyncio, trio and any client. It refuses
 the histories that the provider refuses, and it fails on request: overload, broken streams, pages of HTML, silence.
 """
@@ -28,19 +29,20 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
 from agentfsm.testing.fake_llm import anthropic, openai_chat, openai_responses
-from agentfsm.testing.fake_llm.script import Say
+from agentfsm.testing.fake_llm.script import WireReply, check_expectation, to_wire_reply
+from agentfsm.testing.models import Line
 
 if TYPE_CHECKING:
     import socket
     from types import TracebackType
 
-# A brain that never returns must not hang the test that closes the server; its thread is a daemon.
+# Limit for joining a request's thread: a brain that never returns must not hang the test that closes the server.
 _JOIN_TIMEOUT_S = 5.0
 
 _LOGIN_PAGE = "<!DOCTYPE html><html><body><h1>Sign in to the hotel's network</h1></body></html>"
 
 
-Brain: TypeAlias = Callable[[dict[str, Any]], Say]
+Brain: TypeAlias = Callable[[dict[str, Any]], WireReply | Line | str]
 
 
 @attrs.frozen(kw_only=True)
@@ -58,9 +60,9 @@ class ReceivedRequest(Value):
 class LocalServer:
     """Scripted model server on 127.0.0.1, at a free port."""
 
-    brain: Brain | Sequence[Say]
-    """Replies in the order of the requests, or a function that takes a request's body and returns the reply. The
-    function is called in the server's threads, concurrently if requests overlap.
+    brain: Brain | Sequence[WireReply | Line | str]
+    """Lines in the order of the requests, or a function that takes a request's body and returns a line. The function is
+    called in the server's threads, concurrently if requests overlap.
     """
 
     _requests: list[ReceivedRequest] = attrs.field(factory=list, init=False)
@@ -118,97 +120,112 @@ class LocalServer:
 
     def _choose_answer(
         self, endpoint: FakeEndpoint, body: dict[str, Any], headers: Mapping[str, str]
-    ) -> tuple[int, Say]:
+    ) -> tuple[int, WireReply]:
         with self._lock:
             self._requests.append(ReceivedRequest(body=body, headers=headers))
             number = len(self._requests)
         if (flaw := endpoint.find_request_error(body)) is not None:
-            return number, Say(status=400, error=flaw)
+            return number, WireReply(status=400, error=flaw)
         try:
-            return number, self._next_answer(number, body)
-        except Exception as error:  # noqa: BLE001  whatever it is, the test has to see it, as an answer
-            return number, Say(status=400, error=f"The brain of LocalServer raised {type(error).__name__}: {error}")
-
-    def _next_answer(self, number: int, body: dict[str, Any]) -> Say:
-        if callable(self.brain):
-            said = self.brain(body)
-        elif number > len(self.brain):
-            return Say(
-                status=400, error=f"The script of LocalServer has {len(self.brain)} answers; this is request {number}."
+            reply = to_wire_reply(self._next_line(number, body))
+            check_expectation(reply.line, number, endpoint.find_newest_text(body))
+        except AssertionError as error:
+            return number, WireReply(status=400, error=str(error))
+        except Exception as error:  # noqa: BLE001  the test must see any error, as a response
+            return number, WireReply(
+                status=400, error=f"The brain of LocalServer raised {type(error).__name__}: {error}"
             )
-        else:
-            said = self.brain[number - 1]
-        if not isinstance(said, Say):
-            raise MisuseError(f"an answer is a Say, and {said!r} is none")
-        return said
+        return number, reply
+
+    def _next_line(self, number: int, body: dict[str, Any]) -> WireReply | Line | str:
+        if callable(self.brain):
+            return self.brain(body)
+        if number > len(self.brain):
+            lines = len(self.brain)
+            raise AssertionError(f"The script of LocalServer has {lines} lines; this is request {number}.")
+        return self.brain[number - 1]
 
 
-# The wires
+# Protocols.
 
 
 @attrs.frozen(kw_only=True)
 class FakeEndpoint(Value):
-    """What is spoken at one path."""
+    """Protocol of one path."""
 
     find_request_error: Callable[[dict[str, Any]], Mapping[str, str] | None]
-    """Takes the body of a request; returns the fields of the error by which the vendor refuses it, or None."""
+    """Function of a request's body that returns the fields of the error with which the vendor refuses it, or None."""
 
-    build_reply: Callable[[Say, dict[str, Any], int], dict[str, Any]]
-    """Takes the answer, the body and the request's number, and returns the body of the answer."""
+    find_newest_text: Callable[[Mapping[str, Any]], str]
+    """Function of a valid body that returns the text of the newest message."""
 
-    stream_reply: Callable[[Say, dict[str, Any], int], Iterator[dict[str, Any]]]
-    """Takes the same and returns the events of the answer. One that has a type is sent under it."""
+    build_reply: Callable[[WireReply, dict[str, Any], int], dict[str, Any]]
+    """Function of the reply, the request's body and its number that returns the response body."""
 
-    build_error: Callable[[Say], dict[str, Any]]
-    """Returns the body of an error."""
+    stream_reply: Callable[[WireReply, dict[str, Any], int], Iterator[dict[str, Any]]]
+    """Function of the same that returns the events of the response. An event with a type is sent under that name."""
+
+    starts_call: Callable[[Mapping[str, Any]], bool]
+    """Function that returns whether an event is the first of a tool call."""
+
+    build_error: Callable[[WireReply], dict[str, Any]]
+    """Function that returns the body of an error."""
 
     end_marker: str | None = None
-    """What stands behind the last event."""
+    """Data of an event to send after the last one; None for none."""
 
 
 _ENDPOINTS: Final[Mapping[str, FakeEndpoint]] = {
     "/v1/chat/completions": FakeEndpoint(
         find_request_error=openai_chat.find_request_error,
+        find_newest_text=openai_chat.find_newest_text,
         build_reply=openai_chat.build_reply,
         stream_reply=openai_chat.stream_reply,
+        starts_call=openai_chat.starts_call,
         build_error=openai_chat.build_error,
         end_marker="[DONE]",
     ),
     "/v1/responses": FakeEndpoint(
         find_request_error=openai_responses.find_request_error,
+        find_newest_text=openai_responses.find_newest_text,
         build_reply=openai_responses.build_reply,
         stream_reply=openai_responses.stream_reply,
+        starts_call=openai_responses.starts_call,
         build_error=openai_chat.build_error,
     ),
     "/v1/messages": FakeEndpoint(
         find_request_error=anthropic.find_request_error,
+        find_newest_text=anthropic.find_newest_text,
         build_reply=anthropic.build_reply,
         stream_reply=anthropic.stream_reply,
+        starts_call=anthropic.starts_call,
         build_error=anthropic.build_error,
     ),
 }
 
 
-# The socket
+# Sockets.
 
 
 class _Listener(ThreadingHTTPServer):
-    """Accepts connections and knows them, so that it can break them."""
+    """Listener that remembers its connections, so that it can break them."""
 
-    request_queue_size = 1024  # a crowd of agents connects at once
+    request_queue_size = 1024  # many agents connect at once
 
-    def __init__(self, answer: Callable[[FakeEndpoint, dict[str, Any], Mapping[str, str]], tuple[int, Say]]) -> None:
+    def __init__(
+        self, answer: Callable[[FakeEndpoint, dict[str, Any], Mapping[str, str]], tuple[int, WireReply]]
+    ) -> None:
         self.answer = answer
         self.closing = threading.Event()
         self._open: dict[threading.Thread, socket.socket] = {}
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def server_bind(self) -> None:
-        # Not HTTPServer's own: it asks the network for the name of the host.
+        # Skip HTTPServer's own, which looks up the host name.
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        # Only the listening thread comes here, and `stop` only after it has ended: so there is no lock.
+        # Only the listening thread calls this, and `stop` waits for its end first, so no lock is needed.
         self._open = {thread: connection for thread, connection in self._open.items() if thread.is_alive()}
         handler = threading.Thread(
             target=self.process_request_thread, args=(request, client_address), name="LocalServer-request", daemon=True
@@ -217,7 +234,7 @@ class _Listener(ThreadingHTTPServer):
         self._open[handler] = request
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), OSError):  # a client that went away, or was sent away, is no news
+        if not isinstance(sys.exception(), OSError):  # the client or the server has closed the connection
             super().handle_error(request, client_address)
 
     def stop(self) -> None:
@@ -225,17 +242,17 @@ class _Listener(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
         for connection in self._open.values():
-            with suppress(OSError):  # closed by its client, or by its thread
+            with suppress(OSError):  # already closed by its client or its thread
                 connection.shutdown(SHUT_RDWR)
         for thread in self._open:
             thread.join(_JOIN_TIMEOUT_S)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection: several requests, one after the other."""
+    """Handler of one connection, which may send several requests in sequence."""
 
-    protocol_version = "HTTP/1.1"  # connections are kept
-    disable_nagle_algorithm = True  # a small chunk leaves at once
+    protocol_version = "HTTP/1.1"  # keeps connections open
+    disable_nagle_algorithm = True  # sends small chunks at once
 
     def do_GET(self) -> None:
         if self.path != "/v1/models":
@@ -255,33 +272,35 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            self._send_json(400, wire.build_error(Say(status=400, error="The body is not a JSON object.")))
+            self._send_json(400, wire.build_error(WireReply(status=400, error="The body is not a JSON object.")))
             return
-        number, say = self._listener.answer(wire, body, {name.lower(): value for name, value in self.headers.items()})
-        self._pause(say.delay_s)
-        self._send_answer(wire, say, body, number)
+        number, reply = self._listener.answer(wire, body, {name.lower(): value for name, value in self.headers.items()})
+        self._pause(reply.line.delay_s)
+        self._send_answer(wire, reply, body, number)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the name is http.server's
-        """Stay silent: what came is in `LocalServer.requests`."""
+        """Log nothing: `LocalServer.requests` has the requests."""
 
     @property
     def _listener(self) -> _Listener:
         return cast("_Listener", self.server)
 
-    def _send_answer(self, endpoint: FakeEndpoint, say: Say, body: dict[str, Any], number: int) -> None:
+    def _send_answer(self, endpoint: FakeEndpoint, reply: WireReply, body: dict[str, Any], number: int) -> None:
         streamed = bool(body.get("stream"))
-        headers = {"x-request-id": f"req_{number}", "request-id": f"req_{number}", **say.headers}
-        if say.status >= 400:  # noqa: PLR2004  HTTP's own
-            self._send_json(say.status, endpoint.build_error(say), headers)
-        elif say.html:
-            self._send(say.status, _LOGIN_PAGE.encode(), {"content-type": "text/html", **headers})
-        elif say.raw is not None:
+        headers = {"x-request-id": f"req_{number}", "request-id": f"req_{number}", **reply.headers}
+        if reply.status >= 400:  # noqa: PLR2004  HTTP's own
+            self._send_json(reply.status, endpoint.build_error(reply), headers)
+        elif reply.html:
+            self._send(reply.status, _LOGIN_PAGE.encode(), {"content-type": "text/html", **headers})
+        elif reply.raw is not None:
             kind = "text/event-stream" if streamed else "application/json"
-            self._send(say.status, say.raw.encode(), {"content-type": kind, **headers})
+            self._send(reply.status, reply.raw.encode(), {"content-type": kind, **headers})
         elif streamed:
-            self._send_stream(say, endpoint.stream_reply(say, body, number), headers, endpoint.end_marker)
+            self._send_stream(endpoint, reply, endpoint.stream_reply(reply, body, number), headers)
         else:
-            self._send_json(say.status, endpoint.build_reply(say, body, number), headers, cut=say.cut_after is not None)
+            self._send_json(
+                reply.status, endpoint.build_reply(reply, body, number), headers, cut=reply.cut_after is not None
+            )
 
     def _send_json(
         self, status: int, value: dict[str, Any], headers: Mapping[str, str] | None = None, *, cut: bool = False
@@ -301,18 +320,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _send_stream(
-        self, say: Say, chunks: Iterator[dict[str, Any]], headers: Mapping[str, str], end: str | None
+        self, endpoint: FakeEndpoint, reply: WireReply, chunks: Iterator[dict[str, Any]], headers: Mapping[str, str]
     ) -> None:
-        self._send_head(say.status, {"content-type": "text/event-stream", **headers, "transfer-encoding": "chunked"})
+        self._send_head(reply.status, {"content-type": "text/event-stream", **headers, "transfer-encoding": "chunked"})
         sent = count()
         for chunk in chunks:
-            if next(sent) == say.cut_after:
+            if next(sent) == reply.cut_after:
                 self.close_connection = True
                 return
-            self._pause(say.chunk_delay_s)
+            self._pause(reply.chunk_delay_s + (reply.line.pace_s if endpoint.starts_call(chunk) else 0.0))
             self._send_event(json.dumps(chunk, ensure_ascii=False), chunk.get("type"))
-        if end is not None:
-            self._send_event(end)
+        if endpoint.end_marker is not None:
+            self._send_event(endpoint.end_marker)
         self.wfile.write(b"0\r\n\r\n")
 
     def _send_event(self, data: str, kind: str | None = None) -> None:
