@@ -1,9 +1,9 @@
-"""The error hierarchy: one root, and one branch for each reaction that a caller should have.
+"""Error hierarchy: one root, and one branch for each reaction that a caller should have.
 
 AgentError
     MisuseError              a bug in the calling code: fix it, do not retry
         IllegalTransitionError   the event does not fit the state
-        DuplicateToolError       two tools of one name
+        DuplicateToolError       two tools have the same name
         ClosedError              used after it was closed
     RunError                 the run did not end in DONE; carries the run (defined in `run`)
     StepError                something outside failed inside a step; the engine turns it into an event
@@ -93,11 +93,20 @@ class ModelUnavailableError(ModelError):
         retry_after_s: Seconds that the server asked to wait; None if it did not.
         status: HTTP status of the response, for example 429 for a rate limit, 503 or 529 for overload; None if there
             was no response.
+        is_unreachable: Whether no connection to the server could be made.
     """
 
-    def __init__(self, message: str, retry_after_s: float | None = None, *, status: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        retry_after_s: float | None = None,
+        *,
+        status: int | None = None,
+        is_unreachable: bool = False,
+    ) -> None:
         self.retry_after_s = retry_after_s
         self.status = status
+        self.is_unreachable = is_unreachable
         super().__init__(message)
 
 
@@ -201,6 +210,6 @@ def ensure_printable(error: BaseException) -> BaseException:
     try:
         traceback.format_exception(error)
     except BaseException:  # noqa: BLE001  an attribute of it, or of what it comes from, can raise anything
-        text = f"{type(error).__name__}, which cannot be written"
+        text = f"{type(error).__name__}, whose traceback cannot be formatted"
         return RuntimeError(text).with_traceback(error.__traceback__)
     return error

@@ -49,6 +49,10 @@ class ProviderFailure(Value):
     """What the provider's support asks for."""
 
     retry_after_s: float | None = None
+    """Seconds to wait that the server asked for; None if it did not."""
+
+    is_unreachable: bool = False
+    """Whether no connection to the server could be made."""
 
     @property
     def model_and_url(self) -> str:
@@ -127,7 +131,13 @@ def unavailable_error(failure: ProviderFailure) -> ModelError:
 
 
 def connection_error(failure: ProviderFailure) -> ModelError:
-    """The network is at fault, or the address."""
+    """No connection could be made, or it broke."""
+    if failure.is_unreachable:
+        return ModelUnavailableError(
+            f"Cannot connect to {failure.model_and_url} {failure.server_message}. Check that the server runs, "
+            "base_url, the network and the proxy.",
+            is_unreachable=True,
+        )
     return ModelUnavailableError(
         f"{failure.model_and_url} was not reached, or the connection broke {failure.server_message}. Ask again; if it "
         "stays, check base_url, the network and the proxy."

@@ -11,6 +11,9 @@ tasks for. Its retries are off: the engine retries, and two layers would multipl
 from __future__ import annotations
 
 import json
+import os
+import socket
+import ssl
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cache
@@ -39,7 +42,6 @@ from agentfsm.models.wire import (
 )
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from agentfsm.core.usage import Usage
@@ -64,6 +66,7 @@ TRANSPORT_ERRORS: Final[Mapping[type[Exception], t.Translate]] = {
 }
 
 
+_CONNECT_ERRORS: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx.ConnectError, httpx.ConnectTimeout)
 _BASE_URL: Final = attrs.evolve(STRING, wanted="a string such as 'http://localhost:8000/v1'").or_none()
 _HTTP_CLIENT: Final = require_type(
     httpx2.AsyncClient, httpx.AsyncClient, wanted="an AsyncClient of httpx2 or httpx"
@@ -378,7 +381,28 @@ def check_header(what: str, value: str) -> str:
     return value
 
 
-# What a server says
+# Failures
+
+
+def read_transport_failure(error: BaseException) -> dict[str, Any]:
+    """Return the fields of `ProviderFailure` for an error of the transport: `detail` and `is_unreachable`.
+
+    If no connection could be made, `detail` is the operating system's reason, for example "connection refused".
+    """
+    detail = f"{type(error).__name__}: {error}"
+    if not isinstance(error, _CONNECT_ERRORS):
+        return {"detail": detail}
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, BaseExceptionGroup):  # one error for each address of a host
+            cause = cause.exceptions[0]
+        if isinstance(cause, OSError) and cause.errno is not None:
+            # These two have numbers of their own. For others, event loops replace the text of the number.
+            is_own = isinstance(cause, ssl.SSLError | socket.gaierror)
+            reason = str(cause.strerror) if is_own else os.strerror(cause.errno)
+            detail = reason[:1].lower() + reason[1:]
+        cause = cause.__cause__ or cause.__context__
+    return {"detail": detail, "is_unreachable": True}
 
 
 def read_error_message(body: object) -> str:

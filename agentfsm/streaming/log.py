@@ -1,8 +1,8 @@
 """Structured log of runs: the stdlib logger `agentfsm`, written with structlog.
 
-The library logs nothing until the application configures logging. Prompts, arguments, results and keys are left out,
-unless an agent is made with `log_prompts=True`; then likely secrets are masked. A line may be followed by the traceback
-of a tool's exception, whose last line is the tool's own text.
+The library logs nothing until the application configures logging; only a model that cannot be reached is reported on
+stderr. Prompts, arguments, results and keys are left out, unless an agent is made with `log_prompts=True`; then likely
+secrets are masked. A line may be followed by the traceback of a tool's exception, whose last line is the tool's text.
 """
 
 from __future__ import annotations
@@ -55,6 +55,12 @@ def _is_enabled(level: int) -> bool:
     return any(handler is not _NULL_HANDLER for handler in handlers)
 
 
+def _write_notice(text: str) -> None:
+    """Write a warning to stderr through `logging.lastResort`, as the stdlib does for a logger without handlers."""
+    if LOGGER.isEnabledFor(logging.WARNING) and logging.lastResort is not None:
+        logging.lastResort.handle(LOGGER.makeRecord(LOGGER.name, logging.WARNING, "", 0, text, (), None))
+
+
 def preload() -> None:
     """Import structlog if every turn will be logged. A later import would block the event loop."""
     if _is_enabled(logging.INFO):
@@ -82,12 +88,19 @@ class RunLogger(Value):
         """Log a turn, a call or an end."""
         self._write(logging.INFO, event, facts)
 
-    def warning(self, event: str, **facts: object) -> None:
+    def warning(self, event: str, *, notice: str = "", **facts: object) -> None:
         """Log a retry, a downgrade or an unusual event.
 
         With an exception as `exc_info`, its traceback follows the line.
+
+        Args:
+            event: Name of the event.
+            notice: Sentence that goes to stderr if the application has not configured logging; empty for none.
+            facts: Facts of the event.
         """
         self._write(logging.WARNING, event, facts)
+        if notice and not _is_enabled(logging.WARNING):
+            _write_notice(notice)
 
     def error(self, event: str, **facts: object) -> None:
         """Log a failure."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import socket
+import ssl
 import subprocess
 import sys
 
+import httpx2
 import pytest
 
 from agentfsm import MisuseError
 from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses
+from agentfsm.models.sdk import read_transport_failure
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
@@ -87,3 +92,71 @@ def test_the_cache_argument_is_a_bool():
     """`cache="no"` would be taken as true."""
     with pytest.raises(MisuseError, match=r"^Anthropic\(cache='no'\): give True or False$"):
         Anthropic("m", api_key="k", cache="no")
+
+
+DOWN = """
+import socket, sys
+import anyio
+from agentfsm import Agent, Limits
+from agentfsm.models import Anthropic, OpenAIChat, OpenAIResponses
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+model = ADAPTER("local", base_url=url)
+async def main():
+    run = await Agent(model, limits=Limits(errors=1, model_retries=2, retry_wait_s=0.01)).run("hi")
+    print(url.removesuffix("/v1"), run.stop_reason)
+SETUP
+anyio.run(main, backend=BACKEND)
+"""
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("adapter", ["OpenAIChat", "OpenAIResponses", "Anthropic"])
+def test_a_server_that_is_down_is_named_on_stderr_at_the_first_attempt(adapter, backend):
+    """A program that has not configured logging gets one line per turn, before the first wait for a retry."""
+    done = run_python(DOWN.replace("ADAPTER", adapter).replace("SETUP", "").replace("BACKEND", repr(backend)))
+    url = done.stdout.split()[0]
+    assert re.fullmatch(
+        rf"agentfsm: Cannot connect to 'local' at {url}\S* \(connection refused\); retrying in 0\.\d s\n", done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        "import logging; logging.getLogger('agentfsm').addHandler(logging.NullHandler())",
+        "import logging; logging.getLogger('agentfsm').setLevel(logging.ERROR)",
+    ],
+)
+def test_a_program_that_configures_logging_decides_about_the_notice(setup):
+    """A handler or a level of the program's own turns the line on stderr off."""
+    done = run_python(DOWN.replace("ADAPTER", "OpenAIChat").replace("SETUP", setup).replace("BACKEND", "'asyncio'"))
+    assert done.stderr == ""
+
+
+def test_a_server_that_is_down_is_named_in_the_log():
+    """Each attempt is a WARNING with the address and the reason."""
+    setup = "import logging; logging.basicConfig()"
+    done = run_python(DOWN.replace("ADAPTER", "OpenAIChat").replace("SETUP", setup).replace("BACKEND", "'asyncio'"))
+    lines = [line for line in done.stderr.splitlines() if "event=model_retry" in line]
+    assert len(lines) == 2
+    assert all("(connection refused)" in line and done.stdout.split()[0] in line for line in lines)
+    assert "retrying" not in done.stderr
+
+
+def test_the_reason_of_the_operating_system_is_found_behind_the_error_of_the_transport():
+    """The transport's error names no reason by itself."""
+    error = httpx2.ConnectError("All connection attempts failed")
+    error.__cause__ = OSError("All connection attempts failed")
+    refused = ConnectionRefusedError(111, "Connection refused")
+    error.__cause__.__cause__ = ExceptionGroup("multiple connection attempts failed", [refused, refused])
+    assert read_transport_failure(error) == {"detail": "connection refused", "is_unreachable": True}
+    unknown = httpx2.ConnectError("[Errno -2] Name or service not known")
+    unknown.__context__ = socket.gaierror(-2, "Name or service not known")
+    assert read_transport_failure(unknown) == {"detail": "name or service not known", "is_unreachable": True}
+    untrusted = httpx2.ConnectError("certificate verify failed")
+    untrusted.__cause__ = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate")
+    assert "self-signed certificate" in read_transport_failure(untrusted)["detail"]
+    broken = httpx2.ReadError("reset")
+    assert read_transport_failure(broken) == {"detail": "ReadError: reset"}

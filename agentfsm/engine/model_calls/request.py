@@ -92,7 +92,8 @@ async def ask_model(prepared: PreparedRequest, eager: EagerCalls | None = None) 
             if not _should_retry(journal, engine.limits, attempt, wait_s):
                 raise
             facts = {"wait_s": round(wait_s, 6), "error": type(error).__name__, "why": _describe_failure(error)}
-            journal.log.warning("model_retry", turn=effect.turn, attempt=attempt, **facts)
+            notice = _describe_unreachable(error, wait_s) if attempt == 1 else ""
+            journal.log.warning("model_retry", notice=notice, turn=effect.turn, attempt=attempt, **facts)
             await anyio.sleep(wait_s)
             attempt += 1
         except ModelError as error:
@@ -116,6 +117,13 @@ def _should_retry(journal: Journal, limits: Limits, attempt: int, wait_s: float)
 def _describe_failure(error: ModelError) -> str:
     """Return the reason of a failure for the log, without the model's own text."""
     return redact(str(error)) if isinstance(error, ModelUnavailableError) else "its reply is of no use"
+
+
+def _describe_unreachable(error: ModelError, wait_s: float) -> str:
+    """Return the notice that the model cannot be reached, for programs that do not configure logging; else empty."""
+    if not isinstance(error, ModelUnavailableError) or not error.is_unreachable:
+        return ""
+    return f"agentfsm: {redact(str(error)).partition('. ')[0]}; retrying in {wait_s:.1f} s"
 
 
 async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | None) -> tuple[Reply, Usage]:

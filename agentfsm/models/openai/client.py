@@ -20,6 +20,7 @@ from agentfsm.models.sdk import (
     check_header,
     read_error_message,
     read_retry_after_headers,
+    read_transport_failure,
     shared_ssl_context,
 )
 from agentfsm.models.wire import InBandError
@@ -176,5 +177,5 @@ class OpenAIModel(SDKModel):
                     retry_after_s=read_retry_after_headers(response.headers, time.time()),
                 )
             case openai.APIConnectionError(__cause__=BaseException() as cause):
-                return self._build_failure(f"{type(cause).__name__}: {cause}")
+                return self._build_failure(**read_transport_failure(cause))
         return super()._describe_error(error)
