@@ -125,14 +125,14 @@ def build_audit(header: Header, events: Sequence[e.Event]) -> tuple[AuditRecord,
         header: Header of the run.
         events: Events of its journal, from the first on.
     """
-    notes = _AuditBuilder(header)
+    builder = _AuditBuilder(header)
     run = begin_run(header)
     for event in events:
         before, run = run, run.apply(event)
-        notes.add_event(event, before, run)
+        builder.add_event(event, before, run)
     results = {m.call_id: m for m in run.messages[run.own_start :] if isinstance(m, ToolResult)}
     opened = {entry.call.id: entry for entry in run.open}
-    return tuple([_with_outcome(r, results.get(r.call_id), opened.get(r.call_id)) for r in notes.records.values()])
+    return tuple([_with_outcome(r, results.get(r.call_id), opened.get(r.call_id)) for r in builder.records.values()])
 
 
 class _AuditBuilder:

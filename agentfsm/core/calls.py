@@ -1,4 +1,4 @@
-"""The calls of a run: those of the open turn, as far as they are, and the record of those that are closed."""
+"""Calls of a run: the open calls with their phases, and records of closed calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentfsm.core.value import Value
 
 
 class Phase(StrEnum):
-    """How far an open call is."""
+    """Phase of an open call."""
 
     INTENDED = "intended"
     AWAITING_APPROVAL = "asked"
@@ -29,68 +29,70 @@ class Phase(StrEnum):
     FINISHED = "finished"
 
 
-# What counts as an error of a tool.
+# Outcomes that count as errors of a tool.
 ERROR_OUTCOMES: Final = frozenset({Outcome.FAILED, Outcome.TIMED_OUT})
-# The phases in which somebody outside has to say something.
+# Phases that end only by a decision or input from outside.
 UNDECIDED_PHASES: Final = frozenset({Phase.AWAITING_APPROVAL, Phase.OUTCOME_UNKNOWN, Phase.PAUSED})
 
 
 @attrs.frozen(kw_only=True)
 class Inquiry(Value):
-    """What the tool of an open call has asked people, and what it was told."""
+    """Questions that the tool of an open call asked people, and their answers."""
 
     rounds: int = 0
-    """How many times it has asked."""
+    """Number of times that the tool asked."""
 
     state: str = "null"
-    """What it gets back, as JSON text; the newest counts."""
+    """JSON text that the tool gets back with the answers, from its newest request."""
 
     answers: Mapping[str, Any] = attrs.field(factory=dict)
-    """By the question's key, of all rounds: the answer, or None where it was declined."""
+    """Answers of all rounds by the key of the question; None for a question that was declined."""
 
 
 @attrs.frozen(kw_only=True, slots=False)
 class OpenCall(Value):
-    """A call of the turn that is not closed yet. Not slotted: many fields are written a third faster into a dict."""
+    """A call of the open turn. Not slotted, because writing many fields into a dict is a third faster."""
 
     call: ToolCall
     phase: Phase = Phase.INTENDED
     attempts: int = 0
-    """How many times its tool was tried, as far as the journal tells."""
+    """Number of attempts, as far as the journal records them."""
 
     losses: int = 0
-    """How many times its worker died, or gave it up, while it was under way."""
+    """Number of times that its worker died or gave up the call while it ran."""
 
     started_at: float = 0.0
-    """When it was last taken up, seconds since 1970; 0 where it never was."""
+    """Time of the last start, seconds since 1970; 0 if it never started."""
 
     duration_s: float = 0.0
-    """How long it then ran, where it was cut off; 0 where that is not known."""
+    """Seconds from that start until the call was cut off; 0 if unknown or not cut off."""
 
     read_only: bool = False
-    """Whether its tool declared, when it started, that it has no effect."""
+    """Whether its tool was declared read-only when the call started."""
 
     expires_at: float | None = None
+    """Time at which the approval request expires, seconds since 1970; None if there is none."""
+
     description: str = ""
-    """What it will do, for the person who approves it."""
+    """Effect of the call, for the person who approves it."""
 
     digest: str = ""
-    """Of the tool and the arguments that the person is asked about."""
+    """Hash of the tool and the arguments that the person decides on."""
 
     error: str = ""
-    """Why the last approval was not carried out, while the person is asked again."""
+    """Reason why the last approval was not carried out, while the person is asked again; else empty."""
 
     pending: tuple[Pending, ...] = ()
-    """What it waits for, in the phase PAUSED."""
+    """Things that the call waits for in the phase PAUSED."""
 
     inquiry: Inquiry | None = None
-    """None where its tool has asked nothing."""
+    """Questions of the tool and their answers; None if it asked none."""
 
     result: ToolResult | None = None
-    """Present in the phase FINISHED only."""
+    """Result of the call in the phase FINISHED, else None."""
 
     def build_result(self, outcome: Outcome, content: str) -> ToolResult:
-        """Return a result that comes from elsewhere than the tool, with what is known of how the call has run."""
+        """Build a result that does not come from the tool, with the call's start, duration and attempts."""
         return ToolResult(
             call_id=self.call.id,
             tool=self.call.name,
@@ -105,7 +107,7 @@ class OpenCall(Value):
 
 @attrs.frozen(kw_only=True)
 class CallRecord(Value):
-    """A closed call, for audit."""
+    """Record of a closed call."""
 
     turn: int
     call_id: str
@@ -117,17 +119,17 @@ class CallRecord(Value):
 
 @attrs.frozen(kw_only=True)
 class FailureRecord(Value):
-    """Something that failed on the way."""
+    """Record of a failed model request or tool call."""
 
     turn: int
     source: str
-    """"model", or the name of the tool."""
+    """Source of the failure: "model", or the name of the tool."""
 
     message: str
 
 
 def find_last_turn(messages: Iterable[Message]) -> int:
-    """Return the highest turn number among the call ids of a history; 0 where there is none."""
+    """Return the highest turn number among the call ids of a history; 0 if there is none."""
     calls = (call for m in messages if isinstance(m, AssistantMessage) for call in m.calls)
     return max((parse_turn(call.id) for call in calls), default=0)
 
@@ -137,34 +139,34 @@ _INDEX_PATTERN: Final = re.compile(r"(?:.*\.)?([0-9]{1,8})", re.DOTALL)
 
 
 def parse_turn(call_id: str) -> int:
-    """Return the turn of a call, as its id tells it; 0 where that was not made here."""
+    """Return the turn in a call id; 0 if agentfsm did not assign the id."""
     found = _TURN_PATTERN.match(call_id)
     return 0 if found is None else int(found[1])
 
 
 def parse_index(call_id: str) -> int:
-    """Return a call's place in its reply, as its id tells it; 0 where that was not made here."""
+    """Return the position in the reply in a call id, from 0; 0 if agentfsm did not assign the id."""
     found = _INDEX_PATTERN.fullmatch(call_id)
     return 0 if found is None else int(found[1])
 
 
-# Hexadecimal digits of the hash in a key: it only has to tell apart what one call of one run was, or was going to be.
+# Hexadecimal digits of the hash in a key: it distinguishes only the few versions of one call of one run.
 KEY_HASH_DIGITS: Final = 8
 
 
 def build_idempotency_key(header: Header, call: ToolCall) -> str:
     """Return the idempotency key of a call of the run with that header: the nonce, the call's id, a hash of the effect.
 
-    The nonce tells runs apart, also those that had the same id one after the other. The hash, of the tool's name and
-    the arguments, tells apart what a model asked for in the same place of one run before and after the record of it was
-    lost, by a power cut or a restored backup. A run of a format older than 4 has no nonce, and its id stands for it.
+    The nonce distinguishes runs, also runs that used the same id one after the other. The hash of the tool's name and
+    the arguments distinguishes calls with the same id if the record of the first was lost by a power cut or a restored
+    backup. A run of a format older than 4 has no nonce, so its id is used.
     """
     effect = short_hash(f"{call.name}\n{call.canonical}", KEY_HASH_DIGITS)
     return f"{header.nonce or header.id}:{call.id}:{effect}"
 
 
 def replace_arguments(header: Header, call: ToolCall, arguments: str) -> ToolCall:
-    """Return a call that has not started with other arguments: another effect, and so under another key."""
+    """Return a call that has not started, with other arguments. It gets another key, because its effect is another."""
     edited = attrs.evolve(call, arguments=arguments)
     return attrs.evolve(edited, key=build_idempotency_key(header, edited))
 

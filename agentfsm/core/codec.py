@@ -1,8 +1,8 @@
-"""Records of the journal and back: JSON with a version and a bounded length; no pickle and no fallback.
+"""Encode and decode journal records: JSON with a format version and a bounded length; no pickle and no fallback.
 
-`encoding` writes the values. A header says under "v" which version of the format wrote it, and so does an event of
-another version than its header's, and every inbox item. A newer version is refused, since half-understanding a journal
-would lose facts; an older one is brought up to date, one version at a time, by a function in `_MIGRATIONS`.
+`encoding` writes the values. The key "v" has the format version: in every header and inbox item, and in an event whose
+version is not that of its header. Records of a newer version are refused, because skipping unknown fields would lose
+facts. Records of an older version are migrated one version at a time by the functions in `_MIGRATIONS`.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from agentfsm.core.messages import ErrorType, Message, Outcome
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.verdict import Action
 
-# The oldest format that is still read: all that there ever were.
+# The oldest format that can be read: the first one.
 FIRST_FORMAT: Final = 1
 
-_AnyEvent: Any = Union[EVENTS]  # noqa: UP007  built from the list, so that there is one list
+_AnyEvent: Any = Union[EVENTS]  # noqa: UP007  built from the tuple, the only list of events
 _write_event: Final = partial(write_tagged, kinds=frozenset(EVENTS))
 
 _PRIMITIVES: dict[type, tuple[type, ...]] = {str: (str,), bool: (bool,), int: (int,), float: (float, int)}
 
 
 def _structure_exact(accepted: tuple[type, ...], value: Any, kind: type) -> Any:
-    """Take a value of the right type as it is; cattrs by itself would make "5" a number and 5 a text."""
+    """Return a value of the right type unchanged. The default of cattrs would convert "5" to 5 and 5 to "5"."""
     if type(value) not in accepted or (kind is float and not math.isfinite(value)):
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"expected {kind.__name__}, got {value!r}")
     return float(value) if kind is float else value
 
 
 def _structure_tuple(converter: Converter, value: Any, kind: Any) -> tuple[Any, ...]:
     if not isinstance(value, list):
-        raise TypeError(f"{value!r} is no list")
+        raise TypeError(f"expected a list, got {value!r}")
     item = get_args(kind)[0]
     return tuple([converter.structure(each, item) for each in value])
 
@@ -62,7 +62,7 @@ def _build_converter() -> Converter:
         PendingKind,
         Priority,
         StopReason,
-    ):  # each by itself, since the hook for str would serve them as well
+    ):  # one hook each, because the hook for str would match them too
         converter.register_structure_hook(enum, lambda value, kind: kind(value))
     converter.register_structure_hook_func(is_tuple, partial(_structure_tuple, converter))
     for union in (*UNIONS, _AnyEvent):
@@ -77,22 +77,22 @@ def encode_event(event: Event, header: Header) -> str:
     """Return an event of the run with that header as JSON text.
 
     Raises:
-        MisuseError: when it is larger than a record may be, or holds what JSON cannot.
+        MisuseError: if it is too large for a record, or contains a value that JSON cannot express.
     """
     return write_record(_write_event, event, known_version=header.format)
 
 
 def message_to_json(message: Message) -> dict[str, Any]:
-    """Return a message of the history with its kind, for programs."""
+    """Return a message of the history as a dict; the key "is" has its class."""
     return {"is": type(message).__name__, **attrs.asdict(message)}
 
 
 def decode_event(text: str, header: Header) -> Event:
-    """Return the event that the text holds, of the run with that header.
+    """Decode an event of the run with that header.
 
     Raises:
-        TooNewError: when a newer agentfsm wrote it.
-        CorruptError: when it holds none.
+        TooNewError: if a newer agentfsm wrote it.
+        CorruptError: if the text is not an event.
     """
     value, version = _parse_record(text, header.format)
     event: Event = _structure(text, value, version, _AnyEvent)
@@ -100,20 +100,20 @@ def decode_event(text: str, header: Header) -> Event:
 
 
 def encode_header(header: Header) -> str:
-    """Return entry 0 as JSON text, with the version of the format.
+    """Return entry 0 as JSON text, with the format version.
 
     Raises:
-        MisuseError: when the metadata holds what JSON cannot, or it is larger than a record may be.
+        MisuseError: if it is too large for a record, or the metadata contain a value that JSON cannot express.
     """
     return write_record(WRITERS[Header], header if header.format == FORMAT else attrs.evolve(header, format=FORMAT))
 
 
 def decode_header(text: str) -> Header:
-    """Return the header that the text holds.
+    """Decode a header.
 
     Raises:
-        TooNewError: when a newer agentfsm wrote it.
-        CorruptError: when it holds none.
+        TooNewError: if a newer agentfsm wrote it.
+        CorruptError: if the text is not a header.
     """
     value, version = _parse_record(text)
     header: Header = _structure(text, value, version, Header)
@@ -126,11 +126,11 @@ def encode_item(item: InboxItem) -> str:
 
 
 def decode_item(text: str) -> InboxItem:
-    """Return the inbox item that the text holds.
+    """Decode an inbox item.
 
     Raises:
-        TooNewError: when a newer agentfsm wrote it.
-        CorruptError: when it holds none.
+        TooNewError: if a newer agentfsm wrote it.
+        CorruptError: if the text is not an inbox item.
     """
     value, version = _parse_record(text, FIRST_FORMAT)
     item: InboxItem = _structure(text, value, version, InboxItem)
@@ -138,11 +138,9 @@ def decode_item(text: str) -> InboxItem:
 
 
 def _parse_record(text: str, version: int | None = None) -> tuple[dict[str, Any], int]:
-    """Return a record, and the version of the format that it is in: what it says itself, else the one given."""
+    """Return a record and its format version: the one under "v", or `version` if there is none."""
     if len(text) > MAX_RECORD_CHARS:
-        raise CorruptError(
-            f"the record has {len(text):,} characters, more than the {MAX_RECORD_CHARS:,} that one may have"
-        )
+        raise CorruptError(f"the record has {len(text):,} characters; the maximum is {MAX_RECORD_CHARS:,}")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -164,26 +162,26 @@ def _structure(text: str, value: dict[str, Any], version: int, kind: Any) -> Any
         for number in range(version, FORMAT):
             value = _MIGRATIONS[number](value)
         return _CONVERTER.structure(value, kind)
-    except Exception as error:  # noqa: BLE001  cattrs lets whatever a broken value provokes through
+    except Exception as error:  # noqa: BLE001  cattrs does not wrap all errors of broken values
         raise CorruptError(f"the record does not fit the format ({error!r}): {_excerpt(text)}") from None
 
 
 def _migrate_1(value: dict[str, Any]) -> dict[str, Any]:
-    """Format 1 kept one hash for the whole agent, of which nobody can say what has changed since."""
+    """Drop the fingerprint of format 1: one hash for the whole agent, which does not show what has changed."""
     return {**value, "fingerprint": {}} if "fingerprint" in value and "is" not in value else value
 
 
 def _migrate_2(value: dict[str, Any]) -> dict[str, Any]:
-    """Format 2 said less, and nothing else: it knew no judges, no further parts of a message, no settings of a run."""
+    """Return the record unchanged: format 3 only added judges, message parts other than text, and settings of a run."""
     return value
 
 
 def _migrate_3(value: dict[str, Any]) -> dict[str, Any]:
-    """Format 3 had no nonce in its headers: the keys of its calls begin with the run's id."""
+    """Return the record unchanged: format 3 headers have no nonce, and their call keys begin with the run's id."""
     return value
 
 
-# By the version that a record is in: what makes the next one of it.
+# Functions that convert a record to the next version, by its version.
 _MIGRATIONS: Final[Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     1: _migrate_1,
     2: _migrate_2,

@@ -1,4 +1,4 @@
-"""The picture of the machine, drawn from the table."""
+"""Diagrams of the machine, drawn from its table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from agentfsm.core.machine import START, TABLE, State
 
 
 def _arrows() -> list[tuple[State, State, list[str]]]:
-    """Return (from, to, events) with the events of one arrow together, in the table's order."""
+    """Return (from, to, events) for each arrow, in the order of the table."""
     arrows: dict[tuple[State, State], list[str]] = {}
     for state, row in TABLE.items():
         for event, target in row.items():
@@ -15,7 +15,7 @@ def _arrows() -> list[tuple[State, State, list[str]]]:
 
 
 def mermaid() -> str:
-    """Draw the table as a Mermaid state diagram."""
+    """Return the table as a Mermaid state diagram."""
     lines = ["stateDiagram-v2", f"    [*] --> {START.upper()}"]
     lines += [f"    {s.upper()} --> {t.upper()}: {', '.join(events)}" for s, t, events in _arrows()]
     lines += [f"    {state.upper()} --> [*]" for state, row in TABLE.items() if not row]
@@ -23,7 +23,7 @@ def mermaid() -> str:
 
 
 def dot() -> str:
-    """Draw the table for Graphviz."""
+    """Return the table in the DOT language of Graphviz."""
     lines = ["digraph agentfsm {", "    rankdir=LR"]
     lines += [f"    {state.upper()} [shape={'box' if row else 'doublecircle'}]" for state, row in TABLE.items()]
     lines += [f'    {s.upper()} -> {t.upper()} [label="{", ".join(events)}"]' for s, t, events in _arrows()]
@@ -31,7 +31,7 @@ def dot() -> str:
 
 
 def text() -> str:
-    """Write the table out as aligned text, a line an arrow."""
+    """Return the table as aligned text, one line for each arrow."""
     rows = [(s.upper(), t.upper(), ", ".join(events)) for s, t, events in _arrows()]
     lines = [f"{source:<8} -> {target:<8} {events}" for source, target, events in rows]
     return "\n".join([*lines, *(f"{state.upper():<8}    (final)" for state, row in TABLE.items() if not row)])

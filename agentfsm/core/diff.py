@@ -1,4 +1,4 @@
-"""What differs between two runs: two versions of one, or a run and its fork."""
+"""Differences between two runs: two versions of one run, or a run and its fork."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentfsm.core.messages import AssistantMessage, Message, ToolResult
 from agentfsm.core.run import Run
 from agentfsm.core.value import Value
 
-# What is told of a run beside its history and its open calls.
+# Fields that are compared beside the history and the open calls.
 _COMPARED_FIELDS: Final = (
     "version",
     "state",
@@ -28,32 +28,32 @@ _COMPARED_FIELDS: Final = (
 
 @attrs.frozen(kw_only=True)
 class Difference(Value):
-    """How one run differs from another."""
+    """Differences between a first and a second run."""
 
     shared: int
-    """How many messages both histories begin with."""
+    """Number of messages that both histories begin with."""
 
     removed: tuple[Message, ...]
-    """The messages of the first one after those."""
+    """Messages of the first run after the shared ones."""
 
     added: tuple[Message, ...]
-    """The messages of the second one after those."""
+    """Messages of the second run after the shared ones."""
 
     changed: Mapping[str, tuple[Any, Any]]
-    """Facts that are not the same, by name: the first one's, the second one's."""
+    """Values that differ, by field name, as (first, second)."""
 
     calls: Mapping[str, tuple[Phase | None, Phase | None]]
-    """Open calls that are not as far, by id; None where the call is not open."""
+    """Phases of open calls that differ, by call id, as (first, second); None if the call is not open."""
 
     agent: tuple[str, ...]
-    """What the second one's agent has otherwise, a few words each."""
+    """Changes from the first run's agent to the second's, a few words each."""
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Return whether there is any difference."""
         return bool(self.removed or self.added or self.changed or self.calls or self.agent)
 
     def lines(self) -> list[str]:
-        """Return it for people, a line for each thing; "-" is the first run's, "+" the second one's."""
+        """Return the differences for people, one per line. "-" marks messages of the first run, "+" of the second."""
         facts = [f"  {name}: {before} -> {after}" for name, (before, after) in self.changed.items()]
         calls = [
             f"  call {call_id}: {before or '-'} -> {after or '-'}" for call_id, (before, after) in self.calls.items()
@@ -65,7 +65,7 @@ class Difference(Value):
 
 
 def difference(before: Run, after: Run) -> Difference:
-    """Return how one run differs from another: `difference(await agent.load(a), await agent.load(b))`."""
+    """Compare two runs: `difference(await agent.load(a), await agent.load(b))`."""
     shared = next(
         (i for i, pair in enumerate(zip(before.messages, after.messages, strict=False)) if pair[0] != pair[1]),
         min(len(before.messages), len(after.messages)),

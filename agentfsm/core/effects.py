@@ -1,4 +1,4 @@
-"""What has to happen next, as data: `run.effect` says it, the engine does it and hands back an event."""
+"""Effects: the next step of a run, as data. The engine performs `run.effect` and returns an event."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from agentfsm.core.verdict import Verdict
 
 @attrs.frozen(kw_only=True)
 class ReadInbox(Value):
-    """OBSERVE: take in what has arrived."""
+    """OBSERVE: read the inbox."""
 
 
 @attrs.frozen(kw_only=True)
 class AskModel(Value):
-    """THINK: ask for the next reply."""
+    """THINK: ask the model for the next reply."""
 
     turn: int
-    """The number that the reply will have, from 1."""
+    """Number of the turn, from 1."""
 
     messages: Sequence[Message]
-    """What the model is shown: a valid history."""
+    """Messages that the model is shown: a valid history."""
 
 
 @attrs.frozen(kw_only=True)
@@ -34,25 +34,26 @@ class RunTools(Value):
     """ACT: run these calls."""
 
     calls: tuple[ToolCall, ...]
-    """In the model's order; empty where only the end of the turn is left to record."""
+    """Calls in the model's order; empty if only the end of the turn is left to record."""
 
 
 @attrs.frozen(kw_only=True)
 class Reflect(Value):
-    """REFLECT: go on, accept or stop."""
+    """REFLECT: decide whether to continue, accept the draft or stop."""
 
     draft: str | None
-    """The answer to judge, or None after tools."""
+    """Answer to judge; None after tool calls."""
 
     verdict: Verdict | None = None
-    """What a judge has said of it already."""
+    """Verdict that a judge has already given; None if there is none."""
 
 
 @attrs.frozen(kw_only=True)
 class Wait(Value):
-    """Nothing can be done before something has come from outside."""
+    """Wait for something from outside."""
 
     pending: tuple[Pending, ...]
+    """Things that the run waits for."""
 
 
 Effect: TypeAlias = ReadInbox | AskModel | RunTools | Reflect | Wait

@@ -1,6 +1,6 @@
-"""Values to JSON text: a closed set of types; fields that have their default are left out.
+"""Encode values of a closed set of types as JSON text. Fields that have their default value are left out.
 
-A value of a union carries its type's name under "is".
+A value of a union type has the name of its class under "is".
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ from agentfsm.core.json_text import dump_compact, encode_json
 from agentfsm.core.messages import Media, Message, Part, replace_surrogates
 from agentfsm.core.segments import Segment
 
-# The longest record written or read: no model takes more, and a larger one would hurt every later reader.
+# Maximum of characters of a record: no model accepts more, and a larger record would slow every later reader.
 MAX_RECORD_CHARS = 64 * 1024 * 1024
 
-# The unions among the types of fields, and their members.
+# The union types of fields, and their members.
 UNIONS: Final[tuple[Any, ...]] = (Part, Media, Message, InboxItem, Segment)
 TAGGED: Final = frozenset(kind for union in UNIONS for kind in get_args(union))
 
 
 def is_tuple(kind: Any) -> bool:
-    """Whether a type is a tuple, as `tuple[Part, ...]`."""
+    """Return whether a type is a tuple such as `tuple[Part, ...]`."""
     return get_origin(kind) is tuple
 
 
-# This is done for each event of each run, so the function for a class names its fields one after the other, as one
-# would by hand. Through cattrs' dicts and json.dumps a turn on SQLite (`benchmarks journal:100`) takes 16 % more
-# instructions under callgrind, and 8 % more time.
+# Every event of every run is encoded, so each class gets a generated function that writes its fields one by one. With
+# cattrs and json.dumps a turn on SQLite (`benchmarks journal:100`) takes 8 % more time (and 16 % more instructions,
+# under callgrind).
 
 
 class _JSONWriters(dict[type, Callable[[Any], str]]):
-    """By class: what writes a value of it as a JSON object; made when it is first needed."""
+    """Functions that write a value as a JSON object, by class; generated when first needed."""
 
     def __missing__(self, kind: type) -> Callable[[Any], str]:
         scope: dict[str, Any] = {"text": encode_basestring, "number": _write_number, "integer": int.__repr__}
         scope |= {"other": encode_json, "tagged": write_tagged, "of": self}
         lines = [_field_statement(field, scope) for field in attrs.fields(attrs.resolve_types(kind))]
-        lines.sort(key=lambda line: line.startswith("if"))  # what is always there comes first
+        lines.sort(key=lambda line: line.startswith("if"))  # required fields come first
         body = "\n    ".join(lines)
         source = f"def write(value):\n    out = ''\n    {body}\n    return '{{' + out[:-1] + '}}'"
-        exec(source, scope)  # noqa: S102  of the fields of our own classes
+        exec(source, scope)  # noqa: S102  from the field names of our own classes
         self[kind] = scope["write"]
         return self[kind]
 
 
 def _field_statement(field: attrs.Attribute[Any], scope: dict[str, Any]) -> str:
-    """Return the statement that writes one field, unless it has its default."""
+    """Return the statement that writes one field, unless it has its default value."""
     name: str = field.name
     default: Any = field.default
     line = f"out += '\"{name}\":' + {_value_expression(field.type, f'value.{name}', scope)} + ','"
@@ -82,7 +82,7 @@ def _value_expression(kind: Any, value: str, scope: dict[str, Any]) -> str:
     return f"{'text' if is_enum else _SCALAR_WRITERS.get(kind, 'other')}({value})"
 
 
-# What writes them; all else is left to json.
+# Names of the writers of simple types; all others are written by json.
 _SCALAR_WRITERS: Final[Mapping[Any, str]] = {str: "text", float: "number", int: "integer"}
 
 
@@ -91,10 +91,10 @@ def _write_number(value: float) -> str:
 
 
 def write_tagged(value: object, kinds: AbstractSet[type] = TAGGED) -> str:
-    """Return a value of a union, which says what it is."""
+    """Return a value of a union type as JSON text, with its class under "is"."""
     kind = type(value)
     if kind not in kinds:
-        raise TypeError(f"{kind.__name__} is no type of a journal")
+        raise TypeError(f"{kind.__name__} is not a type that journals contain")
     text = WRITERS[kind](value)
     return f'{text[:-1]}{"," if len(text) > 2 else ""}"is":"{kind.__name__}"}}'  # noqa: PLR2004  more than {}
 
@@ -103,14 +103,12 @@ WRITERS: Final = _JSONWriters()
 
 
 def write_record(write: Callable[[Any], str], value: object, known_version: int | None = None) -> str:
-    """Return a record; it says which version of the format wrote it, unless that is known without."""
+    """Return a record as JSON text. It has the format version under "v", unless `known_version` is the current one."""
     try:
         text = write(value)
     except (TypeError, ValueError, RecursionError) as error:
-        what = "metadata must be plain JSON, and so must extra_body of settings"
-        raise MisuseError(f"the record cannot be written as JSON ({error}): {what}") from None
+        hint = "metadata must be plain JSON, and so must extra_body of settings"
+        raise MisuseError(f"the record cannot be written as JSON ({error}): {hint}") from None
     if len(text) > MAX_RECORD_CHARS:
-        raise MisuseError(
-            f"the record has {len(text):,} characters, more than the {MAX_RECORD_CHARS:,} that one may have"
-        )
+        raise MisuseError(f"the record has {len(text):,} characters; the maximum is {MAX_RECORD_CHARS:,}")
     return replace_surrogates(text if known_version == FORMAT else f'{{"v":{FORMAT},{text[1:]}')

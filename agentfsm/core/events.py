@@ -1,7 +1,7 @@
-"""What happened: the closed set of facts that a journal is made of.
+"""Events: the closed set of facts that a journal consists of.
 
-Each event moves the run by exactly one arrow of the table in `machine`. Where an outcome can differ there are two
-events, so that the table alone decides what comes next.
+Each event moves the run along exactly one arrow of the table in `machine`. If an outcome can differ, there are two
+events, so that the table alone decides the next state.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from agentfsm.core.verdict import Verdict
 
 @attrs.frozen(kw_only=True)
 class Event(Value):
-    """What all events say, since every fact has a time. The journal writes it."""
+    """Base class of all events. The journal sets these fields when it writes the event."""
 
     at: float = 0.0
-    """Seconds since 1970."""
+    """Time of the event, seconds since 1970."""
 
     took_s: float = 0.0
-    """Active seconds since the event before it, monotonic; waiting for a person does not count."""
+    """Active seconds since the previous event, by the monotonic clock. Waiting for a person does not count."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the event as JSON values, in the form of the journal.
 
-        Its fields come under their names, without those that have their default, and its class under `is`.
+        The keys are the field names, without fields that have their default value. `is` has the name of the class.
         """
         write = partial(write_tagged, kinds=frozenset(EVENTS))
         fields: dict[str, Any] = json.loads(write_record(write, self, known_version=FORMAT))
@@ -47,27 +47,27 @@ class Event(Value):
 
 @attrs.frozen(kw_only=True)
 class Observed(Event):
-    """The inbox was read. The first one also takes in the prompt, which stands in the header."""
+    """The inbox was read. The first such event also adds the prompt of the header to the history."""
 
     inputs: tuple[Input, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
 class ToolsChosen(Event):
-    """The model asked for tools. From here on the calls have their ids and keys."""
+    """The model asked for tools. The calls have their ids and idempotency keys from this event on."""
 
     message: AssistantMessage
     usage: Usage = Usage()
     request: str = ""
-    """Hash of what the model was asked, as for all that comes of a request."""
+    """Hash of the model request. All events that result from a request have it."""
 
     model: str = ""
-    """Who answered, where it was not the model that the agent names: one behind a Fallback or a Router."""
+    """Name of the model that replied, if it is not the agent's own, as with a Fallback or a Router; else empty."""
 
 
 @attrs.frozen(kw_only=True)
 class AnswerGiven(Event):
-    """The model answered, and nothing has to check it."""
+    """The model gave an answer that needs no check."""
 
     message: AssistantMessage
     usage: Usage = Usage()
@@ -77,7 +77,7 @@ class AnswerGiven(Event):
 
 @attrs.frozen(kw_only=True)
 class AnswerDrafted(Event):
-    """The model answered, and something has to be looked at before that counts."""
+    """The model gave an answer that REFLECT has to check."""
 
     message: AssistantMessage
     usage: Usage = Usage()
@@ -87,58 +87,61 @@ class AnswerDrafted(Event):
 
 @attrs.frozen(kw_only=True)
 class ModelFaltered(Event):
-    """The model could not be asked, retries included; the turn is an error turn."""
+    """The model request failed in spite of retries. The turn is an error turn."""
 
     error: str
     usage: Usage = Usage()
-    """What replies cost that could not be used."""
+    """Usage of replies that could not be used."""
 
     request: str = ""
 
 
 @attrs.frozen(kw_only=True)
 class Compacted(Event):
-    """Earlier messages left the context window, or are shown in short; the journal and `run.messages` keep them."""
+    """Earlier messages were removed from or shortened in requests. The journal and `run.messages` keep them."""
 
     start: int
-    """From here on the messages are shown whole, as an index into `run.messages`."""
+    """Index into `run.messages` of the first message after the layout."""
 
     tokens_before: int
+    """Tokens of the messages shown before the compaction."""
+
     tokens_after: int
-    """Of the messages shown, before and after."""
+    """Tokens of the messages shown after it."""
 
     why: str
-    """For people: what there was too much of, and which policy could not do its part."""
+    """Reason for the compaction, and the policies that failed, for people."""
 
     head: tuple[Segment, ...] | None = None
-    """What is shown of the messages before `start`; None, in journals of format 2 and older, for the task and a note.
-    """
+    """Layout that replaces the messages before `start`. None in journals of format 2 and older: the task and a note."""
 
     policies: tuple[str, ...] = ()
-    """Those that changed something, in their order, by the names of their classes."""
+    """Class names of the policies that changed something, in their order."""
 
     usage: Usage = Usage()
-    """What asking for a summary cost, also where none came of it."""
+    """Usage of the requests for a summary, failed ones included."""
 
 
 @attrs.frozen(kw_only=True)
 class ToolsOffered(Event):
-    """Among many tools, those that the model is told of from here on; until new input arrives."""
+    """Tools were selected from many. The model is offered these until new input arrives."""
 
     tools: tuple[str, ...]
+    """Names of the selected tools."""
+
     how: str
-    """How they were chosen."""
+    """Method of the selection, for people."""
 
     usage: Usage = Usage()
-    """What choosing cost."""
+    """Usage of the selection."""
 
 
 @attrs.frozen(kw_only=True)
 class ToolStarted(Event):
-    """A call is about to run. Durable before the tool's first instruction, unless the tool is read-only.
+    """A call is about to run. The event is durable before the tool starts, unless the tool is read-only.
 
-    A read-only call has no effect, so its start is written only where a result alone would not tell of it: late, when
-    it was cut off or waits for something, and from then on each time that it starts.
+    The start of a read-only call, which has no effect, is written only if the call has no result: late, when it was cut
+    off or waits for something, and from then on each time that it starts.
     """
 
     call_id: str
@@ -149,23 +152,25 @@ class ToolStarted(Event):
     """Whether the tool declares that it has no effect."""
 
     since: float = 0.0
-    """When the call was taken up, seconds since 1970, where its start is written late; 0 where that is `at`."""
+    """Time at which the call started, seconds since 1970, if its start is written late; 0 if that is `at`."""
 
     attempts: int = 1
-    """How many times the tool was tried by then, 1 or more; more than 1 only where it is written late."""
+    """Number of attempts by then, 1 or more. It is more than 1 only if the start is written late."""
 
 
 @attrs.frozen(kw_only=True)
 class ToolCutOff(Event):
-    """A call that had started was cut off together with the work on its run, and has no result."""
+    """A started call was cut off because the execution of its run ended, and has no result."""
 
     call_id: str
     started_at: float
-    """When it was taken up, seconds since 1970."""
+    """Time at which the call was started, seconds since 1970."""
 
     duration_s: float
+    """Seconds from then until it was cut off."""
+
     undone: bool = False
-    """Whether its newest start came to nothing: it was written, and then the tool was not called."""
+    """Whether the newest start was recorded although the tool was then not called."""
 
 
 @attrs.frozen(kw_only=True)
@@ -174,104 +179,104 @@ class ToolFinished(Event):
 
     result: ToolResult
     by: str = ""
-    """Who decided, where a person rejected or settled it."""
+    """Person who rejected or settled the call; else empty."""
 
 
 @attrs.frozen(kw_only=True)
 class ToolLost(Event):
-    """A call was in flight when its worker died, and may not be repeated unasked: a person has to say how it ended."""
+    """The outcome of a call is unknown because its worker died. A person has to decide before it is repeated."""
 
     call_id: str
 
 
 @attrs.frozen(kw_only=True)
 class ToolPaused(Event):
-    """A call waits for something outside of the run, and is taken up again when that is there."""
+    """A call waits for external input, and continues when that arrives."""
 
     call_id: str
     pending: tuple[Pending, ...]
-    """What it waits for: an answer, input, or decisions in the run of a sub-agent."""
+    """Things that the call waits for: an answer, input, or decisions in the run of a sub-agent."""
 
     state: str | None = None
-    """JSON text that the tool gets back with the answers to its questions; None where it has asked none."""
+    """JSON text that the tool receives with the answers to its questions; None if it asked none."""
 
 
 @attrs.frozen(kw_only=True)
 class InputGiven(Event):
-    """A person has answered what a tool asked in the middle of its call: the call is made again."""
+    """A person answered the questions that a tool asked during its call. The tool is called again."""
 
     call_id: str
     by: str = ""
     answers: dict[str, Any]
-    """By the question's key: an object that fits its schema, or None where the person declined."""
+    """Answers by the key of the question: an object that fits its schema, or None if the person declined."""
 
 
 @attrs.frozen(kw_only=True)
 class ApprovalAsked(Event):
-    """A call waits for a yes."""
+    """A call waits for approval."""
 
     call_id: str
     expires_at: float
-    """Seconds since 1970 by the store's clock; no answer by then is a no."""
+    """Time at which the request expires and the call is rejected, seconds since 1970 by the store's clock."""
 
     description: str = ""
-    """What the call will do, where the tool says so."""
+    """Effect of the call, as the tool describes it; empty if it does not."""
 
     digest: str = ""
-    """Of the tool and the arguments that are asked about: a yes holds for nothing else."""
+    """Hash of the tool and the arguments. An approval is valid only for these."""
 
     error: str = ""
-    """Why the last approval was not carried out; empty where the call was not approved before."""
+    """Reason why the last approval was not carried out; empty if the call was not approved before."""
 
 
 @attrs.frozen(kw_only=True)
 class ApprovalGiven(Event):
-    """A person said yes."""
+    """A person approved a call, or ordered a rerun of a call whose outcome is unknown."""
 
     call_id: str
     by: str = ""
     arguments: str | None = None
-    """The arguments in their place, where the person changed them: they are what runs and what the history says."""
+    """Arguments that replace the model's, in the call and in the history; None if the person did not change them."""
 
     key: str | None = None
-    """The idempotency key of the changed call; None where the call keeps the key that it was proposed with."""
+    """Idempotency key of the changed call; None if the call keeps its key."""
 
 
 @attrs.frozen(kw_only=True)
 class ToolsReturned(Event):
-    """Every call of the turn has its result; the turn's messages enter the history."""
+    """All calls of the turn have results. The messages of the turn are added to the history."""
 
 
 @attrs.frozen(kw_only=True)
 class Continued(Event):
-    """The run goes on."""
+    """The run continues with another turn."""
 
     note: str = ""
-    """What the model shall be told before its next turn, if anything."""
+    """System note that the model reads before its next turn; empty for none."""
 
     loop: bool = False
-    """Whether a loop was found: the findings add up."""
+    """Whether a loop was detected. `run.loops` counts them."""
 
     disabled: tuple[str, ...] = ()
-    """Tools withdrawn from here on."""
+    """Names of the tools that are withdrawn from now on."""
 
     refused: bool = False
-    """Whether a draft was refused: the refusals of a run add up."""
+    """Whether a draft was refused. `run.refusals` counts them."""
 
     is_last: bool = False
-    """Whether the next reply is the last; only in journals of format 3 and older, where `LimitReached` says it now."""
+    """Whether the next reply is the last. Only in journals of format 3 and older; replaced by `LimitReached`."""
 
     asks: str = ""
-    """What a person is asked; the run then waits for input before it goes on."""
+    """Question for a person. If it is not empty, the run waits for input before it continues."""
 
 
 @attrs.frozen(kw_only=True)
 class Judged(Event):
-    """A judge has looked at the draft, or at the results of the turn."""
+    """A judge gave its verdict on the draft or on the results of the turn."""
 
     verdict: Verdict
     usage: Usage = Usage()
-    """What judging cost."""
+    """Usage of the judgement."""
 
 
 @attrs.frozen(kw_only=True)
@@ -281,49 +286,49 @@ class Accepted(Event):
 
 @attrs.frozen(kw_only=True)
 class LimitReached(Event):
-    """A limit stops the run, and the model is asked for one last answer. Closes every open call, as `Failed` does."""
+    """A limit stops the run, and the model is asked for a last answer. All open calls are closed, as by `Failed`."""
 
     reason: StopReason
     message: str
-    """For people, as in the `Failed` that follows the last answer."""
+    """Reason with the number reached, for people. The `Failed` after the last answer has the same."""
 
     note: str
-    """What the model is told."""
+    """System note that asks the model for its last answer."""
 
 
 @attrs.frozen(kw_only=True)
 class Failed(Event):
-    """The run is over without an answer. It closes every open call, so that the history stays valid."""
+    """The run ended without an answer. All open calls are closed, so that the history stays valid."""
 
     reason: StopReason
     message: str
-    """For people: what happened, with the number reached."""
+    """Reason with the number reached, for people."""
 
 
 @attrs.frozen(kw_only=True)
 class Paused(Event):
-    """The run rests between two steps until somebody resumes it."""
+    """The run is paused between two steps until it is resumed."""
 
     by: str = ""
     message: str = ""
     kind: PendingKind = PendingKind.PAUSE
-    """PAUSE where a person or a setting asked for it, CRASH where too many workers died while they drove it."""
+    """PAUSE if a person or a setting asked for it, CRASH if too many workers died while they executed the run."""
 
 
 @attrs.frozen(kw_only=True)
 class Resumed(Event):
-    """The run goes on, after a pause or with an agent that is not what it was."""
+    """The run continues after a pause, or with a changed agent."""
 
     fingerprint: Fingerprint | None = None
-    """Of the agent that goes on, where it has changed."""
+    """Fingerprint of the agent that continues; None if the agent has not changed."""
 
     changes: tuple[str, ...] = ()
-    """What has changed since, for people."""
+    """Changes of the agent, for people."""
 
 
-# What comes of a request to the model.
+# Events that result from a model request.
 Answered: TypeAlias = ToolsChosen | AnswerGiven | AnswerDrafted | ModelFaltered
-# All of them, in the order in which a run meets them.
+# All events, in the order in which a run meets them.
 EVENTS: tuple[type[Event], ...] = (
     Observed,
     ToolsChosen,

@@ -1,4 +1,4 @@
-"""What an agent was when a run was begun, in few enough bytes to keep with each run: enough to say what has changed."""
+"""Fingerprint of an agent, stored with each run: short hashes that show which parts of the agent have changed."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from agentfsm.core.value import Value
 
 
 def short_hash(text: str, digits: int) -> str:
-    """Return the first hexadecimal digits of a text's hash; of any text, lone surrogates included."""
+    """Return the first hexadecimal digits of the SHA-256 of a text, which may contain lone surrogates."""
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:digits]
 
 
 @attrs.frozen(kw_only=True)
 class Fingerprint(Value):
-    """Hashes of what shapes an agent's behaviour: 8 hexadecimal digits each."""
+    """Hashes of the parts that determine an agent's behaviour: 8 hexadecimal digits each."""
 
     instructions: str = ""
+    """Hash of the instructions."""
+
     model: str = ""
-    """The model's name."""
+    """Name of the model; empty if the fingerprint is unknown."""
 
     tools: Mapping[str, str] = attrs.field(factory=dict)
-    """By the tool's name: of its description, its schema, and what its author declares about running it."""
+    """Hashes by tool name: of its description, its schema, and its declared options of execution."""
 
     def changes_since(self, before: Fingerprint) -> tuple[str, ...]:
-        """Say what is not as it was, a few words each; nothing where it is not known how it was."""
+        """Return the changes since an earlier fingerprint, a few words each; none if the earlier one is unknown."""
         if not before.model:
             return ()
         words = []

@@ -1,4 +1,4 @@
-"""The header of a run: entry 0 of its journal, and the version of the format that journals are written in."""
+"""Header of a run, which is entry 0 of its journal, and the version of the journal format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentfsm.core.messages import Message, Part
 from agentfsm.core.settings import Settings
 from agentfsm.core.value import Value
 
-# The format of journals that this code writes; raised with every change that an older reader would misunderstand.
+# Version of the format that this code writes. It is raised with every change that an older reader would misread.
 FORMAT: Final = 4
 
 
@@ -22,56 +22,68 @@ def _copy(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 @attrs.frozen(kw_only=True, slots=False)
 class Header(Value):
-    """Entry 0 of a journal: what a run was begun with. It never changes. Not slotted, as `OpenCall`."""
+    """Entry 0 of a journal: the start options of a run. It never changes. Not slotted, for the reason of `OpenCall`."""
 
     id: str
-    """Unique in the store."""
+    """Id of the run, unique in the store."""
 
     nonce: str = ""
-    """Random, and of no other run, also where an id is used again: the keys of its calls begin with it. Empty in runs
-    of formats older than 4, whose keys begin with the id.
+    """Random text that distinguishes runs even if an id is used again. The idempotency keys of the calls begin with it.
+    Empty in runs of formats older than 4, whose keys begin with the id.
     """
 
     prompt: tuple[Part, ...]
+    """Parts of the prompt, in reading order."""
+
     created_at: float
-    """Seconds since 1970."""
+    """Time at which the run was created, seconds since 1970."""
 
     session: str | None = None
-    """The conversation that the run belongs to."""
+    """Id of the session that the run belongs to; None if it belongs to none."""
 
     after: str | None = None
-    """The id of the run whose history this one goes on from."""
+    """Id of the run whose history this run continues; None if there is none."""
 
     history: tuple[Message, ...] = ()
-    """Messages to go on from that no store has."""
+    """History to continue that is in no store; empty if there is none."""
 
     agent: str = ""
+    """Name of the agent."""
+
     agent_version: str = ""
+    """Version of the agent; empty if it has none."""
+
     fingerprint: Fingerprint = Fingerprint()
-    """What the agent was."""
+    """Fingerprint of the agent when the run was created."""
 
     target: str = ""
-    """Where the command line finds the agent again: "module:attribute"."""
+    """Location of the agent for the command line: "module:attribute"; empty if unknown."""
 
     user: str | None = None
+    """User on whose behalf the run works; None if not given."""
+
     roles: tuple[str, ...] = ()
+    """Roles of the user."""
+
     parent: str | None = None
-    """The id of the run whose tool this one is; its own id is that and the call's."""
+    """Id of the run that called this agent as a tool; None for a top-level run. The id of this run combines it with the
+    id of the call.
+    """
 
     depth: int = 0
-    """How many runs are above it."""
+    """Number of runs above this one."""
 
     forked_from: str | None = None
-    """The id of the run whose first events are this one's, too."""
+    """Id of the run that this one was forked from; None if it is not a fork."""
 
     forked_at: int = 0
-    """How many."""
+    """Number of events that this run shares with that run."""
 
     settings: Settings | None = None
-    """How the model is asked in this run, over what the agent says."""
+    """Settings of model requests for this run; set fields override the agent's."""
 
     metadata: dict[str, Any] = attrs.field(factory=dict, converter=_copy)
-    """JSON values; a copy of what the caller gave."""
+    """Metadata of the caller, as JSON values."""
 
     format: int = FORMAT
-    """The version of the format that the journal is written in."""
+    """Version of the format of the journal."""

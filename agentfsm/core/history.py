@@ -1,7 +1,7 @@
-"""The messages of a run: an immutable sequence that grows by the turn and is not copied for it.
+"""The history of a run: an immutable sequence of messages that can be extended without a copy.
 
-All values that follow from one another share one list, and each knows how much of it is its own. Only where two go
-different ways from the same beginning, as after a fork, does the second one take a copy.
+A history and its extensions share one list, and each has its own length. Only if two different extensions are made from
+the same history, as after a fork, the second extension copies the list.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from agentfsm.core.messages import Message
 
 
 class History(Sequence[Message]):
-    """Messages, oldest first. Compares, hashes, slices and shows itself as a tuple of them."""
+    """Messages, oldest first. Equality, hash, slices and repr are those of a tuple."""
 
     __slots__ = ("_items", "_size")
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
+        # Shared with the extensions; append-only.
         self._items: list[Message] = list(messages)
-        # Shared; nothing in it is ever changed or removed.
+        # Number of messages of this history.
         self._size = len(self._items)
-        # How many of them are this one's.
 
     def with_appended(self, *messages: Message) -> History:
-        """Return the history that goes on with these messages."""
+        """Return a history that has these messages at its end."""
         items, size = self._items, self._size
         end = size + len(messages)
         if not size:
             items = list(messages)
         elif len(items) == size:
-            # One step: where two threads do this at once, the messages of one come after those of the other.
+            # One atomic step: if two threads do this at once, the messages of one follow those of the other.
             items += messages
         if items[size:end] != list(messages):
             items = [*items[:size], *messages]
@@ -86,5 +86,5 @@ class History(Sequence[Message]):
 
 
 def as_history(messages: Iterable[Message]) -> History:
-    """Return messages as a history; one that is a history already as it is."""
+    """Convert messages to a history. A history is returned unchanged."""
     return messages if isinstance(messages, History) else History(messages)

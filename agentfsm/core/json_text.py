@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from typing import Final
 
-# How deep readers go differs, also from Python to Python; strict ones take no more.
+# Maximum nesting that strict parsers accept. Other limits differ between parsers and versions of Python.
 MAX_JSON_DEPTH: Final = 200
 
-# Without a look at the depth.
+# Does not check the depth.
 dump_compact: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 def encode_json(value: object) -> str:
-    """Write a value as JSON text.
+    """Return a value as JSON text.
 
     Raises:
-        TypeError, ValueError, RecursionError: when it is no plain JSON, or nested deeper than `MAX_JSON_DEPTH`.
+        TypeError, ValueError, RecursionError: if it is not plain JSON, or nested deeper than `MAX_JSON_DEPTH`.
     """
     text = dump_compact(value)
     if text.count("[") + text.count("{") > MAX_JSON_DEPTH and _is_too_deep(value):
@@ -36,10 +36,10 @@ def _is_too_deep(value: object) -> bool:
 
 
 def round_timestamp(seconds: float) -> float:
-    """Return a date, in seconds since 1970, in whole milliseconds."""
+    """Round seconds since 1970 to milliseconds."""
     return int(seconds * 1e3 + 0.5) / 1e3
 
 
 def round_duration(seconds: float) -> float:
-    """Return a duration, in seconds, in whole microseconds."""
+    """Round a duration in seconds to microseconds."""
     return int(seconds * 1e6 + 0.5) / 1e6

@@ -13,19 +13,41 @@ from agentfsm.core.value import Value
 
 
 class StopReason(StrEnum):
-    """Reason why a run ended. COMPLETED belongs to DONE, all others to ERROR."""
+    """Reason why a run ended. COMPLETED belongs to the state DONE, all others to ERROR."""
 
     COMPLETED = "completed"
+    """The model answered, and the answer was accepted."""
+
     MAX_TURNS = "max_turns"
+    """The run used `Limits.turns`."""
+
     TOKEN_BUDGET = "token_budget"  # noqa: S105  a budget, not a secret
+    """The run used `Limits.tokens`."""
+
     COST_BUDGET = "cost_budget"
+    """The run used `Limits.usd`."""
+
     TOOL_BUDGET = "tool_budget"
+    """The run used `Limits.tool_calls`."""
+
     TIMEOUT = "timeout"
+    """The run used `Limits.seconds` of active time."""
+
     TOO_MANY_ERRORS = "too_many_errors"
+    """`Limits.errors` turns in a row failed, or more than `Limits.answer_retries` answers were refused."""
+
     LOOP_DETECTED = "loop_detected"
+    """The model repeated itself after every warning."""
+
     MODEL_ERROR = "model_error"
+    """The model refused the request permanently, or its answer was cut off."""
+
     CANCELLED = "cancelled"
+    """A caller cancelled the run."""
+
     GUARD = "guard"
+    """Reserved for policies; no run ends with it."""
+
     PARKED = "parked"
     """Only in journals of format 3 and older. Newer versions pause the run instead."""
 

@@ -1,13 +1,13 @@
-"""Finding out that a run goes round in circles, by turn.
+"""Detect that a run repeats itself, by comparing its newest turns.
 
-A loop is the same calls in three of the last four turns (Source: document B, 4), a sequence of calls repeated (A B A B,
-A B C A B C), or the same reply three turns running. Outputs that are equal or highly similar three turns running, while
-the calls differ, are a finding too (Source: document A, 3.5), but only a hint: polling looks like that. A hint is found
-in the turn that completes it, and not again while it goes on. What the user says ends the look back. A reply that says
-the same as before but calls something else is progress, no loop.
+A loop is the same calls in three of the last four turns (Source: document B, 4), a repeated sequence of calls (A B A B,
+A B C A B C), or the same reply in three consecutive turns. Results that are equal or highly similar in three
+consecutive turns, while the calls differ, are reported as a hint (Source: document A, 3.5), since polling looks the
+same. A hint is reported only in the turn that completes it. The comparison ends at the newest message of the user. A
+reply with the same text but other calls is progress and not a loop.
 
-Texts are compared by their shingles: the pairs of neighbouring words, without regard to case, punctuation and order. Of
-a long text three samples are compared, so that a comparison takes microseconds whatever its length.
+Texts are compared by their shingles: the pairs of neighbouring words, without regard to case, punctuation and order. A
+long text is compared by three samples, so that a comparison takes microseconds whatever its length.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from collections.abc import Set as AbstractSet
 
-# Turns alike before it counts: twice is a retry.
+# Number of equal turns that makes a loop: two are a retry.
 MIN_REPEATS: Final = 3
-# Turns among which the same calls are counted, the newest one with them (Source: document B, 4).
+# Number of newest turns in which equal calls are counted (Source: document B, 4).
 WINDOW_TURNS: Final = 4
-# The longest sequence looked for: beyond it, repetition is too rare to be worth the look.
+# Turns in the longest sequence that is detected: longer repetitions are too rare to be worth the cost.
 MAX_PERIOD: Final = 4
-# The share of their shingles that highly similar texts have in common. One word changed in 20 leaves 0.81, in 50 0.92.
+# Share of common shingles that makes texts highly similar. One changed word in 20 leaves 0.81, in 50 0.92.
 MIN_SIMILARITY: Final = 0.8
-# Characters of each of three samples of a text: some 60 words in all.
+# Characters of each of the three samples of a text: about 60 words in total.
 SAMPLE_CHARS: Final = 128
-# Characters of the shortest text that is compared by similarity: in a shorter one each word matters.
+# Characters of the shortest text that is compared by similarity: in a shorter text each word matters.
 MIN_SIMILAR_CHARS: Final = 40
-# Results of a turn that are compared by similarity; of more, only equal ones are found.
+# Most results of a turn that are compared by similarity; more results are only checked for equality.
 MAX_SIMILAR_RESULTS: Final = 4
 
-# A word; in scripts that do not set words apart, a character.
+# A word; in scripts without spaces between words, a character.
 _UNSPACED_SCRIPTS: Final = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3\u0e00-\u0eff"
 _WORD: Final = re.compile(rf"[{_UNSPACED_SCRIPTS}]|[^\W{_UNSPACED_SCRIPTS}]+")
 
 Signature: TypeAlias = tuple[tuple[str, str], ...]
-# A result, as it is compared: two pictures of one size are told in the same words.
+# Text and media of a result: the texts of two images of the same size are equal.
 _Content: TypeAlias = tuple[str, tuple[Media, ...]]
 
 
 @attrs.frozen(kw_only=True)
 class DetectedLoop(Value):
-    """A repetition."""
+    """A repetition in the newest turns."""
 
     description: str
-    """For the model and for people: what repeats."""
+    """Description of the repetition, for the model and for people."""
 
     tools: tuple[str, ...] = ()
-    """The tools that take part; empty for repeated text."""
+    """Names of the tools that are called repeatedly; empty for repeated text."""
 
     is_hint: bool = False
-    """True where it may be harmless: worth a word, never a stop."""
+    """Whether the repetition may be harmless. The model then gets a note, and the run never stops for it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -71,11 +71,11 @@ class _LoopTurn(Value):
 
 
 def find_loop(messages: Sequence[Message], exempt: AbstractSet[str] = frozenset()) -> DetectedLoop | None:
-    """Look for a loop that the newest turn completes.
+    """Return the loop that the newest turn completes, or None.
 
     Args:
         messages: The history, oldest first.
-        exempt: Names of tools whose repetition is their job (polling).
+        exempt: Names of tools that are meant to be called repeatedly (polling).
     """
     if not _may_be_loop(messages, exempt):
         return None
@@ -91,7 +91,7 @@ def find_loop(messages: Sequence[Message], exempt: AbstractSet[str] = frozenset(
 
 
 def _may_be_loop(messages: Sequence[Message], exempt: AbstractSet[str]) -> bool:
-    """Whether the newest turn is like any of those that a loop would need: a quick look that usually settles it."""
+    """Return whether the newest turn resembles a recent one. This cheap check excludes a loop in most turns."""
     newest: AssistantMessage | None = None
     wanted: Signature = ()
     results: set[_Content] = set()
@@ -129,7 +129,7 @@ def _signature(message: AssistantMessage, exempt: AbstractSet[str]) -> Signature
 
 
 def _newest_turns(messages: Sequence[Message], count: int, exempt: AbstractSet[str]) -> list[_LoopTurn]:
-    """Return up to `count` turns, newest first, up to what the user said last or a turn of exempt calls only."""
+    """Return up to `count` turns, newest first. They end at a message of the user or a turn of exempt calls only."""
     turns: list[_LoopTurn] = []
     results: list[_Content] = []
     for message in reversed(messages):
@@ -201,14 +201,14 @@ def _find_similar_results(turns: Sequence[_LoopTurn]) -> DetectedLoop | None:
         return None
     tools = _tool_names(turns[:MIN_REPEATS])
     are_equal = all(turn.results == newest for turn in turns[:MIN_REPEATS])
-    what = "equal results" if are_equal else "nearly equal results"
+    finding = "equal results" if are_equal else "nearly equal results"
     return DetectedLoop(
-        description=f"{what} of {', '.join(tools)} {MIN_REPEATS} turns running", tools=tools, is_hint=True
+        description=f"{finding} of {', '.join(tools)} {MIN_REPEATS} turns running", tools=tools, is_hint=True
     )
 
 
 def _is_just_completed(turns: Sequence[_LoopTurn], is_similar: Callable[[_LoopTurn], bool]) -> bool:
-    """Whether the newest turns are alike, and no more of them than it takes: else it was found before."""
+    """Return whether exactly the newest `MIN_REPEATS` turns are similar. With more, the hint was reported before."""
     if len(turns) < MIN_REPEATS or not all(map(is_similar, turns[1:MIN_REPEATS])):
         return False
     return len(turns) == MIN_REPEATS or not is_similar(turns[MIN_REPEATS])
@@ -227,7 +227,7 @@ def _are_similar_results(some: tuple[_Content, ...], others: tuple[_Content, ...
 
 
 def _are_similar(one: str, other: str) -> bool:
-    """Whether two texts are the same but for their margins, or have nearly all of their shingles in common."""
+    """Return whether two texts are equal except for outer white space, or share nearly all of their shingles."""
     if one.strip() == other.strip():
         return True
     shorter, longer = sorted((len(one), len(other)))
@@ -238,7 +238,7 @@ def _are_similar(one: str, other: str) -> bool:
 
 
 def _shingles(text: str) -> frozenset[tuple[str, str]]:
-    """Return the pairs of neighbouring words of a text, or of its head, middle and tail where it is long."""
+    """Return the pairs of neighbouring words of a text, or of the beginning, middle and end of a long text."""
     if len(text) > 3 * SAMPLE_CHARS:
         middle = (len(text) - SAMPLE_CHARS) // 2
         text = f"{text[:SAMPLE_CHARS]} {text[middle : middle + SAMPLE_CHARS]} {text[-SAMPLE_CHARS:]}"

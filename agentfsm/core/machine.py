@@ -1,17 +1,16 @@
 """The machine: six states, one table, one lookup.
 
-An agent is a loop that can be stopped at any arrow. OBSERVE takes in what arrived. THINK asks the model. ACT runs the
-calls that it chose. REFLECT judges: go on, accept, stop. DONE and ERROR are final. The theory is the control loop of
-Boyd's observe-orient-decide-act with the reflection that a language model needs, since it does not see the effect of
-its acts by itself.
+An agent is a loop that can be stopped at any arrow. OBSERVE reads the inbox. THINK asks the model. ACT runs the calls
+that the model chose. REFLECT decides whether to continue, accept or stop. DONE and ERROR are final. The loop is Boyd's
+observe-orient-decide-act, plus the reflection that a language model needs, because it does not see the effects of its
+actions by itself.
 
-The table holds every arrow there is. It has no guards, no callbacks and no wildcards: where an outcome can differ,
-there are two events, and the code that saw the outcome chose one. A pair that is missing is an illegal move, and the
-error names what the state does take. Self-arrows are facts that are worth a record and change no state: a retry, a
-call that began, an approval. A wait is not a state: it is an effect (see `effects`), so a run can wait wherever a
-person is needed and the table stays as small as the loop.
+The table has all arrows, and no guards, callbacks or wildcards: if an outcome can differ, there are two events, and the
+code that saw the outcome chose one. A missing pair is an illegal transition, and the error names the events that the
+state accepts. Self-arrows record facts that do not change the state: a retry, the start of a call, an approval. A wait
+is not a state but an effect (see `effects`), so a run can wait in any state and the table stays small.
 
-`next_state` is the only function that yields a State.
+`next_state` is the only function that returns the next State.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class State(StrEnum):
-    """Where a run stands."""
+    """State of a run."""
 
     OBSERVE = "observe"
     THINK = "think"
@@ -92,10 +91,10 @@ START = State.OBSERVE
 
 
 def next_state(state: State, event: e.Event) -> State:
-    """Follow the one arrow from the state that the event names.
+    """Return the state after the event, from the table.
 
     Raises:
-        IllegalTransitionError: when there is none.
+        IllegalTransitionError: if the state does not accept the event.
     """
     row = TABLE[state]
     try:

@@ -71,9 +71,8 @@ class TextPart(Value):
 def _check_url(kind: str) -> Callable[[object, object, str], None]:
     def check(part: object, _attribute: object, url: str) -> None:
         if not isinstance(url, str) or not url.startswith(("https://", "http://", f"data:{kind}")):
-            what, shown = type(part).__name__, str(url)[:40]
-            how = f"an http(s) or data:{kind}... URL, or bytes by {what}.of"
-            raise MisuseError(f"{what} takes {how}, not {shown!r}")
+            name, shown = type(part).__name__, str(url)[:40]
+            raise MisuseError(f"{name} takes an http(s) or data:{kind}... URL, or bytes by {name}.of, not {shown!r}")
         if url.startswith("data:") and ";base64," not in url[:200]:
             raise MisuseError(f"{type(part).__name__} has a data: URL that is not base64: write data:TYPE;base64,...")
 
@@ -404,7 +403,7 @@ def check_history(messages: Sequence[Message]) -> None:
     """Check that a model accepts a history: each call has exactly one result, in call order, right after it.
 
     Raises:
-        MisuseError: naming the call that breaks the rule, or the item that is not a message.
+        MisuseError: naming the call that breaks the rule, or the value of a wrong type.
     """
     seen: set[str] = set()
     waiting: list[str] = []
@@ -421,24 +420,26 @@ def check_history(messages: Sequence[Message]) -> None:
         elif isinstance(message, AssistantMessage):
             waiting = [call.id for call in message.calls]
             if len(set(waiting) - seen) < len(waiting):
-                raise MisuseError(f"the history has a call id twice, among {', '.join(waiting)}: each needs its own")
+                raise MisuseError(f"the history has a call id twice, among {', '.join(waiting)}; give each its own")
             seen.update(waiting)
             _check_calls(message.calls)
     if waiting:
-        raise MisuseError(f"the history has no result of {waiting[0]!r}: each call needs one behind it, in order")
+        raise MisuseError(
+            f"the history has no result of {waiting[0]!r}; put the result of each call after it, in order"
+        )
 
 
 def _check_message(message: Message) -> None:
-    what = type(message).__name__
+    name = type(message).__name__
     if not isinstance(message, SystemMessage | UserMessage | AssistantMessage | ToolResult):
         kinds = "UserMessage, AssistantMessage, SystemMessage, ToolResult"
         how = "; agentfsm.models.from_openai reads OpenAI's dicts" if isinstance(message, dict) else ""
-        raise MisuseError(f"a history consists of messages of agentfsm ({kinds}), not {what}{how}")
+        raise MisuseError(f"a history consists of messages of agentfsm ({kinds}), not {name}{how}")
     _check_fields(message)
     for call in message.calls if isinstance(message, AssistantMessage) else ():
         _check_fields(call)
     if _is_blank(message):
-        raise MisuseError(f"the history has an empty {what}: leave it out")
+        raise MisuseError(f"the history has an empty {name}; leave it out")
 
 
 # Rules for the values that the engine builds on every turn. A user's values are checked with the history that has them.
@@ -467,15 +468,15 @@ def _is_blank(message: Message) -> bool:
 def _check_calls(calls: Sequence[ToolCall]) -> None:
     for call in calls:
         if not _TOOL_NAME_PATTERN.fullmatch(call.name):
-            raise MisuseError(f"the history calls {call.name!r}: a name has 1 to 64 letters, digits, '_' or '-'")
+            raise MisuseError(f"the history calls {call.name!r}; tool names have 1 to 64 letters, digits, '_' or '-'")
         if not CALL_ID_PATTERN.fullmatch(call.id):
-            raise MisuseError(f"the history has a call {call.id!r}: an id has 1 to 40 letters, digits or any of _.:-")
+            raise MisuseError(f"the history has a call {call.id!r}; ids have 1 to 40 letters, digits or any of _.:-")
         try:
             fits = isinstance(_parse_strict(call.arguments), dict)
         except (ValueError, RecursionError):
             fits = False
         if not fits:
-            raise MisuseError(f"the history has a call {call.id!r} with {call.arguments[:80]!r} for a JSON object")
+            raise MisuseError(f"the arguments of the call {call.id!r} are not a JSON object: {call.arguments[:80]!r}")
 
 
 def _reject_constant(constant: str) -> None:
@@ -490,7 +491,7 @@ def as_parts(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part,
     """Convert a prompt, which may be a text, a part or several parts, to a tuple of parts.
 
     Raises:
-        MisuseError: when it is empty, or is neither text nor parts.
+        MisuseError: if it is empty, or is neither text nor parts.
     """
     if isinstance(content, str):
         content = TextPart(text=content)
@@ -501,7 +502,7 @@ def as_parts(content: str | Part | tuple[Part, ...] | list[Part]) -> tuple[Part,
             raise MisuseError(f"a prompt is text or a sequence of {kinds}, not {type(part).__name__}")
         if not isinstance(part, TextPart):
             parts.append(part)
-        elif part.text.strip():  # no provider takes a blank part back
+        elif part.text.strip():  # providers refuse blank parts
             text = replace_surrogates(part.text)
             parts.append(part if text is part.text else TextPart(text=text))
     if not parts:

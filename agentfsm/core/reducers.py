@@ -1,4 +1,4 @@
-"""What each event changes in a run, beside its state, version and time: one function for each, and their table."""
+"""Reducers: one function for each event, which returns the changed fields of a run beside state, version and time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentfsm.core.segments import Span, default_segments, render_segments
 from agentfsm.core.verdict import Action
 
 Changes = dict[str, Any]
-# What changes an open call, and no more.
+# Events that change only an open call.
 OpenCallEvent: TypeAlias = (
     e.ToolStarted | e.ToolCutOff | e.ToolLost | e.ToolPaused | e.InputGiven | e.ApprovalAsked | e.ApprovalGiven
 )
@@ -31,8 +31,8 @@ def apply_event(run: RunFields, event: e.Event) -> None:
     """Apply an event to a run in place. Use it only for a value that has not been shared.
 
     Raises:
-        IllegalTransitionError: when the state does not take it.
-        MisuseError: when it names a call that is not open.
+        IllegalTransitionError: if the state does not accept it.
+        MisuseError: if it names a call that is not open.
     """
     fields = run.__dict__
     state = next_state(run.state, event)
@@ -52,12 +52,12 @@ def _reduce_observed(run: RunFields, event: e.Observed) -> Changes:
 
 
 def _initial_history(run: RunFields) -> History:
-    """Return the history at version 0: what the run goes on from, and the prompt."""
+    """Return the history at version 0: the history that the run continues, and the prompt."""
     return run.prior.with_appended(*run.header.history, UserMessage(parts=run.header.prompt))
 
 
 def _count_reply(run: RunFields, event: e.ToolsChosen | e.AnswerGiven | e.AnswerDrafted) -> Changes:
-    """Return what every reply changes: it is a turn, and it costs."""
+    """Return the changes that every reply makes: the turn, the usage and the models without a price."""
     unpriced = run.unpriced
     if event.usage.unpriced:
         name = event.model or (run.fingerprint or run.header.fingerprint).model
@@ -103,12 +103,12 @@ def _reduce_compacted(run: RunFields, event: e.Compacted) -> Changes:
 
 
 def _find_task(run: RunFields, start: int) -> int | None:
-    """Return where the task is, the first that the user said in this run; None where it is not before `start`."""
+    """Return the index of the task, the first user message of this run; None if it is not before `start`."""
     places = range(run.own_start, min(start, len(run.messages)))
     return next((place for place in places if isinstance(run.messages[place], UserMessage)), None)
 
 
-# The phases in which each of these events may come to a call.
+# Phases of a call that accept each of these events.
 _ALLOWED_PHASES: Final[Mapping[type[e.Event], frozenset[Phase]]] = {
     e.ToolStarted: frozenset({Phase.INTENDED, Phase.APPROVED, Phase.RUNNING, Phase.PAUSED}),
     e.ToolCutOff: frozenset({Phase.RUNNING}),
@@ -122,7 +122,7 @@ _ALLOWED_PHASES: Final[Mapping[type[e.Event], frozenset[Phase]]] = {
 
 
 def _locate_call(run: RunFields, event: e.Event, call_id: str) -> tuple[list[OpenCall], int]:
-    """Return the open calls as a list, and where the call of the event is, if it may come to it in its phase."""
+    """Return the open calls as a list, and the index of the event's call; raise if its phase refuses the event."""
     entries = list(run.open)
     index = find_open_call_index(run, call_id)
     if entries[index].phase not in _ALLOWED_PHASES[type(event)]:
@@ -158,7 +158,7 @@ def _reduce_tool_cut_off(run: RunFields, event: e.ToolCutOff) -> Changes:
     if not event.undone:
         return _evolve_call(run, event, started_at=event.started_at, duration_s=event.duration_s)
     attempts = run.open_call(event.call_id).attempts - 1
-    if attempts:  # an earlier one has run
+    if attempts:  # an earlier attempt has run
         return _evolve_call(run, event, attempts=attempts)
     return _evolve_call(run, event, phase=Phase.APPROVED, attempts=0, started_at=0.0)
 
@@ -169,7 +169,7 @@ def _reduce_tool_finished(run: RunFields, event: e.ToolFinished) -> Changes:
     result = event.result
     entries[index] = OpenCall(call=was.call, phase=Phase.FINISHED, attempts=was.attempts, result=result)
     changes: Changes = {"open": tuple(entries)}
-    if result.attempts > 1 and was.phase not in UNDECIDED_PHASES:  # a decision is no attempt
+    if result.attempts > 1 and was.phase not in UNDECIDED_PHASES:  # a decision is not an attempt
         changes["retries"] = {**run.retries, result.tool: run.retries.get(result.tool, 0) + result.attempts - 1}
     if result.cut is not None:
         changes["has_cut"] = True
@@ -217,7 +217,7 @@ def _reduce_approval_asked(run: RunFields, event: e.ApprovalAsked) -> Changes:
 def _reduce_approval_given(run: RunFields, event: e.ApprovalGiven) -> Changes:
     if event.arguments is None:
         return _evolve_call(run, event, phase=Phase.APPROVED, expires_at=None, error="")
-    # A person's arguments stand in the place of the model's, also in the message that asked for the call.
+    # The person's arguments also replace the model's in the message that asked for the call.
     own = run.open_call(event.call_id).call
     call = attrs.evolve(own, arguments=event.arguments, key=event.key or own.key)
     changes = _evolve_call(run, event, phase=Phase.APPROVED, expires_at=None, error="", call=call)
@@ -233,7 +233,7 @@ def _reduce_tools_returned(run: RunFields, _event: e.ToolsReturned) -> Changes:
 
 
 def _count_error_turns(run: RunFields, results: list[ToolResult]) -> int:
-    """Count an error turn where all calls failed; one success resets; a refused or withdrawn call is neither."""
+    """Return the error turns in a row: a turn counts if all its calls failed, and one success resets the number."""
     outcomes = {result.outcome for result in results}
     return 0 if Outcome.DONE in outcomes else run.consecutive_errors + (outcomes <= ERROR_OUTCOMES)
 
@@ -261,8 +261,8 @@ def _reduce_continued(run: RunFields, event: e.Continued) -> Changes:
 
 
 _CORRECTIVE_ACTIONS: Final = frozenset({Action.RETRY_STEP, Action.REPLAN})
-# What journals of format 3 and older do not say of a run that was stopped for a loop.
-_LOOP_MESSAGE: Final = "the run went round in circles after every warning"
+# Stop message for loops in journals of format 3 and older, which do not record one.
+_LOOP_MESSAGE: Final = "loop detected: the model repeated itself after every warning"
 
 
 def _reduce_judged(run: RunFields, event: e.Judged) -> Changes:
@@ -296,30 +296,30 @@ def _reduce_failed(run: RunFields, event: e.Failed) -> Changes:
 
 
 def _stop_run(run: RunFields, event: e.LimitReached | e.Failed) -> Changes:
-    """Close every open call, and end what the run waits for."""
+    """Return the changes that close every open call and end the waits of the run."""
     results = [entry.result or entry.build_result(*_interrupted_outcome(entry, event.reason)) for entry in run.open]
     return {**_close_turn(run, results), "paused": None, "asks": ""}
 
 
 def _close_turn(run: RunFields, results: list[ToolResult]) -> Changes:
-    """Move the open turn into the history: the assistant's message together with all its results."""
+    """Return the changes that move the open turn into the history: the assistant's message and all its results."""
     if run.reply is None:
         return {} if run.messages else {"messages": _initial_history(run)}
     return {"messages": run.messages.with_appended(run.reply, *results), "reply": None, "open": ()}
 
 
 def _interrupted_outcome(entry: OpenCall, reason: StopReason) -> tuple[Outcome, str]:
-    """Return how a call ends that the end of the run closes, and what is said of it."""
+    """Return the outcome and the text of the result for a call that the end of the run closes."""
     stopped = f"the run was stopped ({reason})"
-    is_at_work = entry.phase is Phase.RUNNING or entry.phase is Phase.OUTCOME_UNKNOWN
+    was_running = entry.phase is Phase.RUNNING or entry.phase is Phase.OUTCOME_UNKNOWN
     if not entry.attempts and entry.phase is Phase.PAUSED:
         return Outcome.CANCELLED, f"no answer: {stopped} while the call waited"
-    if not entry.attempts and not is_at_work:
-        return Outcome.SKIPPED, f"no result: {stopped} before it came to that"
-    how = f"cut off: {stopped}" if is_at_work else f"no result: {stopped} when the call had asked for something"
+    if not entry.attempts and not was_running:
+        return Outcome.SKIPPED, f"no result: {stopped} before the call started"
+    how = f"cut off: {stopped}" if was_running else f"no result: {stopped} while the call waited for input"
     if entry.read_only:
         return Outcome.CANCELLED, f"{how}. It only reads, so nothing was changed."
-    # Whatever the tool is: a new call of it would have a key of its own.
+    # Also for an idempotent tool, because a new call of it would have another key.
     return Outcome.UNKNOWN, f"{how} and the effect may have happened; check before repeating"
 
 

@@ -52,8 +52,8 @@ class Run(RunFields, Generic[A_co]):
         """Return the run after the event.
 
         Raises:
-            IllegalTransitionError: when the state does not accept it; this run is unchanged.
-            MisuseError: when it names a call that is not open.
+            IllegalTransitionError: if the state does not accept it; this run is unchanged.
+            MisuseError: if it names a call that is not open.
         """
         return self.fold((event,))
 
@@ -88,12 +88,12 @@ class Run(RunFields, Generic[A_co]):
         return waits if self.paused is None else (self.paused, *waits)
 
     def __repr__(self) -> str:
-        facts = [f"{self.state.upper()}, turn {self.turn}"]
+        parts = [f"{self.state.upper()}, turn {self.turn}"]
         if self.stop_reason is not None:
-            facts.append(str(self.stop_reason))
+            parts.append(str(self.stop_reason))
         if self.pending:
-            facts.append(f"waits for {', '.join(map(_format_pending, self.pending))}")
-        return f"<Run {self.id} {', '.join(facts)}>"
+            parts.append(f"waits for {', '.join(map(_format_pending, self.pending))}")
+        return f"<Run {self.id} {', '.join(parts)}>"
 
     @property
     def is_over(self) -> bool:
@@ -205,7 +205,7 @@ _INITIAL_FIELDS: Final = dict(vars(Run(header=Header(id="", prompt=(), created_a
 
 
 def _new_run(header: Header) -> Run:
-    """Return a new run, built from a dict as in `apply`: setting the fields one by one costs seven times that."""
+    """Build a run at version 0 from a dict, as in `apply`: setting the fields one by one costs seven times as much."""
     run: Run = object.__new__(Run)
     fields = {**_INITIAL_FIELDS, "header": header, "updated_at": header.created_at}
     object.__setattr__(run, "__dict__", fields)
@@ -233,7 +233,7 @@ def _explain_no_output(run: Run[Any]) -> str:
         return f"{where}, stopped by {run.stop_reason} ({run.stop_message})"
     if run.is_waiting:
         return f"{where} and waits for: {', '.join(map(_format_pending, run.pending))}; decide, then resume it"
-    return f"{where}, not over yet: go on with agent.finish(run) or agent.resume({run.id!r})"
+    return f"{where}, not over yet; call agent.finish(run) or agent.resume({run.id!r})"
 
 
 def _format_pending(item: Pending) -> str:

@@ -1,4 +1,4 @@
-"""The fields of a run: where it stands after so many events, without what it can do."""
+"""The fields of a run, without its methods, so that the reducers can use them."""
 
 from __future__ import annotations
 
@@ -24,141 +24,141 @@ from agentfsm.core.verdict import Verdict
 
 @attrs.frozen(kw_only=True, slots=False)
 class RunFields(Value):
-    """Where a run stands after `version` events.
+    """Fields of a run after `version` events.
 
-    Not slotted: `Run.apply` copies its dict, a tenth of what evolve costs.
+    Not slotted: `Run.apply` copies the instance dict, at a tenth of the cost of `attrs.evolve`.
     """
 
     header: Header
     prior: History = attrs.field(factory=History, converter=as_history, repr=False)
-    """The messages of the run that `header.after` names; never stored, read again by reference."""
+    """Messages of the run that `header.after` names. Not stored again; loaded from that run's journal."""
 
     version: int = 0
-    """How many events were applied."""
+    """Number of events applied."""
 
     state: State = START
     turn: int = 0
-    """Model replies so far."""
+    """Number of turns so far: model replies, and requests that failed in spite of retries."""
 
     messages: History = attrs.field(factory=History, converter=as_history, repr=False)
-    """The whole history, in order; every call has its result."""
+    """Whole history, oldest first. Every call has its result."""
 
     turns_before: int = 0
-    """The highest turn number among the call ids of the history that the run goes on from; its own count on from there.
+    """Highest turn number among the call ids of the history that the run continues. Ids of this run count on from it.
     """
 
     cutoff: int = 0
-    """From here on the model is shown all messages as they are; 0 for all that there are."""
+    """Index of the first message after the compacted ones; the model is shown the rest unchanged. 0: no compaction."""
 
     segments: tuple[Segment, ...] = attrs.field(default=(), repr=False)
-    """What it is shown of those before."""
+    """Layout that replaces the messages before `cutoff`."""
 
     compacted_messages: tuple[Message, ...] = attrs.field(default=(), repr=False)
-    """The same as messages, made once: they stay the same objects until the next compaction."""
+    """Messages that the layout renders to, built once for each compaction."""
 
     compacted_version: int = 0
-    """The version that the newest compaction has made..."""
+    """Version of the run after its newest compaction; 0 if there was none."""
 
     compactions: int = 0
-    """...and how many there were in a row with it."""
+    """Number of compactions in a row, without another event in between, that ended with the newest one."""
 
     reply: AssistantMessage | None = None
-    """The assistant message whose calls are open."""
+    """Assistant message whose calls are open; None if there are none."""
 
     open: tuple[OpenCall, ...] = ()
-    """The calls of `reply`, in call order."""
+    """Calls of `reply`, in call order."""
 
     usage: Usage = Usage()
     unpriced: tuple[str, ...] = ()
-    """The models that answered and whose price was not known, each once."""
+    """Names of the models that replied and whose price was unknown, each once."""
 
     duration_s: float = 0.0
-    """Active seconds."""
+    """Active time so far, seconds."""
 
     tool_call_count: int = 0
-    """Calls of tools that have a result, whatever it is, and those of the agents behind them; not what was skipped."""
+    """Number of tool calls with a result, those of sub-agents included. Skipped calls do not count."""
 
     consecutive_errors: int = 0
-    """Error turns in a row."""
+    """Number of consecutive error turns."""
 
     model_failures: tuple[FailureRecord, ...] = ()
-    """Model calls that failed."""
+    """Model requests that failed in spite of retries."""
 
     loops: int = 0
-    """Loop findings so far."""
+    """Number of loops detected so far."""
 
     disabled: tuple[str, ...] = ()
-    """Tools withdrawn because of loops."""
+    """Names of the tools that were withdrawn because of loops."""
 
     refusals: int = 0
-    """Drafts that were refused, since input came."""
+    """Number of drafts refused since the last input."""
 
     verdict: Verdict | None = None
-    """What a judge said of what REFLECT looks at now."""
+    """Verdict on the draft or the results that REFLECT judges now; None if there is none yet."""
 
     corrections: int = 0
-    """How many times a judge had something done again, since input came."""
+    """Number of times that a judge asked for a correction since the last input."""
 
     limit_reached: LimitReached | None = None
-    """The limit that stops the run: the next reply is the last, and is asked for without tools."""
+    """Limit that stops the run. The next reply is the last, and is requested without tools. None: no limit reached."""
 
     asks: str = ""
-    """What a person is asked, where the run waits for input."""
+    """Question for a person, if the run waits for input; else empty."""
 
     paused: Pending | None = None
-    """Why the run rests between two steps; None while it does not."""
+    """Pause of the run, with its reason; None if it is not paused."""
 
     fingerprint: Fingerprint | None = None
-    """Of the agent that drives it; None where that is still what the header says."""
+    """Fingerprint of the agent that executes the run now; None if it is still the one in the header."""
 
     offered: tuple[str, ...] | None = None
-    """The tools chosen among many since input came; None where no choice was made."""
+    """Names of the tools selected since the last input; None if no selection was made."""
 
     has_cut: bool = False
-    """Whether any result is longer than what the model is shown of it."""
+    """Whether the model is shown only a part of some result."""
 
     retries: Mapping[str, int] = attrs.field(factory=dict)
-    """How many times calls were tried again, by tool."""
+    """Number of retries by tool name."""
 
     stop_reason: StopReason | None = None
     stop_message: str = ""
     updated_at: float = 0.0
-    """Seconds since 1970 of the newest event."""
+    """Time of the newest event, seconds since 1970."""
 
     @property
     def id(self) -> str:
-        """The run's id, unique in its store."""
+        """Id of the run, unique in its store."""
         return self.header.id
 
     @property
     def recent_compactions(self) -> int:
-        """How many compactions there were since anything else happened."""
+        """Number of compactions since the last other event."""
         return self.compactions if self.compacted_version == self.version else 0
 
     @property
     def own_start(self) -> int:
-        """Where the run's own messages start; those before are of what it goes on from."""
+        """Index of the run's first own message. All earlier messages come from the history that the run continues."""
         return len(self.prior) + len(self.header.history)
 
     def open_call(self, call_id: str) -> OpenCall:
-        """Return the open call of that id.
+        """Return the open call with that id.
 
         Raises:
-            MisuseError: when there is none.
+            MisuseError: if there is none.
         """
         return self.open[find_open_call_index(self, call_id)]
 
 
 def find_open_call_index(run: RunFields, call_id: str) -> int:
-    """Return where among the open calls the one of that id is.
+    """Return the index of the open call with that id.
 
     Raises:
-        MisuseError: when it is not among them.
+        MisuseError: if there is none.
     """
     place = parse_index(call_id)
     if place < len(run.open) and run.open[place].call.id == call_id:
         return place
-    for index, entry in enumerate(run.open):  # an id that was not made here
+    for index, entry in enumerate(run.open):  # an id that another program assigned
         if entry.call.id == call_id:
             return index
     ids = ", ".join(entry.call.id for entry in run.open) or "none"

@@ -1,4 +1,4 @@
-"""Which limit a run has reached or nears, with the number reached and the limit to raise."""
+"""Find the limits that a run has reached or nears, and format them with the number reached and the limit to raise."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from agentfsm.core.run import Run
 def find_reached_limit(
     run: Run[Any], limits: Limits, *, reserves_last_answer: bool = False
 ) -> tuple[StopReason, str] | None:
-    """Say which limit the run has reached, with the number reached and the limit to raise, or None.
+    """Return the limit that the run has reached, and a message with the number and the limit to raise; None if none.
 
     Args:
-        run: As it stands.
-        limits: Of its agent.
-        reserves_last_answer: Whether a turn, where there is more than one, and `last_answer_s` are kept back for
-            a last answer.
+        run: The run.
+        limits: Limits of its agent.
+        reserves_last_answer: Whether to reserve a turn and `last_answer_s` for a last answer. With a limit of one turn,
+            no turn is reserved.
     """
     most, seconds = limits.turns, limits.seconds
     if reserves_last_answer:
@@ -40,10 +40,10 @@ def find_reached_limit(
 
 
 def find_near_limits(run: Run[Any], limits: Limits) -> tuple[tuple[str, float, float], ...]:
-    """Return the limits of which the run has used `warn_at` or more: name, used, and the limit itself."""
+    """Return the limits of which the run has used `warn_at` or more, each as (name, used, limit)."""
     share, usage = limits.warn_at, run.usage
     tokens = usage.input_tokens + usage.output_tokens
-    # One look in most turns: this is asked in each of them.
+    # One comparison for most turns, because this is called in each of them.
     if (
         run.turn < limits.turns * share
         and tokens < limits.tokens * share
@@ -62,24 +62,24 @@ def find_near_limits(run: Run[Any], limits: Limits) -> tuple[tuple[str, float, f
     return tuple([(name, now, of) for name, now, of in used if of is not None and now >= of * share])
 
 
-# What a spent budget says: the number reached, and the limit to raise.
+# Messages of exhausted limits: the number reached, and the limit to raise.
 
 
 def format_tokens_used(tokens: int, limits: Limits) -> str:
-    """Say how many tokens are gone."""
+    """Return the message for an exhausted token budget."""
     return f"{tokens:,} of {limits.tokens:,} tokens used; a larger tokens= allows more"
 
 
 def format_usd_used(usd: float, limits: Limits) -> str:
-    """Say how much money is gone."""
+    """Return the message for an exhausted cost budget."""
     return f"{usd:.4g} of {limits.usd or 0.0:.4g} US dollars used; a larger usd= allows more"
 
 
 def format_calls_used(calls: int, limits: Limits) -> str:
-    """Say how many calls of tools were made."""
+    """Return the message for an exhausted budget of tool calls."""
     return f"{calls:,} of {limits.tool_calls:,} tool calls made; a larger tool_calls= allows more"
 
 
 def format_seconds_used(seconds: float, limits: Limits) -> str:
-    """Say how much active time is gone."""
+    """Return the message for exhausted active time."""
     return f"{seconds:.1f} of {limits.seconds:.1f} seconds used; a larger seconds= allows more"

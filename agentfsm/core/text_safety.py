@@ -14,11 +14,11 @@ from typing import Final
 
 # Unicode's Default_Ignorable_Code_Point, with the controls, the surrogates and the marks of annotations.
 _HIDDEN_RANGES: Final = (
-    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but tab and line break
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls except tab and line break
     "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"  # soft hyphen, joiners, fillers
     "\u200b-\u200f\u2028-\u202e\u2060-\u206f"  # zero width, bidirectional, separators of lines
     "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"  # fillers, variation selectors, byte order mark
-    "\ud800-\udfff"  # halves of pairs, which no terminal takes
+    "\ud800-\udfff"  # surrogates, which no terminal accepts
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"  # shorthand and musical controls, tags
 )
 HIDDEN_CHARS: Final = re.compile(f"[{_HIDDEN_RANGES}]")
@@ -27,12 +27,12 @@ _EMOJI_RANGES: Final = (
     "\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u27bf\u2900-\u297f\u2b00-\u2bff\u3030\u303d\u3297\u3299"
     "\U0001f000-\U0001faff"
 )
-# Arabic, Syriac, the scripts of India, Burmese, Khmer and Mongolian, whose letters take another form by a joiner.
+# Arabic, Syriac, the scripts of India, Burmese, Khmer and Mongolian, where joiners change the form of letters.
 _JOINING_SCRIPTS: Final = (
     "\u0600-\u061b\u061d-\u06ff\u0700-\u077f\u0860-\u08ff\u0900-\u0dff\u1000-\u109f\u1780-\u17b3\u17b6-\u17ff"
     "\u1820-\u18aa\ufb50-\ufdff\ufe70-\ufefc"
 )
-# Where a hidden character is a part of how something visible is written.
+# Hidden characters that are part of a visible one.
 _LEGITIMATE_USES: Final = re.compile(
     f"(?<=[{_EMOJI_RANGES}])[\ufe0e\ufe0f]"  # a character as a picture, or as text
     "|(?<=[0-9#*])\ufe0f(?=\u20e3)"  # a key cap
@@ -44,12 +44,12 @@ _LEGITIMATE_USES: Final = re.compile(
 
 
 def find_hidden(text: str) -> str | None:
-    """Name the first character of a text that a reader would not see, or that would turn the text around.
+    """Return the name of the first character of a text that is invisible or changes the text direction.
 
-    Those that belong to an emoji, or to a script that needs them, are none.
+    Characters that are part of an emoji, or that the script requires, are not hidden.
 
     Returns:
-        For example "U+E0041 TAG LATIN CAPITAL LETTER A at character 12", from 0; None where there is none.
+        For example "U+E0041 TAG LATIN CAPITAL LETTER A at character 12", counted from 0; None if there is none.
     """
     places = {found.start() for found in _LEGITIMATE_USES.finditer(text)} if not text.isascii() or "\r" in text else ()
     for found in HIDDEN_CHARS.finditer(text):
@@ -60,11 +60,11 @@ def find_hidden(text: str) -> str | None:
 
 
 def escape_hidden(text: str) -> str:
-    """Return the text with each hidden character written as its escape in JSON, so that nothing is left out."""
+    """Return the text with each hidden character as its JSON escape, so that nothing is omitted."""
     return HIDDEN_CHARS.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
-# Stands for what was cut off; plain ASCII, since it is shown on any terminal.
+# Marks omitted text; ASCII, because it is shown on any terminal.
 ELLIPSIS: Final = "..."
 
 # Control sequences (ECMA-48, 5.4), removed whole: without its ESC one would leave "[31m" behind.
@@ -72,7 +72,7 @@ _CONTROL_SEQUENCES: Final = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
 
 
 def strip_unsafe(text: str) -> str:
-    """Return the text without what a terminal would act on or a reader would not see; line breaks and tabs stay."""
+    """Remove control sequences and hidden characters from the text. Line breaks and tabs stay."""
     return HIDDEN_CHARS.sub("", _CONTROL_SEQUENCES.sub("", text))
 
 
@@ -81,13 +81,13 @@ def one_line(text: str, width: int) -> str:
 
     Args:
         text: Any text.
-        width: Characters at most, 4 or more.
+        width: Maximum of characters, 4 or more.
     """
-    # Eight times the width: room for what is stripped, and still bounded.
+    # Eight times the width leaves room for the removed characters, and is still bounded.
     line = " ".join(strip_unsafe(text[: width * 8]).split())
     return line if len(line) <= width else line[: width - len(ELLIPSIS)].rstrip() + ELLIPSIS
 
 
 def format_exact_json(value: object) -> str:
-    """Return the value as indented JSON in which every hidden character is spelt out, so that nothing is left out."""
+    """Return the value as indented JSON with every hidden character escaped, so that nothing is omitted."""
     return escape_hidden(json.dumps(value, ensure_ascii=False, indent=2, default=str))

@@ -1,4 +1,4 @@
-"""Traits of a tool: how much it does to the world, and whether a function or an agent runs behind it."""
+"""Traits of a tool: its level of access, and whether it runs a function or an agent."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from agentfsm.core.errors import MisuseError
 
 
 class ToolKind(StrEnum):
-    """What runs behind a tool."""
+    """Kind of a tool: DIRECT runs a function, AGENT runs another agent."""
 
     DIRECT = "direct"
     AGENT = "agent"
 
 
 class Level(StrEnum):
-    """What a tool does to the world, from the least: `Level.READ < Level.WRITE < Level.ADMIN`."""
+    """Level of access that a tool needs, in order: `Level.READ < Level.WRITE < Level.ADMIN`."""
 
     READ = "read"
     WRITE = "write"
@@ -24,9 +24,9 @@ class Level(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
-        raise MisuseError(f"there is no level {value!r}: the levels are {', '.join(cls)}")
+        raise MisuseError(f"unknown level {value!r}; valid levels: {', '.join(cls)}")
 
-    # As strings they would compare by the alphabet, where admin is the least.
+    # Strings would compare alphabetically, with admin as the lowest.
 
     def __lt__(self, other: str) -> bool:
         return _RANK[self] < _RANK[Level(other)]

@@ -1,7 +1,7 @@
-"""Check values where they enter the package: a `ValueRule` knows which values fit, and what to give instead.
+"""Validate values where they enter the package. A `ValueRule` tests a value and describes the valid ones.
 
-One rule serves a field of a class (as its attrs validator), an argument of a function, a declaration of a tool and an
-option of the command line, so that the same mistake is always answered in the same words.
+The same rules check fields of classes (as attrs validators), arguments of functions, options of tools and of the
+command line, so that the same mistake always gets the same message.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class ValueRule(Value):
         """Check one argument.
 
         Args:
-            place: What takes the argument, for example "Limits".
+            place: Name of the class or function that takes the argument, for example "Limits".
             name: Name of the argument.
-            value: What was given.
+            value: Value of the argument.
 
         Raises:
             MisuseError: if the value does not fit.
@@ -45,11 +45,11 @@ class ValueRule(Value):
             raise MisuseError(f"{place}({name}={shorten_repr(value)}): give {self.wanted}")
 
     def __call__(self, instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        """Check a field, as attrs asks its validators to."""
+        """Check a field, as an attrs validator."""
         self.check(type(instance).__name__, attribute.alias or attribute.name, value)
 
     def or_none(self) -> ValueRule:
-        """Return a rule that accepts None, too."""
+        """Return a rule that also accepts None."""
         fits = self.fits
         return ValueRule(fits=lambda value: value is None or fits(value), wanted=f"{self.wanted}, or None")
 
@@ -81,14 +81,14 @@ def require_choice(*choices: str) -> ValueRule:
 
 
 def require_members(*names: str, wanted: str) -> ValueRule:
-    """Return a rule for objects that implement an interface; its classes have the members, too, and do not fit."""
+    """Return a rule for objects that have these members. A class is refused: only its instances fit."""
     return ValueRule(
         fits=lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in names), wanted=wanted
     )
 
 
 def require_whole_number(low: int) -> ValueRule:
-    """Return a rule for int of at least `low`; a bool is not a number."""
+    """Return a rule for int of at least `low`. A bool is refused."""
     return ValueRule(fits=lambda value: type(value) is int and value >= low, wanted=f"a whole number, {low} or more")
 
 

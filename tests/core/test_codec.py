@@ -477,7 +477,7 @@ def test_a_record_has_a_size(monkeypatch):
 
 def test_what_is_no_value_of_a_journal_is_refused():
     """A value of another class is no inbox item, whatever fields it has: it would be written and never read again."""
-    with pytest.raises(MisuseError, match="TextPart2 is no type of a journal"):
+    with pytest.raises(MisuseError, match="TextPart2 is not a type that journals contain"):
         encode_item(attrs.make_class("TextPart2", ["text"])("hello"))
 
 

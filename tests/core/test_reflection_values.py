@@ -24,7 +24,7 @@ def test_a_run_that_waits_for_a_word_says_so():
         (UserMessage(parts=()), "an empty"),
         (AssistantMessage(calls=(ToolCall(id="t1.0", name="a b", arguments="{}"),)), "calls 'a b'"),
         (AssistantMessage(calls=(ToolCall(id="t 1", name="a", arguments="{}"),)), "has a call 't 1'"),
-        (AssistantMessage(calls=(ToolCall(id="t1.0", name="a", arguments='{"a": NaN}'),)), "for a JSON object"),
+        (AssistantMessage(calls=(ToolCall(id="t1.0", name="a", arguments='{"a": NaN}'),)), "are not a JSON object"),
     ],
 )
 def test_a_history_that_no_model_accepts_is_refused(message, words):

@@ -231,9 +231,9 @@ def test_the_whole_history_is_shown_until_it_is_compacted():
 @pytest.mark.parametrize(
     ("before", "outcome", "words"),
     [
-        ([], Outcome.SKIPPED, "before it came to that"),
-        ([ASKED], Outcome.SKIPPED, "before it came to that"),
-        ([ASKED, APPROVED], Outcome.SKIPPED, "before it came to that"),
+        ([], Outcome.SKIPPED, "before the call started"),
+        ([ASKED], Outcome.SKIPPED, "before the call started"),
+        ([ASKED, APPROVED], Outcome.SKIPPED, "before the call started"),
         ([e.ToolStarted(call_id="t1.0", repeatable=True)], Outcome.UNKNOWN, "may have happened"),
         ([STARTED], Outcome.UNKNOWN, "may have happened"),
         ([STARTED, LOST], Outcome.UNKNOWN, "may have happened"),
@@ -243,11 +243,15 @@ def test_the_whole_history_is_shown_until_it_is_compacted():
         ([e.ToolStarted(call_id="t1.0", repeatable=True), LOST], Outcome.UNKNOWN, "may have happened"),
         ([STARTED, finished("t1.0", Outcome.FAILED, "no")], Outcome.FAILED, "no"),
         ([STARTED, CUT], Outcome.UNKNOWN, "may have happened"),
-        ([STARTED, UNDONE], Outcome.SKIPPED, "before it came to that"),
+        ([STARTED, UNDONE], Outcome.SKIPPED, "before the call started"),
         ([STARTED, STARTED, UNDONE], Outcome.UNKNOWN, "may have happened"),
         ([READING, CUT], Outcome.CANCELLED, "cut off: the run was stopped (timeout). It only reads"),
-        ([READING, PAUSED], Outcome.CANCELLED, "had asked for something. It only reads"),
-        ([STARTED, INQUIRED, GIVEN], Outcome.UNKNOWN, "had asked for something and the effect may have happened"),
+        ([READING, PAUSED], Outcome.CANCELLED, "while the call waited for input. It only reads"),
+        (
+            [STARTED, INQUIRED, GIVEN],
+            Outcome.UNKNOWN,
+            "the call waited for input and the effect may have happened",
+        ),
     ],
     ids=[
         "intended",

@@ -149,7 +149,7 @@ async def test_the_history_of_a_run_comes_back_as_it_was():
         ([asking(("a", "f")), ASK, result("a")], r"messages\[2\]: a result of 'a', which is no open call"),
         ([asking(("a", "f")), result("a"), result("a")], r"messages\[2\]: a result of 'a', which is no open call"),
         ([asking(("a", "f"), ("b", "f")), result("b")], "no result of 'a'"),
-        ([asking(("a", "f", "{")), result("a")], "'a' with '{' for a JSON object"),
+        ([asking(("a", "f", "{")), result("a")], r"'a' are not a JSON object: '\{'"),
     ],
 )
 def test_what_is_no_history_is_refused(messages, words):

@@ -294,7 +294,7 @@ def check_call_id(world: World, record: AuditRecord, result: ToolResult | None, 
         assert not any(words in text for words in ("cut off", "may have happened", "had begun,")), where
         assert (result.duration_s, record.duration_s) == (0, 0), where
         return
-    denies = ("before it came to that", "not run", "Nothing was run", "no answer")
+    denies = ("before the call started", "not run", "Nothing was run", "no answer")
     assert result.outcome not in (Outcome.SKIPPED, Outcome.REJECTED), where
     assert not any(words in text for words in denies), where
     if record.tool in READ_ONLY:
