@@ -81,7 +81,10 @@ from agentfsm.tools.tool import Tool, tool
 
 if TYPE_CHECKING:
     ask_user: Tool[..., Any]
+    """Tool with which the model asks the user a question: the call waits for the answer, which is its result."""
+
     wait: Tool[..., Any]
+    """Tool with which the model waits until a message arrives or a time is up."""
 
 __all__ = [
     "COORDINATION",

@@ -33,20 +33,21 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.ports.store import Clock, Store
 
-# Default limit of turns of a child run: two with tool calls, and the answer (document C, 5).
+# Default limit of turns of a child run: two with tool calls, and the answer.
 DEFAULT_TURNS: Final = 3
-# Default duration of a child run in seconds: three requests to a large model take 10 to 25 s (document C, 10.2).
+# Default duration of a child run in seconds: three requests to a large model take 10 to 25 s.
 DEFAULT_TIMEOUT_S: Final = 30.0
 # Seconds that a call has after its timeout, for the child run to end.
 GRACE_S: Final = 5.0
 # Hexadecimal digits of the nonce of a child run.
 NONCE_DIGITS: Final = 16
-# Instructions for an agent that coordinates other agents (document C, 9.2).
 COORDINATION: Final = (
     "If a tool returns an error, go on with what the other tools gave you. Do not call the failed tool again unless "
     "its error says that this helps. Never show the user technical details of an error: say in plain words what you "
     "could not find out."
 )
+"""Instructions for an agent that coordinates other agents, about errors of their tools."""
+
 BuildPrompt = Callable[[Arguments], str]
 
 

@@ -85,6 +85,7 @@ TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
     State.DONE: MappingProxyType({}),
     State.ERROR: MappingProxyType({}),
 })
+"""Transition table: for each state, the events that are valid in it, with the next state."""
 # fmt: on
 
 START = State.OBSERVE

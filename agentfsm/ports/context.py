@@ -83,10 +83,11 @@ class MessageGroup(Value):
         return self.segment.count if isinstance(self.segment, Summarised) else self.segment.end - self.segment.start
 
 
-# Asks a model without tools, outside the run's history but within its budget. Takes the model (None: the agent's own),
-# instructions, question and the maximum tokens of the answer; returns its text, which is never blank. Raises
-# ModelError, and the journal records the reason.
 PolicyAsk: TypeAlias = Callable[[Model | None, str, str, int], Awaitable[str]]
+"""Function that asks a model without tools, outside the run's history but within its budget. It takes the model (None:
+the agent's own), instructions, a question and the maximum tokens of the answer, and returns the text of the answer,
+which is never blank. Raises ModelError, and the journal records the reason.
+"""
 
 
 @attrs.frozen(kw_only=True)

@@ -219,9 +219,11 @@ class ThinkingChunk(Value):
 
 
 Chunk: TypeAlias = TextChunk | ThinkingChunk | CallChunk | FinishChunk
+"""Any piece of a reply that a model streams."""
 
 
 Emit: TypeAlias = Callable[[Chunk], None]
+"""Function that a model calls with each piece of a reply as it arrives."""
 
 
 class Model(Protocol):

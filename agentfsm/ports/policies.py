@@ -48,8 +48,10 @@ class Scorer(Protocol):
         ...
 
 
-# Asks the agent's own model, without tools: instructions and question in, answer and its cost out. Raises ModelError.
 SelectorAsk: TypeAlias = Callable[[str, str], Awaitable[tuple[str, Usage]]]
+"""Function that asks the agent's own model without tools. It takes instructions and a question, and returns the answer
+and its usage. Raises ModelError.
+"""
 
 
 class ToolSelector(Protocol):
@@ -104,8 +106,10 @@ def _count_hits(words: Collection[str], text: str) -> int:
     return len(set(_WORD.findall(text.casefold())).intersection(words))
 
 
-# Asks the judge's model: instructions, question and the JSON Schema of the answer in, its text out. Raises ModelError.
 JudgeAsk: TypeAlias = Callable[[str, str, Mapping[str, JSON]], Awaitable[str]]
+"""Function that asks the judge's model. It takes instructions, a question and the JSON Schema of the answer, and
+returns the text of the answer. Raises ModelError.
+"""
 
 
 class Judge(Protocol):

@@ -39,9 +39,11 @@ class SystemClock:
     monotonic = staticmethod(time.monotonic)
 
 
-# The failures that an acknowledged append survives. "full": a power cut. "normal": a crash of the calling process, but
-# not always of the machine or of a database server.
 Durability: TypeAlias = Literal["full", "normal"]
+"""The failures that an acknowledged append survives. "full": a power cut. "normal": a crash of the calling process, but
+not always of the machine or of a database server.
+"""
+
 DURABILITY: Final = require_choice(*get_args(Durability))
 
 
@@ -53,8 +55,8 @@ class LeaseTerm:
     """Seconds by `boot_clock`. From then on another worker may hold the leases. Default: no expiry."""
 
 
-# The term of a lease that ends only when it is released.
 NO_EXPIRY: Final = LeaseTerm()
+"""The term of a lease that ends only when it is released."""
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -243,6 +245,7 @@ class Filter(Value):
 
 
 ALL_RUNS = Filter()
+"""The filter that matches every run."""
 
 
 class PendingWrite(Protocol):

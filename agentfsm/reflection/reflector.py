@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from agentfsm.ports.model import Model
     from agentfsm.ports.policies import JudgeAsk
 
-# Criteria, each with the question that its score answers.
 RUBRIC: Final[Mapping[str, str]] = MappingProxyType(
     {
         "completeness": "Does it do all that was asked?",
@@ -36,6 +35,7 @@ RUBRIC: Final[Mapping[str, str]] = MappingProxyType(
         "format": "Is it in the form that was asked for?",
     }
 )
+"""The default criteria of a `Reflector`, each with the question that its score answers."""
 
 # Lowest score with which an answer is accepted; every criterion must reach it.
 MIN_ACCEPTED_SCORE: Final = 4

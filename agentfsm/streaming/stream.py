@@ -353,6 +353,8 @@ StreamEvent: TypeAlias = (
     | BudgetWarning
     | RunEnded
 )
+"""Any event of a stream."""
+
 Listener: TypeAlias = Callable[[StreamEvent], None]
 
 

@@ -59,6 +59,7 @@ class Proposal(Value):
 
 
 Consent: TypeAlias = Callable[[Proposal], Awaitable[bool]]
+"""Function that shows a proposal to a person, and returns whether the person agrees."""
 
 
 def build_start_text(transport: ServerTransport, raw_entry: Mapping[str, JSON] | None = None) -> ApprovedText:
