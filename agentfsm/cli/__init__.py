@@ -1,13 +1,13 @@
 """The command line.
 
-    agentfsm demo | run | submit | worker | resume                          drive
-             runs | show | export | audit | graph | doctor                  look
+    agentfsm demo | run | submit | worker | resume                          execute
+             runs | show | export | audit | graph | doctor                  inspect
              approve | reject | settle | answer | send | pause | cancel     decide
-             fork | replay | diff                                           travel in time
+             fork | replay | diff                                           fork and compare
              delete | prune | compact                                       remove
     agentfsm mcp tools | approve | prompts | prompt | resources | read | serve
 
-Results go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 usage, 3 waiting for a person or for
+Results go to stdout, all else to stderr. Exit codes: 0 done, 1 failed, 2 usage, 3 waiting for a person or for
 input, 4 a limit was reached, 130 interrupted.
 """
 
@@ -32,17 +32,17 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line.
+    """Run a command.
 
     Args:
-        argv: Its words, without the program's name; by default those of the process.
+        argv: Arguments without the program name; by default those of the process.
 
     Returns:
-        The exit code. `--help` raises SystemExit(0) instead.
+        The exit code. `--help` and `--version` raise SystemExit(0) instead.
     """
     make_streams_tolerant()
     words = sys.argv[1:] if argv is None else argv
-    terminal = Terminal(json="--json" in words)  # what is wrong with the words is told as they want it
+    terminal = Terminal(json="--json" in words)  # parsing errors are reported as JSON, too
     with _WarningHandler(terminal):
         try:
             args = build_parser().parse_args(words)
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             terminal.err("interrupted")
             return int(ExitCode.INTERRUPTED)
-        except Exception as error:  # noqa: BLE001  a fault in the user's code or in ours: told whole, but cleaned
+        except Exception as error:  # noqa: BLE001  a bug, so the whole traceback is shown
             terminal.err(traceback.format_exc())
             return int(_report_failure(terminal, error))
 
@@ -82,7 +82,7 @@ class _WarningHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if text.startswith("event=run_failed "):  # the report says it, in words
+        if text.startswith("event=run_failed "):  # the report of the run contains it
             return
         error = record.exc_info[1] if record.exc_info else None
         why = "" if error is None else f": {_describe_with_location(error)}"
@@ -97,6 +97,6 @@ class _WarningHandler(logging.Handler):
 
 def _describe_with_location(error: BaseException) -> str:
     """Format an exception as one line, with the file and line that raised it."""
-    what = one_line(describe_error(error), NOTE_CHARS)
+    message = one_line(describe_error(error), NOTE_CHARS)
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{what} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else what
+    return f"{message} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else message

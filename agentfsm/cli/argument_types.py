@@ -13,24 +13,26 @@ from agentfsm.tools.schema.arguments import check_object
 
 N = TypeVar("N", int, float)
 
-# Maps the store's time to the moment that an argument denotes, both in seconds since 1970.
+# Maps the current time of the store to the time that an argument denotes, both in seconds since 1970.
 TimeResolver = Callable[[float], float]
 
 _UNIT_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _SPAN_PATTERN: Final = re.compile(r"\+(\d{1,9}(?:\.\d+)?)([smhd])", re.ASCII)
-# Since 1970, as programs write them: 1973 to 2286, and no date looks like that.
+# Seconds since 1970, for 1973 to 2286. No ISO date consists of 9 or 10 digits.
 _UNIX_TIME_PATTERN: Final = re.compile(r"\d{9,10}(?:\.\d+)?", re.ASCII)
-# Seconds of a span: ten years, beyond which it is a slip.
+# Ten years in seconds. A longer span is taken for a typing error.
 MAX_SPAN_S: Final = 10 * 366 * 86_400.0
 
 
 def parse_time(text: str) -> TimeResolver:
-    """Parse a time from now, or a date."""
+    """Parse a duration from now, or a date."""
     if not text.startswith("+"):
         try:
             at = parse_date(text)
         except argparse.ArgumentTypeError as error:
-            raise argparse.ArgumentTypeError(f"{error}, or a time from now such as +90s, +15m, +2h or +3d") from None
+            raise argparse.ArgumentTypeError(
+                f"{error}, or a duration from now such as +90s, +15m, +2h or +3d"
+            ) from None
         return lambda _now: at
     found = _SPAN_PATTERN.fullmatch(text)
     span_s = float(found[1]) * _UNIT_SECONDS[found[2]] if found is not None else MAX_SPAN_S + 1
@@ -47,7 +49,7 @@ def parse_date(text: str) -> float:
         return float(text)
     try:
         at = datetime.fromisoformat(text).timestamp()
-        datetime.fromtimestamp(at).astimezone()  # it can be shown, too
+        datetime.fromtimestamp(at).astimezone()  # raises if the time cannot be displayed
     except (ValueError, OverflowError, OSError):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a valid time: give a date such as 2026-01-31 or 2026-01-31T18:00+01:00, or seconds since "
@@ -66,7 +68,9 @@ def parse_days(text: str) -> float:
 def parse_new_id(text: str) -> str:
     """Parse the id of a new run."""
     if text.startswith("-"):
-        raise argparse.ArgumentTypeError(f"{text!r} would be taken for an option wherever it is named: choose another")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} starts with '-', so commands would read it as an option: choose another id"
+        )
     return text
 
 
@@ -82,14 +86,16 @@ def parse_field(text: str) -> tuple[str, str]:
     """Parse a field of an answer: NAME=VALUE."""
     name, sign, value = text.partition("=")
     if not (name and sign):
-        raise argparse.ArgumentTypeError(f"{text!r} is no field: write for example name=Ann")
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE: write for example name=Ann")
     return name, value
 
 
 def parse_object(text: str) -> str:
     """Check that the text is a JSON object, and return the text."""
     if (flaw := check_object(text)) is not None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object ({flaw}): write for example '{{\"cents\": 500}}'")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a JSON object ({flaw}): write for example '{{\"cents\": 500}}'"
+        )
     return text
 
 

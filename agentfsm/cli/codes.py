@@ -1,4 +1,4 @@
-"""What the command's exit code says."""
+"""Exit codes of the command line."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """The exit codes."""
+    """Exit codes of the commands."""
 
     DONE = 0
     FAILED = 1
     USAGE = 2
     WAITING = 3
-    """For a person, or for input."""
+    """The run waits for a person or for input."""
 
     LIMIT = 4
-    """A limit was reached; a larger one would have prevented it."""
+    """The run reached a limit; with a larger limit it would have continued."""
 
     INTERRUPTED = 130
-    """What shells say of a command that Ctrl-C ended."""
+    """The command was interrupted. Shells report the same code for a process that Ctrl-C ended."""
 
 
 def for_run(run: Run) -> ExitCode:
-    """Return the code for a run that a driving call has given back."""
+    """Return the exit code for a run after its execution."""
     if run.state is State.DONE:
         return ExitCode.DONE
     if run.is_waiting:
@@ -40,5 +40,5 @@ def for_run(run: Run) -> ExitCode:
 
 
 def for_error(error: AgentError) -> ExitCode:
-    """Return the code for an error: whose fault it is."""
+    """Return the exit code for an error: USAGE if the arguments are at fault, else FAILED."""
     return ExitCode.USAGE if isinstance(error, MisuseError | RunNotFoundError) else ExitCode.FAILED

@@ -1,11 +1,11 @@
-"""The parser of the command line: its subcommands and their options."""
+"""Build the argument parser: the subcommands and their options."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from agentfsm.agent import WORKER_PARALLEL, WORKER_POLL_S
 from agentfsm.cli.argument_types import (
@@ -53,15 +53,25 @@ class _CommandParser(argparse.ArgumentParser):
         raise wrong
 
 
+class _VersionAction(argparse.Action):
+    """Prints the version and exits. The package metadata is read only here, because reading it slows each start."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_args: Any) -> NoReturn:
+        from importlib.metadata import version  # noqa: PLC0415  few commands need it
+
+        sys.stdout.write(f"{parser.prog} {version('agentfsm')}\n")
+        parser.exit()
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
     made = _CommandParser(
         prog="agentfsm",
-        description="Run agents whose every step is kept, and look at what they did.",
+        description="Run agents that record every step in a journal, and inspect, resume and control their runs.",
         epilog="exit codes: 0 done, 1 failed, 2 usage, 3 waiting for a person or for input, 4 a limit was reached, "
         "130 interrupted",
     )
-    made.add_argument("--version", action="version", version=f"%(prog)s {version('agentfsm')}")
+    made.add_argument("--version", action=_VersionAction, nargs=0, help="print the version and exit")
     add = made.add_subparsers(required=True, metavar="COMMAND").add_parser
     _add_execute(add)
     _add_inspect(add)
@@ -79,8 +89,8 @@ def _add_command(add: AddParser, act: Command, *, text: str) -> argparse.Argumen
     added.add_argument(
         "--store",
         metavar="PATH|URL",
-        help=f"where runs are kept: a file, postgresql://... or redis://... (${STORE_VARIABLE}, else {DEFAULT_STORE}); "
-        "a URL with a password belongs in the variable",
+        help=f"store of the runs: a file, postgresql://... or redis://... (default: ${STORE_VARIABLE}, else "
+        f"{DEFAULT_STORE}); pass a URL with a password in the variable",
     )
     return added
 
@@ -89,193 +99,239 @@ def _add_execute(add: AddParser) -> None:
     demo = _add_command(add, execute.demo, text="let an agent survey a folder and write a report; no key is needed")
     demo.add_argument("folder", nargs="?", default=".", help="the folder (default: the current one)")
     run = _add_command(add, execute.run, text="run an agent to the end, or until it waits")
-    submit = _add_command(add, execute.submit, text="put a run into the store for a worker to drive, and print its id")
+    submit = _add_command(
+        add, execute.submit, text="put a run into the store for a worker to execute, and print its id"
+    )
     for starts in (run, submit):
         _add_agent(starts)
-        starts.add_argument("prompt", help="what it shall do")
+        starts.add_argument("prompt", help="the task")
         starts.add_argument(
             "--id",
             type=parse_new_id,
-            help="the run's id (the same id and prompt again means the same run)",
+            help="id of the run (default: a random one); repeating an id with the same prompt continues that run",
         )
-        starts.add_argument("--session", help="go on with this conversation")
-        starts.add_argument("--messages", metavar="FILE", help="go on from these, in JSON as OpenAI has messages")
+        starts.add_argument("--session", help="continue this conversation")
+        starts.add_argument(
+            "--messages", metavar="FILE", help="start after these messages, a JSON list in OpenAI's format"
+        )
         starts.add_argument(
             "--metadata",
             metavar="KEY=VALUE",
             type=parse_pair,
             action="append",
             default=[],
-            help="kept with the run",
+            help="stored with the run; may be given several times",
         )
-    worker = _add_command(
-        add, execute.worker, text="drive the runs of an agent that can be moved on, until interrupted"
-    )
+    worker = _add_command(add, execute.worker, text="execute runs that are ready, until interrupted")
     _add_agent(worker)
     worker.add_argument(
         "--parallel",
         metavar="N",
         type=parse_count,
         default=WORKER_PARALLEL,
-        help="runs at once (default: %(default)s)",
+        help="number of runs at a time (default: %(default)s)",
     )
     worker.add_argument(
         "--poll",
         metavar="SECONDS",
         type=parse_seconds,
         default=WORKER_POLL_S,
-        help="between two looks (%(default)s)",
+        help="interval between two queries for ready runs (default: %(default)s)",
     )
-    worker.add_argument("--until-idle", action="store_true", help="end when nothing can be moved on")
-    resume = _add_command(add, execute.resume, text="go on with a run, from where its journal ends; a pause ends")
+    worker.add_argument("--until-idle", action="store_true", help="exit when no run is ready")
+    resume = _add_command(
+        add, execute.resume, text="resume a run from the end of its journal; if it is paused, the pause ends"
+    )
     _add_run_id(resume)
     _add_agent_option(resume)
-    resume.add_argument("--takeover", action="store_true", help="take it from the worker that drives it, if that hangs")
+    resume.add_argument(
+        "--takeover",
+        action="store_true",
+        help="take the run from the worker that executes it, for example because that worker hangs",
+    )
 
 
 def _add_inspect(add: AddParser) -> None:
     runs = _add_command(add, inspect.runs, text="list the newest runs")
-    runs.add_argument("--session", help="only of this conversation")
-    runs.add_argument("--agent", metavar="NAME", help="only of the agent of this name")
-    runs.add_argument("--user", metavar="NAME", help="only for this user")
-    runs.add_argument("--state", choices=[str(state) for state in State], help="only in this state")
-    runs.add_argument("--waiting", action="store_true", help="only those that wait")
-    runs.add_argument("--parent", metavar="RUN", help="only those that work for this run")
-    runs.add_argument("--before", metavar="TIME", type=parse_date, help="only those created before, as in `prune`")
-    runs.add_argument("--all", action="store_true", help="those that work for other runs, too")
-    runs.add_argument("--limit", type=parse_count, default=20, help="how many at most (default: %(default)s)")
+    runs.add_argument("--session", help="only runs of this conversation")
+    runs.add_argument("--agent", metavar="NAME", help="only runs of the agent with this name")
+    runs.add_argument("--user", metavar="NAME", help="only runs of this user")
+    runs.add_argument("--state", choices=[str(state) for state in State], help="only runs in this state")
+    runs.add_argument("--waiting", action="store_true", help="only runs that wait for a person or for input")
+    runs.add_argument("--parent", metavar="RUN", help="only runs of sub-agents that this run called")
+    runs.add_argument(
+        "--before",
+        metavar="TIME",
+        type=parse_date,
+        help="only runs created before this time, a date or seconds since 1970",
+    )
+    runs.add_argument("--all", action="store_true", help="also list the runs of sub-agents")
+    runs.add_argument("--limit", type=parse_count, default=20, help="maximum number (default: %(default)s)")
     show = _add_command(add, inspect.show, text="show a run: its turns, calls and outcomes")
     _add_run_id(show)
-    show.add_argument("--at", metavar="VERSION", type=int, help="as it was then")
-    show.add_argument("--events", action="store_true", help="list its journal too")
-    export = _add_command(add, inspect.export, text="write all that there is of a run as JSON")
+    show.add_argument("--at", metavar="VERSION", type=int, help="show the run as it was at this version")
+    show.add_argument("--events", action="store_true", help="list its journal as well")
+    export = _add_command(add, inspect.export, text="write a run, its journal and its messages as JSON")
     _add_run_id(export)
-    export.add_argument("--messages", action="store_true", help="write only its messages, as OpenAI has them")
+    export.add_argument("--messages", action="store_true", help="write only its messages, in OpenAI's format")
     _add_audit(add)
-    graph = _add_command(add, inspect.graph, text="draw an agent with its tools, the path of a run, or the machine")
-    graph.add_argument(
-        "what", metavar="module:agent|RUN", nargs="?", help="the agent or the run's id (default: the machine)"
+    graph = _add_command(
+        add, inspect.graph, text="draw an agent with its tools, the path of a run, or the state machine"
     )
-    graph.add_argument("--format", choices=["mermaid", "dot", "text"], default="mermaid", help="default: %(default)s")
-    doctor = _add_command(add, inspect.doctor, text="look at the installation and the store, and at an agent's tools")
-    doctor.add_argument("agent", metavar="module:agent", nargs="?", help="the agent whose tools to look over")
-    _add_mcp_option(doctor, "with the MCP servers of this file among them")
+    graph.add_argument(
+        "subject",
+        metavar="module:agent|RUN",
+        nargs="?",
+        help="the agent, or the id of the run (default: the state machine)",
+    )
+    graph.add_argument(
+        "--format", choices=["mermaid", "dot", "text"], default="mermaid", help="output format (default: %(default)s)"
+    )
+    doctor = _add_command(add, inspect.doctor, text="check the installation, the store and the tools of an agent")
+    doctor.add_argument("agent", metavar="module:agent", nargs="?", help="the agent whose tools are checked")
+    _add_mcp_option(doctor, "add the MCP servers of this file to its tools")
 
 
 def _add_audit(add: AddParser) -> None:
     audit = _add_command(
-        add, audit_log.audit, text="tell of each call of a run, or of all runs: who, what, when, how it ended"
+        add, audit_log.audit, text="list each call of a run, or of all runs: caller, arguments, approval, outcome"
     )
-    audit.add_argument("id", metavar="RUN", nargs="?", help="the run's id (default: all runs, newest first)")
-    audit.add_argument("--tool", metavar="GLOB", default="*", help="only of tools of this name, for example 'files__*'")
+    audit.add_argument("id", metavar="RUN", nargs="?", help="id of the run (default: all runs, newest first)")
     audit.add_argument(
-        "--status", choices=_STATUSES, metavar="STATUS", help=f"only in this one: {', '.join(_STATUSES)}"
+        "--tool", metavar="GLOB", default="*", help="only calls of tools with this name, for example 'files__*'"
     )
-    audit.add_argument("--agent", metavar="NAME", help="only of the agent of this name")
-    audit.add_argument("--user", metavar="NAME", help="only for this user")
-    audit.add_argument("--session", help="only of this conversation")
-    audit.add_argument("--since", metavar="TIME", type=parse_date, help="only those that were open then or later")
-    audit.add_argument("--until", metavar="TIME", type=parse_date, help="only those asked for before")
-    audit.add_argument("--limit", type=parse_count, default=1_000, help="how many at most (default: %(default)s)")
-    audit.add_argument("--results", action="store_true", help="with --json: the whole results, beside their hashes")
+    audit.add_argument(
+        "--status", choices=_STATUSES, metavar="STATUS", help=f"only calls with this status: {', '.join(_STATUSES)}"
+    )
+    audit.add_argument("--agent", metavar="NAME", help="only runs of the agent with this name")
+    audit.add_argument("--user", metavar="NAME", help="only runs of this user")
+    audit.add_argument("--session", help="only runs of this conversation")
+    audit.add_argument("--since", metavar="TIME", type=parse_date, help="only calls that were open then or later")
+    audit.add_argument(
+        "--until", metavar="TIME", type=parse_date, help="only calls that the model requested before this time"
+    )
+    audit.add_argument("--limit", type=parse_count, default=1_000, help="maximum number (default: %(default)s)")
+    audit.add_argument(
+        "--results", action="store_true", help="with --json: include the whole results, not only their hashes"
+    )
 
 
 _STATUSES: Final = [str(each) for each in (*Outcome, *Phase) if each is not Phase.FINISHED]
 
 
 def _add_decide(add: AddParser) -> None:
-    approve = _add_command(add, decide.approve, text="let a call run that waits for a yes")
-    reject = _add_command(add, decide.reject, text="do not let a call run that waits for a yes")
+    approve = _add_command(add, decide.approve, text="approve a call that waits for approval")
+    reject = _add_command(add, decide.reject, text="reject a call that waits for approval")
     settle = _add_command(add, decide.settle, text="record the outcome of a call whose worker crashed")
-    answer = _add_command(
-        add, decide.answer, text="answer a question, or give the result of a call that comes from outside"
-    )
+    answer = _add_command(add, decide.answer, text="answer a question, or supply the result of an external call")
     for decides in (approve, reject, settle, answer):
         _add_run_id(decides)
-        decides.add_argument("call", help="the call's id, for example t3.0")
+        decides.add_argument("call", help="id of the call, for example t3.0")
     approve.add_argument(
         "--arguments",
         metavar="JSON",
         type=parse_object,
-        help="run it with these, not with the model's own",
+        help="run the call with these arguments instead of the model's",
     )
-    approve.add_argument("--digest", default="", help="of the call as it was shown: a yes to any other is refused")
-    reject.add_argument("--message", default="", help="why not, for the model")
-    what = settle.add_mutually_exclusive_group(required=True)
-    what.add_argument("--result", metavar="TEXT", help="it was done, and returned this")
-    what.add_argument("--failed", metavar="TEXT", help="it failed like this")
-    what.add_argument("--rerun", action="store_true", help="run it again, under the same key")
-    answer.add_argument(
-        "text", nargs="?", help="what the model reads; for a tool that asks: a JSON object, or its text"
+    approve.add_argument(
+        "--digest", default="", help="digest of the call as you saw it; fails if the call has changed since"
     )
-    answer.add_argument("--failed", action="store_true", help="the text says why there is no result")
+    reject.add_argument("--message", default="", help="the reason, which the model reads")
+    outcome = settle.add_mutually_exclusive_group(required=True)
+    outcome.add_argument("--result", metavar="TEXT", help="the call succeeded and returned this")
+    outcome.add_argument("--failed", metavar="TEXT", help="the call failed with this message")
+    outcome.add_argument("--rerun", action="store_true", help="run it again with the same idempotency key")
+    answer.add_argument("text", nargs="?", help="the answer; for the questions of a tool: a JSON object, or plain text")
+    answer.add_argument("--failed", action="store_true", help="the text is the reason why there is no result")
     answer.add_argument(
         "--field",
         metavar="NAME=VALUE",
         type=parse_field,
         action="append",
         default=[],
-        help="a field of what a tool asks",
+        help="a field of the answer to a tool's question; may be given several times",
     )
-    answer.add_argument("--decline", action="store_true", help="tell a tool that asks that you do not answer")
+    answer.add_argument("--decline", action="store_true", help="decline to answer the questions of a tool")
     _add_send(add)
-    pause = _add_command(add, decide.pause, text="let a run rest at its next step, until it is resumed")
+    pause = _add_command(add, decide.pause, text="pause a run at its next step, until it is resumed")
     cancel = _add_command(add, decide.cancel, text="end a run")
     for stops in (pause, cancel):
         _add_run_id(stops)
-        stops.add_argument("--message", default="", help="why, for the record")
+        stops.add_argument("--message", default="", help="the reason, for the journal")
     for signed in (approve, reject, settle, answer, pause, cancel):
-        signed.add_argument("--by", metavar="NAME", help="who says so (default: the user's name)")
+        signed.add_argument(
+            "--by", metavar="NAME", help="name of the person who decides (default: the user name of the system)"
+        )
 
 
 def _add_send(add: AddParser) -> None:
-    send = _add_command(add, decide.send, text="give a run more input, which it reads at its next turn")
+    send = _add_command(add, decide.send, text="send input to a run, which reads it at its next turn")
     _add_run_id(send)
-    send.add_argument("text", help="what the model reads")
+    send.add_argument("text", help="the text that the model reads")
     kinds = [str(kind) for kind in InputKind if kind is not InputKind.REFLECTION]
-    send.add_argument("--kind", choices=kinds, default="user", help="where it comes from (default: %(default)s)")
+    send.add_argument("--kind", choices=kinds, default="user", help="source of the input (default: %(default)s)")
     priorities = [str(priority) for priority in Priority]
-    send.add_argument("--priority", choices=priorities, default="normal", help="(default: %(default)s)")
-    send.add_argument("--at", metavar="TIME", type=parse_time, help="not before: +90s, +15m, +2h, +3d, or a date")
-    send.add_argument("--key", help="an input of the same key is taken in once only")
+    send.add_argument(
+        "--priority", choices=priorities, default="normal", help="order in which inputs are read (default: %(default)s)"
+    )
+    send.add_argument(
+        "--at", metavar="TIME", type=parse_time, help="the run reads it then or later: +90s, +15m, +2h, +3d, or a date"
+    )
+    send.add_argument("--key", help="idempotency key: the run accepts one input for each key")
 
 
 def _add_timetravel(add: AddParser) -> None:
-    fork = _add_command(add, timetravel.fork, text="begin a run with the first events of another, and print its id")
+    fork = _add_command(add, timetravel.fork, text="start a run from the first events of another, and print its id")
     _add_run_id(fork)
-    fork.add_argument("--at", metavar="VERSION", type=int, help="how many events (default: all, but for the end)")
-    fork.add_argument("--prompt", help="another first message")
-    fork.add_argument("--id", dest="new_id", type=parse_new_id, help="the new run's id")
+    fork.add_argument(
+        "--at",
+        metavar="VERSION",
+        type=int,
+        help="number of events to copy (default: all but the last one of an ended run)",
+    )
+    fork.add_argument("--prompt", help="replace the first message")
+    fork.add_argument("--id", dest="new_id", type=parse_new_id, help="id of the new run")
     replay = _add_command(
-        add, timetravel.replay, text="fold a run again, and check that the model would be asked the same now"
+        add,
+        timetravel.replay,
+        text="replay the journal of a run, and check that today's agent would send the same requests",
     )
     _add_run_id(replay)
     for takes in (fork, replay):
         _add_agent_option(takes)
-    diff = _add_command(
-        add, timetravel.diff, text="tell what differs between two versions of a run, or between two runs"
-    )
+    diff = _add_command(add, timetravel.diff, text="compare two versions of a run, or two runs")
     _add_run_id(diff)
-    diff.add_argument("other", nargs="?", metavar="OTHER", help="the other run's id (default: the same run)")
-    diff.add_argument("--at", metavar="VERSION", type=int, help="of the first one (default: the newest)")
-    diff.add_argument("--to", metavar="VERSION", type=int, help="of the second one (default: the newest)")
+    diff.add_argument("other", nargs="?", metavar="OTHER", help="id of the other run (default: the same run)")
+    diff.add_argument("--at", metavar="VERSION", type=int, help="version of the first run (default: the newest)")
+    diff.add_argument("--to", metavar="VERSION", type=int, help="version of the second run (default: the newest)")
 
 
 def _add_retention(add: AddParser) -> None:
-    delete = _add_command(add, retention.delete, text="remove a run with those that work for it, or a whole session")
-    delete.add_argument("id", nargs="?", metavar="RUN", help="the run's id")
-    delete.add_argument("--session", help="the conversation, with all its runs")
-    prune = _add_command(add, retention.prune, text="remove the runs that ended long ago")
+    delete = _add_command(
+        add, retention.delete, text="remove a run with the runs of its sub-agents, or a whole session"
+    )
+    delete.add_argument("id", nargs="?", metavar="RUN", help="id of the run")
+    delete.add_argument("--session", help="the conversation whose runs are removed")
+    prune = _add_command(add, retention.prune, text="remove runs that ended long ago")
     long = prune.add_mutually_exclusive_group(required=True)
-    long.add_argument("--before", metavar="TIME", type=parse_date, help="for example 2026-01-31, or seconds since 1970")
-    long.add_argument("--older-than", metavar="DAYS", type=parse_days, help="by the store's clock")
+    long.add_argument(
+        "--before",
+        metavar="TIME",
+        type=parse_date,
+        help="they ended before this time: a date such as 2026-01-31, or seconds since 1970",
+    )
+    long.add_argument(
+        "--older-than", metavar="DAYS", type=parse_days, help="they ended this many days ago, by the clock of the store"
+    )
     _add_command(
-        add, retention.compact, text="give the room of removed runs back to the disk (a SQLite file, nothing driven)"
+        add,
+        retention.compact,
+        text="return the space of removed runs to the disk (SQLite only, while no run is executed)",
     )
 
 
 def _add_mcp(add: AddParser) -> None:
-    text = "speak the Model Context Protocol"
+    text = "use or serve tools over the Model Context Protocol (MCP)"
     group = add("mcp", help=text, description=f"{text[0].upper()}{text[1:]}.")
     sub = group.add_subparsers(required=True, metavar="COMMAND").add_parser
     _add_mcp_client(sub)
@@ -287,55 +343,72 @@ def _add_mcp(add: AddParser) -> None:
         type=mcp_serve.parse_address,
         nargs="?",
         const=mcp_serve.DEFAULT_ADDRESS,
-        help="over HTTP (default: %(const)s), not over standard input and output",
+        help="serve over HTTP at this address (default: %(const)s) instead of standard input and output",
     )
-    serve.add_argument("--token-env", metavar="NAME", help="the variable that holds the bearer token of HTTP clients")
-    serve.add_argument("--allow-host", metavar="NAME", action="append", default=[], help="a name it is called by")
-    serve.add_argument("--prefix", default="", help="of the names of the tools for the agent's runs")
+    serve.add_argument(
+        "--token-env", metavar="NAME", help="environment variable with the bearer token for HTTP clients"
+    )
+    serve.add_argument(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="further host name of the server, such as that of a proxy; may be given several times",
+    )
+    serve.add_argument("--prefix", default="", help="prefix for the names of the tools that control runs")
     serve.add_argument("--no-tools", action="store_true", help="leave out the agent's own tools")
 
 
 def _add_mcp_client(sub: AddParser) -> None:
     tools = _add_command(
-        sub, mcp_client.tools, text="list the servers of a file and their tools, and what is refused and why"
+        sub,
+        mcp_client.tools,
+        text="list the servers of a file and their tools, with the reason for each tool that is not offered",
     )
     approve = _add_command(
-        sub, mcp_client.approve, text="show how servers start and what they offer, or have changed, and ask"
+        sub,
+        mcp_client.approve,
+        text="show how servers start and which tools they offer or have changed, and ask for approval",
     )
     prompts = _add_command(sub, mcp_client.prompts, text="list the prompts of the servers of a file")
-    prompt = _add_command(sub, mcp_client.prompt, text="show a prompt of a server, filled in")
+    prompt = _add_command(sub, mcp_client.prompt, text="show a prompt of a server with its arguments filled in")
     resources = _add_command(sub, mcp_client.resources, text="list the resources of the servers of a file")
-    read = _add_command(sub, mcp_client.read, text="read out a resource of a server")
+    read = _add_command(sub, mcp_client.read, text="read a resource of a server")
     for takes in (tools, approve, prompts, prompt, resources, read):
-        takes.add_argument("file", metavar="FILE", help='a JSON file with "mcpServers", as every host has it')
-    approve.add_argument("server", metavar="SERVER", nargs="?", help="only this one")
-    approve.add_argument("--yes", action="store_true", help="approve all that is shown")
+        takes.add_argument("file", metavar="FILE", help='a JSON file with "mcpServers", the format of MCP hosts')
+    approve.add_argument("server", metavar="SERVER", nargs="?", help="only this server")
+    approve.add_argument("--yes", action="store_true", help="approve everything without asking")
     approve.epilog = (
-        "Approvals are kept in ~/.agentfsm/mcp-pins.json, in your home and not beside the store: a folder that you "
-        "were given could bring its own along."
+        "Approvals are stored in ~/.agentfsm/mcp-pins.json, in your home folder and not beside the store: a folder "
+        "from somewhere else could contain approvals of its own."
     )
     for takes in (prompt, read):
-        takes.add_argument("server", metavar="SERVER", help="its name in the file")
-    prompt.add_argument("name", metavar="NAME", help="of the prompt")
-    prompt.add_argument("arguments", metavar="KEY=VALUE", type=parse_pair, nargs="*", help="what it is filled in with")
-    read.add_argument("uri", metavar="URI", help="of the resource")
+        takes.add_argument("server", metavar="SERVER", help="name of the server in the file")
+    prompt.add_argument("name", metavar="NAME", help="name of the prompt")
+    prompt.add_argument("arguments", metavar="KEY=VALUE", type=parse_pair, nargs="*", help="arguments of the prompt")
+    read.add_argument("uri", metavar="URI", help="URI of the resource")
 
 
-# What several of them take.
+# Arguments that several commands share.
 
 
 def _add_run_id(takes: argparse.ArgumentParser) -> None:
-    takes.add_argument("id", metavar="RUN", help="the run's id")
+    takes.add_argument("id", metavar="RUN", help="id of the run")
 
 
 def _add_agent(takes: argparse.ArgumentParser) -> None:
     takes.add_argument("agent", metavar="module:agent", help="an Agent, or a function that returns one")
-    _add_mcp_option(takes, "the MCP servers of this file join its tools; may be given several times")
+    _add_mcp_option(takes, "add the MCP servers of this file to its tools; may be given several times")
 
 
 def _add_agent_option(takes: argparse.ArgumentParser) -> None:
-    takes.add_argument("--agent", metavar="module:agent", help="with this one, not the one that it was begun with")
-    _add_mcp_option(takes, "with the MCP servers of this file, not those that it was begun with")
+    takes.add_argument(
+        "--agent",
+        metavar="module:agent",
+        help="use this agent instead of the one that the run names; required for a run that was started from Python, "
+        "unless its Agent has target='module:agent'",
+    )
+    _add_mcp_option(takes, "use the MCP servers of this file instead of those that the run was started with")
 
 
 def _add_mcp_option(takes: argparse.ArgumentParser, text: str) -> None:

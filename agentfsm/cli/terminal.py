@@ -6,6 +6,7 @@ import io
 import json
 import os
 import select
+import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -21,20 +22,20 @@ from agentfsm.core.text_safety import strip_unsafe
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Terminal:
-    """The three standard streams of the process. A reader that closed its end causes no error."""
+    """Standard streams of the process. A reader that closes its end of stdout or stderr causes no error."""
 
     json: bool = False
-    """Whether the result is one JSON document."""
+    """Whether the result is written as one JSON document."""
 
     stdout: TextIO = attrs.field(factory=lambda: sys.stdout)
-    """Kept, because `sys.stdout` is turned to stderr while code of the user's runs."""
+    """Stdout for results. Saved here, because `sys.stdout` is redirected to stderr while user code runs."""
 
     def out(self, text: str) -> None:
-        """Write lines of the result."""
+        """Write lines of the result to stdout."""
         _write_result(self.stdout, strip_unsafe(text) + "\n")
 
     def document(self, value: object) -> None:
-        """Write the result as one JSON document, in ASCII, so that it contains no terminal control characters."""
+        """Write the result as one JSON document to stdout, in ASCII, so that it contains no control characters."""
         _write_result(self.stdout, json.dumps(value, indent=2, default=str) + "\n")
 
     def err(self, text: str, end: str = "\n") -> None:
@@ -47,15 +48,20 @@ class Terminal:
         return _is_terminal(sys.stderr)
 
     @property
+    def width(self) -> int | None:
+        """Columns of the terminal that stdout is connected to; None for a file or a pipe, whose lines are not cut."""
+        return shutil.get_terminal_size().columns if _is_terminal(self.stdout) else None
+
+    @property
     def can_ask(self) -> bool:
-        """Whether a person can answer questions."""
+        """Whether stdin and stderr are terminals, so that a person can answer questions."""
         return self.is_watched and _is_terminal(sys.stdin)
 
     def ask(self, question: str) -> str | None:
-        """Ask, and return the answer; None if there is none (Ctrl-D, or a signal that ends the command)."""
-        with _open_signal_pipe() as news:  # from before the question on: whoever reads it may press Ctrl-C at once
+        """Ask, and return the answer; None after Ctrl-D or a signal that ends the command."""
+        with _open_signal_pipe() as signal_fd:  # opened first: Ctrl-C may follow the question at once
             self.err(question, end=" ")
-            answer = sys.stdin.readline() if news is None or _wait_for_line(sys.stdin, news) else ""
+            answer = sys.stdin.readline() if signal_fd is None or _wait_for_line(sys.stdin, signal_fd) else ""
         if not answer:
             self.err("")
         return answer.strip() if answer else None
@@ -68,35 +74,35 @@ class Terminal:
         return None
 
 
-def _wait_for_line(stream: TextIO, news: int) -> bool:
-    """Return when a terminal has a line to read, or a signal came, whose handler runs then; tell whether it has.
+def _wait_for_line(stream: TextIO, signal_fd: int) -> bool:
+    """Wait until a terminal has a line to read or a signal arrives, and return whether it has a line.
 
-    A read that begins right behind a signal does not notice it: Ctrl-C would do nothing until the next line is typed.
-    In an event loop its handler only cancels what runs, which has to come to an end first.
+    Without the descriptor, a read that starts right after a signal would block until the next line is typed, because
+    in an event loop the signal handler only requests a cancellation.
     """
-    readable, _, _ = select.select([stream.fileno(), news], [], [])
+    readable, _, _ = select.select([stream.fileno(), signal_fd], [], [])
     return stream.fileno() in readable
 
 
 @contextmanager
 def _open_signal_pipe() -> Iterator[int | None]:
-    """Open a pipe that becomes readable when a signal arrives; None if the platform has none."""
+    """Open a pipe that becomes readable when a signal arrives. Yields None on platforms without such pipes."""
     if os.name != "posix":
         yield None
         return
-    news, told = os.pipe()
-    os.set_blocking(told, False)
-    before = signal.set_wakeup_fd(told)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer)
     try:
-        yield news
+        yield reader
     finally:
         signal.set_wakeup_fd(before)
-        os.close(news)
-        os.close(told)
+        os.close(reader)
+        os.close(writer)
 
 
 class _StderrProxy:
-    """Stands for stdout while code of the user's runs: what it prints goes to stderr, read or not."""
+    """Replacement for stdout while user code runs: writes to stderr, and ignores that its reader is gone."""
 
     def write(self, text: str) -> int:
         _write_stderr(text)
@@ -108,22 +114,22 @@ class _StderrProxy:
 
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Redirect everything that the block prints to stderr, since stdout is reserved for results."""
+    """Redirect the output of the block to stderr, because stdout is reserved for results."""
     with _redirect_descriptor(), redirect_stdout(cast("TextIO", _StderrProxy())):
         yield
 
 
 @contextmanager
 def _redirect_descriptor() -> Iterator[None]:
-    """Redirect the file descriptor of stdout to stderr, too, since child processes inherit it."""
+    """Redirect the file descriptor of stdout to stderr as well, because child processes inherit it."""
     try:
-        own, watched = sys.stdout.fileno(), sys.stderr.fileno()
-    except (OSError, ValueError):  # no real streams
+        own, target = sys.stdout.fileno(), sys.stderr.fileno()
+    except (OSError, ValueError):  # the streams are not files
         yield
         return
     kept = os.dup(own)
     try:
-        os.dup2(watched, own)
+        os.dup2(target, own)
         yield
     finally:
         os.dup2(kept, own)
@@ -131,11 +137,12 @@ def _redirect_descriptor() -> Iterator[None]:
 
 
 def make_streams_tolerant() -> None:
-    """Let nothing that stdout and stderr cannot do be an error.
+    """Make stdout and stderr accept any text.
 
-    A question mark stands for a character that the encoding lacks; one that was closed before the start leads nowhere.
+    Characters that their encoding lacks become question marks. A stream that was closed before the start discards
+    its text.
     """
-    for number in range(3):  # else what is opened next gets the number, and is written to
+    for number in range(3):  # a free number would go to the next file that is opened, and output would corrupt it
         try:
             os.fstat(number)
         except OSError:
@@ -151,7 +158,7 @@ def make_streams_tolerant() -> None:
 def _is_terminal(stream: TextIO | None) -> bool:
     try:
         return stream is not None and stream.isatty()
-    except ValueError:  # it is closed
+    except ValueError:  # the stream is closed
         return False
 
 
@@ -159,11 +166,11 @@ def _write_result(stream: TextIO, text: str) -> None:
     try:
         stream.write(text)
         stream.flush()
-    except BrokenPipeError:  # whoever read it has had enough
+    except BrokenPipeError:  # the reader closed its end, for example `head`
         _silence(stream)
     except OSError as error:
         _silence(stream)
-        raise AgentError(f"stdout takes no more ({error.strerror}): the result is not there as a whole") from error
+        raise AgentError(f"cannot write to stdout ({error.strerror}): the result is incomplete") from error
 
 
 def _write_stderr(text: str) -> None:

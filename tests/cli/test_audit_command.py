@@ -30,7 +30,7 @@ def test_the_calls_of_a_run(audited):
     assert lines[1].endswith(f" s, by agent, 13 characters, SHA-256 {digest[:12]}...")
     assert lines[2:] == [
         "    approved by bob",
-        '    the model\'s own arguments, which were changed: account="17", cents=5',
+        '    arguments of the model before the edit: account="17", cents=5',
     ]
 
 

@@ -20,7 +20,7 @@ def test_a_sub_agent_is_told_below_its_call(here):
     told = [line.replace("shopper red]0;title abc zero tag [/x] [bold]", "shopper") for line in lines]
     assert told[:4] == [
         '  t1.0 ask_shopper(query="Tea?")',
-        "  t1.0   shopper works on it, run m.t1.0",
+        "  t1.0   shopper started, run m.t1.0",
         "  t1.0   shopper, turn 1 of 3",
         "  t1.0   shopper, turn 2 of 3",
     ]
@@ -60,7 +60,7 @@ def test_what_a_sub_agent_waits_for_is_decided_in_its_own_run(here):
     assert asked.startswith(f"  t1.0 of run b.t1.0: {may} Move 5 cents to Bob. red]0;title abc zero")
     said = here.json("approve", "b.t1.0", "t1.0", "--by", "ann")
     assert (said["id"], said["resume"]) == ("b.t1.0", "agentfsm resume b")
-    assert "noted for t1.0 of run b.t1.0. To go on: agentfsm resume b\n" in here.err
+    assert "recorded for t1.0 of run b.t1.0. To go on: agentfsm resume b\n" in here.err
     assert here("resume", "b") == "moved 5 to Bob\n"
     assert (here.folder / "paid.txt").read_text(encoding="utf-8") == "Bob 5\n"
 
@@ -87,7 +87,7 @@ def test_the_run_of_a_sub_agent_is_not_resumed_by_itself(here):
     """The error names the run that drives it; so does whatever shows it."""
     here.run("app:bank", "--id", "b", "Pay Bob.", code=3)
     here("resume", "b.t1.0", code=2)
-    assert "run b.t1.0 is driven by the run that it works for: agentfsm resume b\n" in here.err
+    assert "run b.t1.0 belongs to run b: resume that one with agentfsm resume b\n" in here.err
     assert here.json("show", "b.t1.0")["resume"] == "agentfsm resume b"
     assert here.json("cancel", "b.t1.0")["state"] == "error"
     assert "cancelled" in here("resume", "b")
@@ -152,7 +152,7 @@ def test_a_person_may_change_the_arguments(here):
     text = here("show", "t", "--events")
     assert '  t1.0 transfer(account="Ann", cents=4)\n       done in ' in text
     assert "       approved by eve\n" in text
-    assert '       the model\'s own arguments, which were changed: account="Bob", cents=5\n' in text
+    assert '       arguments of the model before the edit: account="Bob", cents=5\n' in text
     assert '"by": "eve", "arguments": {"account": "Ann", "cents": 4}, "key": "' in text
     call = here.json("show", "t")["tree"][0]["calls"][0]
     assert (call["approved_by"], call["proposed"]) == ("eve", {"account": "Bob", "cents": 5})
@@ -166,7 +166,7 @@ def test_who_approved_is_shown(here):
         assert "arguments" not in here.json("approve", f"t{name}", "t1.0", "--by", name)
         here("resume", f"t{name}")
     assert "       approved by eve\n" in here("show", "teve")
-    assert "       approved by somebody\n" in here("show", "t")
+    assert "       approved by an unnamed person\n" in here("show", "t")
     assert "which were changed" not in here.out
 
 
@@ -194,7 +194,7 @@ def test_arguments_that_do_not_fit(here, target, run_id, arguments, explanation)
 def test_arguments_that_are_no_json_object(here, arguments):
     """Refused before anything is looked at."""
     here("approve", "t", "t1.0", "--arguments", arguments, code=2)
-    assert "is no JSON object" in here.err
+    assert "is not a JSON object" in here.err
 
 
 def test_arguments_for_a_run_that_does_not_say_whose_it_is(here):

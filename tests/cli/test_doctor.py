@@ -13,9 +13,11 @@ def checks(here, *words, code=0):
 def test_a_sound_installation(here):
     """Versions of all that is needed; nothing is made by looking."""
     found = checks(here)
-    assert {"python", "agentfsm", "anyio", "httpx", "openai", "sqlite", "store", "vocabulary", "rich"} <= set(found)
+    assert {"python", "agentfsm", "anyio", "httpx", "openai", "sqlite", "store", "vocabulary", "extra cli"} <= set(
+        found
+    )
     assert all(check["ok"] for check in found.values())
-    assert "is not there yet" in found["store"]["detail"]
+    assert "does not exist yet" in found["store"]["detail"]
     assert not (here.folder / ".agentfsm").exists()
 
 
@@ -32,7 +34,7 @@ def test_a_store_that_opens(here):
     """It is opened, as it is, and what it promises is told."""
     here.run("app:adder")
     detail = checks(here)["store"]["detail"]
-    assert detail.startswith(".agentfsm/runs.db opens and holds runs; what is acknowledged survives a power cut")
+    assert detail.startswith(".agentfsm/runs.db opens and contains runs; acknowledged events survive a power cut")
 
 
 def test_a_store_that_is_none(here):
@@ -67,8 +69,8 @@ def test_a_package_that_is_missing(here, monkeypatch):
     monkeypatch.setattr(doctor, "_installed_version", lambda name: None if name in missing else installed(name))
     found = checks(here, code=1)
     assert not found["openai"]["ok"]
-    assert found["rich"]["ok"]
-    assert "plain lines" in found["rich"]["detail"]
+    assert found["extra cli"]["ok"]
+    assert "plain lines" in found["extra cli"]["detail"]
 
 
 def test_findings_on_tools(here):
@@ -83,7 +85,7 @@ def test_findings_on_tools(here):
         ("send_mail", "warning", "it has no description"),
     } <= found
     lines = here("doctor", "app:careless").splitlines()
-    at = lines.index("tool    get_undeclared: nothing declared: runs alone, never repeated")
+    at = lines.index("tool    get_undeclared: nothing declared: runs alone, is never repeated")
     assert lines[at + 1].startswith("        hint: its description")
     assert any(line.startswith("        warning: it is named delete_all, and is declared read_only") for line in lines)
 

@@ -194,4 +194,4 @@ def test_what_cannot_be_drawn_is_refused(here):
     here("graph", "nowhere", code=2)
     assert "no run 'nowhere'" in here.err
     here("graph", run_id, "--format", "text", code=2)
-    assert "only the machine is drawn as text: give --format mermaid or dot" in here.err
+    assert "--format text is only for the state machine: give --format mermaid or dot" in here.err

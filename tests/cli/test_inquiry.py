@@ -11,7 +11,7 @@ def test_a_question_is_shown_with_all_that_it_takes_to_answer(here):
     (asked,) = [line for line in here.err.splitlines() if "t1.0: " in line]
     fields = "[name (string, required), bags (integer), meals (boolean)]"
     assert asked.startswith(f"  t1.0: Who travels? {fields} (no answer until ")
-    assert asked.endswith(" and the call goes without)")
+    assert asked.endswith(" means that the call continues without one)")
     assert printed(here)[:2] == [f"agentfsm answer {run_id} t1.0 JSON", f"agentfsm answer {run_id} t1.0 --decline"]
     shown = here("show", run_id)
     assert "state    ACT, waits for an answer to t1.0, version " in shown
@@ -36,7 +36,7 @@ def test_an_answer_is_a_json_object_or_fields(here, words, told):
     said = here.json("answer", run_id, "t1.0", *words, "--by", "ann")
     assert (said["decision"], said["call_id"]) == ("answer", "t1.0")
     assert here("resume", run_id) == f"booked for {{'who': {told}}}\n"
-    assert "       what it asked was answered by ann\n" in here("show", run_id)
+    assert "       questions of the tool answered by ann\n" in here("show", run_id)
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,11 @@ def test_an_answer_is_a_json_object_or_fields(here, words, told):
         (["Ann"], "is no plain text, but an object"),
         (["--field", "bags=two", "--field", "name=Ann"], "bags: should be an integer"),
         (["--field", "bags=2"], "name: required, but missing"),
-        (["--field", "name=Ann", "--decline"], "an answer, or --decline, and not both"),
-        (['{"name": Ann}'], "the answer is not JSON (Expecting value: line 1 column 10 (char 9))"),
-        (["{}", "--field", "name=Ann"], "and not both"),
-        (["no idea", "--failed"], "--decline says no"),
-        (["--field", "name"], "is no field"),
+        (["--field", "name=Ann", "--decline"], "expected either an answer or --decline, not both"),
+        (['{"name": Ann}'], "the answer is not valid JSON (Expecting value: line 1 column 10 (char 9))"),
+        (["{}", "--field", "name=Ann"], ", not both"),
+        (["no idea", "--failed"], "use --decline instead of --failed"),
+        (["--field", "name"], "is not of the form NAME=VALUE"),
     ],
 )
 def test_an_answer_that_does_not_fit_is_refused(here, words, why):
@@ -97,7 +97,7 @@ def test_a_question_is_answered_at_the_terminal(terminal):
         screen.wait_for(field, times=2)
         screen.type(f"{text}\n")
     screen.wait_for("Do you agree? [y/n]")
-    assert "It has to be opened: https://pay.example.com/17" in screen.text
+    assert "Open this page: https://pay.example.com/17" in screen.text
     screen.type("n\n")
     assert screen.end() == 0
     assert "booked for {'who': {'name': 'Ann', 'bags': 2}, 'pay': None}" in screen.text

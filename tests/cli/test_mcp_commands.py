@@ -67,7 +67,7 @@ def test_nothing_is_started_that_nobody_has_approved(home):
     """Without a terminal it ends as an error of usage, with the command that asks; no run is made."""
     for words in (("run", "app:scribe", "Note."), ("submit", "app:scribe", "Note."), ("worker", "app:scribe")):
         home(*words, "--mcp", "servers.json", code=2)
-        assert "nobody has approved what there is of the MCP server 'notes'" in home.err
+        assert "the MCP server 'notes' is not approved" in home.err
         assert "agentfsm mcp approve servers.json" in home.err
     home("run", "app:scribe", "Note.", "--mcp", "servers.json", "--json", code=2)
     assert not (home.folder / ".agentfsm" / "runs.db").exists()
@@ -78,7 +78,7 @@ def test_what_is_to_be_approved_is_shown_before_anything_starts(home):
     home("mcp", "approve", "servers.json", code=2)
     assert f"command:   {sys.executable} server.py" in home.err
     assert "Note it." not in home.err
-    assert "nobody sits here to be asked" in home.err
+    assert "there is no terminal to ask at" in home.err
     assert "notes: the MCP server 'notes' was not started" in home.out
     [found] = home.json("mcp", "approve", "servers.json", code=2)["servers"]
     assert (found["name"], found["approved"]) == ("notes", False)
@@ -89,7 +89,7 @@ def test_a_yes_to_all_that_is_shown(home):
     assert home("mcp", "approve", "servers.json", "--yes") == "notes: 1 tool can be used; approved\n"
     assert "Start the MCP server 'notes'" in home.err
     assert '"description": "Note it."' in home.err
-    assert "all of it was approved before" in home("mcp", "approve", "servers.json")
+    assert "already approved" in home("mcp", "approve", "servers.json")
     assert "Start the MCP server" not in home.err
 
 
@@ -114,7 +114,7 @@ def test_one_server_of_several(home):
     assert (found["name"], found["approved"]) == ("other", True)
     assert "server 'notes'" not in home.err
     home("mcp", "approve", "servers.json", "nobody", code=2)
-    assert "has no server 'nobody': it has notes, other" in home.err
+    assert "has no server 'nobody'; its servers: notes, other" in home.err
 
 
 class Silent:
@@ -174,9 +174,9 @@ def test_a_server_that_does_not_start(approved):
     ("content", "said"),
     [
         (None, "cannot be read"),
-        ("rubbish", "it is not JSON"),
+        ("rubbish", "invalid JSON"),
         ("[]", "mcpServers"),
-        ('{"mcpServers": {"x": {}}}', "it needs a 'command' or a 'url'"),
+        ('{"mcpServers": {"x": {}}}', "expected either 'command' or 'url'"),
         ('{"mcpServers": {"x": {"command": "x", "arg": []}}}', "did you mean 'args'?"),
     ],
 )
@@ -190,15 +190,13 @@ def test_a_file_that_makes_no_sense(home, content, said):
         assert "odd.json" in home.err
 
 
-def test_the_library_is_not_there(home, monkeypatch):
-    """It is said what to install."""
-
-    def missing(name):
-        raise ImportError(f"No module named {name!r}")
-
-    monkeypatch.setattr(mcp_servers, "import_module", missing)
-    home("mcp", "tools", "servers.json", code=2)
-    assert "pip install 'agentfsm[mcp]'" in home.err
+def test_the_library_is_not_there(shell):
+    """The error names the extra to install."""
+    words = ["mcp", "tools", "servers.json"]
+    code = f"import sys; sys.modules['mcp'] = None; import agentfsm.cli; sys.exit(agentfsm.cli.main({words}))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 2
+    assert "pip install 'agentfsm[mcp]'" in ended.stderr
 
 
 def test_the_command_line_loads_no_library_of_servers(shell):
@@ -216,7 +214,7 @@ def test_prompts_and_resources(approved):
     assert lines[1:] == ["  notes://today (text/plain): Notes of today.", "  notes://{day}: a day"]
     assert approved("mcp", "read", "servers.json", "notes", "notes://today").splitlines() == [
         "It rains.",
-        "[image/png, 8 bytes: --json writes it whole]",
+        "[image/png, 8 bytes: use --json to read it]",
     ]
     [server] = approved.json("mcp", "prompts", "servers.json")["servers"]
     assert server["prompts"][0]["name"] == "greet"

@@ -10,15 +10,15 @@ from agentfsm.cli.commands.mcp_serve import parse_address
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["app:HOSTILE"], "is no Agent or ToolRegistry or MCPService, but of type str"),
+        (["app:HOSTILE"], "is not an Agent or ToolRegistry or MCPService, but of type str"),
         (["app:none"], "has no attribute 'none'"),
-        (["app:adder", "--token-env", "MINE"], "about HTTP: add --http"),
-        (["app:adder", "--allow-host", "a.example"], "about HTTP: add --http"),
-        (["app:adder", "--http", "--token-env", "MINE"], "the variable MINE holds no token"),
+        (["app:adder", "--token-env", "MINE"], "options for HTTP: add --http"),
+        (["app:adder", "--allow-host", "a.example"], "options for HTTP: add --http"),
+        (["app:adder", "--http", "--token-env", "MINE"], "the variable MINE is not set"),
         (["app:adder", "--http", "192.0.2.1:0"], "clients need a bearer token"),
-        (["app:adder", "--http", "nonsense"], "is no HOST:PORT"),
-        (["registry:registry", "--no-tools"], "is no Agent, and --prefix and --no-tools are about one"),
-        (["app:twice"], "tools of its own called start"),
+        (["app:adder", "--http", "nonsense"], "is not of the form HOST:PORT"),
+        (["registry:registry", "--no-tools"], "is not an Agent: leave out --prefix and --no-tools"),
+        (["app:twice"], "tools for its runs: start"),
     ],
 )
 def test_what_makes_no_sense_is_refused(here, words, said):
@@ -39,5 +39,5 @@ def test_an_address_is_a_host_and_a_port(text):
 @pytest.mark.parametrize("text", ["", ":", "host:", ":80", "host:65536", "host:-1", "host:\u0661", "host:80x"])
 def test_anything_else_is_no_address(text):
     """Whatever is typed."""
-    with pytest.raises(argparse.ArgumentTypeError, match="is no HOST:PORT"):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not of the form HOST:PORT"):
         parse_address(text)

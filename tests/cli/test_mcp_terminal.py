@@ -12,7 +12,7 @@ from tests.support.terminal import Terminal
 
 SERVER = Path(__file__).with_name("plain_server.py.txt")
 NOTE = {"name": "note", "description": "Note it.", "inputSchema": {"type": "object", "properties": {}}}
-QUESTION = "Is that what you want? [y/n]"
+QUESTION = "Do you approve this? [y/n]"
 
 
 @pytest.fixture

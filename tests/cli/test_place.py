@@ -93,7 +93,7 @@ def test_runs_in_postgresql(here, shared_postgres, postgres_desk, monkeypatch):
     )
     try:
         a_life(here)
-        assert "opens and holds no run; what is acknowledged survives a crash of the server" in here("doctor")
+        assert "opens and contains no runs; acknowledged events survive a crash of the server" in here("doctor")
         tables = "SELECT count(*) FROM information_schema.tables WHERE table_schema = %s"
         assert postgres_desk.execute(tables, [schema]).fetchone() != (0,)
     finally:

@@ -79,7 +79,7 @@ def effects(shell):
 def test_a_killed_call_is_never_silently_repeated(shell, launched):
     """The run waits, and the commands that settle it are printed."""
     waiting = shell("resume", launched, code=3)
-    assert "t1.0: launch was under way when its worker died" in waiting.err
+    assert "t1.0: launch was running when its worker died" in waiting.err
     for way in ("--result TEXT", "--failed TEXT", "--rerun"):
         assert f"agentfsm settle {launched} t1.0 {way}" in waiting.err
     assert len(effects(shell)) == 1
@@ -112,7 +112,7 @@ def test_resume_waits_for_a_live_worker(shell):
     first = shell.start("run", "app:waiter", "Wait.")
     first.wait_for("t1.0 waiting")
     second = shell.start("resume", first.run_id)
-    second.wait_for("is driven by another worker: waiting for it")
+    second.wait_for("is executed by another worker: waiting for it")
     first.kill()
     first.end()
     second.wait_for("t1.0 waiting")
@@ -124,7 +124,7 @@ def test_cancel_reaches_a_live_worker(shell):
     """The one that drives the run ends it, soon."""
     process = shell.start("run", "app:waiter", "Wait.")
     process.wait_for("t1.0 waiting")
-    assert "will end as soon as its driver hears of it" in shell("cancel", process.run_id, "--by", "ann").err
+    assert "ends when its worker reads the request" in shell("cancel", process.run_id, "--by", "ann").err
     assert process.end() == 1
     assert "stopped by cancelled: cancelled by ann" in process.err
 
@@ -163,7 +163,7 @@ def test_a_disk_that_is_full(shell, form):
     done = subprocess.run(words, cwd=shell.folder, env=shell.env, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.endswith(
-        "agentfsm: stdout takes no more (No space left on device): the result is not there as a whole\n"
+        "agentfsm: cannot write to stdout (No space left on device): the result is incomplete\n"
     )
 
 

@@ -42,7 +42,7 @@ def test_a_no_at_the_terminal_is_told_to_the_model(shell, terminal):
     screen = terminal("run", "app:payer", "Pay.")
     screen.wait_for("May it run? [y/n]")
     screen.type("n\n")
-    screen.wait_for("Why not?")
+    screen.wait_for("Reason, for the model")
     screen.type("too much\n")
     assert screen.end() == 0
     assert "not run: a person rejected it (too much)" in screen.text
@@ -59,7 +59,7 @@ def test_a_yes_is_to_what_was_shown(here, terminal):
     here("resume", "p", code=3)  # by a worker with the new tool, which asks anew
     screen.type("y\n")
     screen.wait_for("May it run? [y/n]", times=2)
-    assert "t1.0 was not approved: it is not what was shown" in screen.text
+    assert "t1.0 was not approved: it has changed since it was shown" in screen.text
     assert not (here.folder / "paid.txt").exists()
     screen.type("y\n")
     assert screen.end() == 0
@@ -95,7 +95,7 @@ def test_a_result_from_outside_may_wait(terminal):
     """A tool that asks no question shows what it was given, to the letter; Ctrl-D leaves it for later."""
     screen = terminal("run", "app:clerk", "Look.")
     screen.wait_for("Your answer:")
-    assert "look_up (t1.0) gets its result from outside. It was given:" in screen.text
+    assert "look_up (t1.0) needs its result from outside. Its exact arguments:" in screen.text
     assert '"question": "17\\u202e"' in screen.text
     screen.type("\x04")
     assert screen.end() == 3
@@ -108,7 +108,7 @@ def test_what_a_sub_agent_asks_is_answered_here(shell, terminal):
     screen = terminal("run", "app:bank", "Pay.", "--id", "b")
     screen.wait_for("May it run? [y/n]")
     assert "transfer (t1.0 of run b.t1.0) asks for your approval." in screen.text
-    assert 'What it says it will do: "Move 5 cents to Bob. \\u001b[31mred' in screen.text
+    assert 'Its own description: "Move 5 cents to Bob. \\u001b[31mred' in screen.text
     screen.type("y\n")
     assert screen.end() == 0
     assert effects(shell) == ["Bob 5"]
@@ -215,8 +215,8 @@ def test_what_became_of_it_is_asked(shell, terminal, typed, answer, count):
     process.kill()
     process.end()
     screen = terminal("resume", process.run_id)
-    screen.wait_for("What became of it? [done/failed/rerun/later]")
-    assert "Whether it took effect is" in screen.text
+    screen.wait_for("How did it end? [done/failed/rerun/later]")
+    assert "It is unknown whether it took effect" in screen.text
     screen.type(f"{typed[0]}\n")
     for question, text in zip(("it return?", "it fail?"), typed[1:], strict=False):
         screen.wait_for(question if typed[0] == "done" else "How did it fail?")

@@ -34,7 +34,7 @@ def test_a_fork_elsewhere(here):
     assert here.json("show", "other")["prompt"] == "Coffee?"
     here("fork", run_id, "--id", "other", code=1)
     here("fork", run_id, "--at", "99", code=2)
-    assert "has the versions 0 to" in here.err
+    assert "its versions are 0 to" in here.err
     here("fork", run_id, "--at", str(here.json("show", run_id)["version"]), code=2)
     assert "is over" in here.err
 
@@ -44,7 +44,7 @@ def test_a_fork_of_an_open_call_asks_what_became_of_it(here):
     run_id = here.run("app:payer", code=3)
     new_id = here("fork", run_id).strip()
     here("resume", new_id, code=3)
-    assert "t1.0: pay was under way when its worker died or was stopped, or when the run was forked; what" in here.err
+    assert "t1.0: pay was running when its worker died or was stopped, or when the run was forked; how" in here.err
 
 
 def test_a_fork_of_a_run_begun_in_python(here):
@@ -54,7 +54,7 @@ def test_a_fork_of_a_run_begun_in_python(here):
     anyio.run(agent.aclose)
     words = ("--store", "runs.db")
     here("fork", run_id, *words, code=2)
-    assert "name it with --agent module:attribute" in here.err
+    assert "name it with --agent module:name" in here.err
     new_id = here("fork", run_id, "--agent", "app:shopper", *words).strip()
     assert f"To go on: agentfsm resume {new_id} --store runs.db\n" in here.err
     assert here("resume", new_id, *words) == "7\n"
@@ -72,7 +72,7 @@ def test_a_fork_of_a_sub_agents_run(here):
     """It would stand for itself, so its agent has to be named; none is offered where it stopped."""
     here.run("app:bank", "--id", "b", "Pay Bob.", code=3)
     here("fork", "b.t1.0", code=2)
-    assert "works for run b: fork that one" in here.err
+    assert "belongs to run b: fork that one" in here.err
     assert here("fork", "b.t1.0", "--agent", "app:teller", "--id", "own") == "own\n"
     here("resume", "own", code=3)
     here("cancel", "b")
@@ -85,7 +85,7 @@ def test_a_replay_that_asks_the_same(here):
     run_id = here.run("app:payer", code=3)
     here("approve", run_id, "t1.0")
     here("resume", run_id)
-    assert here("replay", run_id) == "2 requests checked, 0 of them would not be the same now\n"
+    assert here("replay", run_id) == "2 requests checked, 0 of them would differ now\n"
     assert here.json("replay", run_id) == {"id": run_id, "checked": 2, "divergences": []}
     assert len((here.folder / "paid.txt").read_text(encoding="utf-8").splitlines()) == 1
 
@@ -94,7 +94,7 @@ def test_a_replay_by_another_agent(here):
     """It tells which requests would not be the same, and in what; that is a failure."""
     run_id = here.run("app:shopper")
     lines = here("replay", run_id, "--agent", "app:payer", code=1).splitlines()
-    assert lines[0] == "2 requests checked, 2 of them would not be the same now"
+    assert lines[0] == "2 requests checked, 2 of them would differ now"
     assert lines[1] == "  turn 1, version 2: the agent: its model, instructions, tools or settings"
     found = here.json("replay", run_id, "--agent", "app:payer", code=1)
     assert [each["turn"] for each in found["divergences"]] == [1, 2]
@@ -140,7 +140,7 @@ def test_one_version_is_nothing_to_compare(here):
     here("diff", run_id, code=2)
     assert f"name another run, or a version of {run_id} with --at" in here.err
     here("diff", run_id, "--at", "99", code=2)
-    assert "has the versions 0 to" in here.err
+    assert "its versions are 0 to" in here.err
 
 
 @pytest.mark.parametrize("words", [("--json",), ()])
@@ -195,8 +195,8 @@ def test_messages_go_out_and_in_as_openai_has_them(here):
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (None, "said.json cannot be read: No such file"),
-        ("Tea?", "said.json is no JSON: "),
+        (None, "cannot read said.json: No such file"),
+        ("Tea?", "said.json is not valid JSON: "),
         ('{"role": "user"}', "said.json: a history is a list of messages, not dict"),
         ('[{"role": "bot"}]', r"said.json: messages[0]: the role 'bot': give system, developer"),
     ],

@@ -14,7 +14,7 @@ def voyages(shell):
 def at_work(shell, target, *words):
     """Start a worker, and return it when it works."""
     process = shell.start("worker", target, "--poll", "0.05", *words)
-    process.wait_for("working for")
+    process.wait_for("executing runs of")
     return process
 
 
@@ -22,7 +22,7 @@ def test_a_run_passes_through_four_processes(shell, here):
     """Submitted by one, taken over from one that is killed in mid-call, answered by a third, ended by the second."""
     submitted = shell("submit", "app:envoy", "Go.", "--id", "e")
     assert submitted.out == "e\n"
-    assert "submitted to any worker of its agent: agentfsm worker app:envoy\n" in submitted.err + "\n"
+    assert "submitted; any worker of the agent executes it: agentfsm worker app:envoy\n" in submitted.err + "\n"
     first = at_work(shell, "app:envoy")
     shell.until(lambda: len(voyages(shell)) == 1)
     first.kill()
@@ -37,7 +37,7 @@ def test_a_run_passes_through_four_processes(shell, here):
     assert second.wait_for("run e ").startswith("run e done: 3 turns, ")
     second.popen.send_signal(signal.SIGTERM)
     assert second.end() == 0
-    assert second.lines[-1] == "ended: what was under way is kept, and any worker goes on with it"
+    assert second.lines[-1] == "stopped: any worker continues the open runs"
     assert '"runs": {\n    "done": 1,\n    "stopped": 0,\n    "waiting": 1\n  }' in second.out
     assert here("resume", "e") == "Bergen\n"
     assert "       answered by ann\n" in here("show", "e")
@@ -61,7 +61,7 @@ def test_a_pause_reaches_whoever_drives(shell, here):
     process = shell.start("run", "app:harbour", "Look.")
     process.wait_for("t1.0 get_tide()")
     here("pause", process.run_id, "--by", "ann")
-    assert f"run {process.run_id} will rest as soon as its driver hears of it. To go on: " in here.err
+    assert f"run {process.run_id} pauses when its worker reads the request. To go on: " in here.err
     (shell.folder / "tide").touch()
     assert process.end() == 3
     assert process.lines[-3:] == ["waiting:", "  paused by ann", f"then: agentfsm resume {process.run_id}"]
@@ -95,7 +95,7 @@ def test_a_run_that_cannot_be_driven(here):
     here("submit", "app:moody", "2 + 2", "--id", "good")
     here("worker", "app:moody", "--until-idle", code=1)
     line = (here.folder / "app.py").read_text(encoding="utf-8").splitlines().index("        raise KeyError(prompt)") + 1
-    assert f"error: run bad was not driven: KeyError: 'Break.' (app.py:{line})\n" in here.err
+    assert f"error: run bad was not executed: KeyError: 'Break.' (app.py:{line})\n" in here.err
     assert here("resume", "good") == "Four.\n"
 
 
@@ -104,7 +104,7 @@ def test_a_run_of_another_agent_by_the_same_name_is_left_alone(here):
     here("submit", "app:rival", "2 + 2", "--id", "p")
     here("submit", "app:adder", "2 + 2", "--id", "own")
     here("worker", "app:adder", "--until-idle", code=1)
-    assert "run p was not driven: it is of app:rival, an agent by the same name as app:adder" in here.err
+    assert "run p was not executed: the run belongs to app:rival, which has the same name as app:adder" in here.err
     assert here.json("show", "p")["version"] == 0
     assert here("resume", "own") == "Four.\n"
 
@@ -124,7 +124,7 @@ def test_a_worker_of_an_agent_with_a_store_of_its_own(here):
     assert "worker app:shelved\n" in here.err
     assert here.json("submit", "app:shelved", "Pay.", "--id", "w")["resume"] == "agentfsm resume w --agent app:shelved"
     here("worker", "app:shelved", "--until-idle")
-    assert "on the runs in the agent's own store; Ctrl-C" in here.err
+    assert "in the agent's own store; stop with Ctrl-C" in here.err
     assert 'run w waiting: t1.0: may pay(account="17\\u202e", cents=5) run? (no answer until ' in here.err
 
 

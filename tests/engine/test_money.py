@@ -82,7 +82,7 @@ async def test_an_unknown_price_is_said(store, caplog):
     await agent.run("again")
     assert (run.usage.cost_usd, run.usage.unpriced) == (None, True)
     assert (agent.cost(run).usd, agent.cost(run).unpriced) == (None, ("odd-model",))
-    assert "30 tokens (20 in, 10 out), price of odd-model unknown;" in format_run(run)
+    assert '30 tokens (20 in, 10 out), no price for model "odd-model";' in format_run(run)
     (told,) = [line for line in caplog.messages if "price_unknown" in line]
     assert "odd-model" in told
 
@@ -95,7 +95,7 @@ async def test_a_sum_with_an_unknown_part_is_unknown(store):
     run = await agent.run("look")
     assert (run.output, run.usage.cost_usd, run.usage.unpriced) == ("done", 7.5, True)
     assert (agent.cost(run).usd, agent.cost(run).unpriced) == (None, ("local",))
-    assert "7.5000 US dollars, price of local unknown" in format_run(run)
+    assert '7.5000 US dollars, no price for model "local"' in format_run(run)
 
 
 async def test_a_price_that_became_known_later_counts(store):

@@ -1,4 +1,4 @@
-"""`agentfsm audit`: what was called, by whom and for whom, who let it run, and how it ended."""
+"""`agentfsm audit`: list calls with their agent and user, their approval and their outcome."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from agentfsm.cli.render.formatting import (
     format_duration,
     format_time,
 )
+from agentfsm.cli.render.text import format_decisions
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.text_safety import one_line
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
 
 
 def audit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Tell of each call of a run, or of all runs in the store."""
+    """List each call of a run, or of all runs in the store."""
     store = open_existing_store(args.store)
     found: list[AuditRecord] = []
 
     async def act() -> bool:
-        """Tell of calls as they are found; return whether there are more than were asked for."""
+        """Write calls as they are found; return whether there are more than the limit."""
         async with aclosing(_iter_records(store, args)) as records:
             async for record in records:
                 if len(found) == args.limit:
@@ -55,7 +56,9 @@ def audit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     if not found:
         terminal.err("no calls")
     if has_more:
-        terminal.err(f"there are more than these {args.limit:,}: raise --limit, or ask for fewer, as with --since")
+        terminal.err(
+            f"there are more than these {args.limit:,} calls: raise --limit, or select fewer, for example with --since"
+        )
     return ExitCode.DONE
 
 
@@ -76,10 +79,10 @@ def _start_time(args: argparse.Namespace) -> float:
 
 
 def _matches(args: argparse.Namespace, record: AuditRecord) -> bool:
-    """Whether the words ask for this call."""
-    named = ((args.agent, record.agent), (args.user, record.user), (args.session, record.session))
+    """Whether a call matches the arguments of the command."""
+    pairs = ((args.agent, record.agent), (args.user, record.user), (args.session, record.session))
     return (
-        all(wanted is None or wanted == own for wanted, own in named)
+        all(wanted is None or wanted == own for wanted, own in pairs)
         and fnmatchcase(record.tool, args.tool)
         and args.status in (None, str(record.status))
         and (record.ended_at is None or record.ended_at >= _start_time(args))
@@ -88,18 +91,18 @@ def _matches(args: argparse.Namespace, record: AuditRecord) -> bool:
 
 
 def build_record_json(record: AuditRecord, *, with_result: bool) -> dict[str, Any]:
-    """Return a call as JSON; its result by hash and length, and the result itself only `with_result`."""
+    """Return a call as JSON, with the hash and length of its result; with the result itself if `with_result`."""
     digest = None if record.result is None else {"sha256": record.digest, "chars": len(record.result)}
     document = attrs.asdict(record) | {"result": digest}
     return document | {"content": record.result} if with_result else document
 
 
 def _format_record(record: AuditRecord) -> Iterator[str]:
-    """Return a call for people: a line for what was called, one for what came of it, and one for who had a say."""
-    own = f"{format_time(record.asked_at)}  {record.run_id} {record.call_id}"
-    yield f"{own}  {one_line(f'{record.tool}({format_arguments(record.arguments)})', CALL_CHARS)}"
+    """Yield the lines of a call: the call, its outcome, and one line for each decision."""
+    call = f"{format_time(record.asked_at)}  {record.run_id} {record.call_id}"
+    yield f"{call}  {one_line(f'{record.tool}({format_arguments(record.arguments)})', CALL_CHARS)}"
     yield f"    {one_line(_format_outcome(record), NOTE_CHARS)}"
-    yield from (f"    {one_line(words, NOTE_CHARS)}" for words in _format_decisions(record))
+    yield from (f"    {one_line(words, NOTE_CHARS)}" for words in format_decisions(record))
 
 
 def _format_outcome(record: AuditRecord) -> str:
@@ -111,16 +114,3 @@ def _format_outcome(record: AuditRecord) -> str:
         return f"{record.status}{tries}{agent}{whom}"
     result = f", {format_count(len(record.result), 'character')}, SHA-256 {record.digest[:12]}..."
     return f"{record.status}{why} in {format_duration(record.duration_s)}{tries}{agent}{whom}{result}"
-
-
-def _format_decisions(record: AuditRecord) -> Iterator[str]:
-    if record.approved_by is not None:
-        yield f"approved by {record.approved_by or 'somebody'}"
-    if record.proposed is not None:
-        yield f"the model's own arguments, which were changed: {format_arguments(record.proposed)}"
-    for by in record.rerun_by:
-        yield f"run again after its outcome was lost, by {by or 'somebody'}"
-    for by in record.informed_by:
-        yield f"what it asked in between was answered by {by or 'somebody'}"
-    if record.decision:
-        yield f"{record.decision} by {record.decided_by or 'somebody'}"

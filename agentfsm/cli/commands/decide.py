@@ -1,4 +1,4 @@
-"""The subcommands that decide on a run's calls, send it input, pause it or cancel it, from any process."""
+"""The subcommands that decide about calls, send input, and pause or cancel runs, from any process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_time
 from agentfsm.cli.render.json_documents import build_run_json
-from agentfsm.cli.resolve.command_hint import CommandHint
+from agentfsm.cli.resolve.command_hint import build_header_hint
 from agentfsm.cli.resolve.run_lookup import load_run_agent, load_with_root, run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
 from agentfsm.cli.session.forms import parse_answer
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def approve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Let a call run."""
+    """Approve a call."""
     arguments = None if args.arguments is None else json.loads(args.arguments)
     tools = {} if arguments is None else _load_tools(args, terminal)
 
@@ -45,7 +45,7 @@ def approve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 
 def reject(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Do not let a call run."""
+    """Reject a call."""
 
     async def decide(runs: Runs) -> None:
         await runs.reject(args.id, args.call, message=args.message, by=_resolve_author(args))
@@ -54,7 +54,7 @@ def reject(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 
 def settle(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Say what became of a call."""
+    """Record the outcome of a call whose worker crashed."""
 
     async def decide(runs: Runs) -> None:
         by = _resolve_author(args)
@@ -64,7 +64,7 @@ def settle(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 
 def answer(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Give the result of a call that comes from outside, or what a tool has asked in its call."""
+    """Supply the result of an external call, or the answers to the questions of a tool."""
 
     async def decide(runs: Runs) -> None:
         _, item = await find_pending(runs.store, args.id, args.call, PendingKind.QUESTION)
@@ -72,8 +72,11 @@ def answer(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         if item.questions and not args.failed:
             content = parse_answer(item, args.text, args.field, declined=args.decline)
         elif item.questions or args.decline or args.field or args.text is None:
-            wish = "no --failed: --decline says no" if item.questions else "a text, with --failed if it has no result"
-            raise MisuseError(f"{args.call} of run {args.id} takes {wish}")
+            raise MisuseError(
+                f"{args.call} of run {args.id} asks questions: use --decline instead of --failed"
+                if item.questions
+                else f"{args.call} of run {args.id} needs a result: give a text, with --failed if there is none"
+            )
         by, is_declined = _resolve_author(args), args.decline
         await runs.answer(
             args.id, args.call, content, failed=args.failed, declined=is_declined, by=by, digest=item.digest
@@ -85,7 +88,7 @@ def answer(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 def _submit(
     args: argparse.Namespace,
     terminal: Terminal,
-    word: str,
+    decision: str,
     decide: Callable[[Runs], Awaitable[None]],
     *,
     tools: Mapping[str, ToolRegistry] | None = None,
@@ -93,17 +96,14 @@ def _submit(
 ) -> ExitCode:
     async def act(runs: Runs) -> dict[str, Any]:
         await decide(runs)
-        said = {"says": f"noted for {args.call} of run {args.id}", "decision": word, "call_id": args.call}
-        return {**said, "by": _resolve_author(args), **(details or {})}
+        report = {"says": f"recorded for {args.call} of run {args.id}", "decision": decision, "call_id": args.call}
+        return {**report, "by": _resolve_author(args), **(details or {})}
 
     return _send_request(args, terminal, act, tools)
 
 
 def _load_tools(args: argparse.Namespace, terminal: Terminal) -> Mapping[str, ToolRegistry]:
-    """Return the tools that edited arguments have to fit, by agent; none where the run's agent cannot be loaded here.
-
-    The agent is the run's own, which may be one among the tools of another.
-    """
+    """Return the tools that check edited arguments, by agent; empty if the agent of the run cannot be loaded."""
     store = open_existing_store(args.store)
     found = run_in_store(store, lambda: load_with_root(store, args.id))
     try:
@@ -113,15 +113,15 @@ def _load_tools(args: argparse.Namespace, terminal: Terminal) -> Mapping[str, To
         agent = None
     if agent is not None:
         return {agent.name: agent.tools}
-    terminal.err("the agent that the run is of is not known here: the arguments are checked when the call runs")
+    terminal.err("the agent of the run cannot be loaded here, so the arguments are checked when the call runs")
     return {}
 
 
 def send(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Give a run more input.
+    """Send input to a run.
 
     Raises:
-        ConflictError: when the run is over, or the key stands for another input.
+        ConflictError: if the run is over, or the key was used for another input.
     """
     kind, priority = InputKind(args.kind), Priority(args.priority)
 
@@ -130,21 +130,21 @@ def send(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         posted = await runs.send(args.id, args.text, kind=kind, priority=priority, at=at, key=args.key)
         first = posted.item
         if not isinstance(first, Input) or (first.kind, first.parts) != (kind, as_parts(args.text)):
-            raise ConflictError(f"run {args.id} was sent another input under the key {args.key!r}: this one was not")
+            raise ConflictError(f"run {args.id} has another input with the key {args.key!r}: this one was not sent")
         due = first.due_at
-        when = "" if due is None else f", to be read from {format_time(due)} on"
-        return {"says": f"noted for run {args.id}{when}", "sent": {"number": posted.number, "due_at": due}}
+        when = "" if due is None else f", to be read at {format_time(due)} or later"
+        return {"says": f"recorded for run {args.id}{when}", "sent": {"number": posted.number, "due_at": due}}
 
     return _send_request(args, terminal, act)
 
 
 def pause(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Let a run rest until it is resumed."""
+    """Pause a run until it is resumed."""
 
     async def act(runs: Runs) -> dict[str, Any]:
         await runs.pause(args.id, by=_resolve_author(args), message=args.message)
-        rests = (await runs.load(args.id)).paused is not None
-        return {"says": f"run {args.id} {'rests' if rests else 'will rest as soon as its driver hears of it'}"}
+        is_paused = (await runs.load(args.id)).paused is not None
+        return {"says": f"run {args.id} {'is paused' if is_paused else 'pauses when its worker reads the request'}"}
 
     return _send_request(args, terminal, act)
 
@@ -155,7 +155,7 @@ def cancel(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     async def act(runs: Runs) -> dict[str, Any]:
         await runs.cancel(args.id, by=_resolve_author(args), message=args.message)
         is_over = (await runs.load(args.id)).is_over
-        return {"says": f"run {args.id} {'is over' if is_over else 'will end as soon as its driver hears of it'}"}
+        return {"says": f"run {args.id} {'is over' if is_over else 'ends when its worker reads the request'}"}
 
     return _send_request(args, terminal, act)
 
@@ -166,20 +166,29 @@ def _send_request(
     act: Callable[[Runs], Awaitable[dict[str, Any]]],
     tools: Mapping[str, ToolRegistry] | None = None,
 ) -> ExitCode:
-    """Say something to a run, and report what came of it: what `act` returns under "says", the rest for programs."""
-    place = resolve_location(args.store)
-    store = open_existing_store(place)
+    """Write a request to a run, and report it.
 
-    async def whole() -> tuple[dict[str, Any], Run, Header]:
-        said = await act(Runs(store, tools=tools or {}))
-        return said, *await load_with_root(store, args.id)
+    Args:
+        args: Arguments of the command.
+        terminal: Receives the report.
+        act: Writes the request. It returns the line for people as "says", and further fields of the JSON document.
+        tools: Tools that check edited arguments, by agent.
+    """
+    location = resolve_location(args.store)
+    store = open_existing_store(location)
 
-    said, found, top = run_in_store(store, whole)
-    way = CommandHint(location=place)
-    resume_from = "" if found.is_over else f". To go on: {way.build_resume(top.id)}"
-    terminal.err(said.pop("says") + resume_from)
+    async def act_and_load() -> tuple[dict[str, Any], Run, Header]:
+        report = await act(Runs(store, tools=tools or {}))
+        return report, *await load_with_root(store, args.id)
+
+    report, found, root = run_in_store(store, act_and_load)
+    hint = build_header_hint(root, location)
+    resume = "" if found.is_over else f". To go on: {hint.build_resume(root.id)}"
+    terminal.err(report.pop("says") + resume)
+    if resume and hint.note:
+        terminal.err(hint.note)
     if terminal.json:
-        terminal.document(build_run_json(found, way, top.id) | said)
+        terminal.document(build_run_json(found, hint, root.id) | report)
     return ExitCode.DONE
 
 

@@ -1,6 +1,6 @@
-"""`agentfsm doctor`: what is here, what is missing, what could be better about an agent's tools.
+"""`agentfsm doctor`: check the installation and the store, and advise on the tools of an agent.
 
-It changes nothing, but that a store on a server makes its tables when it is first reached.
+It changes nothing, except that a store on a server creates its tables at the first connection.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.ports.store import Store
 
-# Where tiktoken fetches the usual vocabulary; it keeps the file under the SHA-1 of this address.
+# Source of tiktoken's usual vocabulary. tiktoken names its cached file by the SHA-1 of this URL.
 VOCABULARY_URL: Final = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
 
 
 @attrs.frozen(kw_only=True)
 class DoctorCheck(Value):
-    """One thing that was looked at."""
+    """Result of one check."""
 
     name: str
     ok: bool
-    """False where something needed is broken."""
+    """Whether the checked part works, or is optional."""
 
     detail: str
 
 
 @attrs.frozen(kw_only=True)
 class ToolReport(Value):
-    """A tool of the agent, and what it declares."""
+    """A tool of the agent with its declarations."""
 
     name: str
     declared: tuple[str, ...]
@@ -60,7 +60,7 @@ class ToolReport(Value):
 
 @attrs.frozen(kw_only=True)
 class DoctorReport(Value):
-    """All that was found. Findings are advice: they break nothing."""
+    """Results of all checks. Findings are advice and do not make the report fail."""
 
     checks: tuple[DoctorCheck, ...]
     tools: tuple[ToolReport, ...] = ()
@@ -68,21 +68,23 @@ class DoctorReport(Value):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing that is needed is broken."""
+        """Whether all checks passed."""
         return all(check.ok for check in self.checks)
 
 
 def examine(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Look at everything, and say what was found.
+    """Run all checks and report them.
 
     Returns:
-        DONE, or FAILED when something needed is broken.
+        DONE, or FAILED if a check failed.
 
     Raises:
-        MisuseError: when there are servers, and no agent for them to join.
+        MisuseError: if `--mcp` is given without an agent.
     """
     if args.mcp and args.agent is None:
-        raise MisuseError("--mcp adds servers to an agent, so name one; `agentfsm mcp tools FILE` looks at them alone")
+        raise MisuseError(
+            "--mcp adds servers to an agent: name the agent, or list the servers with `agentfsm mcp tools FILE`"
+        )
     report = DoctorReport(checks=tuple(_run_checks(resolve_location(args.store))))
     if args.agent is not None:
         report = _add_agent(args.agent, report, lambda agent: join_servers(agent, args.mcp, terminal))
@@ -99,7 +101,7 @@ def _format_report(report: DoctorReport) -> Iterator[str]:
     for check in report.checks:
         yield f"{'ok' if check.ok else 'BROKEN':<7} {check.name:<{width}}  {check.detail}"
     for tool in report.tools:
-        yield f"tool    {tool.name}: {', '.join(tool.declared) or 'nothing declared: runs alone, never repeated'}"
+        yield f"tool    {tool.name}: {', '.join(tool.declared) or 'nothing declared: runs alone, is never repeated'}"
         yield from _format_findings(report, tool.name)
     yield from _format_findings(report, None)
 
@@ -119,18 +121,64 @@ def _run_checks(place: str) -> Iterator[DoctorCheck]:
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
         yield DoctorCheck(name=name, ok=True, detail="set" if os.environ.get(name) else "not set")
     yield _check_vocabulary()
-    yield _check_optional("rich", "the live tree", "plain lines are written; pip install 'agentfsm[cli]'")
-    yield _check_optional("genai-prices", "what runs cost", "costs are not known; pip install 'agentfsm[prices]'")
+    for extra in _list_extras():
+        yield _check_extra(extra)
 
 
 def _required_packages() -> list[str]:
-    """Return the packages that agentfsm cannot do without, as its own metadata says."""
+    """Return the packages that the metadata of agentfsm requires without an extra."""
+    return [name for extra, name, _ in _parse_requirements() if not extra]
+
+
+def _list_extras() -> list[str]:
+    try:
+        return metadata.metadata("agentfsm").get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def _parse_requirements() -> list[tuple[str, str, tuple[str, ...]]]:
+    """Return each requirement in the metadata of agentfsm: its extra or "", the package, the extras of the package."""
     try:
         requirements = metadata.requires("agentfsm") or []
     except metadata.PackageNotFoundError:
         return []
-    needed = [each for each in requirements if "extra ==" not in each]
-    return [found[0] for each in needed if (found := re.match(r"[\w.-]+", each))]
+    return [
+        (found["extra"] or "", found["name"], tuple(re.findall(r"[\w.-]+", found["own"] or "")))
+        for each in requirements
+        if (found := _REQUIREMENT.match(each))
+    ]
+
+
+# A requirement of a package's metadata: its name, its extras in brackets, and the extra that its marker names.
+_REQUIREMENT: Final = re.compile(
+    r"""(?P<name>[\w.-]+)\s*(?:\[(?P<own>[^]]*)\])?(?:.*\bextra\s*==\s*["'](?P<extra>[^"']+))?"""
+)
+
+
+def _list_packages(extra: str) -> list[str]:
+    """Return the packages of an extra, including those of the extras that it combines."""
+    packages: list[str] = []
+    for of, name, own in _parse_requirements():
+        if of == extra:
+            packages += [name] if name != "agentfsm" else [each for inner in own for each in _list_packages(inner)]
+    return packages
+
+
+def _check_extra(extra: str) -> DoctorCheck:
+    """Check whether the packages of an extra are installed; their versions are not compared."""
+    versions = {name: _installed_version(name) for name in _list_packages(extra)}
+    missing = [name for name, version in versions.items() if version is None]
+    if missing:
+        effect = f", so {_EFFECTS[extra]}" if extra in _EFFECTS else ""
+        detail = f"{', '.join(missing)} not installed{effect}: pip install 'agentfsm[{extra}]'"
+    else:
+        detail = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return DoctorCheck(name=f"extra {extra}", ok=True, detail=detail)
+
+
+# Effects of a missing extra that no error reports.
+_EFFECTS: Final = {"cli": "progress is plain lines", "prices": "the cost of runs is unknown"}
 
 
 def _installed_version(name: str) -> str | None:
@@ -145,12 +193,6 @@ def _check_package(name: str) -> DoctorCheck:
     return DoctorCheck(name=name, ok=version is not None, detail=version or "not installed: pip install agentfsm")
 
 
-def _check_optional(name: str, purpose: str, otherwise: str) -> DoctorCheck:
-    version = _installed_version(name)
-    detail = f"{version}, for {purpose}" if version else f"not installed, so {otherwise}"
-    return DoctorCheck(name=name, ok=True, detail=detail)
-
-
 def _sqlite_version() -> str:
     db = connect_sqlite3(":memory:")
     try:
@@ -160,44 +202,46 @@ def _sqlite_version() -> str:
 
 
 def _check_store(place: str) -> DoctorCheck:
-    """Open the store, if it is there, and say what it promises; a file that is not there is not made."""
+    """Open the store if it exists, and report its durability. A missing file is not created."""
     if not is_url(place) and not Path(place).exists():
-        return DoctorCheck(name="store", ok=True, detail=f"{place} is not there yet: the first run makes it")
+        return DoctorCheck(name="store", ok=True, detail=f"{place} does not exist yet: the first run creates it")
     try:
-        count, promise = anyio.run(_query_store, open_existing_store(place))
+        count, durability = anyio.run(_query_store, open_existing_store(place))
     except AgentError as error:
         return DoctorCheck(name="store", ok=False, detail=str(error))
-    holds = "runs" if count else "no run"
-    return DoctorCheck(name="store", ok=True, detail=f"{mask_password(place)} opens and holds {holds}; {promise}")
+    content = "runs" if count else "no runs"
+    return DoctorCheck(
+        name="store", ok=True, detail=f"{mask_password(place)} opens and contains {content}; {durability}"
+    )
 
 
 async def _query_store(store: Store) -> tuple[int, str]:
-    """Return whether the store holds a run, and what it promises: Redis, whose settings decide, is asked."""
+    """Return 1 if the store contains a run, else 0, and its durability. Redis reports its own, from its settings."""
     try:
         count = len(await store.runs(limit=1))
         ask = getattr(store, "describe_durability", None)
-        return count, _DURABILITY_PROMISES[type(store).__name__] if ask is None else await ask()
+        return count, _DURABILITY[type(store).__name__] if ask is None else await ask()
     finally:
         await store.aclose()
 
 
-# By the store's kind: what it promises by itself.
-_DURABILITY_PROMISES: Final = {
-    "SQLiteStore": 'what is acknowledged survives a power cut with durability "full", which is the default, and the '
-    'death of the process with "normal"',
-    "PostgresStore": 'what is acknowledged survives a crash of the server with durability "full", which is the '
-    'default; with "normal" that may cost the last second',
+# Durability by class of the store.
+_DURABILITY: Final = {
+    "SQLiteStore": 'acknowledged events survive a power cut with durability "full", the default, and the death of the '
+    'process with "normal"',
+    "PostgresStore": 'acknowledged events survive a crash of the server with durability "full", the default; with '
+    '"normal", a crash may lose the last second',
 }
 
 
 def _check_vocabulary() -> DoctorCheck:
-    """See whether tiktoken has its vocabulary; it is not fetched, and tiktoken is not loaded."""
+    """Check whether the vocabulary of tiktoken is cached. It is not downloaded, and tiktoken is not imported."""
     folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
     place = Path(tempfile.gettempdir()) / "data-gym-cache" if folder is None else Path(folder)
     name = hashlib.sha1(VOCABULARY_URL.encode(), usedforsecurity=False).hexdigest()
-    if folder != "" and (place / name).exists():  # "" tells tiktoken to keep nothing
+    if folder != "" and (place / name).exists():  # "" turns the cache of tiktoken off
         return DoctorCheck(name="vocabulary", ok=True, detail=f"o200k_base is in {place}")
-    detail = f"o200k_base is not in {place}: it is fetched at the first need, else tokens are estimated"
+    detail = f"o200k_base is not in {place}: tiktoken downloads it when needed; without it, tokens are estimated"
     return DoctorCheck(name="vocabulary", ok=True, detail=detail)
 
 
@@ -205,7 +249,7 @@ def _check_vocabulary() -> DoctorCheck:
 
 
 def _add_agent(target: str, report: DoctorReport, equip: Callable[[Agent], Agent]) -> DoctorReport:
-    """Add an agent to the report, with the servers that join it."""
+    """Add an agent to the report. `equip` adds the MCP servers to it."""
     try:
         agent = equip(load_agent(target))
     except AgentError as error:
@@ -220,5 +264,5 @@ def _check_agent_closes(agent: Agent, detail: str) -> DoctorCheck:
     try:
         anyio.run(agent.aclose)
     except AgentError as error:
-        return DoctorCheck(name="agent", ok=False, detail=f"{detail}; it does not close: {error}")
+        return DoctorCheck(name="agent", ok=False, detail=f"{detail}; closing it failed: {error}")
     return DoctorCheck(name="agent", ok=True, detail=detail)

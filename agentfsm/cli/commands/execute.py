@@ -1,4 +1,4 @@
-"""The subcommands that drive runs: each takes its arguments and the terminal, and returns the exit code."""
+"""The subcommands that start and execute runs: each takes its arguments and a terminal, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.json_documents import build_run_json
 from agentfsm.cli.render.text import format_run
 from agentfsm.cli.resolve.agent_target import join_target, load_agent, split_target
-from agentfsm.cli.resolve.command_hint import CommandHint
+from agentfsm.cli.resolve.command_hint import build_header_hint
 from agentfsm.cli.resolve.run_lookup import attach_store, load_with_root, resolve_agent, resolve_run, run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
 from agentfsm.cli.session.attended_run import AttendedRun, build_hint, describe_end, report_run
@@ -38,45 +38,45 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.ports.store import Lease
 
-# Where the agent of `agentfsm demo` is found again.
+# Target of the agent of `agentfsm demo`.
 DEMO_TARGET: Final = "agentfsm.cli.demo:agent"
-# Characters of what is said of a run: its id, and what it waits for.
+# Characters of the line that reports a run: its id, its end or its waits.
 MAX_LINE_CHARS: Final = 500
 _END_NAMES: Final = {State.DONE: "done", State.ERROR: "stopped"}
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Run an agent."""
-    agent, place = resolve_agent(args, terminal)
-    return AttendedRun(terminal=terminal, agent=agent, run=_start_run(args, agent), store_location=place).attend()
+    agent, location = resolve_agent(args, terminal)
+    return AttendedRun(terminal=terminal, agent=agent, run=_start_run(args, agent), store_location=location).attend()
 
 
 def _start_run(args: argparse.Namespace, agent: Agent) -> Run:
-    """Return the run that the words ask for.
+    """Return the run that the arguments describe.
 
     Raises:
-        MisuseError: when the words are wrong, or the id stands for a run of another agent.
+        MisuseError: if the arguments are invalid, or the id belongs to a run of another agent.
     """
     history = None if args.messages is None else _load_messages(args.messages)
-    begun = agent.start(args.prompt, id=args.id, session=args.session, messages=history, metadata=dict(args.metadata))
+    run = agent.start(args.prompt, id=args.id, session=args.session, messages=history, metadata=dict(args.metadata))
     if args.id is not None:
         anyio.run(_check_same_agent, agent, args.id)
-    return begun
+    return run
 
 
 def _load_messages(path: str) -> tuple[Message, ...]:
-    """Return the history that a file holds: a JSON list of messages as OpenAI has them, or an object with "messages".
+    """Return the messages of a file: a JSON list in OpenAI's format, or an object with the list as "messages".
 
     Raises:
-        MisuseError: when the file cannot be read, or holds none.
+        MisuseError: if the file cannot be read, or its content is invalid.
     """
     try:
         given = json.loads(Path(path).read_bytes())
     except OSError as error:
-        raise MisuseError(f"{path} cannot be read: {error.strerror}") from None
+        raise MisuseError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise MisuseError(f"{path} is no JSON: {error}") from None
-    from agentfsm.models import from_openai  # noqa: PLC0415  it loads what reads replies, which few commands need
+        raise MisuseError(f"{path} is not valid JSON: {error}") from None
+    from agentfsm.models import from_openai  # noqa: PLC0415  few commands need the models
 
     try:
         return from_openai(given.get("messages", given) if isinstance(given, dict) else given)
@@ -85,7 +85,7 @@ def _load_messages(path: str) -> tuple[Message, ...]:
 
 
 async def _check_same_agent(agent: Agent, run_id: str) -> None:
-    """See that a run of this id, where there is one, is of this agent: the same id and prompt go on with it."""
+    """Raise MisuseError if the store has a run with this id of another agent. A run of this agent is continued."""
     try:
         target = (await agent.runs.header(run_id)).target
     except RunNotFoundError:
@@ -93,32 +93,32 @@ async def _check_same_agent(agent: Agent, run_id: str) -> None:
     theirs, own = split_target(target)[0], split_target(agent.target)[0]
     if theirs and theirs != own:
         await agent.aclose()
-        raise MisuseError(f"run {run_id!r} exists, and is of {theirs}, not of {own}: choose another id")
+        raise MisuseError(f"run {run_id!r} exists and belongs to {theirs}, not to {own}: choose another id")
 
 
 def demo(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Let an agent survey a folder."""
-    from agentfsm.cli.demo.demo_agent import build_report_approver, describe_model, prepare_survey  # noqa: PLC0415  it brings a server and tools
+    from agentfsm.cli.demo.demo_agent import build_report_approver, describe_model, prepare_survey  # noqa: PLC0415  loads a server and tools
 
     start = prepare_survey(args.folder)
-    agent, place = attach_store(load_agent(DEMO_TARGET), DEMO_TARGET, args.store)
+    agent, location = attach_store(load_agent(DEMO_TARGET), DEMO_TARGET, args.store)
     attended = AttendedRun(
         terminal=terminal,
         agent=agent,
         run=agent.start(start.prompt, metadata=start.metadata),
-        store_location=place,
+        store_location=location,
         unattended_decide=build_report_approver(terminal),
         remark=describe_model(agent),
     )
     code = attended.attend()
     if code is ExitCode.DONE and not terminal.json:
-        show_line = attended.hint.build(f"show {attended.run.id}")
-        terminal.out(f"\nWhat was kept of it ({show_line}):\n{format_run(attended.run)}")
+        show = attended.hint.build(f"show {attended.run.id}")
+        terminal.out(f"\nThe run as recorded ({show}):\n{format_run(attended.run)}")
     return code
 
 
 def resume(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Go on with a run."""
+    """Resume a run."""
     if args.agent is None and (code := _report_if_over(args, terminal)) is not None:
         return code
     found = resolve_run(args, terminal)
@@ -126,7 +126,7 @@ def resume(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     if args.takeover:
         anyio.run(_take_over, found.agent, args.id)
     if found.run.header.target == DEMO_TARGET:
-        from agentfsm.cli.demo.demo_agent import build_report_approver  # noqa: PLC0415  it brings a server and tools
+        from agentfsm.cli.demo.demo_agent import build_report_approver  # noqa: PLC0415  loads a server and tools
 
         absent = build_report_approver(terminal)
     attended = AttendedRun(
@@ -141,88 +141,94 @@ def resume(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 
 async def _take_over(agent: Agent, run_id: str) -> None:
-    """Take a run from the worker that drives it."""
+    """Take the lease of a run from the worker that executes it."""
     lease = await agent.store.lease(run_id, takeover=True)
     await agent.store.release(lease).wait()
 
 
 def _report_if_over(args: argparse.Namespace, terminal: Terminal) -> ExitCode | None:
-    """Report a run that is over, without its agent, whose module need not be there any more; else return None.
+    """Report a run that is over, and return its exit code; None for an open run. The agent is not loaded for this.
 
     Raises:
-        MisuseError: when another run drives it.
+        MisuseError: if the run is that of a sub-agent.
     """
-    way = CommandHint(location=resolve_location(args.store))
     store = open_existing_store(args.store)
-    found, top = run_in_store(store, lambda: load_with_root(store, args.id))
+    found, root = run_in_store(store, lambda: load_with_root(store, args.id))
+    hint = build_header_hint(root, resolve_location(args.store))
     if found.is_over:
         terminal.err(f"run {found.id} is over")
-        return report_run(terminal, found, way)
-    if top.id != found.id:
-        raise MisuseError(f"run {found.id} is driven by the run that it works for: {way.build_resume(top.id)}")
+        return report_run(terminal, found, hint)
+    if root.id != found.id:
+        error = MisuseError(
+            f"run {found.id} belongs to run {root.id}: resume that one with {hint.build_resume(root.id)}"
+        )
+        if hint.note:
+            error.add_note(hint.note)
+        raise error
     return None
 
 
 def submit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Put a run into the store, for a worker."""
-    agent, place = resolve_agent(args, terminal)
-    begun = _start_run(args, agent)
+    agent, location = resolve_agent(args, terminal)
+    started = _start_run(args, agent)
 
     async def act() -> Run:
         async with agent:
-            return await agent.submit(begun)
+            return await agent.submit(started)
 
     found = anyio.run(act)
-    way = build_hint(found, agent, place)
-    terminal.err(
-        f"submitted to any worker of its agent: {way.build(f'worker {join_target(*split_target(agent.target))}')}"
-    )
+    hint = build_hint(found, agent, location)
+    worker_command = hint.build(f"worker {join_target(*split_target(agent.target))}")
+    terminal.err(f"submitted; any worker of the agent executes it: {worker_command}")
     if terminal.json:
-        terminal.document(build_run_json(found, way))
+        terminal.document(build_run_json(found, hint))
     else:
         terminal.out(found.id)
     return ExitCode.DONE
 
 
 def worker(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Drive the runs of an agent, until a signal comes; or until nothing is due but what could not be driven."""
-    agent, place = resolve_agent(args, terminal)
-    shift = _WorkerReport(agent=agent, terminal=terminal)
-    own = Worker(agent=agent, execute=shift.execute, deps=None, parallel=args.parallel, poll_s=args.poll)
-    where = "the agent's own store" if place is None else mask_password(place)
-    terminal.err(f"working for {agent.name!r} on the runs in {where}; Ctrl-C ends it in order")
+    """Execute the runs of an agent until a signal arrives, or with `--until-idle` until no run is ready."""
+    agent, location = resolve_agent(args, terminal)
+    report = _WorkerReport(agent=agent, terminal=terminal)
+    own = Worker(agent=agent, execute=report.execute, deps=None, parallel=args.parallel, poll_s=args.poll)
+    where = "the agent's own store" if location is None else mask_password(location)
+    terminal.err(f"executing runs of {agent.name!r} in {where}; stop with Ctrl-C")
 
-    with InterruptibleRunner() as ending:
+    with InterruptibleRunner() as runner:
         try:
-            with stdout_to_stderr():  # what tools print is no result
-                ending.run(partial(own.run, until_idle=args.until_idle))
+            with stdout_to_stderr():  # stdout is reserved for results
+                runner.run(partial(own.run, until_idle=args.until_idle))
         except KeyboardInterrupt:
-            terminal.err("ended: what was under way is kept, and any worker goes on with it")
+            terminal.err("stopped: any worker continues the open runs")
         finally:
-            ending.run(agent.aclose)
+            runner.run(agent.aclose)
     if terminal.json:
-        terminal.document({"agent": agent.name, "runs": dict(shift.end_counts)})
+        terminal.document({"agent": agent.name, "runs": dict(report.end_counts)})
     return ExitCode.FAILED if args.until_idle and own.failed_count else ExitCode.DONE
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class _WorkerReport:
-    """Executes the runs of a worker, reports each, and counts how they end."""
+    """Executes the runs of a worker, reports each of them, and counts their ends."""
 
     agent: Agent
     terminal: Terminal
     end_counts: Counter[str] = attrs.field(factory=lambda: Counter({"done": 0, "stopped": 0, "waiting": 0}), init=False)
 
     async def execute(self, before: Run, deps: Any, *, lease: Lease, on_run: Callable[[Run], None]) -> Run:
-        """Drive a run whose lease is held, and say how it ended or what it waits for.
+        """Execute a run whose lease is held, and report its end or its waits.
 
         Raises:
-            MisuseError: when it is of another agent by the same name.
+            MisuseError: if the run belongs to another agent with the same name.
         """
         agent = self.agent
         target = before.header.target
         if target and target != agent.target:
-            raise MisuseError(f"it is of {target}, an agent by the same name as {agent.target}: name each its own way")
+            raise MisuseError(
+                f"the run belongs to {target}, which has the same name as {agent.target}: give them two names"
+            )
         run = await agent.driver.run_until_blocked(before, deps, lease=lease, on_run=on_run)
         if run.version > before.version:
             self.end_counts[_END_NAMES.get(run.state, "waiting")] += 1

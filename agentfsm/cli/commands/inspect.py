@@ -1,4 +1,4 @@
-"""The subcommands that only look."""
+"""The subcommands that inspect runs and agents without changing them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentfsm.cli.render.json_documents import (
 )
 from agentfsm.cli.render.text import format_events, format_posted, format_run, format_summaries
 from agentfsm.cli.resolve.agent_target import is_target, load_agent
-from agentfsm.cli.resolve.command_hint import CommandHint
+from agentfsm.cli.resolve.command_hint import CommandHint, build_header_hint
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
 from agentfsm.core import diagram
@@ -48,7 +48,7 @@ def runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     found = run_in_store(store, lambda: Runs(store).list(where, limit=args.limit, subagents=is_whole))
     if terminal.json:
         terminal.document({"runs": [build_summary_json(each) for each in found]})
-    for line in [] if terminal.json else format_summaries(found):
+    for line in [] if terminal.json else format_summaries(found, terminal.width):
         terminal.out(line)
     if not found:
         terminal.err("no runs")
@@ -57,14 +57,13 @@ def runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 def show(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Show a run."""
-    way = CommandHint(location=resolve_location(args.store))
-    found, events, top = _load_run(args.id, args.at, args.store)
+    found, events, root, hint = _load_run(args.id, args.at, args.store)
     store = open_existing_store(args.store)
     posted = () if args.at is not None else run_in_store(store, lambda: _read_decisions(store, found))
     if terminal.json:
-        journalled = {"events": build_journal_json(events)} if args.events else {}
-        decided = {"posted": [build_posted_json(*each) for each in posted]}
-        terminal.document(build_full_run_json(found, way, top, events) | decided | journalled)
+        journal = {"events": build_journal_json(events)} if args.events else {}
+        decisions = {"posted": [build_posted_json(*each) for each in posted]}
+        terminal.document(build_full_run_json(found, hint, root, events) | decisions | journal)
         return ExitCode.DONE
     terminal.out(format_run(found, events))
     for run_id, decision in posted:
@@ -75,40 +74,41 @@ def show(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 
 async def _read_decisions(store: Store, run: Run) -> list[tuple[str, Decision]]:
-    """Return the decisions that no worker has taken up, on calls of the run and of those below it that wait."""
+    """Return the decisions in the inboxes of the run and of the sub-agents' runs that wait."""
     ids = dict.fromkeys([run.id, *[item.run_id for item in run.pending]])
     rows = [(run_id, row.item) for run_id in ids for row in await store.inbox(run_id)]
     return [(run_id, item) for run_id, item in rows if isinstance(item, Decision)]
 
 
 def export(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Write all that there is of a run."""
-    found, events, top = _load_run(args.id, None, args.store)
+    """Write a run with its journal and its messages."""
+    found, events, root, hint = _load_run(args.id, None, args.store)
     if args.messages:
-        from agentfsm.models import to_openai  # noqa: PLC0415  it loads what writes requests, which few commands need
+        from agentfsm.models import to_openai  # noqa: PLC0415  few commands need the models
 
         terminal.document({"messages": to_openai(found.messages)})
         return ExitCode.DONE
-    terminal.document(build_export_json(found, CommandHint(location=resolve_location(args.store)), top, events))
+    terminal.document(build_export_json(found, hint, root, events))
     return ExitCode.DONE
 
 
-def _load_run(run_id: str, at: int | None, given: str | None) -> tuple[Run, tuple[Event, ...], str]:
-    """Return a run, its journal up to there, and the id of the run that goes on with it."""
+def _load_run(run_id: str, at: int | None, given: str | None) -> tuple[Run, tuple[Event, ...], str, CommandHint]:
+    """Return a run at a version, its journal up to there, the id of its root, and the hint for resuming the root."""
     store = open_existing_store(given)
 
-    async def act() -> tuple[Run, tuple[Event, ...], str]:
+    async def act() -> tuple[Run, tuple[Event, ...], str, CommandHint]:
         runs = Runs(store)
         events = await runs.history(run_id)
         found = await runs.load(run_id, at=len(events) if at is None else at)
-        return found, events[: found.version], (await runs.root(run_id)).id
+        root = await runs.root(run_id)
+        return found, events[: found.version], root.id, build_header_hint(root, resolve_location(given))
 
     return run_in_store(store, act)
 
 
 def graph(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Draw the machine, an agent or a run."""
-    if args.what is None:
+    """Draw the state machine, an agent or a run."""
+    if args.subject is None:
         drawn = {"mermaid": diagram.mermaid, "dot": diagram.dot, "text": diagram.text}[args.format]()
     else:
         drawn = _draw_named(args)
@@ -120,24 +120,25 @@ def graph(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 
 def _draw_named(args: argparse.Namespace) -> str:
-    """Return the picture of the agent or the run that the words name.
+    """Return the picture of the agent or the run that the arguments name.
 
     Raises:
-        MisuseError: when they name none, or ask for a form that it has not.
+        MisuseError: if the agent cannot be loaded, or the format is only for the state machine.
+        RunNotFoundError: if the store does not contain the run.
     """
     if args.format not in flowchart.RENDERERS:
         raise MisuseError(
-            f"only the machine is drawn as {args.format}: give --format {' or '.join(flowchart.RENDERERS)}"
+            f"--format {args.format} is only for the state machine: give --format {' or '.join(flowchart.RENDERERS)}"
         )
     draw = flowchart.RENDERERS[args.format]
-    if is_target(args.what):
-        return draw(flowchart.draw_agent(load_agent(args.what)))
-    found, events, _ = _load_run(args.what, None, args.store)
+    if is_target(args.subject):
+        return draw(flowchart.draw_agent(load_agent(args.subject)))
+    found, events, *_ = _load_run(args.subject, None, args.store)
     return draw(flowchart.draw_run(found, events))
 
 
 def doctor(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Look at the installation, and at an agent."""
-    from agentfsm.cli.commands.doctor import examine  # noqa: PLC0415  it looks at every part, and loads them
+    """Check the installation, the store and an agent."""
+    from agentfsm.cli.commands.doctor import examine  # noqa: PLC0415  loads every part of the package
 
     return examine(args, terminal)

@@ -1,6 +1,6 @@
-"""The subcommands of `agentfsm mcp` that use the servers of a file: what they have, and a person's yes to it.
+"""The subcommands of `agentfsm mcp` that list, use and approve the servers of a file.
 
-Prompts are chosen by the user and resources read by the application: no model is told of either.
+Users choose prompts, and applications read resources; models see neither.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Characters of what a server calls something, on one line.
+# Characters of a name that a server gives, on one line.
 NAME_CHARS: Final = 200
 
 
-# What they have.
+# Tools, prompts and resources.
 
 
 def tools(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """List the tools of the servers, with those that are refused or withheld."""
+    """List the tools of the servers, including the refused and the withheld ones."""
     servers = load_servers(args.file, None)
     reports = anyio.run(_ask_all, servers, _report_tools)
     if terminal.json:
@@ -43,7 +43,7 @@ def tools(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     for line in [] if terminal.json else _format_tools(reports):
         terminal.out(line)
     if any(report.get("withheld") for report in reports):
-        terminal.err(f"What is withheld waits for a yes: {format_approve_command(args.file)}")
+        terminal.err(f"withheld tools need approval: {format_approve_command(args.file)}")
     return _exit_code(reports)
 
 
@@ -70,9 +70,9 @@ def _format_tools(reports: Iterable[dict[str, Any]]) -> Iterator[str]:
     for report in reports:
         yield from _format_head(report)
         for tool in report.get("tools", ()):
-            said = one_line(tool["description"], NOTE_CHARS)
+            description = one_line(tool["description"], NOTE_CHARS)
             yield f"  {tool['name']}: {', '.join(tool['declared']) or 'nothing declared'}"
-            yield from [f"      {said}"] if said else []
+            yield from [f"      {description}"] if description else []
         yield from _format_unused(report)
 
 
@@ -121,10 +121,10 @@ def _list_features(
     line: Callable[[dict[str, Any]], str],
 ) -> ExitCode:
     async def report(server: MCPServer) -> dict[str, Any]:
-        await server.update()  # which starts it only if that is approved
+        await server.update()  # starts the server only if it is approved
         try:
             found = await ask(server)
-        except MisuseError:  # it has not declared that it has such things
+        except MisuseError:  # the server does not declare this feature
             found = ()
         return {kind: [attrs.asdict(each) for each in found]}
 
@@ -142,22 +142,22 @@ def _list_features(
 async def _ask_all(
     servers: Sequence[MCPServer], report: Callable[[MCPServer], Awaitable[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """Ask all servers at once; return what each has told of itself, or why it has not, in their order."""
-    told: dict[str, dict[str, Any]] = {}
+    """Ask all servers concurrently; return the report of each, or its error, in their order."""
+    reports: dict[str, dict[str, Any]] = {}
 
     async def ask(server: MCPServer) -> None:
         head = {"name": server.name, "reached_by": server.transport.display_text}
         try:
-            told[server.name] = head | await report(server)
+            reports[server.name] = head | await report(server)
         except AgentError as error:
-            told[server.name] = head | {"error": str(error)}
+            reports[server.name] = head | {"error": str(error)}
         finally:
             await server.aclose()
 
     async with anyio.create_task_group() as group:
         for server in servers:
             group.start_soon(ask, server)
-    return [told[server.name] for server in servers]
+    return [reports[server.name] for server in servers]
 
 
 def _format_head(report: dict[str, Any]) -> Iterator[str]:
@@ -166,20 +166,20 @@ def _format_head(report: dict[str, Any]) -> Iterator[str]:
         yield f"  {line}"
 
 
-def _format_none(report: dict[str, Any], what: str) -> list[str]:
-    """Return what is said of a server that has none; nothing where it could not be asked."""
-    return [] if "error" in report else [f"  no {what}"]
+def _format_none(report: dict[str, Any], kind: str) -> list[str]:
+    """Return the line for a server without such features; no line if the server failed."""
+    return [] if "error" in report else [f"  no {kind}"]
 
 
 def _exit_code(reports: Iterable[dict[str, Any]]) -> ExitCode:
     return ExitCode.FAILED if any("error" in report for report in reports) else ExitCode.DONE
 
 
-# One thing that one of them has.
+# One prompt or resource.
 
 
 def prompt(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Show a prompt, filled in."""
+    """Show a prompt with its arguments filled in."""
     given = dict(args.arguments)
     messages: tuple[Message, ...] = _ask_one(args, lambda server: server.prompt(args.name, **given))
     if terminal.json:
@@ -194,7 +194,7 @@ def prompt(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 
 def read(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Read a resource out."""
+    """Read a resource."""
     parts: tuple[Part, ...] = _ask_one(args, lambda server: server.read(args.uri))
     if terminal.json:
         terminal.document({"contents": [{"is": type(part).__name__, **attrs.asdict(part)} for part in parts]})
@@ -204,25 +204,25 @@ def read(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 
 def _format_parts(parts: Iterable[Part]) -> str:
-    """Return parts as text; what is none is named."""
+    """Return parts as text; images and other media as a description."""
     return "\n".join(
-        part.text if isinstance(part, TextPart) else f"[{describe_media(part)}: --json writes it whole]"
+        part.text if isinstance(part, TextPart) else f"[{describe_media(part)}: use --json to read it]"
         for part in parts
     )
 
 
 def _ask_one(args: argparse.Namespace, ask: Callable[[MCPServer], Awaitable[T]]) -> T:
-    """Ask one server for something.
+    """Connect to the server that the arguments name, and ask it.
 
     Raises:
-        MisuseError: when there is no such server.
-        MCPServerError: when it is not approved how it is started, or it does not answer.
+        MisuseError: if the file has no such server.
+        MCPServerError: if its start is not approved, or it does not answer.
     """
     [server] = select_servers(load_servers(args.file, None), args)
 
     async def act() -> T:
         try:
-            await server.update()  # which starts it only if that is approved
+            await server.update()  # starts the server only if it is approved
             return await ask(server)
         finally:
             await server.aclose()
@@ -231,39 +231,39 @@ def _ask_one(args: argparse.Namespace, ask: Callable[[MCPServer], Awaitable[T]])
 
 
 def select_servers(servers: Sequence[MCPServer], args: argparse.Namespace) -> Sequence[MCPServer]:
-    """Return the server that the words name, or all of them.
+    """Return the server that the arguments name, or all of them.
 
     Raises:
-        MisuseError: when there is none of that name.
+        MisuseError: if the file has no such server.
     """
     found = [server for server in servers if args.server in (None, server.name)]
     if not found:
         names = ", ".join(server.name for server in servers) or "none"
-        raise MisuseError(f"{args.file} has no server {args.server!r}: it has {names}")
+        raise MisuseError(f"{args.file} has no server {args.server!r}; its servers: {names}")
     return found
 
 
-# A yes to it.
+# Approval.
 
 
 def approve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Show how servers are started and what they offer, as far as it was not approved yet, and ask."""
+    """Show how servers start and which tools they offer, as far as not yet approved, and ask."""
     asking = TerminalConsent(terminal=terminal, approves_all=args.yes, shows_all=True)
     servers = select_servers(load_servers(args.file, asking), args)
     reports = [anyio.run(_review_server, server, asking) for server in servers]
     if terminal.json:
         terminal.document({"servers": reports})
     for report in [] if terminal.json else reports:
-        for line in (f"{report['name']}: {_format_standing(report)}", *_format_unused(report)):
+        for line in (f"{report['name']}: {_format_approval(report)}", *_format_unused(report)):
             terminal.out(line)
-    if asking.unasked:  # told, not raised: the document is written already
-        terminal.err("nobody sits here to be asked: run it at a terminal, or approve all that is shown with --yes")
+    if asking.unasked:  # not raised, because the result is already written
+        terminal.err("there is no terminal to ask at: run the command in one, or approve everything above with --yes")
         return ExitCode.USAGE
     return ExitCode.DONE if all(report["approved"] for report in reports) else ExitCode.FAILED
 
 
 async def _review_server(server: MCPServer, asking: TerminalConsent) -> dict[str, Any]:
-    """Ask about one server; return how it stands then."""
+    """Ask about one server; return its tools and its approval."""
     before = asking.asked_count
     head = {"name": server.name, "reached_by": server.transport.display_text}
     try:
@@ -275,11 +275,11 @@ async def _review_server(server: MCPServer, asking: TerminalConsent) -> dict[str
     return head | found | {"approved": not found["withheld"], "asked": asking.asked_count - before}
 
 
-def _format_standing(report: dict[str, Any]) -> str:
+def _format_approval(report: dict[str, Any]) -> str:
     if "error" in report:
-        what = report["error"]
-        return str(what.partition("\n")[0] if report["asked"] else what)  # the rest was shown with the question
+        error = report["error"]
+        return str(error.partition("\n")[0] if report["asked"] else error)  # the question contained the other lines
     usable = f"{format_count(len(report['tools']), 'tool')} can be used"
     if report["withheld"]:
-        return f"{usable}; what is withheld waits for a yes"
-    return f"{usable}; {'approved' if report['asked'] else 'all of it was approved before'}"
+        return f"{usable}; withheld tools need approval"
+    return f"{usable}; {'approved' if report['asked'] else 'already approved'}"

@@ -1,4 +1,4 @@
-"""`agentfsm mcp serve`: an agent, or a registry of tools, for MCP clients."""
+"""`agentfsm mcp serve`: serve an agent, or a registry of tools, to MCP clients."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.mcp.server.service import MCPService
 
-# Where --http listens unless it is told: only programs of this machine reach it.
+# Default address of --http. Only programs on this machine can reach it.
 DEFAULT_ADDRESS: Final = "127.0.0.1:8000"
-# Seconds that a signal leaves for closing the store; runs are given back before.
+# Seconds for releasing the runs and closing the store after a signal.
 CLOSE_TIMEOUT_S: Final = 5.0
 MAX_PORT: Final = 65_535
 
 
 def parse_address(text: str) -> str:
-    """Check that a text is an address: HOST:PORT, or a port of this machine."""
+    """Check that the text is HOST:PORT, or a port of this machine, and return the text."""
     host, port = _split_address(text)
     if not host or not port.isascii() or not port.isdigit() or int(port) > MAX_PORT:
-        raise argparse.ArgumentTypeError(f"{text!r} is no HOST:PORT: write for example {DEFAULT_ADDRESS} or [::1]:8000")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not of the form HOST:PORT: write for example {DEFAULT_ADDRESS} or [::1]:8000"
+        )
     return text
 
 
@@ -47,32 +49,30 @@ def _split_address(text: str) -> tuple[str, str]:
 
 
 def serve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Serve until the client goes, or a signal comes."""
+    """Serve until the client disconnects or a signal arrives."""
     if args.http is None and (args.token_env is not None or args.allow_host):
-        raise MisuseError("--token-env and --allow-host are about HTTP: add --http")
+        raise MisuseError("--token-env and --allow-host are options for HTTP: add --http")
     service, close = _build_service(args)
-    with InterruptibleRunner() as ending:
+    with InterruptibleRunner() as runner:
         try:
             if args.http is None:
-                terminal.err(
-                    f"serving {service.name!r} on standard input and output; its client ends it by closing them"
-                )
-                ending.run(_serve_stdio, service, close)
+                terminal.err(f"serving {service.name!r} on standard input and output, until the client closes them")
+                runner.run(_serve_stdio, service, close)
             else:
-                with stdout_to_stderr():  # what tools print is no result
-                    ending.run(_serve_http, service, terminal, args)
+                with stdout_to_stderr():  # stdout is reserved for results
+                    runner.run(_serve_http, service, terminal, args)
         except KeyboardInterrupt:
-            terminal.err("ended: runs under way are kept, and the next server goes on with them")
+            terminal.err("stopped: the next server continues the open runs")
         finally:
-            ending.run(close)
+            runner.run(close)
     return ExitCode.DONE
 
 
 def _build_service(args: argparse.Namespace) -> tuple[MCPService, Callable[[], Awaitable[None]]]:
-    """Return the server of what the words name, and what closes that.
+    """Return the MCP server for the target, and the function that closes it.
 
     Raises:
-        MisuseError: when it can be no server, or the library for that is not there.
+        MisuseError: if the target cannot be served, or the extra "mcp" is not installed.
     """
     kind: type[MCPService] = load_mcp().MCPService
     found: Any = load_target(args.target, Agent, ToolRegistry, kind)
@@ -80,7 +80,9 @@ def _build_service(args: argparse.Namespace) -> tuple[MCPService, Callable[[], A
         agent, _ = attach_store(found, args.target, args.store)
         return agent.as_mcp_server(prefix=args.prefix, tools=not args.no_tools), agent.aclose
     if args.prefix or args.no_tools:
-        raise MisuseError(f"{args.target!r} is no Agent, and --prefix and --no-tools are about one: leave them out")
+        raise MisuseError(
+            f"{args.target!r} is not an Agent: leave out --prefix and --no-tools, which apply to agents only"
+        )
     if isinstance(found, ToolRegistry):
         return kind(found, name=args.target.rpartition(":")[0]), found.aclose
     return found, found.registry.aclose if found.runs is None else found.runs.agent.aclose
@@ -88,20 +90,20 @@ def _build_service(args: argparse.Namespace) -> tuple[MCPService, Callable[[], A
 
 async def _serve_http(service: MCPService, terminal: Terminal, args: argparse.Namespace) -> None:
     host, port = _split_address(args.http)
-    told = _StartNotice(terminal, service.name)
-    await service.http(host.strip("[]"), int(port), token=_read_token(args), hosts=args.allow_host, task_status=told)
+    notice = _StartNotice(terminal, service.name)
+    await service.http(host.strip("[]"), int(port), token=_read_token(args), hosts=args.allow_host, task_status=notice)
 
 
 @attrs.frozen
 class _StartNotice(TaskStatus[str]):
-    """Says where the server is, once it is there."""
+    """Reports the address of the server once it accepts connections."""
 
     terminal: Terminal
     name: str
 
     def started(self, value: str | None = None) -> None:
-        """Say it."""
-        self.terminal.err(f"serving {self.name!r} at {value}; Ctrl-C ends it in order")
+        """Write the address to stderr."""
+        self.terminal.err(f"serving {self.name!r} at {value}; stop with Ctrl-C")
 
 
 def _read_token(args: argparse.Namespace) -> str | None:
@@ -109,7 +111,7 @@ def _read_token(args: argparse.Namespace) -> str | None:
         return None
     token = os.environ.get(args.token_env)
     if not token:
-        raise MisuseError(f"the variable {args.token_env} holds no token: set it, or leave out --token-env")
+        raise MisuseError(f"the variable {args.token_env} is not set: set it to the token, or leave out --token-env")
     return token
 
 
@@ -122,7 +124,7 @@ async def _serve_stdio(service: MCPService, close: Callable[[], Awaitable[None]]
 
 
 async def _exit_on_signal(service: MCPService, close: Callable[[], Awaitable[None]]) -> None:
-    """End the process in order when it is told to: a thread that reads standard input can be ended in no other way."""
+    """Release the runs and exit when a signal arrives. A thread that reads standard input cannot be stopped."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _number in signals:
             with anyio.move_on_after(CLOSE_TIMEOUT_S):

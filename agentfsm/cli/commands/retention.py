@@ -1,4 +1,4 @@
-"""The subcommands that remove runs for good, and give their room back."""
+"""The subcommands that remove runs for good, and return their space to the disk."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ DAY_S: Final = 86_400.0
 
 
 def delete(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Remove a run with those of the agents below it, or a whole session.
+    """Remove a run with the runs of its sub-agents, or a whole session.
 
     Raises:
-        MisuseError: when not exactly one of the two is named, or there is no such session.
+        MisuseError: if neither or both are named, or there is no such session.
     """
     if (args.id is None) == (args.session is None):
-        raise MisuseError("name either a run, or a session with --session")
+        raise MisuseError("expected either the id of a run, or a session with --session")
     store = open_existing_store(args.store)
     if args.session is not None:
         count = run_in_store(store, lambda: Runs(store).delete_session(args.session))
@@ -34,12 +34,12 @@ def delete(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
             raise MisuseError(f"there is no run of the session {args.session!r}: `agentfsm runs` lists the runs")
         return _report_removed(terminal, count, f"the session {args.session}, {format_count(count, 'run')}")
     count = run_in_store(store, lambda: Runs(store).delete(args.id))
-    below = f", and {format_count(count - 1, 'run')} of agents below it" if count > 1 else ""
+    below = f", and {format_count(count - 1, 'run')} of its sub-agents" if count > 1 else ""
     return _report_removed(terminal, count, f"run {args.id}{below}")
 
 
 def prune(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Remove what is over and old."""
+    """Remove runs that ended long ago."""
     store = open_existing_store(args.store)
 
     async def act() -> tuple[int, float]:
@@ -51,14 +51,14 @@ def prune(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 
 def compact(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Give the room of what was removed back to the disk.
+    """Return the space of removed runs to the disk.
 
     Raises:
-        MisuseError: when the store is no file.
+        MisuseError: if the store is not a SQLite file.
     """
     store = open_existing_store(args.store)
     if not isinstance(store, SQLiteStore):
-        raise MisuseError("only a SQLite file is compacted: PostgreSQL and Redis see to their room themselves")
+        raise MisuseError("only a SQLite file can be compacted: PostgreSQL and Redis reclaim space themselves")
     freed = run_in_store(store, store.compact)
     if terminal.json:
         terminal.document({"freed_bytes": freed})
@@ -67,9 +67,9 @@ def compact(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     return ExitCode.DONE
 
 
-def _report_removed(terminal: Terminal, count: int, what: str) -> ExitCode:
+def _report_removed(terminal: Terminal, count: int, description: str) -> ExitCode:
     if terminal.json:
         terminal.document({"removed": count})
     else:
-        terminal.out(f"removed {what}")
+        terminal.out(f"removed {description}")
     return ExitCode.DONE

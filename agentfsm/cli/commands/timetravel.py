@@ -1,14 +1,15 @@
-"""The subcommands that travel in time: fork a run, replay it, compare two versions."""
+"""The subcommands that fork and replay runs, and compare two versions or two runs."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import attrs
 
 from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.render.formatting import NOTE_CHARS, fit_with_length
 from agentfsm.cli.render.json_documents import build_run_json
 from agentfsm.cli.resolve.run_lookup import resolve_run, run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
@@ -16,6 +17,7 @@ from agentfsm.cli.session.attended_run import build_hint
 from agentfsm.core.codec import message_to_json
 from agentfsm.core.diff import difference
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.text_safety import strip_unsafe
 from agentfsm.runs import Runs
 
 if TYPE_CHECKING:
@@ -24,59 +26,62 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.replay import Replay
 
+# A terminal that is narrower than this wraps the lines of a difference.
+MIN_COLUMNS: Final = 60
+
 
 def fork(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Begin a run with the first events of another.
+    """Start a run from the first events of another.
 
     Raises:
-        MisuseError: when the run works for another one, or is over at that version.
+        MisuseError: if the run is that of a sub-agent and `--agent` is missing, or it is over at that version.
     """
     found = resolve_run(args, terminal)
     if found.run.header.parent is not None and args.agent is None:
         raise MisuseError(
-            f"run {found.run.id} works for run {found.run.header.parent}: fork that one, or say with --agent "
-            "module:agent which agent its fork is of",
+            f"run {found.run.id} belongs to run {found.run.header.parent}: fork that one, or name the agent of "
+            "the fork with --agent module:name",
         )
 
     async def act() -> Run:
         async with found.agent as agent:
             return await agent.fork(args.id, at=args.at, prompt=args.prompt, id=args.new_id)
 
-    made = anyio.run(act)
-    way = build_hint(made, found.agent, found.store_location)
-    terminal.err(f"forked from {args.id} at version {made.header.forked_at}. To go on: {way.build_resume(made.id)}")
+    new = anyio.run(act)
+    hint = build_hint(new, found.agent, found.store_location)
+    terminal.err(f"forked from {args.id} at version {new.header.forked_at}. To go on: {hint.build_resume(new.id)}")
     if terminal.json:
-        origin = {"forked_from": made.header.forked_from, "forked_at": made.header.forked_at}
-        terminal.document(build_run_json(made, way) | origin)
+        origin = {"forked_from": new.header.forked_from, "forked_at": new.header.forked_at}
+        terminal.document(build_run_json(new, hint) | origin)
     else:
-        terminal.out(made.id)
+        terminal.out(new.id)
     return ExitCode.DONE
 
 
 def replay(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Fold a run again, and check each request."""
+    """Replay a run, and check each request."""
     found = resolve_run(args, terminal)
 
     async def act() -> Replay:
         async with found.agent as agent:
             return await agent.replay(args.id)
 
-    made = anyio.run(act)
+    result = anyio.run(act)
     if terminal.json:
-        divergences = [attrs.asdict(each) for each in made.divergences]
-        terminal.document({"id": args.id, "checked": made.checked, "divergences": divergences})
+        divergences = [attrs.asdict(each) for each in result.divergences]
+        terminal.document({"id": args.id, "checked": result.checked, "divergences": divergences})
     else:
-        terminal.out(f"{made.checked} requests checked, {len(made.divergences)} of them would not be the same now")
-        for each in made.divergences:
+        terminal.out(f"{result.checked} requests checked, {len(result.divergences)} of them would differ now")
+        for each in result.divergences:
             terminal.out(f"  turn {each.turn}, version {each.version}: {' and '.join(each.what)}")
-    return ExitCode.DONE if made.is_faithful else ExitCode.FAILED
+    return ExitCode.DONE if result.is_faithful else ExitCode.FAILED
 
 
 def diff(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Tell what differs between two versions of a run, or two runs.
+    """Compare two versions of a run, or two runs. Lines are cut to fit the terminal; `--json` writes all.
 
     Raises:
-        MisuseError: when there is but one to compare.
+        MisuseError: if neither a second run nor a version is named.
     """
     if args.other is None and args.at is None:
         raise MisuseError(f"nothing to compare: name another run, or a version of {args.id} with --at")
@@ -99,8 +104,9 @@ def diff(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
             },
         )
         return ExitCode.DONE
+    columns = NOTE_CHARS if terminal.width is None else max(terminal.width, MIN_COLUMNS)
     for line in found.lines():
-        terminal.out(line)
+        terminal.out(fit_with_length(strip_unsafe(line), columns))
     if not found:
         terminal.err("no difference")
     return ExitCode.DONE

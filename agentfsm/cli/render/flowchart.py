@@ -1,4 +1,4 @@
-"""Pictures of an agent and of a run, as Mermaid flowcharts or for Graphviz."""
+"""Draw an agent or a run as a flowchart, for Mermaid or Graphviz."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.tools.tool import Tool
 
-# Shapes of nodes: the brackets of Mermaid, and the name that Graphviz has for it.
+# Shapes of nodes: opening and closing bracket in Mermaid, name in Graphviz.
 ROUND: Final = ("([", "])", "ellipse")
 BOX: Final = ("[", "]", "box")
 CYLINDER: Final = ("[(", ")]", "cylinder")
-# Where a run stands.
+# Marks the current state of a run.
 CURRENT_STATE: Final = ("[[", "]]", "doubleoctagon")
 
 
 @attrs.frozen(kw_only=True)
 class FlowchartNode(Value):
-    """A node of the picture: a shape with lines of text."""
+    """A node: a shape with lines of text."""
 
     lines: tuple[str, ...]
     shape: tuple[str, str, str] = BOX
@@ -43,11 +43,11 @@ class Flowchart(Value):
 
     nodes: tuple[FlowchartNode, ...]
     arrows: tuple[tuple[int, int, tuple[str, ...]], ...]
-    """From and to, as indexes of nodes, and the lines beside the arrow."""
+    """Index of the source node, index of the target node, lines of the label."""
 
 
 def render_mermaid(chart: Flowchart) -> str:
-    """Write a picture as a Mermaid flowchart."""
+    """Return the chart as a Mermaid flowchart."""
     lines = ["flowchart LR"]
     for number, node in enumerate(chart.nodes):
         opening, closing, _ = node.shape
@@ -59,7 +59,7 @@ def render_mermaid(chart: Flowchart) -> str:
 
 
 def render_dot(chart: Flowchart) -> str:
-    """Write a picture for Graphviz."""
+    """Return the chart in the DOT language of Graphviz."""
     lines = ["digraph agentfsm {", "    rankdir=LR"]
     for number, node in enumerate(chart.nodes):
         lines.append(f'    n{number} [label="{_escape_dot(node.lines)}", shape={node.shape[2]}]')
@@ -71,10 +71,10 @@ def render_dot(chart: Flowchart) -> str:
 
 RENDERERS: Final[Mapping[str, Callable[[Flowchart], str]]] = {"mermaid": render_mermaid, "dot": render_dot}
 
-# What stands for itself in a quoted text of Mermaid; all else is written by its number.
+# Characters that need no escape in quoted text of Mermaid, besides letters and digits.
 _MERMAID_SAFE: Final = frozenset(" _-.,:/()")
 
-# Graphviz reads backslashes and the entities of HTML in a quoted text.
+# Graphviz interprets backslashes and HTML entities in quoted text.
 _DOT_ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "&": "&amp;"})
 
 
@@ -92,9 +92,9 @@ def _escape_dot(lines: Iterable[str]) -> str:
 
 
 def draw_agent(agent: Agent[Any]) -> Flowchart:
-    """Return the picture of an agent: its tools, what they declare, the agents behind them, its sources of tools.
+    """Draw an agent: its tools with their declarations, its sub-agents and its sources of tools.
 
-    A source that was not asked yet, such as an MCP server, is drawn without its tools; nothing is started for it.
+    A source that is not connected yet, such as an MCP server, is drawn without its tools and is not started.
     """
     return _AgentDrawing().draw(agent)
 
@@ -104,7 +104,7 @@ class _AgentDrawing:
     nodes: list[FlowchartNode] = attrs.field(factory=list)
     arrows: list[tuple[int, int, tuple[str, ...]]] = attrs.field(factory=list)
     _agents: dict[int, int] = attrs.field(factory=dict)
-    """The node of each agent, by its identity: an agent that several call is drawn once."""
+    """Node of each agent by `id(agent)`, so that a shared sub-agent is drawn once."""
 
     def draw(self, agent: Agent[Any]) -> Flowchart:
         self._add_agent(agent)
@@ -130,7 +130,7 @@ class _AgentDrawing:
         marks, place = describe_marks(tool), len(self.arrows)
         if (inner := find_wrapped_agent(tool)) is None:
             self.arrows.append((above, self._add_node(tool.name, *marks), ()))
-        else:  # before the arrows of the agent behind it
+        else:  # in front of the arrows of the sub-agent
             self.arrows.insert(place, (above, self._add_agent(inner), (tool.name, *marks)))
 
     def _add_node(self, *lines: str, shape: tuple[str, str, str] = BOX) -> int:
@@ -139,7 +139,7 @@ class _AgentDrawing:
 
 
 def describe_marks(tool: Tool[..., Any]) -> tuple[str, ...]:
-    """Return what a tool declares that decides whether and when its calls run, a line if there is anything."""
+    """Return one line with the declarations of a tool that decide when its calls run; empty without declarations."""
     approval = tool.requires_approval
     marks = {
         "read-only": tool.read_only,
@@ -148,16 +148,16 @@ def describe_marks(tool: Tool[..., Any]) -> tuple[str, ...]:
         "needs approval": approval is True,
         "may need approval": callable(approval),
     }
-    said = ", ".join(mark for mark, holds in marks.items() if holds)
-    return (said,) if said else ()
+    line = ", ".join(mark for mark, is_set in marks.items() if is_set)
+    return (line,) if line else ()
 
 
 def draw_run(run: Run[Any], events: Iterable[Event]) -> Flowchart:
-    """Return the picture of a run: the states that it was in, how often each event led on, and where it stands.
+    """Draw a run: the states that it visited, the number of times that each event occurred, and its current state.
 
     Args:
         run: The run after the events.
-        events: Its journal, from the first.
+        events: Its journal from the first event.
     """
     state, taken, seen = START, Counter[tuple[State, State, str]](), {START: 0}
     for event in events:
@@ -178,7 +178,7 @@ def draw_run(run: Run[Any], events: Iterable[Event]) -> Flowchart:
 
 
 def _describe_position(run: Run[Any]) -> list[str]:
-    """Return what there is to say of a run where it stands."""
+    """Return the label of the current state: the turn, and the stop reason or the waits."""
     if run.stop_reason is not None:
         return [f"turn {run.turn}, {run.stop_reason}"]
     return [f"turn {run.turn}", *(f"waits for {format_wait(item, run.id)}" for item in run.pending if run.is_waiting)]

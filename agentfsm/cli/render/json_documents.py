@@ -1,4 +1,4 @@
-"""The documents that `--json` writes."""
+"""Build the JSON documents that `--json` writes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def build_run_json(run: Run, hint: CommandHint, root_id: str = "") -> dict[str, Any]:
-    """Return what a program needs to know of a run.
+    """Return the state, the result and the waits of a run, with the command lines that continue it.
 
     Args:
-        run: As it stands.
-        hint: How to get back to it.
-        root_id: The run that goes on with it, where that is another one.
+        run: The run at any version.
+        hint: Hint for these command lines.
+        root_id: Id of the run that has to be resumed, if the run is that of a sub-agent.
     """
     return {
         "id": run.id,
@@ -48,7 +48,7 @@ def build_run_json(run: Run, hint: CommandHint, root_id: str = "") -> dict[str, 
 
 
 def build_full_run_json(run: Run, hint: CommandHint, root_id: str, events: Sequence[Event] = ()) -> dict[str, Any]:
-    """Return `build_run_json` with the header and the turns; the journal's `events` tell who decided what."""
+    """Return `build_run_json` with the header and the turns. Decisions are read from the `events` of the journal."""
     header = run.header
     return build_run_json(run, hint, root_id) | {
         "agent": header.agent,
@@ -68,7 +68,7 @@ def build_full_run_json(run: Run, hint: CommandHint, root_id: str, events: Seque
 
 
 def build_posted_json(run_id: str, decision: Decision) -> dict[str, Any]:
-    """Return a decision that no worker has taken up: on which call, in a word, and by whom."""
+    """Return a decision in the inbox: its run and call, its kind, and its author."""
     return {
         "run_id": run_id,
         "call_id": decision.call_id,
@@ -79,7 +79,7 @@ def build_posted_json(run_id: str, decision: Decision) -> dict[str, Any]:
 
 
 def build_export_json(run: Run, hint: CommandHint, root_id: str, events: Sequence[Event]) -> dict[str, Any]:
-    """Return all that there is of a run: `build_full_run_json` with entry 0, the journal and the messages."""
+    """Return `build_full_run_json` with the whole header, the journal and the messages."""
     return build_full_run_json(run, hint, root_id, events) | {
         "header": json.loads(codec.encode_header(run.header)),
         "events": build_journal_json(events),
@@ -88,7 +88,7 @@ def build_export_json(run: Run, hint: CommandHint, root_id: str, events: Sequenc
 
 
 def build_journal_json(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """Return the events as the journal holds them, each with its version and date."""
+    """Return the events of the journal, each with its version and date."""
     return [
         {"version": version, "date": datetime.fromtimestamp(event.at, UTC).isoformat(), **event.to_dict()}
         for version, event in enumerate(events, 1)
@@ -96,5 +96,5 @@ def build_journal_json(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 
 def build_summary_json(run: RunSummary) -> dict[str, Any]:
-    """Return a line of a list of runs as JSON."""
+    """Return one row of a list of runs."""
     return attrs.asdict(run)

@@ -1,7 +1,6 @@
-"""The live tree: the one file that loads rich.
+"""Live view of a run as a tree. Only this module imports rich.
 
-Turns that are closed are printed once and scroll away; only the open one is redrawn. So a long run stays readable,
-and nothing is drawn twice.
+Each closed turn is printed once; only the open turn is redrawn. So a long run stays readable in the scrollback.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from agentfsm.streaming.stream import (
     ToolEventType,
 )
 
-# Often enough to look fluent, seldom enough for a slow line.
+# Smooth to the eye, and little traffic for a slow connection.
 REFRESHES_PER_S: Final = 12
-# Characters of a text that streams in, kept to be shown.
+# Characters that are kept of a text that streams in.
 MAX_TEXT_CHARS: Final = 2_000
-# Lines of it shown: the newest.
+# Newest lines of that text that are shown.
 MAX_TEXT_LINES: Final = 8
 
 _STYLES: Final = {
@@ -54,34 +53,33 @@ _STYLES: Final = {
 
 @attrs.frozen(kw_only=True)
 class OpenTurn(Value):
-    """What is known of the open turn beside the run itself. Frozen, since another thread draws it."""
+    """Streamed state of the open turn, which the run does not contain yet. Frozen, because another thread draws it."""
 
     attempt: int = 1
     text: str = ""
     calls: tuple[tuple[str, int], ...] = ()
-    """The calls that stream in: name, and characters of arguments so far."""
+    """Calls that stream in: name, and number of characters of the arguments so far."""
 
     notes: tuple[tuple[str, str], ...] = ()
-    """What calls say of their progress, by id; empty text for one that has just started."""
+    """Pairs of call id and newest progress message; the message is empty at the start of the call."""
 
     agents: tuple[tuple[str, str], ...] = ()
-    """How far the sub-agents are, by their call's id."""
+    """Pairs of call id and progress of its sub-agent."""
 
 
 class LiveView:
-    """Shows the open turn while it happens."""
+    """Shows the open turn while it runs."""
 
     def __init__(self) -> None:
-        """Prepare; nothing is shown before `begin`."""
+        """Prepare the view. `begin` shows it."""
         self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         self._run: Run | None = None
         self._open_turn = OpenTurn()
-        self._printed_turns: int | None = None
-        # How many turns have been printed for good; None before the first `begin`.
+        self._printed_turns: int | None = None  # number of closed turns printed; None before the first `begin`
         self._live: Live | None = None
 
     def begin(self, run: Run) -> None:
-        """Show the open turn from here on; turns of before the first `begin` are not told again."""
+        """Start showing the open turn. Turns that closed before the first `begin` are not printed."""
         if self._printed_turns is None:
             self._printed_turns = len([turn for turn in build_turns(run) if turn.closed])
         self._run, self._open_turn = run, OpenTurn()
@@ -94,14 +92,14 @@ class LiveView:
         live.start()
 
     def on_event(self, event: StreamEvent, run: Run) -> None:
-        """Take an event in; the tree is drawn by its own thread."""
+        """Record an event. The thread of `Live` draws the tree."""
         if run is not self._run:
             self._run = run
             self._print_closed(run)
         self._open_turn = _apply_event(self._open_turn, event)
 
     def end(self, run: Run) -> None:
-        """Take the open turn off the screen."""
+        """Remove the open turn from the screen."""
         self._run = run
         if self._live is not None:
             self._live.stop()
@@ -109,7 +107,7 @@ class LiveView:
 
     def _print_closed(self, run: Run) -> None:
         closed = [turn for turn in build_turns(run) if turn.closed]
-        shown = closed[:-1] if run.state is State.DONE else closed  # the answer is the result: it goes to stdout
+        shown = closed[:-1] if run.state is State.DONE else closed  # the answer is the result, which goes to stdout
         for turn in shown[self._printed_turns or 0 :]:
             self._console.print(_render_turn(turn, OpenTurn()))
         self._printed_turns = max(self._printed_turns or 0, len(shown))

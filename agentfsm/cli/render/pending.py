@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from agentfsm.cli.resolve.command_hint import CommandHint
     from agentfsm.core.pending import Pending, Question
 
-# Characters of what a tool asks: its message, the address to open, and the fields to fill in.
+# Characters of the questions of a tool: messages, URLs and fields.
 MAX_QUESTION_CHARS: Final = 1_000
-# The built-in tool that asks the user.
+# Name of the built-in tool that asks the user.
 ASK_USER: Final = "ask_user"
 # Explains why the outcome of a call is unknown.
-OUTCOME_UNKNOWN_TEXT: Final = "was under way when its worker died or was stopped, or when the run was forked"
+OUTCOME_UNKNOWN_TEXT: Final = "was running when its worker died or was stopped, or when the run was forked"
 
 
 def format_call(item: Pending, run_id: str = "") -> str:
-    """Return which call it is about; of another run than this one with its id."""
+    """Return the id of the call, followed by the id of its run if that is not `run_id`."""
     return item.call_id if item.run_id == run_id else f"{item.call_id} of run {item.run_id}"
 
 
@@ -36,16 +36,16 @@ _CALL_WAITS: Final = {
 }
 
 
-# What a run itself waits for.
+# Waits of the run itself.
 _RUN_WAITS: Final = {
-    PendingKind.INPUT: "your word",
+    PendingKind.INPUT: "your input",
     PendingKind.PAUSE: "the end of a pause",
     PendingKind.CRASH: "the end of a pause after crashes",
 }
 
 
 def format_wait(item: Pending, run_id: str = "") -> str:
-    """Return what a run waits for in a few words: "the approval of t1.0"."""
+    """Return a short description of a wait: "the approval of t1.0"."""
     if not item.call_id:
         return f"{_RUN_WAITS[item.kind]}{_format_other_run(item, run_id)}"
     return f"{_CALL_WAITS[item.kind]} {format_call(item, run_id)}"
@@ -56,63 +56,63 @@ def _format_other_run(item: Pending, run_id: str) -> str:
 
 
 def find_question(item: Pending) -> str | None:
-    """Return what the user is asked in so many words; None where another tool's result is asked for."""
+    """Return the question of the built-in tool that asks the user; None for any other tool."""
     question = item.arguments.get("question")
     return question if item.tool == ASK_USER and isinstance(question, str) else None
 
 
 def format_pending(item: Pending, run_id: str) -> str:
-    """Return what a run waits for, in a line.
+    """Return one wait of a run as a line.
 
     Args:
-        item: One thing that it waits for.
-        run_id: The run that waits; a sub-agent's is named.
+        item: The wait.
+        run_id: The run that is shown. The line names the run of a sub-agent.
     """
-    told = _FORMATTERS[item.kind](item)
+    text = _FORMATTERS[item.kind](item)
     if not item.call_id:
-        return told if item.run_id == run_id else f"run {item.run_id}: {told}"
-    return f"{format_call(item, run_id)}: {told}"
+        return text if item.run_id == run_id else f"run {item.run_id}: {text}"
+    return f"{format_call(item, run_id)}: {text}"
 
 
 def format_error_lines(item: Pending) -> list[str]:
-    """Return why the last approval was not carried out, as lines; none where there is no such reason."""
+    """Return the reason why the last approval was not executed, as lines; empty if there is no reason."""
     return [one_line(line, NOTE_CHARS) for line in item.error.splitlines() if line.strip()]
 
 
 def format_deadline(item: Pending, consequence: str) -> str:
-    """Return what becomes of it when its time is up; nothing where it has no end."""
+    """Return the deadline of a wait and its consequence; empty if there is no deadline."""
     return "" if item.expires_at is None else f" (no answer until {format_time(item.expires_at)} {consequence})"
 
 
 def _format_approval(item: Pending) -> str:
-    what = f" {one_line(item.description, NOTE_CHARS)}" if item.description.strip() else ""
+    description = f" {one_line(item.description, NOTE_CHARS)}" if item.description.strip() else ""
     call = one_line(escape_hidden(f"{item.tool}({format_arguments(item.arguments)})"), NOTE_CHARS)
-    return f"may {call} run?{what}{format_deadline(item, 'is a no')}"
+    return f"may {call} run?{description}{format_deadline(item, 'rejects it')}"
 
 
 def _format_outcome(item: Pending) -> str:
-    return f"{item.tool} {OUTCOME_UNKNOWN_TEXT}; what became of it?"
+    return f"{item.tool} {OUTCOME_UNKNOWN_TEXT}; how did it end?"
 
 
 def _format_question(item: Pending) -> str:
     if item.questions:
         return one_line("; ".join(format_questions(item)), MAX_QUESTION_CHARS) + format_deadline(
-            item, "and the call goes without"
+            item, "means that the call continues without one"
         )
     question = find_question(item)
-    asked = f"what does {item.tool}({format_arguments(item.arguments)}) give?" if question is None else question
-    return one_line(asked, NOTE_CHARS) + format_deadline(item, "and the run goes on without")
+    asked = f"the result of {item.tool}({format_arguments(item.arguments)})?" if question is None else question
+    return one_line(asked, NOTE_CHARS) + format_deadline(item, "means that the run continues without one")
 
 
 def question_properties(question: Question) -> Mapping[str, Any]:
-    """Return the fields of the answer, each with its schema, by name."""
+    """Return the schemas of the answer's fields, by name."""
     schema = question.schema or {}
     properties: Mapping[str, Any] = schema.get("properties", {})
     return properties
 
 
 def _describe_question(question: Question) -> str:
-    """Return what is asked: the message, the address to open, and the fields of the answer."""
+    """Return the message of a question, the URL to open, and the fields of the answer."""
     opens = f" (open {question.url})" if question.url else ""
     fields = ""
     if question_properties(question):
@@ -122,7 +122,7 @@ def _describe_question(question: Question) -> str:
 
 
 def format_questions(item: Pending) -> Iterator[str]:
-    """Return all that a call asks; each under its key, where there are several."""
+    """Yield the questions of a call; with their keys if there are several."""
     for question in item.questions:
         key = f"{question.key}: " if len(item.questions) > 1 else ""
         yield f"{key}{_describe_question(question)}"
@@ -133,8 +133,8 @@ def _format_input(item: Pending) -> str:
         return one_line(item.description, NOTE_CHARS)
     reason = item.arguments.get("reason")
     why = f" ({reason})" if isinstance(reason, str) and reason.strip() else ""
-    end = "" if item.expires_at is None else f", until {format_time(item.expires_at)} at the longest"
-    return one_line(f"it waits until something is sent{end}{why}", NOTE_CHARS)
+    end = "" if item.expires_at is None else f", until {format_time(item.expires_at)} at the latest"
+    return one_line(f"it waits for input{end}{why}", NOTE_CHARS)
 
 
 _FORMATTERS: Final[Mapping[PendingKind, Callable[[Pending], str]]] = {
@@ -147,13 +147,13 @@ _FORMATTERS: Final[Mapping[PendingKind, Callable[[Pending], str]]] = {
 }
 
 
-# How it is ended.
+# Commands that end a wait.
 
 
 def format_hints(item: Pending, hint: CommandHint) -> list[str]:
-    """Return the command lines that end the wait; none for a pause, which the line behind them ends."""
+    """Return the command lines that end the wait; empty for a pause, which `resume` ends."""
     if hint.location is None and _COMMANDS[item.kind]:
-        return [f"from Python, with {_METHODS[item.kind]}: its store is the agent's own"]
+        return [f"from Python, with {_METHODS[item.kind]}, because only the agent can open its store"]
     forms = _QUESTION_COMMANDS if item.questions else _COMMANDS[item.kind]
     shown = f" --digest {item.digest}" if item.digest else ""
     return [hint.build(form.format(run=shlex.quote(item.run_id), call=item.call_id, shown=shown)) for form in forms]
@@ -171,7 +171,7 @@ _COMMANDS: Final = {
     PendingKind.PAUSE: (),
     PendingKind.CRASH: (),
 }
-# What a tool asks in the middle of its call.
+# For the questions of a tool.
 _QUESTION_COMMANDS: Final = ("answer {run} {call} JSON", "answer {run} {call} --decline")
 _METHODS: Final = {
     PendingKind.APPROVAL: "agent.approve or agent.reject",

@@ -1,4 +1,4 @@
-"""Who watches a run that is driven: a view is told each event of the stream, and shows it."""
+"""Views show the events of a run while it is executed."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ if TYPE_CHECKING:
 
 
 class RunView(Protocol):
-    """Shows a run while it is driven, between `begin` and `end`; several times, where a person decides in between."""
+    """Shows a run while it is executed, between `begin` and `end`. Both may be called several times."""
 
     def begin(self, run: Run) -> None:
-        """Show what is there when driving starts."""
+        """Start showing the run, in its current state."""
         ...
 
     def on_event(self, event: StreamEvent, run: Run) -> None:
-        """Show an event; `run` is the newest state."""
+        """Show an event. `run` is the state after it."""
         ...
 
     def end(self, run: Run) -> None:
-        """Leave the terminal in order."""
+        """Stop showing the run, and restore the terminal."""
         ...
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class PlainView:
-    """Writes a line for each thing that happens."""
+    """Writes a line for each event."""
 
     terminal: Terminal
     _offered: tuple[str, ...] | None = None
-    """The newest choice of tools that was told."""
+    """Tools of the newest selection that was shown."""
 
     def begin(self, run: Run) -> None:
-        """Say nothing: the first event will."""
+        """Write nothing; the first event starts the output."""
         self._offered = run.offered
 
     def on_event(self, event: StreamEvent, run: Run) -> None:
-        """Write a line, if the event deserves one."""
+        """Write a line for an event; some events have none."""
         if isinstance(event, StateChanged):
             for line in _format_state_change(event, run):
                 self.terminal.err(line)
         elif isinstance(event, AgentEvent):
             self.terminal.err(f"  {event.call_id}   {format_agent_event(event)}")
-        elif isinstance(event, ToolEvent) and (tell := _FORMATTERS.get(event.type)) is not None:
-            self.terminal.err(f"  {event.call_id} {tell(event, run)}")
+        elif isinstance(event, ToolEvent) and (formatter := _FORMATTERS.get(event.type)) is not None:
+            self.terminal.err(f"  {event.call_id} {formatter(event, run)}")
         if run.offered != self._offered:
             self._offered = run.offered
             if run.offered is not None:
                 self.terminal.err(f"  {format_offer(run.offered)}")
 
     def end(self, run: Run) -> None:
-        """Say nothing: the report will."""
+        """Write nothing; the report follows."""
 
 
 def _format_state_change(event: StateChanged, run: Run) -> list[str]:
@@ -77,24 +77,24 @@ def _format_state_change(event: StateChanged, run: Run) -> list[str]:
 
 
 def find_call(run: Run, call_id: str) -> CallView | None:
-    """Return the call of that id, open or closed."""
+    """Return the call with this id; None if the run has no such call."""
     return next((call for turn in reversed(build_turns(run)) for call in turn.calls if call.id == call_id), None)
 
 
 def format_offer(tools: Sequence[str]) -> str:
-    """Return which tools were chosen among many."""
+    """Return the tools that were selected for the model."""
     return one_line(f"{len(tools)} tools offered: {', '.join(tools)}", NOTE_CHARS)
 
 
 def format_agent_event(event: AgentEvent) -> str:
-    """Return how far a sub-agent is; it stands below its call."""
+    """Return the progress of a sub-agent, which is shown below its call."""
     agent = one_line(event.agent, VALUE_CHARS)
     if event.type is AgentEventType.STARTED:
-        return f"{agent} works on it, run {event.child_id}"
+        return f"{agent} started, run {event.child_id}"
     if event.type is AgentEventType.PROGRESS:
         return f"{agent}, turn {event.turn} of {event.limit}"
     if event.type is AgentEventType.PAUSED:
-        return f"{agent} waits, after {format_duration(event.duration_s or 0.0)}"
+        return f"{agent} waits after {format_duration(event.duration_s or 0.0)}"
     how = "is done" if event.success else "stopped"
     return f"{agent} {how} after {format_duration(event.duration_s or 0.0)}"
 

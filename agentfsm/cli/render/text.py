@@ -1,4 +1,4 @@
-"""A run for people: the turns as values and as plain lines."""
+"""Render runs as text: the turns as values, and as plain lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import attrs
 from agentfsm.cli.render.formatting import (
     CALL_CHARS,
     NOTE_CHARS,
-    VALUE_CHARS,
+    count_columns,
+    fit_columns,
     format_arguments,
     format_count,
     format_duration,
@@ -42,91 +43,80 @@ if TYPE_CHECKING:
     from agentfsm.core.usage import AgentCost, Usage
     from agentfsm.ports.store import RunSummary
 
-# In JSON, an address that carries its data, which says nothing to a reader.
+# A data URL in JSON text; its data is left out of listings.
 _DATA: Final = re.compile(r'("data:[^",]{1,200}),[^"]*')
 
 
 @attrs.frozen(kw_only=True)
 class CallView(Value):
-    """A call as it is shown."""
+    """A tool call, prepared for display."""
 
     id: str
     name: str
     arguments: dict[str, JSON]
     status: str
-    """Its outcome, or how far it is."""
+    """Outcome of a finished call, phase of an open one."""
 
     duration_s: float | None = None
-    """None while it has none."""
+    """Duration in seconds; None while the call is open."""
 
     content: str = ""
-    """The result's text."""
+    """Text of the result."""
 
     description: str = ""
-    """What it will do, where it waits for a yes and its tool says so."""
+    """Description of the effect, from the tool, while the call waits for approval."""
 
     waits: tuple[Pending, ...] = ()
-    """What it waits for from outside, by itself or in the run of a sub-agent."""
+    """Inputs that the call waits for, including those of a sub-agent's run."""
 
     run_id: str = ""
-    """Of an open call: its run."""
+    """Id of the run, for an open call; empty otherwise."""
 
     parts: tuple[str, ...] = ()
-    """What the result holds beside its text, in words."""
+    """Descriptions of the images and other media in the result."""
 
     child: AgentCost | None = None
-    """The sub-agent's run, where the tool is one."""
+    """Cost of the sub-agent's run, if the tool is a sub-agent."""
 
     approved_by: str | None = None
-    """Who said yes; None where nobody was asked, or the journal was not looked at."""
+    """Name of the person who approved the call; None if no approval was needed, or the journal was not read."""
 
     proposed: dict[str, JSON] | None = None
-    """The model's own arguments, where that person changed them."""
+    """Arguments of the model, if that person edited them; None otherwise."""
 
     rerun_by: tuple[str, ...] = ()
-    """Who had it run again when its outcome was lost, in order."""
+    """Names of the persons who had the call rerun after its worker crashed, in order."""
 
     informed_by: tuple[str, ...] = ()
-    """Who answered what its tool asked in the middle of the call, in order."""
+    """Names of the persons who answered questions of the tool, in order."""
 
     decision: str = ""
-    """Where its result came from outside: "answered", "rejected" or "settled"; empty as in `approved_by`."""
+    """"answered", "rejected" or "settled" if a person decided the result; empty otherwise."""
 
     decided_by: str = ""
-    """Whose word that was."""
+    """Name of the person who made that decision."""
 
     @property
     def is_failed(self) -> bool:
-        """Whether it ended otherwise than done."""
+        """Whether the call is finished with another outcome than DONE."""
         return self.duration_s is not None and self.status != Outcome.DONE
 
     @property
     def title(self) -> str:
-        """The tool and its arguments, on one line."""
+        """Tool and arguments, on one line."""
         return one_line(f"{self.name}({format_arguments(self.arguments)})", CALL_CHARS)
 
     @property
     def outcome_text(self) -> str:
-        """How it ended, with the reason where it failed."""
+        """Status and duration, with the error of a failed call or the description of an open one."""
         took = "" if self.duration_s is None else f" in {format_duration(self.duration_s)}"
-        told = self.content if self.is_failed else self.description
-        return f"{self.status}{took}" + (f": {one_line(told, NOTE_CHARS)}" if told.strip() else "")
+        note = self.content if self.is_failed else self.description
+        return f"{self.status}{took}" + (f": {one_line(note, NOTE_CHARS)}" if note.strip() else "")
 
     @property
     def detail_lines(self) -> Iterator[str]:
-        """What there is to say below it, a line each: who decided on it, its parts, its sub-agent's run, its waits."""
-        if self.approved_by is not None:
-            yield one_line(f"approved by {self.approved_by or 'somebody'}", NOTE_CHARS)
-        if self.proposed is not None:
-            yield one_line(
-                f"the model's own arguments, which were changed: {format_arguments(self.proposed)}", NOTE_CHARS
-            )
-        for by in self.rerun_by:
-            yield one_line(f"run again after its outcome was lost, by {by or 'somebody'}", NOTE_CHARS)
-        for by in self.informed_by:
-            yield one_line(f"what it asked was answered by {by or 'somebody'}", NOTE_CHARS)
-        if self.decision:
-            yield one_line(f"{self.decision} by {self.decided_by or 'somebody'}", NOTE_CHARS)
+        """Lines below the call: the decisions about it, its media, its sub-agent's run, its waits."""
+        yield from (one_line(line, NOTE_CHARS) for line in format_decisions(self))
         if self.parts:
             yield one_line(f"with {', '.join(self.parts)}", NOTE_CHARS)
         if self.child is not None:
@@ -136,24 +126,42 @@ class CallView(Value):
             yield one_line(f"waits for {format_wait(item, self.run_id)}{tool}", NOTE_CHARS)
 
 
+def format_decisions(call: CallView | AuditRecord) -> Iterator[str]:
+    """Yield a line for each decision of a person about a call."""
+    if call.approved_by is not None:
+        yield f"approved by {_format_person(call.approved_by)}"
+    if call.proposed is not None:
+        yield f"arguments of the model before the edit: {format_arguments(call.proposed)}"
+    for name in call.rerun_by:
+        yield f"rerun after a crash, decided by {_format_person(name)}"
+    for name in call.informed_by:
+        yield f"questions of the tool answered by {_format_person(name)}"
+    if call.decision:
+        yield f"{call.decision} by {_format_person(call.decided_by)}"
+
+
+def _format_person(name: str) -> str:
+    return name or "an unnamed person"
+
+
 @attrs.frozen(kw_only=True)
 class TurnView(Value):
-    """A reply of the model, with the calls that it chose."""
+    """A reply of the model with its calls."""
 
     number: int
-    """From 1."""
+    """Number of the turn, from 1."""
 
     text: str = ""
     calls: tuple[CallView, ...] = ()
     fault: str = ""
-    """Why the model gave no reply."""
+    """Error of the model if it gave no reply; empty otherwise."""
 
     closed: bool = True
-    """False while calls are open."""
+    """Whether all calls of the turn are finished."""
 
 
 def build_turns(run: Run) -> tuple[TurnView, ...]:
-    """Return the run's own turns, in order."""
+    """Return the turns of the run in order, without those of earlier runs of the conversation."""
     faults = {fault.turn: fault.message for fault in run.model_failures}
     turns: list[TurnView] = []
     for text, calls in _iter_replies(run):
@@ -167,7 +175,7 @@ def build_turns(run: Run) -> tuple[TurnView, ...]:
 
 
 def build_decided_turns(run: Run, events: Sequence[Event]) -> tuple[TurnView, ...]:
-    """Return the run's turns with what their journal knows of decisions: who approved, answered, rejected, settled."""
+    """Return the turns of the run, with the decisions that its journal records."""
     known = {record.call_id: record for record in build_audit(run.header, events)}
     return tuple(
         attrs.evolve(turn, calls=tuple(_add_decisions(call, known.get(call.id)) for call in turn.calls))
@@ -236,29 +244,30 @@ def _open_view(entry: OpenCall, run_id: str) -> CallView:
 
 
 def format_state(run: Run) -> str:
-    """Return the state, with why it stands there."""
-    where = run.state.upper()
+    """Return the state with the stop reason or the waits, and the version."""
+    state = run.state.upper()
     if run.is_over:
-        where += f" ({run.stop_reason})"
+        state += f" ({run.stop_reason})"
     elif run.is_waiting:
-        where += f", waits for {', '.join(format_wait(item, run.id) for item in run.pending)}"
-    return f"{where}, version {run.version}"
+        state += f", waits for {', '.join(format_wait(item, run.id) for item in run.pending)}"
+    return f"{state}, version {run.version}"
 
 
 def format_used(run: Run) -> str:
-    """Return tokens and cost of a run, and whose price is not known."""
+    """Return tokens and cost of a run, with the models that have no price."""
     return _format_usage(run.usage, calculate_run_cost(run).unpriced)
 
 
 def _format_usage(usage: Usage, unpriced: Sequence[str]) -> str:
-    about = ", estimated" if usage.estimated else ""
+    estimated = ", estimated" if usage.estimated else ""
     cost = "" if usage.cost_usd is None else f", {usage.cost_usd:.4f} US dollars"
-    unknown = one_line(f", price of {' and '.join(unpriced)} unknown", NOTE_CHARS) if unpriced else ""
-    return f"{usage.tokens:,} tokens ({usage.input_tokens:,} in, {usage.output_tokens:,} out{about}){cost}{unknown}"
+    models = " and ".join(f'"{model}"' for model in unpriced)
+    missing = one_line(f", no price for model {models}", NOTE_CHARS) if unpriced else ""
+    return f"{usage.tokens:,} tokens ({usage.input_tokens:,} in, {usage.output_tokens:,} out{estimated}){cost}{missing}"
 
 
 def format_costs(cost: AgentCost) -> Iterator[str]:
-    """Return what the run of a sub-agent came to, and those below it further in."""
+    """Yield a line with the cost of a sub-agent's run, followed by indented lines for the runs below it."""
     called = f", called {', '.join(cost.tool_calls)}" if cost.tool_calls else ""
     usage = cost.usage if cost.usd is None else attrs.evolve(cost.usage, cost_usd=cost.usd)
     used = (
@@ -270,16 +279,16 @@ def format_costs(cost: AgentCost) -> Iterator[str]:
 
 
 def format_prompt(run: Run) -> str:
-    """Return the text of the prompt, and what else it holds in words."""
+    """Return the text of the prompt, with a description of each image or other medium."""
     return "\n".join(map(format_part, run.header.prompt))
 
 
 def format_run(run: Run, events: Sequence[Event] = ()) -> str:
-    """Return the header, the tree of turns, and what the run waits for.
+    """Return the header, the turns, the pauses and the waits of a run.
 
     Args:
-        run: As it stands.
-        events: Its journal, for who decided what, and when it rested.
+        run: The run at any version.
+        events: Its journal, from which decisions and pauses are read.
     """
     return "\n".join(
         [
@@ -321,7 +330,7 @@ def format_turns(turns: Sequence[TurnView]) -> Iterator[str]:
 
 
 def _format_pauses(events: Sequence[Event]) -> Iterator[str]:
-    """Return when the run rested and went on, and what had become of its agent."""
+    """Yield a line for each pause and resumption, with the changes of the agent in between."""
     for version, event in enumerate(events, 1):
         at = f"{format_time(event.at)}, version {version}"
         if isinstance(event, Paused):
@@ -343,17 +352,17 @@ def _format_footer(run: Run) -> Iterator[str]:
 
 
 def format_posted(run_id: str, decision: Decision, run: Run) -> str:
-    """Return a decision that no worker has taken up, in a line."""
-    where = "" if run_id == run.id else f" of run {run_id}"
+    """Return the line for a decision in the inbox, which no worker has executed yet."""
+    target = "" if run_id == run.id else f" of run {run_id}"
     edited = parse_edited_arguments(decision)
-    given = "" if edited is None else f", with the arguments {format_arguments(edited)}"
-    rest = "not carried out: the run ended first" if run.is_over else "a worker, or resume, will carry it out"
-    words = f"{decision.call_id}{where}: {decision_word(decision)} by {decision.by or 'somebody'}{given}; {rest}"
-    return f"posted   {one_line(words, NOTE_CHARS)}"
+    changed = "" if edited is None else f", with the arguments {format_arguments(edited)}"
+    status = "not executed, because the run ended first" if run.is_over else "a worker, or resume, executes it"
+    text = f"{decision.call_id}{target}: {decision_word(decision)} by {_format_person(decision.by)}{changed}; {status}"
+    return f"posted   {one_line(text, NOTE_CHARS)}"
 
 
 def parse_edited_arguments(decision: Decision) -> dict[str, Any] | None:
-    """Return the arguments that a person approved in place of the model's; None where there are none."""
+    """Return the arguments that a person approved instead of the model's; None if they were not edited."""
     text = decision.arguments if isinstance(decision, Approve) else None
     return None if text is None else json.loads(text)
 
@@ -362,16 +371,16 @@ def parse_edited_arguments(decision: Decision) -> dict[str, Any] | None:
 
 
 def format_events(events: Sequence[Event]) -> Iterator[str]:
-    """Return the journal, a line an entry; event number n made version n."""
+    """Yield a line for each event of the journal, numbered by the version that it made."""
     for number, event in enumerate(events, 1):
         facts = _event_fields(event)
         text = json.dumps(facts, ensure_ascii=False) if facts else ""
-        told = one_line(_DATA.sub(r"\1,...", text), CALL_CHARS)
-        yield f"{number:>5}  {format_time(event.at)}  {type(event).__name__:<14} {told}".rstrip()
+        shown = one_line(_DATA.sub(r"\1,...", text), CALL_CHARS)
+        yield f"{number:>5}  {format_time(event.at)}  {type(event).__name__:<14} {shown}".rstrip()
 
 
 def _event_fields(event: Event) -> dict[str, Any]:
-    """Return what an entry says, the telling part in front, since a line is cut at its end."""
+    """Return the fields of an event, the most important ones first, because the line may be cut at its end."""
     facts = {name: value for name, value in event.to_dict().items() if name not in ("is", "at", "took_s")}
     match event:
         case ToolsOffered(how=how):
@@ -383,16 +392,51 @@ def _event_fields(event: Event) -> dict[str, Any]:
     return facts
 
 
-def format_summaries(runs: Sequence[RunSummary]) -> Iterator[str]:
-    """Return a table of runs."""
-    width = max([len(run.id) for run in runs], default=0)
-    for run in runs:
-        facts = f"{format_time(run.updated_at)}  turn {run.turn:<3} {run.tokens:>9,} tokens"
-        yield f"{run.id:<{width}}  {_format_status(run):<22} {facts}  {one_line(run.prompt, VALUE_CHARS)}"
+_COLUMNS: Final = ("ID", "STATUS", "UPDATED", "TURN", "TOKENS", "PROMPT")
+_NUMBERS: Final = frozenset({"TURN", "TOKENS"})
+# Columns that a narrow terminal leaves out, the first one first.
+_OPTIONAL_COLUMNS: Final = ("TOKENS", "TURN", "UPDATED")
+# Terminal columns that are kept free for the prompt.
+_PROMPT_COLUMNS: Final = 24
+# Longest prompt of a summary: more than stores keep.
+_PROMPT_CHARS: Final = 1_000
+
+
+def format_summaries(runs: Sequence[RunSummary], width: int | None = None) -> Iterator[str]:
+    """Yield a table of runs with a header line; no lines without runs.
+
+    Args:
+        runs: Rows of the table.
+        width: Columns of the terminal. Prompts are cut to fit it, and a narrow one gets fewer columns. None: all
+            columns, and no cuts.
+    """
+    if not runs:
+        return
+    rows = [dict(zip(_COLUMNS, _COLUMNS, strict=True)), *map(_format_cells, runs)]
+    widths = {name: max(count_columns(row[name]) for row in rows) for name in _COLUMNS}
+    shown = list(_COLUMNS)
+    for name in _OPTIONAL_COLUMNS if width is not None else ():
+        if sum(widths[each] + 2 for each in shown[:-1]) + _PROMPT_COLUMNS > width:
+            shown.remove(name)
+    for row in rows:
+        cells = [row[each].rjust(widths[each]) if each in _NUMBERS else row[each].ljust(widths[each]) for each in shown]
+        line = "  ".join(cells).rstrip()
+        yield line if width is None else fit_columns(line, width)
+
+
+def _format_cells(run: RunSummary) -> dict[str, str]:
+    return {
+        "ID": run.id,
+        "STATUS": _format_status(run),
+        "UPDATED": format_time(run.updated_at),
+        "TURN": str(run.turn),
+        "TOKENS": f"{run.tokens:,}",
+        "PROMPT": one_line(run.prompt, _PROMPT_CHARS),
+    }
 
 
 def _format_status(run: RunSummary) -> str:
     if run.stop_reason is not None:
         return f"{run.state.upper()} {run.stop_reason}"
-    word = "running" if run.driven else "waiting" if run.waiting else "idle"  # for want of a worker
+    word = "running" if run.driven else "waiting" if run.waiting else "idle"  # ready, but no worker executes it
     return f"{run.state.upper()} {word}"

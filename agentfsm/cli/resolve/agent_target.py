@@ -19,18 +19,18 @@ from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.tools.queue.result_text import describe_error
 from agentfsm.tools.tool import Tool
 
-# Stands between the name of an agent and each file of its servers.
+# Separates the name of an agent from the files of its MCP servers in a target.
 MCP_OPTION: Final = "--mcp"
-TARGET_FORM: Final = "an agent is named as module:attribute, for example app:agent"
+TARGET_FORM: Final = "name an agent as module:name, for example app:agent"
 
 
 def join_target(target: str, files: Sequence[str]) -> str:
-    """Return the words that name an agent with the MCP servers of files: "app:agent --mcp servers.json"."""
+    """Join a target and the files of its MCP servers: "app:agent --mcp servers.json"."""
     return shlex.join([target, *[word for file in files for word in (MCP_OPTION, file)]]) if files else target
 
 
 def split_target(target: str) -> tuple[str, tuple[str, ...]]:
-    """Return what names the agent itself, and the files that name its servers."""
+    """Split a joined target into the target of the agent and the files of its MCP servers."""
     if MCP_OPTION not in target:
         return target, ()
     name, *words = shlex.split(target)
@@ -38,24 +38,28 @@ def split_target(target: str) -> tuple[str, tuple[str, ...]]:
 
 
 def load_agent(target: str) -> Agent:
-    """Return the agent that a target names: an `Agent`, or what a function without parameters returns.
+    """Return the agent that a target names: an `Agent`, or the result of a function without parameters.
 
     Raises:
-        MisuseError: saying what is wrong with the target, and what to do.
+        MisuseError: if the target has the wrong form, cannot be imported, or is something else.
     """
     agent: Agent = load_target(target, Agent)
     return agent
 
 
 def load_target(target: str, *kinds: type) -> Any:
-    """Return what a target names: something of one of these kinds, or what a function without parameters returns.
+    """Return the object that a target names, or the result of a function without parameters.
+
+    Args:
+        target: Module and attribute, as in "app:agent".
+        kinds: Classes of which the object must be an instance.
 
     Raises:
-        MisuseError: as `load_agent`.
+        MisuseError: as for `load_agent`.
     """
     name, _, path = target.partition(":")
     if not is_target(target):
-        raise MisuseError(f"{target!r} names no agent: {TARGET_FORM}")
+        raise MisuseError(f"{target!r} does not name an agent: {TARGET_FORM}")
     with stdout_to_stderr():
         return _check_kind(kinds, _find_attribute(_import_target(name), path), target)
 
@@ -72,7 +76,7 @@ def iter_agents(agent: Agent) -> Iterator[Agent]:
 
 
 def find_wrapped_agent(tool: Tool[..., Any]) -> Agent | None:
-    """Return the agent behind a tool that `Agent.as_tool` made: its function is a method of what holds it."""
+    """Return the agent behind a tool that `Agent.as_tool` made; its function is a method of an object with `agent`."""
     found = getattr(getattr(tool.function, "__self__", None), "agent", None)
     return found if isinstance(found, Agent) else None
 
@@ -90,12 +94,12 @@ def _import_target(name: str) -> ModuleType:
     try:
         return import_module(name)
     except AgentError:
-        raise  # it says itself what to do
+        raise  # its message is complete
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise MisuseError(
-                f"there is no module {name!r}: it was looked for in {here} and among the installed packages; go to "
-                "the folder that holds it, or install it here",
+                f"there is no module {name!r} in {here} or among the installed packages: change to the folder that "
+                "contains it, or install it",
             ) from None
         raise MisuseError(f"the module {name!r} cannot be imported: {_describe_error(error)}") from error
     except (Exception, SystemExit) as error:
@@ -109,7 +113,7 @@ def _find_attribute(module: ModuleType, path: str) -> Any:
             found = getattr(found, part)
         except AttributeError:
             agents = [name for name, value in vars(module).items() if isinstance(value, Agent)]
-            known = f"its agents: {', '.join(agents)}" if agents else "it holds no Agent by any other name either"
+            known = f"its agents: {', '.join(agents)}" if agents else "it contains no Agent"
             raise MisuseError(f"the module {module.__name__!r} has no attribute {path!r}; {known}") from None
     return found
 
@@ -119,12 +123,12 @@ def _check_kind(kinds: tuple[type, ...], found: Any, target: str) -> Any:
         found = _call_factory(found, target)
     if isinstance(found, kinds):
         return found
-    what = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
+    actual = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
     if inspect.iscoroutine(found):
         found.close()
-        what = "a coroutine: the function has to be a plain one"
+        actual = "a coroutine: the function must not be async"
     kind = " or ".join(each.__name__ for each in kinds)
-    raise MisuseError(f"{target!r} is no {kind}, but {what}: name an {kind}, or a function that returns one")
+    raise MisuseError(f"{target!r} is not an {kind}, but {actual}: name an {kind}, or a function that returns one")
 
 
 def _call_factory(factory: Any, target: str) -> Any:
@@ -134,7 +138,7 @@ def _call_factory(factory: Any, target: str) -> Any:
         raise MisuseError(
             f"{target!r} cannot be called without arguments ({error}): name a function without parameters, or an Agent",
         ) from None
-    except ValueError:  # it has no signature that could be read: then the call will tell
+    except ValueError:  # no readable signature: the call itself reports wrong arguments
         pass
     try:
         return factory()
@@ -147,7 +151,7 @@ def _call_factory(factory: Any, target: str) -> Any:
 def _describe_error(error: BaseException) -> str:
     """Format an error with the line of code that raised it."""
     if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {error}"  # which names file and line itself
+        return f"{type(error).__name__}: {error}"  # the message contains file and line
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{describe_error(error)}{where}"

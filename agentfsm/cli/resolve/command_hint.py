@@ -1,4 +1,4 @@
-"""Command lines, to be shown, that get back to a run and find its store."""
+"""Build the command lines that are shown to users to continue with a run."""
 
 from __future__ import annotations
 
@@ -8,51 +8,80 @@ import shutil
 import sys
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from agentfsm.cli.resolve.store_location import DEFAULT_STORE, STORE_VARIABLE, is_url
 from agentfsm.core.machine import State
-from agentfsm.core.run import Run
 from agentfsm.core.value import Value
 from agentfsm.stores.loading import mask_password
+
+if TYPE_CHECKING:
+    from agentfsm.core.header import Header
+    from agentfsm.core.run import Run
+
+# Stands in a command line for the target of an agent that the run does not name.
+UNKNOWN_AGENT: Final = "MODULE:NAME"
 
 
 @attrs.frozen(kw_only=True)
 class CommandHint(Value):
-    """Builds the command lines that are shown to users, so that they find a run again."""
+    """Store and agent of a run, as options of the command lines that are shown to users."""
 
     location: str | None
-    """Path or URL of the store; None where only the agent knows how to open it."""
+    """Path or URL of the store; None if only the agent can open it."""
 
     agent: str = ""
-    """The words that name the agent, as a shell takes them, where the store or the run does not say which it is of."""
+    """Value of `--agent`, quoted for a shell. Empty if the run and its store name the agent, so that the option is not
+    needed; UNKNOWN_AGENT if only the user can name it.
+    """
+
+    @property
+    def note(self) -> str:
+        """Explanation of UNKNOWN_AGENT for the user; empty if the command lines are complete."""
+        if self.agent != UNKNOWN_AGENT:
+            return ""
+        return (
+            f"For {UNKNOWN_AGENT}, give the agent of the run, for example app:agent: the run was started from Python "
+            "and does not name it. Runs of an Agent with target='app:agent' need no --agent."
+        )
 
     def build(self, command: str) -> str:
-        """Return a command line that finds the store. A password is never in it.
+        """Return a command line that names the store, without its password.
 
         Args:
-            command: The subcommand with its arguments, for example "resume 17".
+            command: Subcommand with its arguments, for example "resume 17".
         """
         return f"{find_program()} {command}{_store_option(self.location)}"
 
     def build_with_agent(self, command: str) -> str:
-        """Return a command line that finds the store and the agent."""
+        """Return a command line that names the store and the agent."""
         return self.build(command) + (f" --agent {self.agent}" if self.agent else "")
 
     def build_resume(self, run_id: str) -> str:
-        """Return the command line that goes on with a run."""
+        """Return the command line that resumes a run."""
         return self.build_with_agent(f"resume {shlex.quote(run_id)}")
 
     def build_fork(self, run: Run) -> str | None:
-        """Return the command line that tries a run again which stopped; None where that is not to be done."""
-        is_own = run.state is State.ERROR and run.header.parent is None
-        return self.build_with_agent(f"fork {shlex.quote(run.id)}") if is_own else None
+        """Return the command line that forks a run in ERROR; None for any other run, and for the run of a sub-agent."""
+        can_fork = run.state is State.ERROR and run.header.parent is None
+        return self.build_with_agent(f"fork {shlex.quote(run.id)}") if can_fork else None
+
+
+def build_header_hint(header: Header, location: str) -> CommandHint:
+    """Return the hint for a run whose agent is not loaded.
+
+    Args:
+        header: Header of the run that is resumed: for the run of a sub-agent, that of its root.
+        location: Path or URL of the store.
+    """
+    return CommandHint(location=location, agent="" if header.target else UNKNOWN_AGENT)
 
 
 def _store_option(location: str | None) -> str:
     if location is None or (is_url(location) and location == os.environ.get(STORE_VARIABLE)):
-        return ""  # a URL that the environment knows is found there again, with its password
+        return ""  # the variable contains the URL with its password
     if (
         not os.environ.get(STORE_VARIABLE)
         and not is_url(location)
@@ -64,7 +93,7 @@ def _store_option(location: str | None) -> str:
 
 @cache
 def find_program() -> str:
-    """Return how this program can be called again: by its name only where the shell finds it."""
+    """Return how to call this program: its name if it is on the PATH, else its path."""
     script = Path(sys.argv[0])
     if shutil.which("agentfsm") is None:
         if script.name == "agentfsm":

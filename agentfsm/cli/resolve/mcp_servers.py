@@ -1,7 +1,7 @@
-"""The MCP servers of files among an agent's tools (`--mcp FILE`), and the person who is asked about them.
+"""Add the MCP servers of files to an agent's tools (`--mcp FILE`), and ask a person to approve them.
 
-They are connected to before anything is done with the agent: whoever sits at the terminal is asked then, and not in
-the middle of a run, and a server that does not start costs no run.
+The servers are connected before the agent is used. So the person is asked before the run starts, and a server that
+fails to start does not fail a run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agentfsm.mcp import MCPServer
     from agentfsm.mcp.trust.consent import Proposal
 
-APPROVAL_QUESTION: Final = "Is that what you want? [y/n]"
+APPROVAL_QUESTION: Final = "Do you approve this? [y/n]"
 _ANSWERS: Final = {"y": "y", "yes": "y", "n": "n", "no": "n"}
 
 
@@ -41,51 +41,51 @@ def load_mcp() -> ModuleType:
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class TerminalConsent:
-    """Shows proposals of MCP servers to the person at the terminal, and returns the decisions."""
+    """Consent callback: shows proposals of MCP servers at the terminal, and returns the person's decisions."""
 
     terminal: Terminal
     approves_all: bool = False
-    """Whether all proposals are approved without asking, because the caller requested it."""
+    """Whether all proposals are approved without a question (`--yes`)."""
 
     shows_all: bool = False
-    """Whether proposals are shown even if there is no person to ask."""
+    """Whether proposals are shown even without a terminal."""
 
     is_open: bool = attrs.field(default=True, init=False)
-    """Whether the person may be asked: not while a run is executed."""
+    """Whether questions are allowed. False while a run is executed; proposals are refused then."""
 
     asked_count: int = attrs.field(default=0, init=False)
-    """Number of proposals that should have been put to a person."""
+    """Number of proposals that needed a decision."""
 
     unasked: list[str] = attrs.field(factory=list, init=False)
-    """Names of servers with a proposal for which there was no person to ask."""
+    """Names of servers whose proposals were refused because there was no terminal."""
 
     async def __call__(self, proposal: Proposal) -> bool:
-        """Ask about one proposal; a missing answer is a refusal."""
+        """Ask about one proposal, and return whether it is approved. No answer is a refusal."""
         if not self.is_open:
             return False
         self.asked_count += 1
-        is_there = self.approves_all or self.terminal.can_ask
-        if is_there or self.shows_all:
+        can_decide = self.approves_all or self.terminal.can_ask
+        if can_decide or self.shows_all:
             self.terminal.err(f"\n{proposal.shown}\n")
-        if not is_there:
+        if not can_decide:
             self.unasked.append(proposal.server)
             return False
         if self.approves_all:
             return True
         answer = self.terminal.ask_choice(APPROVAL_QUESTION, _ANSWERS)
-        await checkpoint()  # where Ctrl-C was the answer, this is the end
+        await checkpoint()  # raises if the answer was Ctrl-C
         return answer == "y"
 
 
 def load_servers(file: str, consent: TerminalConsent | None) -> tuple[MCPServer, ...]:
-    """Return the servers of a file; none is started yet.
+    """Return the servers of a file, without starting them.
 
     Args:
-        file: Its path.
-        consent: Asks a person to approve what a server wants; None to ask no one.
+        file: Path of the file.
+        consent: Callback that approves proposals of servers; None to refuse all of them.
 
     Raises:
-        MisuseError: when the file is not there, or does not say what servers there are.
+        MisuseError: if the file cannot be read, or is not a valid list of servers.
     """
     mcp: Any = load_mcp()
     try:
@@ -98,8 +98,8 @@ def join_servers(agent: Agent, files: Sequence[str], terminal: Terminal) -> Agen
     """Return the agent with the servers of files among its tools, connected and approved.
 
     Raises:
-        MisuseError: when a file makes no sense, or something is not approved and nobody is there to ask.
-        MCPServerError: when a server cannot be used.
+        MisuseError: if a file is invalid, or a server needs approval and there is no terminal.
+        MCPServerError: if a server cannot be used.
     """
     if not files:
         return agent
@@ -107,31 +107,30 @@ def join_servers(agent: Agent, files: Sequence[str], terminal: Terminal) -> Agen
     tools = agent.tools.filter()
     for source in (*agent.tools.sources, *(server for file in files for server in load_servers(file, asking))):
         tools.attach(source)
-    both = agent.with_(tools=tools)
+    extended = agent.with_(tools=tools)
     try:
         anyio.run(tools.refresh)
         _check_all_asked(asking, files)
     except BaseException as error:
-        anyio.run(both.aclose)
+        anyio.run(extended.aclose)
         if isinstance(error, AgentError):
-            _check_all_asked(asking, files)  # that is why, then
+            _check_all_asked(asking, files)  # the likely cause, with a better message
         raise
     asking.is_open = False
-    return both
+    return extended
 
 
 def _check_all_asked(consent: TerminalConsent, files: Iterable[str]) -> None:
-    """Raise MisuseError if a person should have been asked, and none was there."""
+    """Raise MisuseError if a proposal needed a person and there was no terminal."""
     if not consent.unasked:
         return
     names = " and ".join(repr(name) for name in dict.fromkeys(consent.unasked))
-    ways = " or ".join(format_approve_command(file) for file in files)
+    commands = " or ".join(format_approve_command(file) for file in files)
     raise MisuseError(
-        f"nobody has approved what there is of the MCP server {names}, and nobody sits here to be asked. "
-        f"Look at it and decide: {ways}",
+        f"the MCP server {names} is not approved, and there is no terminal to ask at: review it with {commands}",
     )
 
 
 def format_approve_command(file: str) -> str:
-    """Return the command line that shows what is to be approved of a file's servers, and asks."""
+    """Return the command line that shows the servers of a file and asks for approval."""
     return f"{find_program()} mcp approve {shlex.quote(file)}"

@@ -26,7 +26,7 @@ def is_url(location: str) -> bool:
 
 
 def create_store(location: str) -> Store:
-    """Return the store at a path or URL, which is made at its first use; a file's folder is made now.
+    """Return the store at a path or URL. The store is created at its first use, the folder of a file at once.
 
     Raises:
         MisuseError: if the folder cannot be created, or the URL is not supported.
@@ -37,7 +37,7 @@ def create_store(location: str) -> Store:
 
 
 def open_existing_store(given: str | None) -> Store:
-    """Return a store that exists, found as in `resolve_location`; of a server it is found out later whether it does.
+    """Return the store at `resolve_location(given)`, whose file must exist. A server is contacted at first use.
 
     Raises:
         MisuseError: if there is no store at the path, or the URL is not supported.
@@ -45,17 +45,17 @@ def open_existing_store(given: str | None) -> Store:
     place = resolve_location(given)
     if not is_url(place) and not Path(place).exists():
         raise MisuseError(
-            f"there is no store at {place}: start a run first, or name its store with --store PATH|URL or "
+            f"there is no store at {place}: start a run first, or name another store with --store PATH|URL or "
             f"{STORE_VARIABLE}",
         )
     return open_store(place)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder for its owner alone; one of ours is kept out of git. One that exists keeps its mode.
+    """Create a folder that only its owner can read, and exclude HOME_FOLDER from git. Keep the mode of an old folder.
 
     Raises:
-        MisuseError: when it cannot be made.
+        MisuseError: if the folder cannot be created.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,5 +64,5 @@ def make_folder(folder: Path) -> None:
             ignore.write_text("*\n", encoding="ascii")
     except OSError as error:
         raise MisuseError(
-            f"the folder {folder} cannot be made ({error.strerror}): name a store elsewhere with --store PATH",
+            f"cannot create the folder {folder} ({error.strerror}): name a store elsewhere with --store PATH",
         ) from None

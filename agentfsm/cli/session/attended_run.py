@@ -1,4 +1,4 @@
-"""Drive a run from the command line: watch it, ask what it asks, leave it on Ctrl-C, report how it stands."""
+"""Execute a run from the command line: show its progress, ask the person at the terminal, report the result."""
 
 from __future__ import annotations
 
@@ -36,51 +36,51 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.streaming.stream import StreamEvent
 
-# Seconds between two looks at a run that another worker drives: short beside the 10 s that a lease lasts.
+# Seconds between two reads of a run that another worker executes. A lease lasts 10 s.
 POLL_S: Final = 0.2
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class AttendedRun:
-    """One run, driven until it is over, waits for somebody who is not there, or is interrupted."""
+    """One run, executed until it is over, waits without a terminal to ask at, or is interrupted."""
 
     terminal: Terminal
     agent: Agent
     run: Run
-    """The newest state that is known."""
+    """Newest known state of the run."""
 
     store_location: str | None
-    """Of the store; None where the command line cannot open it."""
+    """Path or URL of the store; None if only the agent can open it."""
 
     resumes_pause: bool = False
-    """Whether the pause that the run is in ends."""
+    """Whether the current pause of the run ends."""
 
     unattended_decide: DecideFunction = leave_undecided
-    """Who decides where nobody sits at a terminal."""
+    """Decides instead of a person if there is no terminal to ask at."""
 
     remark: str = ""
-    """Said right behind the run's id."""
+    """Line that is written after the id of the run."""
 
     view: RunView = attrs.field(
         init=False, default=attrs.Factory(lambda self: choose_view(self.terminal), takes_self=True)
     )
     _runner: InterruptibleRunner = attrs.field(factory=InterruptibleRunner, init=False)
     _is_stored: bool = attrs.field(default=False, init=False)
-    """Whether the run is in the store and its id was told."""
+    """Whether the run is in the store."""
 
     _deferred: set[tuple[str, str]] = attrs.field(factory=set, init=False)
-    """Calls that the person wants to decide later, by run."""
+    """Pairs of run id and call id that stay undecided in this session."""
 
     @property
     def hint(self) -> CommandHint:
-        """How to get back to the run."""
+        """Hint for the command lines that continue with the run."""
         return build_hint(self.run, self.agent, self.store_location)
 
     def attend(self) -> ExitCode:
-        """Create the run where it is new, drive it, and report how it stands.
+        """Store the run if it is new, execute it, and report it.
 
         Raises:
-            AgentError: when it cannot be driven; a note on it says how to go on.
+            AgentError: if it cannot be executed; a note on the error contains the command that resumes the run.
         """
         with self._runner:
             try:
@@ -103,7 +103,7 @@ class AttendedRun:
         return report_run(self.terminal, self.run, self.hint)
 
     def _submit_run(self) -> None:
-        """Put the run into the store and tell its id, before anything is done: from here on it can be resumed."""
+        """Store the run and write its id before the first step, so that it can be resumed after any failure."""
         if self.run.version == 0:
             self.run = self._runner.run(self.agent.submit, self.run)
         self._is_stored = True
@@ -113,7 +113,7 @@ class AttendedRun:
 
     def _run_until_blocked(self) -> None:
         while True:
-            with stdout_to_stderr():  # what tools print is no result
+            with stdout_to_stderr():  # stdout is reserved for results
                 self._runner.run(self._run_with_view)
             submissions = [each for item in self._open_items() if (each := self._decide(item)) is not None]
             if not submissions:
@@ -121,12 +121,12 @@ class AttendedRun:
             for submit in submissions:
                 try:
                     self._runner.run(submit, self.agent.runs)
-                except ConflictError as error:  # another person has decided it
+                except ConflictError as error:  # someone else decided first
                     self.terminal.err(str(error))
 
     def _open_items(self) -> list[Pending]:
         if self.run.paused is not None:
-            return []  # nobody would act on an answer before the pause is over
+            return []  # answers take effect after the pause only
         pending = self.run.pending if self.run.is_waiting else ()
         return [item for item in pending if (item.run_id, item.call_id) not in self._deferred]
 
@@ -138,17 +138,17 @@ class AttendedRun:
         return submission
 
     async def _run_with_view(self) -> None:
-        """Drive the run with a view on it; wait while another worker drives it."""
+        """Execute the run and show its events; wait while another worker executes it."""
         self.view.begin(self.run)
-        told = False
+        is_reported = False
         try:
             while not self.run.is_over:
                 try:
                     return await self._stream()
                 except LeaseHeldError:
-                    if not told:
-                        self.terminal.err(f"run {self.run.id} is driven by another worker: waiting for it")
-                    told = True
+                    if not is_reported:
+                        self.terminal.err(f"run {self.run.id} is executed by another worker: waiting for it")
+                    is_reported = True
                     await anyio.sleep(POLL_S)
                 except ConflictError:
                     if (await self.agent.load(self.run.id)).version == self.run.version:
@@ -160,25 +160,25 @@ class AttendedRun:
     async def _stream(self) -> None:
         async with self.agent.stream(self.run, resume=self.resumes_pause) as stream:
             async for event in stream:
-                self.resumes_pause = False  # what pauses it from here on is meant
+                self.resumes_pause = False  # pauses from here on are new
                 self.run = stream.run or self.run
-                if event.run_id == self.run.id:  # how far agents below are is told by events of this run
+                if event.run_id == self.run.id:  # AgentEvents of this run report the sub-agents
                     self._show_event(event)
 
     def _show_event(self, event: StreamEvent) -> None:
-        """Show an event; a view that breaks is replaced, and the run goes on."""
+        """Show an event. A view that fails is replaced by plain lines, and the run continues."""
         try:
             self.view.on_event(event, self.run)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is not the run's fault
+        except Exception as error:  # noqa: BLE001  an error of the view must not stop the run
             self.view.end(self.run)
             self.view = PlainView(terminal=self.terminal)
             self.terminal.err(f"the display failed ({describe_error(error)}); plain lines from here on")
 
     def _report_interrupted(self) -> ExitCode:
-        """Report a run that was left; it is read again, since what was committed last may be newer than was seen."""
+        """Report an interrupted run. It is loaded again, because its last commit may be newer than the last event."""
         if self._is_stored:
             self.run = self._runner.run(self.agent.load, self.run.id)
-            if self.run.is_over:  # it was too late
+            if self.run.is_over:  # it ended before the interruption
                 return report_run(self.terminal, self.run, self.hint)
             self.terminal.err(
                 f"interrupted at version {self.run.version}. To go on: {self.hint.build_resume(self.run.id)}"
@@ -189,7 +189,7 @@ class AttendedRun:
 
 
 def choose_view(terminal: Terminal) -> RunView:
-    """Return the live tree where stderr is a terminal that can show it and rich is installed, else plain lines."""
+    """Return the live tree if stderr is a capable terminal and rich is installed, else plain lines."""
     if terminal.is_watched and os.environ.get("TERM") != "dumb" and find_spec("rich") is not None:
         from agentfsm.cli.render.live import LiveView  # noqa: PLC0415  the one file that loads rich
 
@@ -198,18 +198,18 @@ def choose_view(terminal: Terminal) -> RunView:
 
 
 def build_hint(run: Run, agent: Agent, store_location: str | None) -> CommandHint:
-    """Return how to get back to a run: its agent is named where neither the store nor its header says which it is."""
-    known = store_location is not None and agent.target == run.header.target
-    return CommandHint(location=store_location, agent="" if known else join_target(*split_target(agent.target)))
+    """Return the hint for a run. It names the agent if the run does not, or if only the agent can open the store."""
+    is_known = store_location is not None and agent.target == run.header.target
+    return CommandHint(location=store_location, agent="" if is_known else join_target(*split_target(agent.target)))
 
 
 def report_run(terminal: Terminal, run: Run, hint: CommandHint) -> ExitCode:
-    """Write the result to stdout, and what there is to say of it to stderr.
+    """Write the result of a run to stdout, and its end or its waits to stderr. Return the exit code.
 
     Args:
-        terminal: Where to.
-        run: As it stands.
-        hint: How to get back to it.
+        terminal: Receives the report.
+        run: Newest state of the run.
+        hint: Hint for the command lines that continue with the run.
     """
     code = codes.for_run(run)
     for line in _format_end(run, hint):
@@ -222,7 +222,7 @@ def report_run(terminal: Terminal, run: Run, hint: CommandHint) -> ExitCode:
 
 
 def describe_end(run: Run) -> str:
-    """Return how a run stands that is over, or waits, in a line."""
+    """Return a line with the end of a run, or with its waits."""
     if run.state is State.DONE:
         return f"done: {_format_spent(run)}"
     if run.state is State.ERROR:
@@ -246,5 +246,6 @@ def _format_end(run: Run, hint: CommandHint) -> Iterator[str]:
     yield describe_end(run)
     if run.state is State.ERROR:
         yield _format_spent(run)
-    if (again := hint.build_fork(run)) is not None:
-        yield f"To try again from right before that: {again}"
+    if (fork := hint.build_fork(run)) is not None:
+        yield f"To try again from right before that: {fork}"
+        yield from [hint.note] if hint.note else []

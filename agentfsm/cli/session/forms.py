@@ -1,4 +1,4 @@
-"""What a tool asks a person in the middle of its call: shown, and taken in from a command line or a terminal."""
+"""Parse the answers to questions of a tool, from a command line or a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentfsm.core.pending import Pending, Question
 
 
-# Characters of an answer that is told again, for whoever gave it.
+# Characters of an answer that an error message quotes.
 ANSWER_CHARS: Final = 100
 _YES_OR_NO: Final = {"true": True, "yes": True, "y": True, "false": False, "no": False, "n": False}
 
@@ -32,35 +32,35 @@ def parse_answer(
     *,
     declined: bool,
 ) -> Any:
-    """Return the content of the answer that a command line gives; None where it declines.
+    """Return the content of an answer given as arguments; None if the person declines.
 
     Args:
-        item: What is asked.
-        text: A JSON object, or plain text; None where there is none.
-        fields: Names of properties and their values; with a key and a dot in front, where several questions are asked.
+        item: The questions.
+        text: A JSON object, or plain text; None if not given.
+        fields: Names of properties and their values. With several questions, the name starts with a key and a dot.
         declined: Whether the person declines.
 
     Raises:
-        MisuseError: when it does not fit what is asked.
+        MisuseError: if the answer does not match the questions.
     """
     if text is not None and fields:
-        raise MisuseError("give the answer as one text, or as --field NAME=VALUE, and not both")
+        raise MisuseError("expected either one text or --field NAME=VALUE, not both")
     if declined and (text is not None or fields):
-        raise MisuseError("give an answer, or --decline, and not both")
+        raise MisuseError("expected either an answer or --decline, not both")
     if text is None:
         content: Any = _parse_fields(item, fields) if fields else None
         build_input(item, content, declined=declined, by="")
         return content
     try:
-        value, flaw = json.loads(text), None
+        value, fault = json.loads(text), None
     except (ValueError, RecursionError) as error:
-        value, flaw = text, error
+        value, fault = text, error
     content = value if isinstance(value, dict) else text
     try:
         build_input(item, content, declined=False, by="")
     except MisuseError:
-        if flaw is not None and text.lstrip().startswith("{"):  # meant as an object
-            raise MisuseError(f"the answer is not JSON ({flaw}): {text[:ANSWER_CHARS]}") from None
+        if fault is not None and text.lstrip().startswith("{"):  # intended as an object
+            raise MisuseError(f"the answer is not valid JSON ({fault}): {text[:ANSWER_CHARS]}") from None
         raise
     return content
 
@@ -73,14 +73,16 @@ def _parse_fields(item: Pending, fields: Sequence[tuple[str, str]]) -> dict[str,
         question = next((each for each in item.questions if name.startswith(f"{each.key}.")), None)
         if question is None:
             keys = ", ".join(content)
-            raise MisuseError(f"--field {name}=... belongs to none of the questions {keys}: write KEY.NAME=VALUE")
+            raise MisuseError(
+                f"--field {name}=... names no question: write KEY.NAME=VALUE, with one of the keys {keys}"
+            )
         own = name.removeprefix(f"{question.key}.")
         content[question.key][own] = _parse_value(question, own, text)
     return content
 
 
 def _parse_value(question: Question, name: str, text: str) -> Any:
-    """Return what a person wrote as the property's kind has it; what is no such thing is left for the check to tell."""
+    """Convert text to the type of a property. Return the text if that fails, so that validation reports the error."""
     kind = question_properties(question).get(name, {}).get("type", "string")
     if kind == "string":
         return text
@@ -94,10 +96,10 @@ def _parse_value(question: Question, name: str, text: str) -> Any:
 
 
 def ask_questions(terminal: Terminal, item: Pending) -> Mapping[str, Any] | None:
-    """Ask the person at the terminal a tool's questions.
+    """Ask the questions of a tool at the terminal.
 
     Returns:
-        The answers by key, None for one that was declined; or None to leave all of them for later.
+        The answers by key, with None for a declined question; or None to leave all of them undecided.
     """
     answers: dict[str, Any] = {}
     for question in item.questions:
@@ -109,35 +111,35 @@ def ask_questions(terminal: Terminal, item: Pending) -> Mapping[str, Any] | None
 
 
 def _ask_question(terminal: Terminal, item: Pending, question: Question) -> Mapping[str, Any] | None:
-    """Ask one question until the answer fits."""
-    alone = attrs.evolve(item, questions=(question,))
+    """Ask one question until the answer is valid."""
+    single = attrs.evolve(item, questions=(question,))
     terminal.err(format_exact_json(question.message)[1:-1])
     if question.url:
-        terminal.err(f"It has to be opened: {format_exact_json(question.url)[1:-1]}")
+        terminal.err(f"Open this page: {format_exact_json(question.url)[1:-1]}")
     while True:
-        word = terminal.ask("Will you answer? [y/n]" if question_properties(question) else "Do you agree? [y/n]")
-        if word is None:
+        choice = terminal.ask("Will you answer? [y/n]" if question_properties(question) else "Do you agree? [y/n]")
+        if choice is None:
             return None
-        if word.lower() in {"n", "no"}:
+        if choice.lower() in {"n", "no"}:
             return {question.key: None}
-        if word.lower() not in {"y", "yes"}:
+        if choice.lower() not in {"y", "yes"}:
             continue
         fields = _ask_fields(terminal, question)
         if fields is None:
             return None
         try:
-            return build_input(alone, _parse_fields(alone, fields), declined=False, by="").answers
+            return build_input(single, _parse_fields(single, fields), declined=False, by="").answers
         except MisuseError as error:
             terminal.err(str(error))
 
 
 def _ask_fields(terminal: Terminal, question: Question) -> list[tuple[str, str]] | None:
-    """Ask for each property; an empty line leaves it out. None where there is no answer."""
+    """Ask for each property; an empty line omits it. Return None after Ctrl-D."""
     fields: list[tuple[str, str]] = []
     schema = question.schema or {}
     for name, part in question_properties(question).items():
-        one = describe_parameters({"properties": {name: part}, "required": schema.get("required", ())})
-        text = terminal.ask(f"{one.removeprefix('Parameters: ').rstrip('.')}:")
+        description = describe_parameters({"properties": {name: part}, "required": schema.get("required", ())})
+        text = terminal.ask(f"{description.removeprefix('Parameters: ').rstrip('.')}:")
         if text is None:
             return None
         if text:

@@ -1,4 +1,4 @@
-"""What a run asks of a person: put to whoever sits at the terminal, exactly as it will be done."""
+"""Ask the person at the terminal to decide what a run waits for."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 # Submits a decision to the run that asked for it.
 Submission: TypeAlias = Callable[["Runs"], Awaitable[None]]
-# Decides what a run waits for; None leaves it for later.
+# Decides about one wait of a run. Returns None to leave it undecided.
 DecideFunction: TypeAlias = Callable[["Pending"], Submission | None]
 
 
 def user_name() -> str:
-    """Return who sits at the terminal, for the record; empty where the system does not say."""
+    """Return the name of the operating system's user, for the journal; empty if the system does not report it."""
     try:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):
@@ -32,31 +32,31 @@ def user_name() -> str:
 
 
 def build_prompter(terminal: Terminal, run_id: str) -> DecideFunction:
-    """Return what asks at the terminal, for a run; what a sub-agent's run asks is told as such."""
+    """Return a function that asks at the terminal. It names the run if a sub-agent's run asks."""
     return lambda item: _PROMPTS[item.kind](terminal, item, run_id)
 
 
 def leave_undecided(_item: Pending) -> None:
-    """Decide nothing: nobody is there."""
+    """Leave the item undecided, because there is no terminal to ask at."""
     return
 
 
 def _ask_approval(terminal: Terminal, item: Pending, run_id: str) -> Submission | None:
     terminal.err(f"\n{item.tool} ({format_call(item, run_id)}) asks for your approval.")
     if item.error:
-        terminal.err("The last approval was not carried out:")
+        terminal.err("The last approval was not executed:")
         for line in format_error_lines(item):
             terminal.err(f"  {line}")
     if item.description.strip():
-        terminal.err(f"What it says it will do: {format_exact_json(item.description)}")
-    terminal.err("It would be given exactly this:")
+        terminal.err(f"Its own description: {format_exact_json(item.description)}")
+    terminal.err("Its exact arguments:")
     terminal.err(format_exact_json(item.arguments))
-    _show_deadline(terminal, item, "is a no")
+    _show_deadline(terminal, item, "rejects it")
     match terminal.ask_choice("May it run? [y/n]", {"y": "y", "yes": "y", "n": "n", "no": "n"}):
         case "y":
             return lambda runs: runs.approve(item.run_id, item.call_id, by=user_name(), digest=item.digest)
         case "n":
-            why = terminal.ask("Why not? (for the model; may be empty)") or ""
+            why = terminal.ask("Reason, for the model (may be empty):") or ""
             return lambda runs: runs.reject(item.run_id, item.call_id, message=why, by=user_name())
     return None
 
@@ -64,13 +64,13 @@ def _ask_approval(terminal: Terminal, item: Pending, run_id: str) -> Submission 
 def _ask_outcome(terminal: Terminal, item: Pending, run_id: str) -> Submission | None:
     terminal.err(
         f"\n{item.tool} ({format_call(item, run_id)}) {OUTCOME_UNKNOWN_TEXT}.\n"
-        "Whether it took effect is not known here, and the tool does not promise that it may be repeated.\n"
-        "Look at what it acts on, then say. It had been given:",
+        "It is unknown whether it took effect, and the tool is not declared safe to repeat.\n"
+        "Check the system that it acts on, then answer. Its exact arguments:",
     )
     terminal.err(format_exact_json(item.arguments))
     words = ("done", "failed", "rerun", "later")
     choices = {form: word for word in words for form in (word, word[0])}
-    match terminal.ask_choice("What became of it? [done/failed/rerun/later]", choices):
+    match terminal.ask_choice("How did it end? [done/failed/rerun/later]", choices):
         case "done":
             if (result := terminal.ask("What did it return?")) is not None:
                 return lambda runs: runs.settle(item.run_id, item.call_id, result=result, by=user_name())
@@ -86,15 +86,15 @@ def _ask_question(terminal: Terminal, item: Pending, run_id: str) -> Submission 
     question = find_question(item)
     if item.questions:
         terminal.err(f"\n{item.tool} ({format_call(item, run_id)}) asks:")
-        _show_deadline(terminal, item, "is none: the call goes without")
+        _show_deadline(terminal, item, "means that the call continues without one")
         answers = ask_questions(terminal, item)
         return None if answers is None else _build_submission(item, answers)
     if question is None:
-        terminal.err(f"\n{item.tool} ({format_call(item, run_id)}) gets its result from outside. It was given:")
+        terminal.err(f"\n{item.tool} ({format_call(item, run_id)}) needs its result from outside. Its exact arguments:")
         terminal.err(format_exact_json(item.arguments))
     else:
         terminal.err(f"\nYou are asked ({format_call(item, run_id)}):\n{question}")
-    _show_deadline(terminal, item, "is none: the run goes on without")
+    _show_deadline(terminal, item, "means that the run continues without one")
     while not (content := terminal.ask("Your answer:")):
         if content is None:
             return None
@@ -102,7 +102,7 @@ def _ask_question(terminal: Terminal, item: Pending, run_id: str) -> Submission 
 
 
 def _build_submission(item: Pending, answers: Mapping[str, Any]) -> Submission:
-    """Return what submits the answers to a tool's questions, by key; None declines one."""
+    """Return the submission of the answers to a tool's questions, by key. None as an answer declines the question."""
     is_declined = all(each is None for each in answers.values())
     content = None if is_declined else answers if len(answers) > 1 else next(iter(answers.values()))
     return lambda runs: runs.answer(
@@ -110,13 +110,13 @@ def _build_submission(item: Pending, answers: Mapping[str, Any]) -> Submission:
     )
 
 
-def _show_deadline(terminal: Terminal, item: Pending, then: str) -> None:
+def _show_deadline(terminal: Terminal, item: Pending, consequence: str) -> None:
     if item.expires_at is not None:
-        terminal.err(f"No answer until {format_time(item.expires_at)} {then}. Ctrl-D leaves it for later.")
+        terminal.err(f"No answer until {format_time(item.expires_at)} {consequence}. Ctrl-D leaves it for later.")
 
 
 def _ask_nothing(_terminal: Terminal, _item: Pending, _run_id: str) -> None:
-    """Leave what no answer ends: the report tells of it."""
+    """Ask nothing, because no answer ends this wait. The report contains the command that does."""
     return
 
 

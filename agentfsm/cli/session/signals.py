@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first ends in order what is under way, the second ends the process at once."""
+"""Handle Ctrl-C and SIGTERM: the first signal cancels the running work, the second ends the process at once."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
-# The cursor may be hidden, where a live view is cut off.
+# The live view hides the cursor.
 _SHOW_CURSOR: Final = b"\x1b[?25h"
 _FORCED_EXIT: Final = b"\nended at once: nothing that was acknowledged is lost\n"
 
 
 @attrs.define(eq=False, repr=False)
 class InterruptibleRunner:
-    """Hears the signals while the block runs: `with Ending() as ending: ending.run(act)`."""
+    """Handles signals while the block runs: `with InterruptibleRunner() as runner: runner.run(act)`."""
 
     _is_interrupted: bool = attrs.field(default=False, init=False)
     _cancel: Callable[[], object] | None = attrs.field(default=None, init=False)
-    """Cancels what runs; None where nothing does."""
+    """Cancels the running function; None if no function runs."""
 
     _previous_handlers: dict[int, Any] = attrs.field(factory=dict, init=False)
-    """What the signals did."""
+    """Previous handler of each signal."""
 
     def __enter__(self) -> Self:
-        """Listen; in another thread than the main one signals are the business of whoever called."""
+        """Install the handlers. In a thread other than the main one, leave signals to the caller."""
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
-                if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell sets it for what runs beside it
+                if signal.getsignal(number) is not signal.SIG_IGN:  # shells ignore SIGINT for background jobs
                     self._previous_handlers[number] = signal.signal(number, self._handle_signal)
             except ValueError:
                 break
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Let the signals do what they did."""
+        """Restore the previous handlers."""
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
     def run(self, act: Callable[[*Args], Awaitable[T]], *args: *Args) -> T:
-        """Run it in an event loop; a first signal cancels it.
+        """Run a function in an event loop. The first signal cancels it.
 
         Raises:
-            KeyboardInterrupt: when it was cancelled, or a signal came too late for that.
+            KeyboardInterrupt: if it was cancelled, or a signal arrived after its end.
         """
         before, self._cancel = self._is_interrupted, _defer_cancel
         try:
@@ -70,7 +70,7 @@ class InterruptibleRunner:
     async def _run_cancellable(self, act: Callable[[], Awaitable[T]], was_interrupted: bool) -> T | None:
         with anyio.CancelScope() as scope:
             self._cancel = partial(threadsafe_scheduler(), scope.cancel)
-            if self._is_interrupted and not was_interrupted:  # while the loop began
+            if self._is_interrupted and not was_interrupted:  # a signal arrived while the loop started
                 scope.cancel()
             return await act()
         return None
@@ -86,4 +86,4 @@ class InterruptibleRunner:
 
 
 def _defer_cancel() -> None:
-    """Do nothing yet: the event loop begins, or ends."""
+    """Do nothing, because the event loop is starting or closing. `run` checks the flag afterwards."""
