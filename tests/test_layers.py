@@ -15,29 +15,16 @@ FILES = sorted(ROOT.rglob("*.py"))
 TESTS = Path(__file__).parent
 
 CORE = {"core"}
-HELPERS = {"_concurrency", "_http", "_plugins", "limiter"}
+HELPERS = {"_concurrency", "_http", "_plugins", "_public_network", "limiter"}
 PORTS = CORE | {"ports"}
 TOKENS = PORTS | HELPERS | {"tokens"}
 STREAMING = CORE | HELPERS | {"streaming"}
 TOOLS = TOKENS | STREAMING | {"tools"}
 ENGINE = TOOLS | {"engine"}
 ADAPTERS = {"models", "stores"}
-FAMILIES = {"context", "reflection"}
-FRONT = {
-    *("_runnable_agent", "_validation", "agent", "cli", "decisions", "mcp", "subagent", "testing", "worker"),
-    *("__init__", "__main__"),
-    "_validation",
-    "agent",
-    "cli",
-    "decisions",
-    "mcp",
-    "runs",
-    "subagent",
-    "testing",
-    "worker",
-    "__init__",
-    "__main__",
-}
+FAMILIES = {"context", "openapi", "reflection"}
+FRONT = {"_runnable_agent", "_validation", "agent", "cli", "decisions", "mcp", "runs", "subagent", "testing", "worker"}
+FRONT |= {"__init__", "__main__"}
 
 # Part of the package -> the parts that it may import, also inside functions and under TYPE_CHECKING.
 MAY_IMPORT = (

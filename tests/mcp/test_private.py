@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from agentfsm import MisuseError
+from agentfsm._public_network import is_local_host, is_private
 from agentfsm.mcp import MCPServer, MCPServerError
-from agentfsm.mcp.connection.private_addresses import is_local_host, is_private
 
 
 @pytest.mark.parametrize(

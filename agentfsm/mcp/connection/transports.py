@@ -15,12 +15,13 @@ from mcp.client import Transport
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
+from agentfsm._public_network import PublicAddressTransport, check_url
 from agentfsm.mcp.connection import stdio_process
 from agentfsm.mcp.connection.http_client import MESSAGE_BYTES, build_http_client
-from agentfsm.mcp.connection.private_addresses import PublicAddressTransport, check_url
 from agentfsm.mcp.connection.request_errors import MessageTooLongError
 from agentfsm.mcp.connection.sandbox import Sandbox
 from agentfsm.mcp.connection.stdio_process import ProcessExit
+from agentfsm.mcp.errors import MCPServerError
 
 
 class ServerTransport(Protocol):
@@ -127,7 +128,7 @@ class RemoteTransport:
     """Whether the server may have a private address; this also allows plain HTTP and the environment's proxies."""
 
     def __attrs_post_init__(self) -> None:
-        check_url(self.url, allow_private=self.allow_private)
+        check_url(self.url, allow_private=self.allow_private, role="an MCP server")
 
     @property
     def display_text(self) -> str:
@@ -146,7 +147,7 @@ class RemoteTransport:
 
     def build_client(self, on_failure: Callable[[], object] = lambda: None) -> httpx2.AsyncClient:
         """Create a client that sends headers and tokens to this server only: it does not follow redirects."""
-        transport = None if self.allow_private else PublicAddressTransport(self.url)
+        transport = None if self.allow_private else PublicAddressTransport(self.url, error=MCPServerError)
         return build_http_client(self.headers, self.auth, on_failure, transport)
 
 

@@ -18,7 +18,6 @@ import httpcore2
 import httpx2
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.mcp.errors import MCPServerError
 
 _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -73,8 +72,8 @@ def is_local_host(host: str) -> bool:
         return False
 
 
-def check_url(url: str, *, allow_private: bool) -> None:
-    """Check that requests may be sent to a URL.
+def check_url(url: str, *, allow_private: bool, role: str) -> None:
+    """Check that requests may be sent to a URL of a `role`, for example "an MCP server".
 
     Plain HTTP is allowed to this machine and, with `allow_private`, to the user's own network. Elsewhere others on the
     network could read tokens and change results.
@@ -85,11 +84,9 @@ def check_url(url: str, *, allow_private: bool) -> None:
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, TypeError) as error:
-        raise MisuseError(
-            f"{url!r} is not a URL of an MCP server ({error}): use one such as https://example.org/mcp"
-        ) from error
+        raise MisuseError(f"{url!r} is not a URL of {role} ({error}): use one such as https://example.org") from error
     if parsed.scheme not in {"http", "https"} or not parsed.host:
-        raise MisuseError(f"{url!r} is not a URL of an MCP server: use one such as https://example.org/mcp")
+        raise MisuseError(f"{url!r} is not a URL of {role}: use one such as https://example.org")
     if parsed.scheme == "http" and not is_local_host(parsed.host) and not allow_private:
         raise MisuseError(
             f"plain HTTP to {parsed.host} can be read and changed by others on the network: use https://, or set "
@@ -103,6 +100,9 @@ class _AddressCheckingBackend(httpcore2.AsyncNetworkBackend):
 
     local_host: str | None
     """Host of the server's URL if it names this machine, else None. It has to resolve to loopback addresses."""
+
+    error: type[Exception]
+    """Class of the error when an address is refused."""
 
     _inner: httpcore2.AsyncNetworkBackend = attrs.field(
         factory=cast("type[httpcore2.AsyncNetworkBackend]", httpcore2.AnyIOBackend), init=False
@@ -132,7 +132,7 @@ class _AddressCheckingBackend(httpcore2.AsyncNetworkBackend):
         addresses = list(dict.fromkeys(str(place[4][0]) for place in found))
         wrong = _not_loopback if host == self.local_host else is_private
         if refused := [address for address in addresses if wrong(address)]:
-            raise MCPServerError(
+            raise self.error(
                 f"{host} has the address {refused[0]}, which is not public, so nothing was sent. "
                 "If the server is your own, set allow_private=True"
             )
@@ -152,12 +152,12 @@ class PublicAddressTransport(httpx2.AsyncHTTPTransport):
     A proxy from the environment is not used, since it would resolve the host itself.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, error: type[Exception]) -> None:
         context = httpx2.create_ssl_context()
         super().__init__(verify=context)
         host = httpx2.URL(url).host
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=context,
             max_connections=_MAX_CONNECTIONS,
-            network_backend=_AddressCheckingBackend(host if is_local_host(host) else None),
+            network_backend=_AddressCheckingBackend(host if is_local_host(host) else None, error),
         )
