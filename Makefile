@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
-SRC := agentfsm tests benchmarks examples
+SRC := agentfsm tests benchmarks examples docs/reference.py
 TRACED := tests/engine tests/core
 SWEEPS := tests/engine/sweeps
 DOORS := tests/cli tests/mcp
@@ -24,7 +24,7 @@ SOAK_cli := tests/cli  ## 3 min
 SOAK_rest := $(filter-out $(patsubst %,tests/%,core engine crash simulation stores models recordings tokens mcp cli),$(TRACED) $(DOORS) $(REST))  ## 10 min
 PARTS := $(patsubst SOAK_%,%,$(filter SOAK_%,$(.VARIABLES)))
 
-.PHONY: help demo test check bench soak docs diagram format clean
+.PHONY: help demo test check bench soak docs reference diagram format clean
 
 help:  ## list the targets, and the parts of the soak
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -78,6 +78,9 @@ soak: $(VENV)/ready  ## run a PART of the suite with its long runs, many random 
 docs: $(VENV)/ready  ## run every example of README and docs
 	$(BIN)/pytest tests/test_docs.py tests/test_pictures.py
 
+reference: $(VENV)/ready  ## write the API reference to build/reference, from the docstrings
+	$(BIN)/python docs/reference.py build/reference
+
 diagram: $(VENV)/ready  ## draw the machine into README and docs from the table
 	$(BIN)/python tests/draw.py
 
@@ -86,4 +89,4 @@ format: $(VENV)/ready  ## format and sort
 	$(BIN)/ruff format $(SRC)
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) .agentfsm .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage* .test-*.log
+	rm -rf $(VENV) build .agentfsm .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage* .test-*.log

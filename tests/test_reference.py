@@ -1,0 +1,58 @@
+"""The API reference: `make reference` covers every exported name, and each has a docstring."""
+
+import importlib.util
+import pkgutil
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import agentfsm
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """Return the generator, which is a script."""
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs/reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_exported_name_has_a_section(reference, tmp_path):
+    """Of each module of the package with an `__all__`, also of names that are imported on first use."""
+    names = ["agentfsm", *[f"agentfsm.{each.name}" for each in pkgutil.iter_modules(agentfsm.__path__)]]
+    modules = [import_module(name) for name in names if not name.startswith("agentfsm._")]
+    exported = {module.__name__: sorted(module.__all__) for module in modules if getattr(module, "__all__", ())}
+    assert {path: sorted(objects) for path, objects in reference.load().items()} == exported
+    reference.write(tmp_path)
+    index = (tmp_path / "index.md").read_text(encoding="utf-8")
+    for path, objects in exported.items():
+        page = (tmp_path / f"{path}.md").read_text(encoding="utf-8")
+        assert [name for name in objects if f"\n## `{name}`\n" not in page or f"- `{name}`: " not in index] == []
+
+
+def test_every_exported_object_has_a_summary(reference):
+    """Classes, functions, constants and type aliases."""
+    objects = [each for exported in reference.load().values() for each in exported.values()]
+    assert [each.path for each in objects if not reference.summarise(each)] == []
+
+
+def test_every_shown_field_and_method_has_a_docstring(reference):
+    """Fields without an annotation, such as members of an enum, may do without."""
+    objects = {each.path: each for exported in reference.load().values() for each in exported.values()}
+    shown = [each for kind in objects.values() if kind.is_class for each in reference.list_members(kind)]
+    assert len(shown) > 500
+    missing = [each.path for each in shown if (each.is_function or each.annotation) and not each.docstring]
+    assert missing == []
+
+
+def test_the_page_of_a_class_shows_fields_and_methods(reference):
+    """With type, default and docstring; without `self`."""
+    page = "\n".join(reference.render("Agent", reference.load()["agentfsm"]["Agent"]))
+    assert '- `model: Model`: A `Model`, or a string such as "openai:gpt-4o".' in page
+    assert "- `limits: Limits = Limits()`: Limits of each run." in page
+    assert "```python\nasync def resume(run_id: str, *, deps: Any = None, wait: bool = True," in page
+    assert "Raises:\n\n- `RunNotFoundError`: when" in page
