@@ -1,4 +1,4 @@
-"""Models: each adapter in a file of its own, loaded when it is asked for, so that no vendor library loads before."""
+"""Model adapters and wrappers. Each is imported on first use, so that unused SDKs are not loaded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
     "to_openai",
 ]
 
-# Where each name lives.
+# The module of each exported name.
 _EXPORT_MODULES = {
     "AdapterModel": "agentfsm.models.adapter",
     "Anthropic": "agentfsm.models.anthropic.model",
@@ -48,8 +48,8 @@ _EXPORT_MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if home := _EXPORT_MODULES.get(name):
-        return getattr(import_module(home), name)
+    if module := _EXPORT_MODULES.get(name):
+        return getattr(import_module(module), name)
     msg = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(msg)
 

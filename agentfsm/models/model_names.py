@@ -23,8 +23,8 @@ def resolve(model: str) -> Model:
     if not name or prefix not in find_plugins(MODELS):
         known = ", ".join(f"'{each}:'" for each in sorted(find_plugins(MODELS)))
         msg = (
-            f"{model!r} names no model: a model is named by its provider, a colon and its name, such as "
-            f"'openai:gpt-4o'. Known providers: {known}. For another server that speaks OpenAI's wire, pass "
+            f"{model!r} does not name a model: give the provider, a colon and the model's name, such as "
+            f"'openai:gpt-4o'. Known providers: {known}. For another server that speaks OpenAI's API, give "
             "OpenAIChat('its-model', base_url='https://its.host/v1')."
         )
         if name:

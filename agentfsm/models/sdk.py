@@ -1,11 +1,11 @@
-"""The base of adapters of OpenAI's and Anthropic's packages, which have the same kind of client.
+"""Base class of the adapters that use the SDK of OpenAI or Anthropic, whose clients have the same interface.
 
-A request goes through the lower door of the vendor's package: `client.post` with a body that is ready, and the plain
-response. That keeps its authentication, transport, errors and time-outs, and leaves out that it checks each message of
-the history against its annotations (16 ms at 50 turns) and builds an object for each chunk. Its stream class is left
-out too: at the end of each stream it leaves generators to the garbage collector, which trio warns of and asyncio starts
-tasks for. Its retries are off: the engine retries, and two layers would multiply. What it sends goes through a
-`GuardedClient`, and every body is read here, within bounds.
+A request uses the SDK's low-level `client.post`, with an encoded body and a raw response. This keeps the SDK's
+authentication, transport, errors and timeouts. It avoids that the SDK checks each message of the history against its
+annotations (16 ms at 50 turns) and builds an object for each chunk. The SDK's stream class is not used either: at the
+end of each stream it leaves generators to the garbage collector, which trio warns about and asyncio starts tasks for.
+The SDK's retries are off, because they would multiply those of the engine. Requests go through a `GuardedClient`, and
+this module reads every body, within limits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, cast
 import anyio
 import attrs
 import httpx
-import httpx2  # what the vendors' packages themselves speak with; they raise its errors
+import httpx2  # the HTTP client of both SDKs, which raise its errors
 
 from agentfsm._http import parse_retry_after, parse_wait_s
 from agentfsm.core.errors import ClosedError, MisuseError, ModelError
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from agentfsm.models.prices import Prices
     from agentfsm.ports.model import Chunk, Emit, Reply, Request
 
-# What the vendors' packages let through: a transport that breaks while the body is read, and what is no JSON.
+# Errors that the SDKs do not wrap: the transport breaks while the body is read, and invalid JSON.
 TRANSPORT_ERRORS: Final[Mapping[type[Exception], t.Translate]] = {
     httpx.HTTPError: t.connection_error,
     httpx.TimeoutException: t.timeout_error,
@@ -74,52 +74,55 @@ _HTTP_CLIENT: Final = require_type(
 
 
 class SDKClient(Protocol):
-    """What is used of a vendor's client."""
+    """The part of an SDK's client that is used here."""
 
     def is_closed(self) -> bool:
-        """Whether it was closed."""
+        """Return whether the client was closed."""
         ...
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         ...
 
 
 @attrs.frozen(kw_only=True)
 class SDKConnection(Value):
-    """A vendor's client, and what was written of requests through it."""
+    """An SDK's client, and the cache of requests that were encoded for it."""
 
     client: SDKClient
+    """The client of one event loop, or the user's."""
+
     encoding_cache: EncodingCache
+    """Encoded messages and tools of earlier requests."""
 
 
 class SDKModel(AdapterModel[SDKConnection]):
-    """A model behind a vendor's package whose client has a `post` of raw bodies.
+    """Model behind an SDK whose client has a `post` of raw bodies.
 
     A cancelled reply closes its connection. See `AdapterModel` for the rest.
 
     Args:
-        name: The model, as the server knows it.
-        base_url: Where the server answers.
+        name: Name of the model at the server.
+        base_url: Address of the server.
         api_key: A checked key.
-        headers: Sent with each request.
-        http_client: A client of the user's, which stays theirs to close; None to open our own.
-        window_tokens: The context window. None: that of the model's family.
-        price: What the model costs, or a table that says it by the beginnings of models' names. None, or a table that
-            does not name it: by the public list of genai-prices, where that package is installed.
+        headers: Headers of each request.
+        http_client: HTTP client of the user, who closes it; None to open one per event loop.
+        window_tokens: Context window in tokens. None: that of the model's family.
+        price: Price of the model, or a table of prices by prefixes of models' names. None, or a table without the
+            model: the public list of genai-prices, if that package is installed.
 
     Raises:
-        MisuseError: when an argument cannot be right.
+        MisuseError: if an argument is invalid.
     """
 
     path: ClassVar[str]
-    """Of the request, behind the base URL."""
+    """Path of a request, after the base URL."""
 
     provider: ClassVar[str]
-    """Whose form a native reply is."""
+    """Format of native replies, for `NativeReply.provider`."""
 
     official_host: ClassVar[str] = ""
-    """The address at which that name stands alone: the vendor's own."""
+    """Address of the provider's own service, whose native replies have the plain name of the format."""
 
     def __init__(
         self,
@@ -152,49 +155,50 @@ class SDKModel(AdapterModel[SDKConnection]):
             "max_retries": 0,
         }
         if http_client is None:
-            shared_ssl_context()  # here, where no event loop waits
+            shared_ssl_context()  # read here, where no event loop waits
 
     @property
     def _provider_id(self) -> str:
-        """Whose native replies it takes back: many speak each wire, and what one has signed another refuses."""
+        """The `NativeReply.provider` of replies that this server accepts back.
+
+        Many servers speak each API, and a server refuses reasoning that another has signed.
+        """
         return self.provider if self._address == self.official_host else f"{self.provider} of {self._address}"
 
-    # What each vendor has of its own.
+    # Methods of each provider
 
     @abstractmethod
     def _make_client(self, http_client: httpx2.AsyncClient | None) -> SDKClient:
-        """Make the vendor's client; over a client of the user's, where one is given."""
+        """Create the SDK's client, over the user's HTTP client if there is one."""
 
     @abstractmethod
     def _make_encoding_cache(self) -> EncodingCache:
-        """Return a new memory for what is written of requests."""
+        """Create an empty cache for encoded requests."""
 
     @abstractmethod
     def _encode_request(self, request: Request, encoding_cache: EncodingCache, *, streamed: bool) -> bytes:
-        """Write the body of a request.
+        """Encode the body of a request.
 
         Raises:
-            MisuseError: when a tool's parameters or a setting are not JSON.
-            ModelError: when the request holds what this model cannot take.
+            MisuseError: if a tool's parameters or a setting are not JSON.
+            ModelError: if the request contains a part or setting that this model does not support.
         """
 
     @abstractmethod
     def _decode(self, data: bytes) -> Reply:
-        """Read a reply that came whole. Raises as `StreamAssembler.feed`."""
+        """Decode a reply that was not streamed. Raises as `StreamAssembler.feed`."""
 
     @abstractmethod
     def _read_billed_usage(self, data: bytes) -> Usage | None:
-        """Return what a reply that came whole, and could not be read, was billed; None where it does not say."""
+        """Return the billed usage of a reply that could not be decoded; None if it has none."""
 
     @abstractmethod
     def _make_assembler(self) -> StreamAssembler:
-        """Return what a streamed reply is put together in."""
-
-    # The port.
+        """Create the assembler of one streamed reply."""
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Ask once, without retries; see `Model.reply`."""
-        # Each read is translated where it happens and the assembler bounds streams, so `emit` is called as it is.
+        # Reads translate their own errors and the assembler limits streams, so `emit` is passed on unwrapped.
         return self._check_size(await self._ask(await self._get_client(), request, emit))
 
     async def _ask(self, client: SDKConnection, request: Request, emit: Emit | None) -> Reply:
@@ -206,17 +210,17 @@ class SDKModel(AdapterModel[SDKConnection]):
 
     def _open_client(self) -> SDKConnection:
         if self._http_client is not None and self._http_client.is_closed:
-            of = type(self).__name__
-            msg = f"the http_client given to {of} is closed: keep it open for as long as the model is used"
+            adapter = type(self).__name__
+            msg = f"the http_client given to {adapter} is closed: keep it open for as long as the model is used"
             raise ClosedError(msg)
-        theirs = cast("httpx2.AsyncClient | None", self._http_client)  # the packages take either, and say only one
+        http_client = cast("httpx2.AsyncClient | None", self._http_client)  # the SDKs take either, and declare one
         try:
-            client = self._make_client(theirs)
-        except (ValueError, ImportError, httpx2.InvalidURL) as error:  # of what the environment says of proxies
-            if theirs is not None:
+            client = self._make_client(http_client)
+        except (ValueError, ImportError, httpx2.InvalidURL) as error:  # from the proxies of the environment
+            if http_client is not None:
                 raise
             msg = (
-                f"{type(self).__name__} cannot open connections ({error}): look at HTTP_PROXY, HTTPS_PROXY and "
+                f"{type(self).__name__} cannot open connections ({error}): check HTTP_PROXY, HTTPS_PROXY and "
                 "ALL_PROXY, or pass an http_client of your own"
             )
             raise MisuseError(msg) from None
@@ -232,8 +236,8 @@ class SDKModel(AdapterModel[SDKConnection]):
     # One request
 
     async def _send(self, client: Any, body: bytes, timeout_s: float) -> httpx2.Response:
-        """Send a request; return the answer, whose body is not read yet."""
-        post: Callable[..., Awaitable[httpx2.Response]] = client.post  # its types insist on a stream class
+        """Send a request; return the response with an unread body."""
+        post: Callable[..., Awaitable[httpx2.Response]] = client.post  # its annotations require a stream class
         options = {"timeout": timeout_s}
         try:
             return await post(self.path, content=body, cast_to=httpx2.Response, stream=True, options=options)
@@ -245,11 +249,11 @@ class SDKModel(AdapterModel[SDKConnection]):
         try:
             return self._decode_reply(data)
         except ModelError as error:
-            error.usage = self._read_billed_usage(data)  # what was billed counts, though nothing came of it
+            error.usage = self._read_billed_usage(data)  # an unusable reply is billed as well
             raise
 
     async def _read_body(self, response: httpx2.Response) -> bytes:
-        """Read the body of a reply that comes whole."""
+        """Read the body of a reply that is not streamed."""
         try:
             parts, is_whole = await read_limited(response, MAX_BODY_BYTES)
         except self._error_types as error:
@@ -265,17 +269,17 @@ class SDKModel(AdapterModel[SDKConnection]):
             raise self._translate_error(error) from None
 
     async def _read_stream(self, response: httpx2.Response, emit: Emit) -> Reply:
-        assembly = self._make_assembler()
+        assembler = self._make_assembler()
         try:
-            return await self._assemble_stream(response, assembly, emit)
+            return await self._assemble_stream(response, assembler, emit)
         except ModelError as error:
-            error.usage = assembly.usage  # as above
+            error.usage = assembler.usage  # an unusable reply is billed as well
             raise
 
     async def _assemble_stream(self, response: httpx2.Response, assembler: StreamAssembler, emit: Emit) -> Reply:
         data = iter_limited(response, MAX_STREAM_BYTES)
         try:
-            # `emit` stands outside of what is translated: its errors are not the server's.
+            # `emit` is called outside of `_next_chunks`, since its errors must not be translated.
             while not assembler.is_done and (pieces := await self._next_chunks(data, assembler)) is not None:
                 for piece in pieces:
                     emit(piece)
@@ -293,7 +297,7 @@ class SDKModel(AdapterModel[SDKConnection]):
             raise self._translate_error(error) from None
 
     def _build_incomplete_error(self, response: httpx2.Response, assembler: StreamAssembler) -> ModelError:
-        # Some servers answer a request for a stream with their error as plain JSON, and with status 200.
+        # Some servers answer a request for a stream with status 200 and an error as plain JSON.
         if (error := find_error(b"".join(assembler.unparsed))) is not None:
             return self._translate_error(error)
         kind = response.headers.get("content-type", "nothing")
@@ -309,7 +313,7 @@ class SDKModel(AdapterModel[SDKConnection]):
 
 @cache
 def shared_ssl_context() -> ssl.SSLContext:
-    """Return the system's certificates, read once, and not by each client: that takes 20 ms of the event loop."""
+    """Return the system's certificates. They are read once, because reading blocks the event loop for 20 ms."""
     return httpx2.create_ssl_context()
 
 
@@ -349,33 +353,33 @@ def check_arguments(
 
 
 def parse_base_url(text: str) -> httpx2.URL:
-    """Read the address of a server.
+    """Parse the address of a server.
 
     Raises:
-        MisuseError: when it is none.
+        MisuseError: if it is not a URL with http:// or https:// and a host.
     """
     try:
         url = httpx2.URL(text)
     except httpx2.InvalidURL as error:
-        msg = f"base_url is no address ({error}): pass one like 'http://localhost:8000/v1'"
+        msg = f"base_url is not a URL ({error}): give one such as 'http://localhost:8000/v1'"
         raise MisuseError(msg) from None
     if url.scheme not in {"http", "https"} or not url.host:
         shown = text.rpartition("@")[2]  # without a password
-        msg = f"base_url is {shown!r}, which lacks http:// or a host: write it like 'http://localhost:8000/v1'"
+        msg = f"base_url is {shown!r}, which lacks http:// or a host: give a URL such as 'http://localhost:8000/v1'"
         raise MisuseError(msg)
     return url
 
 
-def check_header(what: str, value: str) -> str:
-    """Check what is sent in a header: here, because the transport quotes a value that it refuses.
+def check_header(label: str, value: str) -> str:
+    """Check the value of a header, whose text the error of the transport would quote.
 
     Raises:
-        MisuseError: when it cannot be sent.
+        MisuseError: if it cannot be sent; the error does not show the value.
     """
     if not value.isascii() or not value.isprintable() or value != value.strip():
         msg = (
-            f"{what} holds a character that cannot be sent, such as a line break, a space at its end or a letter "
-            "beyond ASCII: a value that was read from a file often ends in a line break, so try .strip()"
+            f"{label} contains a character that cannot be sent: a line break, a space at the end or a letter "
+            "beyond ASCII. A value that was read from a file often ends in a line break: try .strip()"
         )
         raise MisuseError(msg)
     return value
@@ -406,15 +410,15 @@ def read_transport_failure(error: BaseException) -> dict[str, Any]:
 
 
 def read_error_message(body: object) -> str:
-    """Return the words of an error's body; empty where there are none."""
-    words = (body.get("message") or body.get("detail")) if isinstance(body, dict) else body
-    return words if isinstance(words, str) else ""
+    """Return the message in the body of an error; empty if there is none."""
+    message = (body.get("message") or body.get("detail")) if isinstance(body, dict) else body
+    return message if isinstance(message, str) else ""
 
 
 def read_retry_after_headers(headers: Mapping[str, Any], now_s: float) -> float | None:
-    """Return how long the server asks to wait, seconds; None where it says nothing that can be read.
+    """Return the seconds that the server asks to wait; None if no header is readable.
 
-    Both vendors' packages read it so, and the first of the two headers is their own.
+    Both SDKs read these headers in this order. The header `retry-after-ms` is not standard.
     """
     asked_ms = parse_wait_s(headers.get("retry-after-ms", ""))
     return parse_retry_after(headers.get("retry-after", ""), now_s) if asked_ms is None else asked_ms * 0.001

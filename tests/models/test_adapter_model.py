@@ -290,7 +290,7 @@ async def test_a_translation_that_is_no_error_of_a_model():
 @pytest.mark.parametrize(
     ("translate", "text"),
     [
-        (provider_errors.unavailable_error, "'gpt-4o' cannot answer just now (no oil). Ask again later."),
+        (provider_errors.unavailable_error, "'gpt-4o' is unavailable (no oil). Retry later."),
         (provider_errors.not_found_error, "There is no model 'gpt-4o' (no oil). Check the model's name."),
     ],
 )
@@ -376,7 +376,7 @@ async def test_what_is_no_reply_is_refused(reply, match, emit):
 async def test_an_error_is_translated(emit):
     """By its own row, with what the package knows of it."""
     model = Lantern("dim", DimmedError(7.0))
-    with pytest.raises(ModelUnavailableError, match=r"'dim' at https://lantern\.example cannot answer") as caught:
+    with pytest.raises(ModelUnavailableError, match=r"'dim' at https://lantern\.example is unavailable") as caught:
         await model.reply(REQUEST, emit)
     await model.aclose()
     assert caught.value.retry_after_s == 7.0

@@ -108,7 +108,9 @@ async def test_a_stream_without_an_end_is_broken_off(end):
     """A stream that stops without its last event is never taken for a whole reply."""
     begin = '{"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "Once upon"}}'
     raw = f"data: {begin}\n\n" + (f"data: {end}\n\n" if end else "")
-    assert "broke off" in str(await failure(ModelUnavailableError, WireReply(raw=raw), streamed=True))
+    assert "ended before the reply was complete" in str(
+        await failure(ModelUnavailableError, WireReply(raw=raw), streamed=True)
+    )
 
 
 @pytest.mark.parametrize(

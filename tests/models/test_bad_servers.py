@@ -194,10 +194,10 @@ async def test_a_run_goes_on_after_silence(adapter, check, streamed, after):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (WireReply(status=500), "cannot answer just now (500"),
-        (WireReply(status=529), "cannot answer just now (529"),
-        (WireReply(status=429, headers={"retry-after": "86400"}), "cannot answer just now (429"),
-        (WireReply(html=True), "check that base_url leads to a server that speaks this wire"),
+        (WireReply(status=500), "is unavailable (500"),
+        (WireReply(status=529), "is unavailable (529"),
+        (WireReply(status=429, headers={"retry-after": "86400"}), "is unavailable (429"),
+        (WireReply(html=True), "check that base_url leads to a server that speaks this API"),
         (say(""), "gave an empty reply"),
     ],
     ids=["500", "529", "429", "a page", "an empty reply"],

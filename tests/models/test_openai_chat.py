@@ -91,12 +91,12 @@ async def test_a_model_writes_each_message_once(monkeypatch):
 @pytest.mark.parametrize(
     ("status", "advice"),
     [
-        (304, "Give the address where the server is now as base_url"),
-        (400, "Mend what it names"),
+        (304, "Give the server's new address as base_url"),
+        (400, "Correct the setting"),
         (402, "Add credit"),
-        (403, "Check what the key's project may use"),
+        (403, "Check the permissions of the key's project"),
         (407, "Put it into the proxy's address"),
-        (422, "Mend what it names"),
+        (422, "Correct the setting"),
     ],
 )
 async def test_refusals_for_good_are_not_asked_again(status, advice):
@@ -163,7 +163,9 @@ async def test_what_cannot_be_used_is_a_reply_error(streamed, raw):
 async def test_a_stream_without_an_end_is_broken_off(end):
     """A stream that stops without a finish reason is never taken for a whole reply."""
     raw = 'data: {"choices": [{"delta": {"content": "Once upon"}}]}\n\n' + end
-    assert "broke off" in str(await failure(ModelUnavailableError, WireReply(raw=raw), streamed=True))
+    assert "ended before the reply was complete" in str(
+        await failure(ModelUnavailableError, WireReply(raw=raw), streamed=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -385,7 +387,7 @@ async def test_replies_that_begin_at_once_share_a_client():
 async def test_a_proxy_that_cannot_be_is_named(monkeypatch):
     """The transport reads the environment, and what it says of that ended a run without a hint."""
     monkeypatch.setenv("ALL_PROXY", "nonsense://ann:secret-of-ann@proxy")
-    with pytest.raises(MisuseError, match=r"cannot open connections.*look at HTTP_PROXY") as caught:
+    with pytest.raises(MisuseError, match=r"cannot open connections.*check HTTP_PROXY") as caught:
         await OpenAIChat("m", base_url="http://example.invalid/v1").reply(REQUEST)
     assert "secret-of-ann" not in str(caught.value)
 

@@ -151,7 +151,9 @@ async def test_a_stream_without_its_last_event_is_broken_off(end):
             {"type": "response.output_item.done", "output_index": 0, "item": done},
         )
     )
-    assert "broke off" in str(await failure(ModelUnavailableError, WireReply(raw=raw + end), streamed=True))
+    assert "ended before the reply was complete" in str(
+        await failure(ModelUnavailableError, WireReply(raw=raw + end), streamed=True)
+    )
 
 
 async def test_a_setting_that_cannot_be_sent_is_said_before_anything_is_sent():

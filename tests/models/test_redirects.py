@@ -49,7 +49,7 @@ async def test_a_conversation_does_not_follow_to_another_origin(adapter, streame
         with LocalServer(lambda _body: redirect(secret)) as server:
             words = await refusal(adapter, server, streamed=streamed)
             assert f"(307: {there}" in words
-            assert "Give the address where the server is now as base_url" in words
+            assert "Give the server's new address as base_url" in words
             assert "hunter2" not in words
             assert len(server.requests) == 1
         assert other.requests == ()

@@ -86,21 +86,20 @@ class Anthropic(SDKModel):
     without effort levels take `extra_body={"thinking": {"type": "enabled", "budget_tokens": 4096}}`.
 
     Args:
-        name: The model, as the server knows it.
-        base_url: Where the server answers, with or without /v1 at its end. Default: ANTHROPIC_BASE_URL, then Anthropic
+        name: Name of the model at the server.
+        base_url: Address of the server, with or without /v1 at its end. Default: ANTHROPIC_BASE_URL, then Anthropic
             itself.
-        api_key: Default: ANTHROPIC_API_KEY, then the token in ANTHROPIC_AUTH_TOKEN. A server of your own may need none.
-            Keys that Anthropic's own tools left on the disk are not looked for.
-        headers: Sent with each request.
-        http_client: A client of your own (proxies, certificates); it stays yours to close, and belongs to one event
-            loop.
-        window_tokens: The context window. Default: that of the model's family.
-        price: What the model costs. Default: the public list of genai-prices, where that package is installed.
-        cache: Whether to mark what the provider shall keep for the next request. That costs a quarter more where it is
-            written and a tenth where it is read, so it pays from the second turn on.
+        api_key: API key. Default: ANTHROPIC_API_KEY, then the token in ANTHROPIC_AUTH_TOKEN. A server of your own may
+            need none. Keys that Anthropic's own tools left on the disk are not used.
+        headers: Headers of each request.
+        http_client: HTTP client of your own (proxies, certificates) for one event loop; you close it.
+        window_tokens: Context window in tokens. Default: that of the model's family.
+        price: Price of the model. Default: the public list of genai-prices, if that package is installed.
+        cache: Whether to mark the parts that the provider's prompt cache keeps for the next request. Writing to the
+            cache costs a quarter more and reading from it a tenth, so it pays from the second turn on.
 
     Raises:
-        MisuseError: when there is no key for Anthropic, or an argument cannot be right.
+        MisuseError: if there is no key for Anthropic, or an argument is invalid.
     """
 
     path = "/v1/messages"
@@ -112,7 +111,7 @@ class Anthropic(SDKModel):
     translations: ClassVar[Mapping[type[Exception], t.Translate]] = {
         anthropic.AnthropicError: t.sdk_error,
         anthropic.APIError: _translate_status,
-        # The package has a class for each status and each code, and more with each version: one row does for all.
+        # The package has a class for each status and code, and adds more: one row covers all.
         anthropic.APIStatusError: _translate_status,
         InBandError: _translate_status,
         anthropic.APIConnectionError: t.connection_error,
@@ -152,7 +151,7 @@ class Anthropic(SDKModel):
         token = None if api_key else os.environ.get("ANTHROPIC_AUTH_TOKEN")
         super().__init__(
             name,
-            base_url=(base_url or ANTHROPIC_URL).rstrip("/").removesuffix("/v1"),  # the path begins with it
+            base_url=(base_url or ANTHROPIC_URL).rstrip("/").removesuffix("/v1"),  # `path` begins with /v1
             api_key=_check_api_key(api_key or token, needed=base_url is None),
             headers=headers,
             http_client=_check_http_client(http_client),
@@ -164,21 +163,21 @@ class Anthropic(SDKModel):
             self._client_options["auth_token"] = self._client_options.pop("api_key")
 
     def unsupported_part(self, part: Part) -> str | None:
-        """Say why the model cannot take this part of a message or of a result; None where it can."""
+        """Return the reason why the model does not support this part of a message or result; None if it does."""
         return wire.unsupported_part(part)
 
     def unsupported_settings(self, settings: Settings) -> str | None:
-        """Say which of the settings the wire has no word for; None where it has one for all."""
+        """Return the reason why the API does not support one of the settings; None if it supports all."""
         return wire.unsupported_settings(settings)
 
     def unsupported_schema(self, schema: Mapping[str, JSON]) -> str | None:
-        """Say why the provider cannot hold the model to this schema; None where it can."""
+        """Return the reason why the provider cannot enforce this schema; None if it can."""
         return unsupported_schema(schema)
 
     def _make_client(self, http_client: httpx2.AsyncClient | None) -> SDKClient:
-        # Not the package's default client: when that one is forgotten, it starts a task on whatever loop runs then.
-        ours = http_client or anthropic.DefaultAsyncHttpxClient(verify=shared_ssl_context())
-        return anthropic.AsyncAnthropic(**self._client_options, http_client=GuardedClient(ours))
+        # The SDK's own default client, if it is not closed, starts a task on any loop that runs when it is collected.
+        inner = http_client or anthropic.DefaultAsyncHttpxClient(verify=shared_ssl_context())
+        return anthropic.AsyncAnthropic(**self._client_options, http_client=GuardedClient(inner))
 
     def _make_encoding_cache(self) -> EncodingCache:
         return wire.build_encoding_cache(self._provider_id, self.unsupported_part)
@@ -218,7 +217,7 @@ class Anthropic(SDKModel):
 
 
 def _read_code_and_type(error: object) -> tuple[str, str]:
-    """Return the code of an error, or its type where it has none, and its type; empty where there is neither."""
+    """Return the code of an error (its type if it has none) and its type; empty strings if both are missing."""
     fields = error if isinstance(error, dict) else {}
     kind, details = str(fields.get("type") or ""), fields.get("details")
     code = details.get("error_code") if isinstance(details, dict) else None
@@ -235,12 +234,12 @@ def _check_api_key(key: str | None, *, needed: bool) -> str:
             "no key"
         )
         raise MisuseError(msg)
-    return "none"  # without one the package would look for keys on the disk
+    return "none"  # without a key the package would search the disk for one
 
 
 def _check_http_client(http_client: object) -> httpx2.AsyncClient | None:
     if http_client is None or isinstance(http_client, httpx2.AsyncClient):
         return http_client
     kind = f"{type(http_client).__module__.partition('.')[0]}.{type(http_client).__name__}"
-    msg = f"http_client is {kind}, and Anthropic's package speaks with httpx2 only: pass an httpx2.AsyncClient"
+    msg = f"http_client is {kind}, but Anthropic's package supports httpx2 only: give an httpx2.AsyncClient"
     raise MisuseError(msg)

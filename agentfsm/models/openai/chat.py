@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, and every other server that speaks the same wire."""
+"""Adapter for OpenAI's chat completions and compatible servers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class OpenAIChat(OpenAIModel):
-    """A model behind OpenAI's chat completions, for example `OpenAIChat("gpt-4o")`.
+    """Model of OpenAI's chat completions, for example `OpenAIChat("gpt-4o")`.
 
-    Any server that speaks the same wire will do: `OpenAIChat("qwen3", base_url="http://localhost:11434/v1")`. The
-    arguments, and what is opened and closed when, are told by `OpenAIModel`.
+    Compatible servers work as well: `OpenAIChat("qwen3", base_url="http://localhost:11434/v1")`. `OpenAIModel`
+    describes the arguments, `AdapterModel` the life of its connections.
     """
 
     path = "/chat/completions"
@@ -27,14 +27,14 @@ class OpenAIChat(OpenAIModel):
     provider = "chat completions"
 
     def unsupported_part(self, part: Part) -> str | None:
-        """Say why the model cannot take this part of a message or of a result; None where it can."""
+        """Return the reason why the model does not support this part of a message or result; None if it does."""
         return chat_wire.unsupported_part(part)
 
     def _make_encoding_cache(self) -> EncodingCache:
         return chat_wire.build_encoding_cache(self._provider_id, self.unsupported_part)
 
     def _encode_request(self, request: Request, encoding_cache: EncodingCache, *, streamed: bool) -> bytes:
-        # OpenAI's reasoning models refuse the older max_tokens; everybody else knows it, and some (Mistral) refuse the
+        # OpenAI's reasoning models refuse the older max_tokens; other servers know it, and some (Mistral) refuse the
         # newer name.
         limit_field = "max_completion_tokens" if self.is_openai else "max_tokens"
         return chat_wire.encode(

@@ -1,4 +1,4 @@
-"""OpenAI's package: its client, and its errors as ours; what `OpenAIChat` and `OpenAIResponses` share."""
+"""Common base of `OpenAIChat` and `OpenAIResponses`: the SDK's client, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
 
-# Servers that are OpenAI's own software.
+# Hosts that run OpenAI's own software.
 OPENAI_HOSTS: Final = ("api.openai.com", ".openai.azure.com")
 
-# The true status of an error that came with status 200, by its code: of other servers a number, of OpenAI's a word. The
-# other words, "server_error", "rate_limit_exceeded" and "vector_store_timeout", are of trouble that passes.
+# HTTP status of an error that came with status 200, by its code: a number from other servers, a word from OpenAI. The
+# words that are not listed ("server_error", "rate_limit_exceeded", "vector_store_timeout") are of temporary errors.
 _STATUS_BY_CODE: Final = {str(status): status for status in range(400, 600)} | dict.fromkeys(
     (
         "bio_policy",
@@ -67,7 +67,7 @@ _STATUS_BY_CODE: Final = {str(status): status for status in range(400, 600)} | d
 
 
 def _translate_busy(failure: t.ProviderFailure) -> ModelError:
-    # A 429 by its status, but no matter of waiting.
+    # It has status 429 as well, but a retry would not help.
     return t.quota_error(failure) if failure.code == "insufficient_quota" else t.unavailable_error(failure)
 
 
@@ -75,21 +75,20 @@ _translate_status = t.build_status_translator(t.bad_request_error, _translate_bu
 
 
 class OpenAIModel(SDKModel):
-    """A model behind the openai package; see `OpenAIChat` and `OpenAIResponses`.
+    """Model behind the openai package; see `OpenAIChat` and `OpenAIResponses`.
 
     Args:
-        name: The model, as the server knows it.
-        base_url: Where the server answers, usually ending in /v1. Default: OPENAI_BASE_URL, then OpenAI itself.
-        api_key: Default: OPENAI_API_KEY. A server of your own may need none.
-        headers: Sent with each request.
-        http_client: A client of your own (proxies, certificates); it stays yours to close, and belongs to one event
-            loop.
-        window_tokens: The context window. Default: that of the model's family, else 128,000.
-        price: What the model costs, or a table that says it by the beginnings of models' names. Default: the public
-            list of genai-prices, where that package is installed.
+        name: Name of the model at the server.
+        base_url: Address of the server, usually ending in /v1. Default: OPENAI_BASE_URL, then OpenAI itself.
+        api_key: API key. Default: OPENAI_API_KEY. A server of your own may need none.
+        headers: Headers of each request.
+        http_client: HTTP client of your own (proxies, certificates) for one event loop; you close it.
+        window_tokens: Context window in tokens. Default: that of the model's family, else 128,000.
+        price: Price of the model, or a table of prices by prefixes of models' names. Default: the public list of
+            genai-prices, if that package is installed.
 
     Raises:
-        MisuseError: when there is no key for OpenAI, or an argument cannot be right.
+        MisuseError: if there is no key for OpenAI, or an argument is invalid.
     """
 
     api_key_env = "OPENAI_API_KEY"
@@ -102,7 +101,7 @@ class OpenAIModel(SDKModel):
         openai.APIConnectionError: t.connection_error,
         openai.APITimeoutError: t.timeout_error,
         openai.APIResponseValidationError: t.invalid_reply_error,
-        # Of helpers that are not used here.
+        # Raised by helpers of the package that are not used here.
         openai.LengthFinishReasonError: t.invalid_reply_error,
         openai.ContentFilterFinishReasonError: t.invalid_reply_error,
         openai.WebSocketConnectionClosedError: t.connection_error,
@@ -140,7 +139,7 @@ class OpenAIModel(SDKModel):
             price=price,
         )
         self.is_openai = self.host.endswith(OPENAI_HOSTS)
-        # Of the servers of others, few hold a model to a schema, and those that do not take the field and ignore it.
+        # Few other servers enforce a schema, and those that do not accept the field and ignore it.
         schema = (OutputMode.SCHEMA,) if self.is_openai else ()
         self.output_modes = (*schema, OutputMode.TOOL, OutputMode.JSON, OutputMode.PROMPT)
 
@@ -153,20 +152,20 @@ class OpenAIModel(SDKModel):
                 f"{type(self).__name__}(..., api_key=...); for a server of your own pass base_url, which needs no key"
             )
             raise MisuseError(msg)
-        return "none"  # the package insists on one; a server that wants none does not read it
+        return "none"  # the package requires a key; a server without keys ignores it
 
     def _make_client(self, http_client: httpx2.AsyncClient | None) -> SDKClient:
-        # Not the package's default client: when that one is forgotten, it starts a task on whatever loop runs then.
-        ours = http_client or openai.DefaultAsyncHttpxClient(verify=shared_ssl_context())
-        return openai.AsyncOpenAI(**self._client_options, http_client=GuardedClient(ours))
+        # The SDK's own default client, if it is not closed, starts a task on any loop that runs when it is collected.
+        inner = http_client or openai.DefaultAsyncHttpxClient(verify=shared_ssl_context())
+        return openai.AsyncOpenAI(**self._client_options, http_client=GuardedClient(inner))
 
     def _describe_error(self, error: Exception) -> t.ProviderFailure:
         match error:
             case InBandError(body=body):
                 code = str(body.get("code") or "")
-                # It came with status 200; other servers than OpenAI put the true one into the code, Azure beside it.
-                told = _STATUS_BY_CODE.get(code) or _STATUS_BY_CODE.get(str(body.get("status")))
-                status = told or (400 if body.get("type") == "invalid_request_error" else None)
+                # It came with status 200. Servers other than OpenAI put the real status into the code, Azure beside it.
+                real = _STATUS_BY_CODE.get(code) or _STATUS_BY_CODE.get(str(body.get("status")))
+                status = real or (400 if body.get("type") == "invalid_request_error" else None)
                 return self._build_failure(read_error_message(body), status=status, code=code)
             case openai.APIStatusError(response=response):
                 return self._build_failure(

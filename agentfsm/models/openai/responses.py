@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from agentfsm.models.wire import EncodingCache, StreamAssembler
     from agentfsm.ports.model import Reply, Request
 
-# Beginnings of the names of models that do not think. OpenAI answers 400 to those of them that are asked for thinking.
+# Prefixes of models without reasoning. OpenAI answers 400 if their reasoning is requested.
 _NON_REASONING_PREFIXES: Final = ("chatgpt", "gpt-3.5", "gpt-4", "gpt-5-chat")
 
 
 class OpenAIResponses(OpenAIModel):
-    """A model behind OpenAI's Responses API, for example `OpenAIResponses("gpt-5")`.
+    """Model of OpenAI's Responses API, for example `OpenAIResponses("gpt-5")`.
 
-    Nothing is stored at OpenAI: each request carries the whole history, and what the model thought comes sealed and
-    goes back with it, so that it thinks on after a tool's result. Tools of OpenAI's own are passed as
-    `Settings(extra_body={"tools": [...]})`, which stand in place of the agent's. For a model that does not think,
-    under a name that does not say so (a deployment at Azure), pass `extra_body={"include": []}`. The arguments, and
-    what is opened and closed when, are told by `OpenAIModel`.
+    Nothing is stored at OpenAI: each request has the whole history. Reasoning is received encrypted and sent back, so
+    that the model continues it after a tool's result. OpenAI's built-in tools are given as
+    `Settings(extra_body={"tools": [...]})`, which replaces the agent's tools. For a model without reasoning whose name
+    does not show that (a deployment at Azure), give `extra_body={"include": []}`. `OpenAIModel` describes the
+    arguments, `AdapterModel` the life of its connections.
     """
 
     path = "/responses"
@@ -36,11 +36,11 @@ class OpenAIResponses(OpenAIModel):
     official_host = OPENAI_HOSTS[0]
 
     def unsupported_part(self, part: Part) -> str | None:
-        """Say why the model cannot take this part of a message or of a result; None where it can."""
+        """Return the reason why the model does not support this part of a message or result; None if it does."""
         return responses_wire.unsupported_part(part)
 
     def unsupported_settings(self, settings: Settings) -> str | None:
-        """Say which of the settings the wire has no field for; None where it has one for all."""
+        """Return the reason why the API does not support one of the settings; None if it supports all."""
         return responses_wire.unsupported_settings(settings, self.name)
 
     def _make_encoding_cache(self) -> EncodingCache:

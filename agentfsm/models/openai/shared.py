@@ -1,4 +1,4 @@
-"""What OpenAI's two wires have in common, chat completions and the Responses API. Pure, and no vendor."""
+"""Encoding and decoding that chat completions and the Responses API share, without I/O or the SDK."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def tool_fields(request: Request, named_choice: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """Return the fields that say how tools are called; none where there are no tools: OpenAI refuses them there.
+    """Return the fields that control tool calls. Without tools there are none, because OpenAI refuses them then.
 
     Args:
-        request: The whole question.
-        named_choice: How the wire writes the choice of one tool, by its name.
+        request: The request.
+        named_choice: Builds the value that forces a tool, from its name.
     """
     if not request.tools:
         return {}
@@ -32,14 +32,12 @@ def tool_fields(request: Request, named_choice: Callable[[str], dict[str, Any]])
 
 
 def read_openai_usage(source: object, input_name: str, output_name: str) -> Usage | None:
-    """Return what was billed, by an answer or by a piece of one.
-
-    None where that is not said, or not in the wire's form: an odd bill spoils no reply.
+    """Return the usage in a response or an event; None if it is missing or malformed, which must not fail the reply.
 
     Args:
-        source: The answer, or the piece.
-        input_name: What the wire calls what was read: "prompt" or "input".
-        output_name: What it calls what was written: "completion" or "output".
+        source: The response, or the event of a stream.
+        input_name: Name of input tokens in the fields: "prompt" or "input".
+        output_name: Name of output tokens in the fields: "completion" or "output".
     """
     try:
         usage = read_field(source, "usage", dict, {})
@@ -51,7 +49,7 @@ def read_openai_usage(source: object, input_name: str, output_name: str) -> Usag
 def _build_usage(usage: dict[str, Any], input_name: str, output_name: str) -> Usage:
     of_input = read_field(usage, f"{input_name}_tokens_details", dict, {})
     of_output = read_field(usage, f"{output_name}_tokens_details", dict, {})
-    # A share is never more than the whole, whatever the server counts.
+    # Details are capped at their total: servers may count otherwise.
     input_tokens, output_tokens = (
         read_token_count(usage, f"{input_name}_tokens"),
         read_token_count(usage, f"{output_name}_tokens"),
