@@ -103,8 +103,8 @@ async def test_a_prompt_is_no_run(rung):
 # What else the verbs take.
 
 ODD: dict[str, tuple[Any, str]] = {
-    "at": (lambda agent, run: agent.load(run.id, at="2"), "has the versions 0 to 3, and no version '2'"),
-    "at of a fork": (lambda agent, run: agent.fork(run.id, at=2.5), "and no version 2.5"),
+    "at": (lambda agent, run: agent.load(run.id, at="2"), "has no version '2': its versions are 0 to 3"),
+    "at of a fork": (lambda agent, run: agent.fork(run.id, at=2.5), "has no version 2.5"),
     "edit": (lambda agent, run: agent.fork(run.id, edit=[run]), "a dict of events by their versions, not list"),
     "version": (lambda agent, run: agent.fork(run.id, edit={"2": run}), "there is no '2' to edit"),
     "call": (lambda agent, run: agent.approve(run.id, run.pending[0]), "give the call_id of an item of run.pending"),

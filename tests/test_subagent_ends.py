@@ -568,6 +568,6 @@ async def test_a_run_does_not_take_up_the_run_of_an_agent_that_has_its_id(store)
     agent = family(store, Bank().asking())
     await agent.run("go", id="mine")
     before = await snapshot(agent, CHILD)
-    with pytest.raises(ConflictError, match="works for run 'mine'"):
+    with pytest.raises(ConflictError, match="is a child run of 'mine'"):
         await agent.run(before[0].header.prompt, id=CHILD)
     assert await snapshot(agent, CHILD) == before

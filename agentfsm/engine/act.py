@@ -1,6 +1,6 @@
 """ACT: apply the decisions that have come in, and run the calls that may run.
 
-ACT commits while it runs, through `RunHost.record`: what happens to a call is in the journal before it counts.
+ACT commits while it runs, through `RunHost.record`: each stage of a call is in the journal before it counts.
 """
 
 from __future__ import annotations

@@ -40,10 +40,10 @@ async def audit_run_tree(store: Store, run_id: str) -> tuple[AuditRecord, ...]:
 
 @attrs.define(eq=False, repr=False)
 class AuditTrail(AsyncIterator[AuditRecord]):
-    """The calls of many runs, newest run first, those of a run in order, each once; read a page of runs at a time.
+    """Iterator over the calls of many runs, newest run first, in call order within a run; each call once.
 
-    A run of an agent below another is one of its own here. What a fork has inherited is told with the run that it is
-    from. What is begun after the first page was read may be missing. It may be left at any time.
+    Child runs count as runs of their own. Calls that a fork inherited are listed with the forked run only. Runs that
+    begin after the first page was read may be missing. It is safe to break out of the loop at any time.
     """
 
     _store: Store
@@ -63,6 +63,6 @@ class AuditTrail(AsyncIterator[AuditRecord]):
             return ()
         try:
             stored = await self._store.read(line.id)
-        except RunNotFoundError:  # removed since it was listed
+        except RunNotFoundError:  # removed after it was listed
             return ()
         return [record for record in build_audit(stored.header, stored.events) if not record.inherited]

@@ -75,21 +75,22 @@ class Driver(Generic[A_co]):
         """Take the lease, perform effects until the run is over or waits, and give the lease back.
 
         Args:
-            run: A run as somebody has it, which must be the newest one; or the id of one that is in the store.
-            deps: Handed to tools as `ctx.deps`; never stored.
+            run: The run at its newest version, or the id of a stored run.
+            deps: Dependencies for tools, as `ctx.deps`; never stored.
             once: Whether to perform a single effect.
-            resume: Whether a pause of the run ends.
-            takeover: Whether to take the run from the worker that drives it.
-            lease: Of this very run, where the caller holds it: it is given back with the end of this call.
-            on_event: Takes what is streamed.
-            on_run: Takes each new value of the run.
-            parent_budget: The budget of the run that this one works for.
-            throttle: Of this event loop, where the caller has passed it already.
+            resume: Whether to end a pause of the run.
+            takeover: Whether to take the run from the worker that executes it.
+            lease: Lease of this run, if the caller holds it; released at the end of this call.
+            on_event: Called with each streamed event.
+            on_run: Called with each new state of the run.
+            parent_budget: Budget of the parent run.
+            throttle: Throttle of this event loop, if the caller has passed it already.
 
         Raises:
-            ConflictError: when the run has moved on, or somebody else drives it; nothing was done.
-            StoreError: when the journal cannot be read or written.
-            MisuseError: when a limit of money cannot be kept, or a tool of an open call is gone; nothing was done.
+            ConflictError: if the run has moved on, or another worker executes it; nothing was changed.
+            StoreError: if the journal cannot be read or written.
+            MisuseError: if the price for a money limit is unknown, or a tool of an open call is missing; nothing was
+                changed.
         """
         throttle = throttle or await StepThrottle.enter()
         is_stored = isinstance(run, str)
@@ -100,7 +101,7 @@ class Driver(Generic[A_co]):
             await engine.registry.refresh()
             run = self._refresh_fingerprint(run)
         journal = await self._open_journal(run, on_event, on_run, lease=lease, takeover=takeover, must_be_new=once)
-        del run  # the journal has the latest value; this one would take 900 bytes until the end
+        del run  # the journal has the latest state; this one would occupy 900 bytes until the end
         journal.run = self.attach_decoder(journal.run)
         try:
             if (is_stored or journal.run.version) and not journal.run.is_over:
@@ -112,7 +113,7 @@ class Driver(Generic[A_co]):
             )
             await run_steps(drive, throttle, once=once)
             self._cache(journal.run, drive.ledger)
-        except GeneratorExit:  # the coroutine was closed, perhaps after its event loop: it can wait for nothing more
+        except GeneratorExit:  # the coroutine was closed, perhaps after its event loop: awaiting is impossible
             journal.release()
             raise
         except BaseException as cancellation:
@@ -121,8 +122,8 @@ class Driver(Generic[A_co]):
                     journal.lease.backoff_s = 0.0  # not the run's fault
                 raise
             raise AgentError(
-                f"run {journal.run.id!r} stopped in {journal.run.state.upper()}: what was awaited there, such as a "
-                "validator's own task, had been cancelled by somebody else; mend that, then resume the run"
+                f"run {journal.run.id!r} stopped in {journal.run.state.upper()}: a task that it awaited, such as a "
+                "validator's, was cancelled by other code; correct that code, then resume the run"
             ) from cancellation
         finally:
             if await journal.close() and journal.run.stop_reason is None:
@@ -155,7 +156,7 @@ class Driver(Generic[A_co]):
             )
         except LeaseHeldError:
             raise
-        except ConflictError:  # the run has moved on: the lease was held for a moment, to see that
+        except ConflictError:  # the run has moved on: the lease was held briefly to check that
             if isinstance(run, Run):
                 await self._apply_late_requests(run)
             raise
@@ -173,7 +174,7 @@ class Driver(Generic[A_co]):
         try:
             with create_shield():
                 return await self.apply_stop_requests(run.id, on_event, on_run) or run
-        except RunNotFoundError:  # it was deleted since
+        except RunNotFoundError:  # deleted in the meantime
             return run
         except AgentError as error:
             log = RunLogger(run.id, run.header.agent)
@@ -206,10 +207,10 @@ class Driver(Generic[A_co]):
         return None if stopped is None else self.attach_decoder(stopped)
 
     def check_price(self) -> None:
-        """Refuse a limit of money that cannot be kept, since the price is unknown.
+        """Check that the model's price is known if the agent has a money limit.
 
         Raises:
-            MisuseError: when it is; it says what to do.
+            MisuseError: if it is unknown.
         """
         model = self.config.model
         if self.config.limits.usd is not None and model.cost_usd(Usage(input_tokens=1)) is None:
@@ -219,17 +220,17 @@ class Driver(Generic[A_co]):
             )
 
     def _refresh_fingerprint(self, run: Run[Any] | str) -> Run[Any] | str:
-        """Return a run that has not begun with the tools that were added to the agent after it was created."""
+        """Update the fingerprint of a run that has not begun: tools may have been added since it was created."""
         fingerprint = self.config.fingerprint
         if isinstance(run, str) or run.version or run.header.fingerprint == fingerprint:
             return run
         return attrs.evolve(run, header=attrs.evolve(run.header, fingerprint=fingerprint))
 
     def _record_resumption(self, journal: Journal, *, resume: bool) -> None:
-        """Record that a pause ends, or that the agent is not what it was.
+        """Record the end of a pause, or a change of the agent.
 
         Raises:
-            MisuseError: when an open call needs a tool that this agent has not; nothing was changed.
+            MisuseError: if an open call needs a tool that this agent does not have; nothing was changed.
         """
         run, fingerprint = journal.run, self.config.fingerprint
         changes = fingerprint.changes_since(run.fingerprint or run.header.fingerprint)

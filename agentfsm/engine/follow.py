@@ -113,7 +113,7 @@ class JournalTail:
             self._subscription.atexit = False
         was_woken = True
         while True:
-            self._wake_signal.event = anyio.Event()  # before the look: what is appended after it sets this one
+            self._wake_signal.event = anyio.Event()  # before the poll: a later append sets this event
             if events := await self.poll():
                 self.poll_s = POLL_S if was_woken else QUICK_POLL_S
                 return events

@@ -32,19 +32,18 @@ def build_fork_events(
 ) -> tuple[Event, ...]:
     """Return the events that a fork begins with.
 
-    Calls of the prefix keep their keys; those that an edit has changed get keys of the fork. One that was open there
-    may have had its effect since, in the run that was forked: unless its tool is read-only it waits for a person to say
-    what became of it.
+    Calls keep their idempotency keys, unless an edit has changed them. A call that is open at the fork may since have
+    had its effect in the forked run: unless its tool is read-only, a person has to settle its outcome.
 
     Args:
-        header: Of the fork.
-        before: The run that it goes on from, where there is one.
-        events: The first events of the run that is forked.
-        edit: Events in the place of some of these, by version: event 1 is the first.
-        registry: The tools of the agent that goes on.
+        header: Header of the fork.
+        before: The run that the fork continues, if any.
+        events: The first events of the forked run.
+        edit: Replacements of these events by version; event 1 is the first.
+        registry: The tools of the agent of the fork.
 
     Raises:
-        MisuseError: when the edited events make no run (IllegalTransitionError), or it is over.
+        MisuseError: if the edited events are not a valid journal (IllegalTransitionError), or the run is over.
     """
     if not isinstance(edit, Mapping):
         raise MisuseError(f"edit is a dict of events by their versions, not {type(edit).__name__}: give {{5: event}}")

@@ -147,7 +147,7 @@ async def _run_judge(execution: Execution, judge: Judge) -> StepOutcome:
     except ModelError as error:
         spent += error.usage or Usage()
         verdict = _build_failed_verdict(error)
-    except Exception as error:  # a fault of the judge's own: it is raised, and what was paid for is not lost with it
+    except Exception as error:  # an exception of the judge: record its cost, then raise it
         if spent.tokens:
             journal.commit(e.Judged(verdict=_build_failed_verdict(error), usage=spent))
         raise
@@ -159,8 +159,8 @@ async def _call_judge(judge: Judge, run: Run, ask: JudgeAsk) -> Verdict:
     verdict: object = await judge.judge(run, ask)
     if isinstance(verdict, Verdict):
         return verdict
-    what = f"{type(judge).__name__}.judge returned {type(verdict).__name__}"
-    raise MisuseError(f"{what}: return a Verdict, for example Verdict(action=Action.ACCEPT)")
+    method = f"{type(judge).__name__}.judge returned {type(verdict).__name__}"
+    raise MisuseError(f"{method}: return a Verdict, for example Verdict(action=Action.ACCEPT)")
 
 
 def _build_failed_verdict(error: Exception) -> Verdict:
@@ -173,8 +173,8 @@ def _build_continuation(verdict: Verdict) -> e.Continued:
 
 
 def _build_retry(verdict: Verdict) -> e.Continued:
-    what = f"Do step {verdict.step} again" if verdict.step else "Do it again"
-    return e.Continued(note=f"A review found your work not good enough. {what}{_format_findings(verdict)}")
+    task = f"Do step {verdict.step} again" if verdict.step else "Do it again"
+    return e.Continued(note=f"A review found your work not good enough. {task}{_format_findings(verdict)}")
 
 
 def _build_replan(verdict: Verdict) -> e.Continued:
@@ -190,8 +190,8 @@ def _format_findings(verdict: Verdict) -> str:
     low = [
         f"{each.criterion} {each.score} of 5 ({each.reason})" for each in verdict.scores if each.score < PASSING_SCORE
     ]
-    told = "; ".join(filter(None, (verdict.note, *low)))
-    return f": {told}" if told else "."
+    changes = "; ".join(filter(None, (verdict.note, *low)))
+    return f": {changes}" if changes else "."
 
 
 # Lowest score that needs no comment.
@@ -229,8 +229,8 @@ def _warn_of_loop(execution: Execution, loop: loop_detection.DetectedLoop, note:
         )
         change = {"loop": True, "disabled": loop.tools if run.loops else ()}
     else:
-        told = f"{note.note}\n{_LOOP_STOP_NOTE.format(what=loop.description)}".lstrip()
+        text = f"{note.note}\n{_LOOP_STOP_NOTE.format(what=loop.description)}".lstrip()
         message = f"{loop.description}, after {run.loops} warnings"
-        return stop_at_limit(execution, StopReason.LOOP_DETECTED, message, note=told)
+        return stop_at_limit(execution, StopReason.LOOP_DETECTED, message, note=text)
     journal.log.warning("loop", turn=run.turn, what=loop.description)
     return StepOutcome((attrs.evolve(note, note=f"{note.note}\n{text}".lstrip(), **change),))

@@ -85,9 +85,9 @@ async def replay(config: EngineConfig, store: Store, run_id: str, deps: Any = No
             drive.ledger.update(run)
             now = config.request_digest(drive.ledger, list_offered_tools(drive), config.resolve_settings(run))
             pairs = zip(REQUEST_PARTS, event.request.split("-"), now.split("-"), strict=True)
-            what = tuple([part for part, then, own in pairs if then != own])
+            differing = tuple([part for part, then, own in pairs if then != own])
             checked += 1
-            if what:
-                found.append(Divergence(version=run.version + 1, turn=run.turn + 1, what=what))
+            if differing:
+                found.append(Divergence(version=run.version + 1, turn=run.turn + 1, what=differing))
         journal.run = run.apply(event)
     return Replay(run=journal.run, checked=checked, divergences=tuple(found))

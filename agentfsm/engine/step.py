@@ -2,8 +2,8 @@
 
 Each effect has one handler, a coroutine in a module of its own. OBSERVE, THINK and REFLECT return their events, and the
 step commits them. ACT commits while it runs, through `RunHost.record`, since the start and the result of each call have
-to be in the journal before what depends on them. The transition table decides what comes next. New behaviour is a new
-event or effect with one handler, never a branch in the step.
+to be in the journal before anything depends on them. The transition table decides the next effect. New behaviour is a
+new event or effect with one handler, never a branch in the step.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ HANDLERS: Mapping[type[Effect], Handler] = {
 
 
 async def step(execution: Execution, calls: ToolCalls) -> None:
-    """Perform the run's effect, and commit what its handler returns. This is the whole control flow."""
+    """Perform the run's effect, and commit the outcome of its handler. This is the whole control flow."""
     journal, lease = execution.journal, execution.journal.lease
     outcome = None
     if lease.cancelled:
@@ -145,9 +145,7 @@ async def _interrupt(execution: Execution, limit_waits: int) -> StepOutcome:
         message = f"no last answer came within {limit_s:.1f} seconds"
         return end_after_last_answer(execution, reached, message, *build_usage_events(execution))
     waits = f" while calls waited for a limit of their tool or tag ({limit_waits:,})" if limit_waits else ""
-    message = (
-        f"{used_s:.1f} of {limit_s:.1f} seconds used, and what ran was cut off{waits}; a larger seconds= allows more"
-    )
+    message = f"{used_s:.1f} of {limit_s:.1f} seconds used, and running work was cut off{waits}; set a larger seconds="
     events = *build_usage_events(execution), *await end_children(execution)
     return stop_at_limit(execution, StopReason.TIMEOUT, message, *events)
 
@@ -158,8 +156,6 @@ def _park(execution: Execution) -> StepOutcome:
     run, crashes = journal.run, journal.lease.crashes
     calls = ", ".join(f"{entry.call.name} ({entry.call.id})" for entry in run.open if entry.phase is not Phase.FINISHED)
     where = f"in {run.state.upper()}, turn {run.turn}{f', with open calls: {calls}' if calls else ''}"
-    message = (
-        f"{crashes} workers died while they drove it and no other run, {where}; see what they died of, then resume"
-    )
+    message = f"{crashes} workers died while they executed only this run, {where}; find the cause, then resume it"
     journal.log.error("run_paused", reason=message)
     return StepOutcome((e.Paused(kind=PendingKind.CRASH, message=message),))

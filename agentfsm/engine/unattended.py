@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.streaming.stream import Listener
 
-# The empty registry of an agent that is not at hand.
+# Registry for runs whose agent is not available.
 NO_TOOLS: Final = ToolRegistry()
 
 
@@ -56,25 +56,25 @@ async def apply_stop_requests(
     on_event: Listener | None = None,
     on_run: Callable[[Run], None] | None = None,
 ) -> Run | None:
-    """Cancel or pause a run if its inbox asks for that and nobody holds its lease. Do nothing else.
+    """Cancel or pause a run if its inbox requests that and its lease is free; otherwise do nothing.
 
-    Call this after a post, and after each release of a lease of a run that is not over. Where another holds the lease,
-    that one applies the request: while it drives the run, or after it has given the lease back.
+    Call this after a post, and after each release of the lease of a run that is not over. If another worker holds the
+    lease, that worker applies the request: during its execution, or after it has released the lease.
 
     Args:
         store: The store that holds the run.
-        run_id: The run.
+        run_id: The id of the run.
         clock: Clock for the times in the journal.
         tools: Tools of the run's agent, as far as they are known.
         durability: Durability of the events that are appended.
-        on_event: Takes what is streamed.
-        on_run: Takes each new value of the run.
+        on_event: Called with each streamed event.
+        on_run: Called with each new state of the run.
 
     Returns:
-        The run after the last request; None if nothing was to be applied here.
+        The run after the last request; None if no request was applied here.
 
     Raises:
-        RunNotFoundError: when the store holds no such run.
+        RunNotFoundError: if the store has no such run.
     """
     run: Run | None = None
     with suppress(LeaseHeldError):
@@ -96,7 +96,7 @@ async def _stop_and_release(journal: Journal, tools: ToolRegistry) -> Run:
             if stop is not None:
                 journal.commit(*stop.events, taken=stop.taken)
             await journal.flush()
-    except GeneratorExit:  # the coroutine was closed, perhaps after its event loop: it can wait for nothing more
+    except GeneratorExit:  # the coroutine was closed, perhaps after its event loop: awaiting is impossible
         journal.release()
         raise
     finally:
@@ -141,25 +141,25 @@ async def cancel_child_run(
     tools: ToolRegistry = NO_TOOLS,
     durability: Durability = "full",
 ) -> Run:
-    """Cancel the run of an agent because its caller, or the call of it, ends.
+    """Cancel a child run because its parent run or its call ends.
 
     Args:
         store: The store that holds both runs.
-        caller: The id of the run that calls the agent.
-        call_id: The call.
+        caller: The id of the parent run.
+        call_id: The id of the call.
         clock: Clock for the times in the journal.
         tools: Tools of the agent, as far as they are known.
         durability: Durability of the events that are appended.
 
     Returns:
-        The run. It is not over if another worker drives it; that worker ends it later.
+        The child run. It is not over if another worker executes it; that worker ends it later.
 
     Raises:
-        RunNotFoundError: when the agent never began, or the store has lost its run.
+        RunNotFoundError: if the child run never began, or is missing in the store.
     """
     run = await load_child_run(store, caller, call_id)
     if not run.is_over:
-        with suppress(ConflictError):  # it has ended meanwhile
+        with suppress(ConflictError):  # it has ended in the meantime
             await store.post(run.id, "cancel", Cancel(by="its caller"))
             await apply_stop_requests(store, run.id, clock=clock, tools=tools, durability=durability)
         run = await load_run(store, run.id)
@@ -189,7 +189,7 @@ async def _end_child_run(journal: Journal, tools: ToolRegistry, entry: OpenCall)
             return None
         return await tool.end_child_run(store, journal.clock, caller, call_id)
     except RunNotFoundError:
-        return build_missing_result(entry) if waits_on_child(journal.run, entry) else None  # else it never began
+        return build_missing_result(entry) if waits_on_child(journal.run, entry) else None  # otherwise it never began
     except AgentError as error:
         journal.log.warning("child_not_ended", call=call_id, error=type(error).__name__)
         text = f"the agent of {entry.call.name} could not be told to stop. Check before you repeat anything."

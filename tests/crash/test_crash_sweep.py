@@ -179,7 +179,7 @@ def test_a_run_that_kills_its_workers_is_parked(scene):
     run = anyio.run(loaded, world)
     ((kind, why),) = [(item.kind, item.description) for item in run.pending]
     assert kind is PendingKind.CRASH
-    assert "5 workers died while they drove it and no other run, in ACT" in why
+    assert "5 workers died while they executed only this run, in ACT" in why
     assert len(world.effects()) == told
     sound_run(run)
 

@@ -226,7 +226,7 @@ def test_a_yes_in_the_last_moment_counts_and_one_after_is_refused():
         assert (done.output, bank.paid) == ("done", [("Ann", 1)])
         assert [r.outcome for r in done.calls] == [Outcome.DONE, Outcome.REJECTED]
         assert results_of(done.messages)[1].content.startswith(
-            "not run: a person was asked, and nobody answered in time."
+            "not run: a person was asked, and no answer came in time."
         )
         assert run.is_waiting
 

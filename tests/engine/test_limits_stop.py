@@ -263,8 +263,8 @@ def test_the_deadline_says_how_many_calls_waited_for_a_limit():
         return await Agent(model, tools=[search], limits=Limits(seconds=10), clock=VirtualClock()).run("look")
 
     run = run_virtual(play)
-    ended(run, StopReason.TIMEOUT, "10.0 of 10.0 seconds used, and what ran was cut off")
-    assert "while calls waited for a limit of their tool or tag (3); a larger seconds= allows more" in run.stop_message
+    ended(run, StopReason.TIMEOUT, "10.0 of 10.0 seconds used, and running work was cut off")
+    assert "while calls waited for a limit of their tool or tag (3); set a larger seconds=" in run.stop_message
 
 
 def test_time_adds_up_over_the_steps():

@@ -372,7 +372,7 @@ class Pieces(ScriptedModel):
     [
         ({"output_type": object()}, "has no JSON Schema"),
         ({"output_type": type}, "has no JSON Schema"),
-        ({"output_mode": "tool"}, "give that, too"),
+        ({"output_mode": "tool"}, "pass output_type as well"),
         ({"output_type": City, "output_mode": "magic"}, "no output_mode 'magic'; it has: schema, tool, json, prompt"),
         ({"output_validators": [lambda: None]}, "takes one value"),
         ({"output_validators": [lambda a, b: None]}, "takes one value"),

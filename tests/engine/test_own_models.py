@@ -90,8 +90,8 @@ async def generating(_self: Model, _request: Request, _emit: Emit | None = None)
 @pytest.mark.parametrize(
     ("reply", "match"),
     [
-        (plain, r"Mine\.reply returned Reply where it was not awaited: write `async def reply`"),
-        (generating, r"Mine\.reply returned async_generator where"),
+        (plain, r"Mine\.reply returned Reply, not an awaitable: write `async def reply`"),
+        (generating, r"Mine\.reply returned async_generator, not"),
         (returning("hello"), r"Mine\.reply returned str: return a Reply"),
         (returning(None), r"Mine\.reply returned NoneType: return a Reply"),
         (returning(Reply(calls=({"name": "x"},))), "calls that are dict: give a tuple of ProposedCall"),  # type: ignore[arg-type]
@@ -179,8 +179,8 @@ def piece(kind: Any, *args: Any, **fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("chunk", "match"),
     [
-        ("hello", r"str, which is no piece of a reply: emit one of TextChunk"),
-        (None, "NoneType, which is no piece"),
+        ("hello", r"str, which is not a chunk of a reply: emit one of TextChunk"),
+        (None, "NoneType, which is not a chunk"),
         (piece(TextChunk, None), "a TextChunk whose text is of the type NoneType: give a text, or emit nothing"),
         (piece(ThinkingChunk, 5), "a ThinkingChunk whose text is of the type int"),
         (piece(CallChunk, index="0"), "a CallChunk whose index is of the type str: give the place of the call"),

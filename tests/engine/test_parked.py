@@ -122,7 +122,7 @@ async def test_a_run_between_two_turns_is_paused_too(store):
     agent = agent_on(store)
     run = await agent.step(agent.start("go"))
     rests = await agent_on(Haunted(store, 9)).resume(run.id)
-    assert "9 workers died while they drove it and no other run, in THINK, turn 0; see" in rests.pending[0].description
+    assert "9 workers died while they executed only this run, in THINK, turn 0; find" in rests.pending[0].description
 
 
 async def test_a_run_that_is_over_is_left_alone(store):

@@ -185,8 +185,8 @@ async def test_a_fork_with_an_edited_result(store, world):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"at": -1}, MisuseError, "versions 0 to"),
-        ({"at": 99}, MisuseError, "versions 0 to"),
+        ({"at": -1}, MisuseError, "versions are 0 to"),
+        ({"at": 99}, MisuseError, "versions are 0 to"),
         ({"at": 2, "edit": {3: Resumed()}}, MisuseError, "no 3 to edit"),
         ({"at": 2, "edit": {0: Resumed()}}, MisuseError, "no 0 to edit"),
         ({"at": 2, "edit": {1: ToolLost(call_id="t1.0")}}, IllegalTransitionError, "does not fit"),

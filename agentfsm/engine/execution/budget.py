@@ -227,14 +227,14 @@ class Budget:
         return granted, held
 
     def reserve_last_answer(self, request_tokens: int, answer_tokens: int, price: PriceFunction) -> None:
-        """Keep back what a last answer may cost after the request at hand: a request somewhat longer, and its answer.
+        """Reserve the cost of a last answer after the next request: a slightly longer request, and its answer.
 
-        What it may cost beyond the request at hand is a fifth of the limit at most. Nothing is kept back from the first
-        request, nor from the last.
+        The part beyond the cost of the next request is at most a fifth of the limit. Nothing is reserved before the
+        first and the last request.
 
         Args:
-            request_tokens: Of the request at hand, about.
-            answer_tokens: Of an answer; what the reply at hand and its results add is taken to be as much.
+            request_tokens: Estimated tokens of the next request.
+            answer_tokens: Tokens of an answer. The next reply and its results are assumed to add as much.
             price: As for `reserve`.
         """
         run, limits = self.source.run, self.limits

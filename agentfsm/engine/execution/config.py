@@ -25,12 +25,10 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.output import OutputSpec
 
-# Tokens left free for an answer. If the token budget has less, it caps the answer; all current models can answer so
-# long.
+# Tokens left free for an answer, which all current models can write. A token budget with less caps the answer.
 ANSWER_TOKENS: Final = 4_096
 # Assumed maximum of tokens of an answer without a cap, if other requests spend from the same budget: the maximum of
-# many
-# models. A longer answer is detected (see `budget`).
+# many models. A longer answer is detected (see `budget`).
 MAX_ANSWER_TOKENS: Final = 16_384
 
 
@@ -144,14 +142,14 @@ class EngineConfig(Value):
         return f"{shape}-{ledger.digest}"
 
     def _hash_shape(self, settings: Settings, tools: Sequence[ToolDefinition]) -> str:
-        told = [[tool.name, tool.description, to_mutable_json(tool.parameters), tool.strict] for tool in tools]
-        asked = attrs.asdict(attrs.evolve(settings, stream=False))  # how it is sent is no part of it
+        definitions = [[tool.name, tool.description, to_mutable_json(tool.parameters), tool.strict] for tool in tools]
+        asked = attrs.asdict(attrs.evolve(settings, stream=False))  # streaming does not change the request
         output = (
             None
             if self.output_spec is None or self.output_spec.output_form is None
             else to_mutable_json(self.output_spec.output_form.schema)
         )
-        parts = [self.model.name, self.instructions, told, asked, output]
+        parts = [self.model.name, self.instructions, definitions, asked, output]
         return short_hash(json.dumps(parts, sort_keys=True, default=str), 8)
 
     def mark_unpriced(self, model: Model) -> bool:

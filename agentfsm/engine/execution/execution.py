@@ -24,13 +24,13 @@ class Execution:
 
     budget: Budget
     is_takeover: bool
-    """Whether the run was taken from the worker that drove it; the runs of its agents are then taken, too."""
+    """Whether the run was taken from another worker; its child runs are then taken as well."""
 
     is_resumed: bool
-    """Whether the caller resumed the run: runs of agents below that are parked after crashes go on as well."""
+    """Whether the caller resumed the run; child runs that were paused after crashes then continue as well."""
 
     orphaned_calls: frozenset[str]
-    """Calls that were open when an earlier worker died over the run, by id."""
+    """Ids of the calls that were open when an earlier worker crashed."""
 
     def count_tokens(self, text: str) -> int:
         """Return the tokens of a text: exactly if a vocabulary is loaded, otherwise an estimate."""
@@ -53,11 +53,11 @@ def build_execution(
     Args:
         config: Configuration of the agent.
         journal: Journal of the run, under its lease.
-        deps: Handed to tools.
+        deps: Dependencies for tools.
         ledger: Token counts of the run.
-        parent_budget: The budget of the run that this one works for.
+        parent_budget: Budget of the parent run.
         resume: Whether the caller resumes the run; False for a worker.
-        takeover: Whether the run was taken from the worker that drove it.
+        takeover: Whether the run was taken from another worker.
     """
     return Execution(
         config=config,

@@ -77,7 +77,7 @@ def first_events(stored: StoredRun, at: int) -> Sequence[Event]:
     """
     newest = len(stored.events)
     if not isinstance(at, int) or not 0 <= at <= newest:
-        raise MisuseError(f"run {stored.header.id!r} has the versions 0 to {newest}, and no version {at!r}")
+        raise MisuseError(f"run {stored.header.id!r} has no version {at!r}: its versions are 0 to {newest}")
     return stored.events[:at]
 
 
@@ -168,21 +168,21 @@ class Journal:
         """Take the lease of a run.
 
         Args:
-            store: Where it lives.
-            run: A run at version 0 is created, unless its id is known; a later one must be the newest; of an id the
-                newest is loaded.
-            clock: For the times in the journal.
-            on_event: Told of each change of state.
-            on_run: Given each new value of the run.
-            lease: Of this run at this version, where the caller holds it already.
+            store: The store of the run.
+            run: A run, or the id of a stored run, which is loaded. A run at version 0 is created unless its id exists;
+                a later one must be at the newest version.
+            clock: Clock for the times in the journal.
+            on_event: Called with each change of state.
+            on_run: Called with each new state of the run.
+            lease: Lease of this run at this version, if the caller holds it already.
             takeover: Whether to take the lease even if another owner holds it.
-            must_be_new: Whether a run at version 0 must be new, too.
-            durability: Of what is appended.
-            pause_before: States that the run rests before, until it is resumed.
+            must_be_new: Whether the stored run must still be at version 0 if `run` is.
+            durability: Durability of the appends.
+            pause_before: States before which the run pauses until it is resumed.
             ended_runs: As in `load_predecessor`.
 
         Raises:
-            ConflictError: when the run has moved on, or somebody else drives it.
+            ConflictError: if the run has moved on, or another worker executes it.
         """
         if lease is None or isinstance(run, str):
             lease, run = await _acquire_lease(
@@ -290,18 +290,18 @@ class Journal:
             raise lease_lost_error(self.lease)
         if boot_clock() >= self.lease.valid_until:
             raise LeaseLostError(
-                f"run {self.run.id!r}: the process stood still until its lease had ended, so the call that was about "
-                "to start was not made: load the run to see who goes on with it, or resume it",
+                f"run {self.run.id!r}: the process was suspended until its lease had expired, so the call that was "
+                "about to start was not made: load the run to see whether another worker continues it, or resume it",
             )
 
     async def read_inbox(self, *, force: bool = False) -> tuple[PostedItem, ...]:
-        """Return what waits in the inbox and is due; asks the store only when it may hold something, or `force`.
+        """Return the inbox rows that are due. Unless `force`, read the store only if it may have some.
 
-        What others have posted is told by the store with the appends and renewals, so that it may be seconds old.
+        The store reports new rows with appends and renewals, so that the report may be seconds late.
 
         Raises:
-            LeaseLostError: when another worker owns the run. Without being its owner one strikes no row, and would obey
-                the same one for ever.
+            LeaseLostError: if another worker owns the run. This one could not remove the rows, and would apply them
+                again and again.
         """
         if not force and not self.has_unread_inbox and not self._untaken_rows:
             return ()
@@ -381,7 +381,9 @@ async def _await_outcome(commit: PendingWrite, run: Run) -> bool:
     try:
         return await commit.wait()
     except anyio.get_cancelled_exc_class():
-        if anyio.current_effective_deadline() != -math.inf:  # asyncio's own, of which no scope knows: it comes once
+        if (
+            anyio.current_effective_deadline() != -math.inf
+        ):  # asyncio's own cancellation, outside of anyio's scopes: it comes once
             raise
     with create_shield():
         return await commit.wait()
@@ -423,8 +425,8 @@ async def _acquire_lease(
 
 def id_taken_error(header: Header) -> ConflictError:
     """Build the error for a start under an id that belongs to a run with another parent, or without one."""
-    what = f"works for run {header.parent!r}" if header.parent is not None else "works for no other run"
-    return ConflictError(f"run {header.id!r} exists and {what}, so it is not the run to go on with; choose another id")
+    kind = f"is a child run of {header.parent!r}" if header.parent is not None else "is not a child run"
+    return ConflictError(f"run {header.id!r} exists and {kind}, so it cannot be continued here; choose another id")
 
 
 async def _load_leased(store: Store, lease: Lease, ended_runs: EndedRuns) -> Run:

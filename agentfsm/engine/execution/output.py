@@ -148,24 +148,26 @@ def build_output_spec(
     model: Model,
     names: Iterable[str],
 ) -> OutputSpec | None:
-    """Return what an agent's answers have to be; None where any text will do.
+    """Return the requirements for an agent's answers; None if any text is accepted.
 
     Args:
-        output_type: A type that JSON can carry; None and `str` stand for plain text.
+        output_type: A type with a JSON form; None and `str` stand for plain text.
         validators: Functions of the value, or of the RunContext and the value, plain or async; plain ones run in the
-            event loop and must be quick. They raise ModelRetry to refuse it.
-        mode: How the model is held to the form; None for the best that it has and that can say the form.
-        model: Who answers.
-        names: Of the agent's tools.
+            event loop and must be quick. They raise ModelRetry to refuse the value.
+        mode: Output mode; None for the best mode that the model has and that can express the type.
+        model: The agent's model.
+        names: The names of the agent's tools.
 
     Raises:
-        MisuseError: when the type has no JSON Schema, the model has not this mode, a function takes something else, or
-            a tool has the name of the output tool.
+        MisuseError: if the type has no JSON Schema, the model does not have this mode, a validator has other
+            parameters, or a tool has the name of the output tool.
     """
     checks = tuple([_build_validator(function) for function in validators])
     if output_type is None or output_type is str:
         if mode is not None:
-            raise MisuseError("output_mode says how a model is held to an output_type: give that, too")
+            raise MisuseError(
+                "output_mode has no effect without output_type: pass output_type as well, or leave output_mode out"
+            )
         return OutputSpec(form=None, validators=checks) if checks else None
     form = compile_type(output_type)
     if FINAL_ANSWER in names:

@@ -37,21 +37,21 @@ def stop_at_limit(
     Args:
         execution: The execution of the run.
         reason: The limit.
-        message: For people: the number reached.
+        message: The number reached, for people.
         *before: Events that are committed before the end.
-        note: Told to the model before the request for its last answer.
+        note: Text for the model before the request for its last answer.
     """
     journal = execution.journal
     if not execution.config.last_answer or journal.run.fold(before).turn >= execution.config.limits.turns:
         return fail(execution, reason, message, *before)
     journal.log.warning("limit_reached", reason=reason.value, turn=journal.run.turn)
-    told = f"{note}\n{_LAST_ANSWER_PROMPT.format(reason=reason)}".lstrip()
-    reached = e.LimitReached(reason=reason, message=message, note=told)
+    text = f"{note}\n{_LAST_ANSWER_PROMPT.format(reason=reason)}".lstrip()
+    reached = e.LimitReached(reason=reason, message=message, note=text)
     return StepOutcome((*before, *_find_doubtful_ends(execution, reason, before), reached))
 
 
 def end_after_last_answer(execution: Execution, reached: e.LimitReached, outcome: str, *before: e.Event) -> StepOutcome:
-    """Return the end of a run whose last answer was requested; `outcome` says in words whether it came."""
+    """Return the end of a run whose last answer was requested; `outcome` describes whether it came."""
     return fail(execution, reached.reason, f"{reached.message}; {outcome}", *before)
 
 
@@ -68,8 +68,8 @@ def build_failure(
     Args:
         journal: Journal of the run.
         doubtful: Ends of calls that an earlier worker may have begun, from `build_doubtful_ends`.
-        reason: Why the run ends.
-        message: For people: what happened.
+        reason: Reason of the end.
+        message: Description of the end, for people.
         *before: Events that are committed before the end.
     """
     journal.log.error("run_failed", reason=reason.value, turn=journal.run.turn)
@@ -84,13 +84,13 @@ def _find_doubtful_ends(execution: Execution, reason: StopReason, before: Iterab
 def build_doubtful_ends(
     run: Run, orphaned_calls: frozenset[str], tools: ToolRegistry, reason: StopReason, before: Iterable[e.Event]
 ) -> list[e.Event]:
-    """Return the ends of calls of which it is not known whether a worker that died had begun them.
+    """Return the ends of calls that a crashed worker may have begun.
 
     Args:
         run: The run, which is about to end.
-        orphaned_calls: Calls that were open when an earlier worker died over the run, by id.
+        orphaned_calls: Ids of the calls that were open when an earlier worker crashed.
         tools: Tools of the run's agent, as far as they are known.
-        reason: Why the run ends.
+        reason: Reason of the end.
         before: Events that are committed before these: a call that ends with one of them is left out.
     """
     ended = {event.result.call_id for event in before if isinstance(event, e.ToolFinished)}
@@ -102,7 +102,7 @@ def build_doubtful_ends(
 
 
 def _may_have_started(entry: OpenCall, tools: ToolRegistry) -> bool:
-    """Whether a worker that died may have begun a call whose start is not in the journal."""
+    """Return whether a crashed worker may have begun a call whose start is not in the journal."""
     tool = tools.get(entry.call.name)
-    is_known = tool is not None and not tool.read_only  # its start would be in the journal
+    is_known = tool is not None and not tool.read_only  # otherwise its start would be in the journal
     return entry.phase in _UNSTARTED and not (entry.attempts or is_known)

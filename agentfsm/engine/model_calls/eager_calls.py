@@ -151,7 +151,7 @@ class EagerCalls:
         """Start the latest call, if it may start early and all before it were started."""
         if not self._can_start or len(self._drafts) != len(self._started) + 1:
             return
-        if self._attempt is None or self._scheduler is None:  # what is open has both
+        if self._attempt is None or self._scheduler is None:  # an open call implies both
             return
         draft, queue = self._drafts[len(self._started)], self._attempt.queue
         tool = queue.host.find_tool(queue.registry, draft.name)

@@ -14,11 +14,11 @@ from agentfsm.tokens.ledger import TokenLedger
 
 
 def group_messages(run: Run, ledger: TokenLedger) -> tuple[MessageGroup, ...]:
-    """Return what a run shows as groups, in order, without the note on what is not shown.
+    """Return the shown messages of a run as groups, in order, without the note on hidden messages.
 
     Args:
         run: The run.
-        ledger: Follows it.
+        ledger: Token counts of the run.
     """
     groups = [*_iter_compacted_groups(run, ledger), *_iter_recent_groups(run, ledger)]
     unread = _find_first_unread(groups)
@@ -120,7 +120,7 @@ def build_segments(groups: Sequence[MessageGroup], end: int) -> tuple[int, tuple
     if at != start:
         gap = len(layout)
     if removed := start - sum(group.message_count for group in head):
-        # The note changes with each compaction, so it comes late: what stands before it stays in the prompt cache.
+        # The note changes with each compaction, so it comes late: the messages before it stay in the prompt cache.
         layout.insert(0 if _begins_with_reply(groups) else gap, Removed(count=removed))
     return start, tuple(layout)
 

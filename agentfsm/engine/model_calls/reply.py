@@ -87,12 +87,12 @@ async def _call_model(model: Model, request: Request, emit: Emit | None) -> Repl
     except anyio.get_cancelled_exc_class() as cancellation:
         if not is_foreign_cancellation(cancellation):
             raise
-        raise ModelUnavailableError(f"{model.name} waited for a task that somebody else cancelled") from cancellation
+        raise ModelUnavailableError(f"{model.name} waited for a task that other code cancelled") from cancellation
     except TypeError:
         if asked is _NOT_CALLED or isawaitable(asked):
             raise
-        what, kind = f"{type(model).__name__}.reply", type(asked).__name__
-        raise MisuseError(f"{what} returned {kind} where it was not awaited: write `async def reply`") from None
+        method, kind = f"{type(model).__name__}.reply", type(asked).__name__
+        raise MisuseError(f"{method} returned {kind}, not an awaitable: write `async def reply`") from None
     else:
         return reply
 
@@ -113,8 +113,8 @@ def calculate_usd(model: Model, usage: Usage) -> float | None:
     """
     cost_usd = model.cost_usd(usage)
     if cost_usd is not None and not _is_price(cost_usd):
-        what = f"{type(model).__name__}.cost_usd returned {cost_usd!r:.100}"
-        raise MisuseError(f"{what}: return US dollars, 0 or more, or None where no price is known")
+        problem = f"{type(model).__name__}.cost_usd returned {cost_usd!r:.100}"
+        raise MisuseError(f"{problem}: return US dollars, 0 or more, or None if the price is unknown")
     return cost_usd
 
 
@@ -125,7 +125,7 @@ _CHUNK_FIELDS: Final[Mapping[type, FieldRules]] = {
     ThinkingChunk: _TEXT_FIELDS,
     CallChunk: {
         "index": (int, "the place of the call in the reply, from 0"),
-        "name": (str, "a text, '' where it is no news"),
+        "name": (str, "a text, '' if it was emitted before"),
         "arguments": (str, "a text, '' where nothing came"),
     },
     FinishChunk: {"reason": (FinishReason, "a FinishReason")},
@@ -138,12 +138,12 @@ def check_chunk(model: Model, chunk: object) -> None:
     Raises:
         MisuseError: if it is not a valid chunk; the message shows a valid one.
     """
-    what = f"{type(model).__name__}.reply emitted"
+    action = f"{type(model).__name__}.reply emitted"
     fields = next((fields for kind, fields in _CHUNK_FIELDS.items() if isinstance(chunk, kind)), None)
     if fields is None:
         kinds = ", ".join(kind.__name__ for kind in _CHUNK_FIELDS)
-        raise MisuseError(f"{what} {type(chunk).__name__}, which is no piece of a reply: emit one of {kinds}")
-    check_fields(f"{what} a {type(chunk).__name__} whose", chunk, fields)
+        raise MisuseError(f"{action} {type(chunk).__name__}, which is not a chunk of a reply: emit one of {kinds}")
+    check_fields(f"{action} a {type(chunk).__name__} whose", chunk, fields)
 
 
 _TOKEN_FIELDS: Final = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens")
@@ -164,16 +164,16 @@ def _check_usage(model: Model, said: str, usage: Usage) -> None:
                 break
         else:
             return
-    what = f"{type(model).__name__}.reply {said}"
+    action = f"{type(model).__name__}.reply {said}"
     if not isinstance(usage, Usage):
-        give = "Usage(input_tokens=..., output_tokens=...), or None where nobody said"
-        raise MisuseError(f"{what} whose usage is of the type {type(usage).__name__}: give {give}")
+        give = "Usage(input_tokens=..., output_tokens=...), or None if the usage is unknown"
+        raise MisuseError(f"{action} whose usage is of the type {type(usage).__name__}: give {give}")
     for name in _TOKEN_FIELDS:
         tokens = getattr(usage, name)
         if not isinstance(tokens, int) or tokens < 0:
-            raise MisuseError(f"{what} whose usage has {name}={tokens!r:.100}: give a whole number, 0 or more")
+            raise MisuseError(f"{action} whose usage has {name}={tokens!r:.100}: give a whole number, 0 or more")
     if usage.cost_usd is not None and not _is_price(usage.cost_usd):
-        raise MisuseError(f"{what} whose usage has cost_usd={usage.cost_usd!r:.100}: give 0 or more, or None")
+        raise MisuseError(f"{action} whose usage has cost_usd={usage.cost_usd!r:.100}: give 0 or more, or None")
 
 
 def _is_price(value: object) -> bool:

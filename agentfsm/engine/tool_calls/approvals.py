@@ -1,7 +1,7 @@
-"""Settle open calls before any call runs: who has to be asked, what was decided, what became of calls in flight.
+"""Settle open calls before any call runs: questions to people, their decisions, and calls of crashed workers.
 
-The store's clock is read before the inbox is. So a decision that is not there when the time is up comes too late, since
-a store refuses it from that moment on; and one that is there was made in time, whenever it is read.
+The store's clock is read before the inbox, and the store refuses decisions after their deadline. So if the deadline has
+passed and the inbox has no decision, none can follow; a decision in the inbox was made in time, whenever it is read.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ async def decide_open_calls(execution: Execution, host: QueueHost, last_waits: L
                 taken.append(row.number)
         elif waits_on_child(execution.journal.run, entry):
             journal = execution.journal
-            if not await has_child_run(journal.store, journal.run.id, call_id):  # it would do everything anew
+            if not await has_child_run(journal.store, journal.run.id, call_id):  # it would repeat everything
                 ended = build_missing_result(entry)
                 events.append(e.ToolFinished(result=build_decided_result(entry, ended.outcome, ended.content)))
                 taken += [row.number] if row is not None else []
@@ -117,9 +117,7 @@ async def _read_decisions(execution: Execution) -> _InboxSnapshot:
     now = await journal.store.now()
     undecided = [entry for entry in journal.run.open if entry.phase in UNDECIDED_PHASES]
     late = any(item.expires_at is not None and now >= item.expires_at for item in journal.run.pending)
-    rows = (
-        await journal.read_inbox(force=late) if undecided else ()
-    )  # a no by time is said after a look, not on hearsay
+    rows = await journal.read_inbox(force=late) if undecided else ()  # a refusal by timeout requires a fresh read
     decisions = {row.item.call_id: row for row in rows if isinstance(row.item, Decision)}
     return _InboxSnapshot(now, decisions, any(isinstance(row.item, Input) for row in rows))
 
@@ -143,8 +141,8 @@ async def is_wait_over(store: Store, item: Pending, now: float) -> bool:
         # Read the inbox first: rows consumed by then are in the journal.
         if any(_ends_wait(row, item) for row in await store.inbox(item.run_id)):
             return True
-        return item not in (await load_run(store, item.run_id)).pending  # somebody has driven it on
-    except RunNotFoundError:  # deleted, further down: the agent above it will tell
+        return item not in (await load_run(store, item.run_id)).pending  # another worker has continued it
+    except RunNotFoundError:  # deleted: the parent run's call reports it
         return True
 
 
@@ -186,7 +184,7 @@ async def _resolve_open_call(
             reason = f" ({message})" if message else ""
             return e.ToolFinished(result=_build_rejection(entry, f"a person rejected it{reason}"), by=by)
         case Phase.AWAITING_APPROVAL, None if is_late:
-            return e.ToolFinished(result=_build_rejection(entry, "a person was asked, and nobody answered in time"))
+            return e.ToolFinished(result=_build_rejection(entry, "a person was asked, and no answer came in time"))
         case Phase.AWAITING_APPROVAL, _ if row is not None or _has_tool_changed(execution.config, entry):
             return _request_decision_again(execution, entry, now)
         case ((Phase.OUTCOME_UNKNOWN | Phase.PAUSED), Settle(by=by, outcome=outcome, content=content)):
@@ -285,7 +283,7 @@ def needs_approval(tool: Tool[..., Any], arguments: Arguments) -> bool:
         return tool.requires_approval
     try:
         return bool(tool.requires_approval(arguments))
-    except Exception as error:  # noqa: BLE001  what cannot say that nobody need be asked has not said it
+    except Exception as error:  # noqa: BLE001  a failing check does not waive the approval
         callback_errors.log_callback_error("requires_approval", tool.name, "a person is asked", error)
         return True
 
@@ -355,7 +353,7 @@ def answer_lifetime_s(tool: Tool[..., Any], arguments: Arguments) -> float:
         return tool.answer_expires_s
     try:
         seconds = float(tool.answer_expires_s(arguments))
-    except Exception as error:  # noqa: BLE001  what cannot say how long it waits, waits as long as others do
+    except Exception as error:  # noqa: BLE001  the default applies
         callback_errors.log_callback_error(
             "answer_expires_s", tool.name, f"an answer counts for {ANSWER_EXPIRES_S:g} s", error
         )

@@ -156,7 +156,7 @@ class RunHost(QueueHost):
             return None
         if tool.waits_for is None and not needs_approval(tool, tool.to_namespace(bound)):
             return None
-        text = f"{call.name} needs a person's word, which nobody was asked for: call it again to have them asked."
+        text = f"{call.name} needs an approval that was not requested: call it again to request it."
         return failed_outcome(text, ErrorType.BLOCKED, retryable=True)
 
     async def on_start(self, call: ToolCall, tool: Tool[..., Any]) -> None:
@@ -203,7 +203,7 @@ class RunHost(QueueHost):
         if budget.children:
             result = add_child_cost(execution, result)
         finished = e.ToolFinished(result=result)
-        if self.approvals:  # it was let run, and could not
+        if self.approvals:  # approved, but it could not run
             facts, taken = self._spend_decision(result.call_id)
             self.record(*facts, finished, taken=taken)
         else:
@@ -229,7 +229,7 @@ class RunHost(QueueHost):
             )
             try:
                 self.record(*facts, cut)
-            except AgentError as error:  # what has cut the call off goes on as it is
+            except AgentError as error:  # the cause of the cut-off propagates
                 journal.log.error("cut_off_not_recorded", call=job.call.id, error=type(error).__name__)  # noqa: TRY400  a fact, no trace
 
     def on_limit_wait_cut_off(self, job: ToolJob) -> None:  # noqa: ARG002  they are counted
