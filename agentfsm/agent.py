@@ -479,11 +479,11 @@ class Agent(Generic[A_co]):
         _check_start_options("stream", start)
         run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
 
-        def drive(listen: Listener, see: Callable[[Run[Any]], None]) -> Awaitable[Run[A_co]]:
-            return self.driver.run_until_blocked(run, deps, on_event=listen, on_run=see, resume=resume)
+        def execute(on_event: Listener, on_run: Callable[[Run[Any]], None]) -> Awaitable[Run[A_co]]:
+            return self.driver.run_until_blocked(run, deps, on_event=on_event, on_run=on_run, resume=resume)
 
         answers = self.driver.config.output_spec
-        return RunStream(drive, run) if answers is None else TypedStream(drive, run, answers.parse_partial)
+        return RunStream(execute, run) if answers is None else TypedStream(execute, run, answers.parse_partial)
 
     def run_sync(self, prompt: Prompt, *, deps: Any = None, **start: Unpack[StartOptions]) -> Run[A_co]:
         """Run the agent from synchronous code; otherwise like `run`.
@@ -503,12 +503,12 @@ class Agent(Generic[A_co]):
             run_id: The run. One that is over is returned unchanged.
             deps: As in `run`.
             wait: Whether to wait while another worker executes it.
-            takeover: Take the run from the worker that drives it now, without waiting for its lease to end. Use it
+            takeover: Take the run from the worker that executes it, without waiting for its lease to end. Use it
                 when you know that the other worker hangs. That worker can no longer write to the run's journal. A call
                 that it has in flight is treated as after a crash, and may still have its effect.
 
         Raises:
-            RunNotFoundError: when the store holds no such run.
+            RunNotFoundError: when the store has no such run.
             LeaseHeldError: when another worker executes it and `wait` is False.
             MisuseError: when a tool of an open call is gone; nothing was changed.
         """
@@ -519,7 +519,7 @@ class Agent(Generic[A_co]):
             except LeaseHeldError:
                 if not wait:
                     raise
-                takeover = False  # only once: the worker that drives it now may be healthy
+                takeover = False  # only once: the worker that executes it now may be healthy
             else:
                 await wake_callers(self.store, run_id, run.header.parent, f"resumed:{run.version}")
                 return run
