@@ -69,7 +69,7 @@ def world(store: Store, flaky: bool = False, **options: object) -> tuple[Agent, 
 async def test_who_stands_still_between_the_start_and_the_call_makes_no_call(store, options, monkeypatch):
     """The lease is looked at after the start was written, right before the tool is called; another worker calls it."""
     agent, seen = world(Stalling(store, 1, monkeypatch), **options)
-    with anyio.fail_after(HANG_S), pytest.raises(LeaseLostError, match="stood still"):
+    with anyio.fail_after(HANG_S), pytest.raises(LeaseLostError, match="was suspended"):
         await agent.run("go", id="run")
     assert seen == []
     [taken_back] = [event for event in await agent.history("run") if isinstance(event, ToolCutOff)]
@@ -82,7 +82,7 @@ async def test_who_stands_still_between_the_start_and_the_call_makes_no_call(sto
 async def test_the_lease_is_looked_at_before_each_attempt(store, monkeypatch):
     """A retry is an effect of its own; what the first attempt did is not taken back."""
     agent, seen = world(Stalling(store, 2, monkeypatch), flaky=True, idempotent=True)
-    with anyio.fail_after(HANG_S), pytest.raises(LeaseLostError, match="stood still"):
+    with anyio.fail_after(HANG_S), pytest.raises(LeaseLostError, match="was suspended"):
         await agent.run("go", id="run")
     assert len(seen) == 1
     assert (await agent.load("run")).open_call("t1.0").attempts == 1
