@@ -161,7 +161,7 @@ class _AuditBuilder:
                     self.external_calls.add(event.call_id)
             case e.ApprovalGiven():
                 self._record_approval(event, before)
-            case e.InputGiven():
+            case e.InputGiven(answers=answers) if answers:
                 informed = (*self.records[event.call_id].informed_by, event.by)
                 self._update(event.call_id, informed_by=informed)
             case e.ToolFinished():

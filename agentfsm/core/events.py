@@ -203,12 +203,27 @@ class ToolPaused(Event):
 
 @attrs.frozen(kw_only=True)
 class InputGiven(Event):
-    """A person answered the questions that a tool asked during its call. The tool is called again."""
+    """A person answered the questions that a tool asked during its call.
+
+    A paused call is made again with the answers. A call of an attended execution was not paused, and continues.
+    """
 
     call_id: str
     by: str = ""
     answers: dict[str, Any]
-    """Answers by the key of the question: an object that fits its schema, or None if the person declined."""
+    """Answers by the key of the question: an object that fits its schema, or None if the person declined. Empty if an
+    attending person gave no answer.
+    """
+
+    questions: tuple[Question, ...] = ()
+    """Questions that the attending person was asked while the call was running. Empty if the call was paused for them:
+    `ToolPaused` has them then.
+    """
+
+    state: str | None = None
+    """JSON text that the tool gets back with the answers if the call is made again, as in `ToolPaused`. None if the
+    call was paused.
+    """
 
 
 @attrs.frozen(kw_only=True)

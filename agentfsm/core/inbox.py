@@ -52,11 +52,11 @@ UNTRUSTED_KINDS = frozenset({InputKind.EVENT, InputKind.WEBHOOK})
 E = TypeVar("E", bound=StrEnum)
 
 
-def _parse_member(enum: type[E], what: str, value: str) -> E:
+def _parse_member(enum: type[E], name: str, value: str) -> E:
     try:
         return enum(value)
     except ValueError:
-        raise MisuseError(f"{what}={value!r}: give one of {', '.join(map(repr, map(str, enum)))}") from None
+        raise MisuseError(f"{name}={value!r}: give one of {', '.join(map(repr, map(str, enum)))}") from None
 
 
 def _parse_kind(value: InputKind | str) -> InputKind:

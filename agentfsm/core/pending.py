@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -36,6 +37,20 @@ class Question(Value):
 
     url: str = ""
     """URL that the person has to open, if the answer is given elsewhere; its data does not pass through the run."""
+
+
+@attrs.frozen
+class Answer(Value):
+    """Answer of a person who attends a run, to the questions that a tool asks during its call."""
+
+    content: Mapping[str, Any] | str | None = None
+    """Answer to a single question: a dict that fits its schema, or a text if the schema has one property that takes it.
+    For several questions: a dict of answers by the key of the question, where None declines one. None: the person
+    declines all of them.
+    """
+
+    by: str = attrs.field(default="", kw_only=True)
+    """Name of the person, for the journal."""
 
 
 @attrs.frozen(kw_only=True)

@@ -115,7 +115,7 @@ _ALLOWED_PHASES: Final[Mapping[type[e.Event], frozenset[Phase]]] = {
     e.ToolFinished: frozenset(Phase) - {Phase.FINISHED},
     e.ToolLost: frozenset(Phase) - {Phase.OUTCOME_UNKNOWN, Phase.FINISHED},
     e.ToolPaused: frozenset({Phase.INTENDED, Phase.APPROVED, Phase.RUNNING, Phase.PAUSED}),
-    e.InputGiven: frozenset({Phase.PAUSED}),
+    e.InputGiven: frozenset({Phase.PAUSED, Phase.RUNNING}),
     e.ApprovalAsked: frozenset({Phase.INTENDED, Phase.AWAITING_APPROVAL}),
     e.ApprovalGiven: frozenset({Phase.AWAITING_APPROVAL, Phase.OUTCOME_UNKNOWN}),
 }
@@ -197,9 +197,15 @@ def _reduce_tool_paused(run: RunFields, event: e.ToolPaused) -> Changes:
 
 
 def _reduce_input_given(run: RunFields, event: e.InputGiven) -> Changes:
-    before = run.open_call(event.call_id).inquiry or Inquiry()
-    inquiry = attrs.evolve(before, answers={**before.answers, **event.answers})
-    return _evolve_call(run, event, phase=Phase.APPROVED, pending=(), inquiry=inquiry)
+    entry = run.open_call(event.call_id)
+    before = entry.inquiry or Inquiry()
+    answers = {**before.answers, **event.answers}
+    if entry.phase is not Phase.RUNNING:
+        inquiry = attrs.evolve(before, answers=answers)
+        return _evolve_call(run, event, phase=Phase.APPROVED, pending=(), inquiry=inquiry)
+    if event.state is None:
+        raise MisuseError(f"InputGiven without a state does not fit the running call {entry.call.id} of run {run.id}")
+    return _evolve_call(run, event, inquiry=Inquiry(rounds=before.rounds + 1, state=event.state, answers=answers))
 
 
 def _reduce_approval_asked(run: RunFields, event: e.ApprovalAsked) -> Changes:

@@ -53,9 +53,9 @@ async def _read_result(ctx: RunContext[Any], result: str, start: int = 0) -> str
     """Return a page of a result; the last one with the pictures and files of the result.
 
     Args:
-        ctx: Knows the results of the run.
+        ctx: Context of the call, which has the results of the run.
         result: The id that the note in the result names, such as "t3.0".
-        start: The first character to read, from 0.
+        start: Index of the first character to read, from 0.
     """
     whole = ctx.find_result_text(result)
     if whole is None:
@@ -83,16 +83,16 @@ def build_find_tools_definition(hidden: int) -> ToolDefinition:
 
 
 _FIND_TOOLS_HINT: Final = (
-    "Look among them when none of yours fits what you need: what is found you may call from your next turn on."
+    "Search them if none of your tools fits. You may call the tools that are found from your next turn on."
 )
 
 
 async def _find_tools(ctx: RunContext[Any], query: str) -> str:
-    """Find tools by what they do.
+    """Find tools by their purpose.
 
     Args:
-        ctx: Searches the tools of the run.
-        query: What the tool shall do, in the words of its name or description.
+        ctx: Context of the call, which searches the tools of the run.
+        query: Purpose of the tool, in words that its name or description may have.
     """
     return await ctx.find_tools(query)
 
@@ -106,10 +106,10 @@ def ask_user() -> Tool[..., Any]:
 def _ask_user(question: str) -> str:
     """Ask the user a question, and wait for the answer.
 
-    Ask only what you cannot find out yourself, and one thing at a time.
+    Ask only for information that you cannot find yourself, and for one thing at a time.
 
     Args:
-        question: What you want to know, as one who has not seen your work can answer it.
+        question: The question, so that a person who has not seen your work can answer it.
     """
     raise AssertionError(question)  # external tools are never called
 
@@ -130,11 +130,11 @@ def wait() -> Tool[..., Any]:
 
 
 def _wait(seconds: float, reason: str) -> str:
-    """Wait until something comes in (a message, an event, a timer), but no longer than so many seconds.
+    """Wait until a message, an event or a timer arrives, or the time is up.
 
     Args:
         seconds: The longest wait, above 0 and up to 2592000 (30 days).
-        reason: What you wait for, for people who look at the run.
+        reason: Reason for the wait, for people who look at the run.
     """
     raise AssertionError(seconds, reason)  # external tools are never called
 

@@ -120,14 +120,14 @@ def _check_tool_count(tools: tuple[_Tool, ...]) -> Iterator[Finding]:
 
 def _check_description(tool: _Tool) -> Iterator[Finding]:
     if not tool.description.strip():
-        message = "it has no description, so the model knows nothing of it but its name: give the function a docstring"
+        message = "it has no description, so the model knows only its name: give the function a docstring"
         yield _warning(tool, message)
         return
     words = [word.lower() for word in re.findall(_WORD, tool.description)]
     if len(words) < MIN_DESCRIPTION_WORDS or _stems(words) <= _stems(_name_words(tool)) | _FILLER_WORDS:
         message = (
-            f"its description, {' '.join(tool.description.split())!r}, says no more than its name: say what it does, "
-            "what it returns and what it does not do, in two or three sentences"
+            f"its description, {' '.join(tool.description.split())!r}, says no more than its name: describe its "
+            "effect, its result and its limits, in two or three sentences"
         )
         yield _hint(tool, message)
 
@@ -145,20 +145,20 @@ def _check_declarations(tool: _Tool) -> Iterator[Finding]:
     change = f"is named {tool.name}" if first in CHANGING_VERBS else _find_described_change(tool.description)
     if change and tool.read_only:
         message = (
-            f"it {change}, and is declared read_only: it may start early, run beside others, and run again after a "
-            "crash. If it changes anything, take read_only away"
+            f"it {change}, and is declared read_only: it may start early, overlap other calls, and run again after a "
+            "crash. If it changes anything, remove read_only"
         )
         yield _warning(tool, message)
     elif change and tool.concurrency_safe is True and tool.locks is None:
         message = (
-            f"it {change}, and is declared concurrency_safe: it may overlap itself. If two calls can get into each "
-            "other's way, take that away, or say with locks= what a call touches"
+            f"it {change}, and is declared concurrency_safe: it may overlap itself. If two calls can "
+            "conflict, remove that, or declare with locks= the resources that a call uses"
         )
         yield _warning(tool, message)
     if first in READING_VERBS and not (tool.read_only or tool.concurrency_safe or tool.locks):
         message = (
             f"it is named {tool.name} and declares nothing, so it runs alone and is never repeated: if it changes "
-            "nothing, say @tool(read_only=True)"
+            "nothing, write @tool(read_only=True)"
         )
         yield _hint(tool, message)
 
@@ -183,10 +183,11 @@ def _check_parameters(tool: _Tool) -> Iterator[Finding]:
         yield _hint(tool, message)
     if short := [name for name in properties if len(name) == 1]:
         yield _hint(
-            tool, f"parameters called {_join_names(short)}: models read meaning off names, so write the word out"
+            tool,
+            f"parameters called {_join_names(short)}: models infer meaning from names, so write the word out",
         )
     if len(properties) > MAX_PARAMETERS:
-        message = f"{len(properties)} parameters, where more than {MAX_PARAMETERS} are the sign of several tools in one"
+        message = f"{len(properties)} parameters; more than {MAX_PARAMETERS} suggest several tools in one"
         yield _hint(tool, f"{message}: split it")
 
 
@@ -201,7 +202,7 @@ def _check_nesting(tool: _Tool) -> Iterator[Finding]:
     if levels > MAX_NESTING:
         deep = "without end" if math.isinf(levels) else f"{levels:.0f} levels deep"
         message = (
-            f"its arguments are nested {deep}, and the deeper a model writes the more mistakes it makes: keep to "
+            f"its arguments are nested {deep}, and models make more mistakes in deep values: keep to "
             f"{MAX_NESTING} levels"
         )
         yield _hint(tool, message)
@@ -211,7 +212,7 @@ def _measure_nesting(schema: _Schema, types: _Schema, known: dict[str, float]) -
     """Return the maximum depth of nested objects and lists; infinite for a recursive type."""
     target = _referenced_name(schema)
     if target and target not in known:
-        known[target] = math.inf  # for whoever meets it inside itself
+        known[target] = math.inf  # for a reference to itself
         known[target] = _measure_nesting(_get_mapping(types, target), types, known)
     held = [_measure_nesting(each, types, known) for each in _nested_schemas(schema)]
     is_bracket = bool(held) or schema.get("type") in ("object", "array")
@@ -236,8 +237,8 @@ def _check_size(tool: _Tool, count: CountTokens | None) -> Iterator[Finding]:
     if tokens > MAX_DEFINITION_TOKENS:
         message = (
             f"its definition has {'about ' if count is None else ''}{tokens:,} tokens, which every request pays for; "
-            f"{MAX_DEFINITION_TOKENS} are plenty: shorten the descriptions, and let enumerations say what they "
-            "say in words"
+            f"{MAX_DEFINITION_TOKENS} are enough: shorten the descriptions, and use enumerations instead of "
+            "listing values in words"
         )
         yield _hint(tool, message)
 

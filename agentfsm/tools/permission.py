@@ -82,7 +82,7 @@ def _check_roles(given: Mapping[str, Permissions]) -> dict[str, Permissions]:
         if each.roles:
             inner = ", ".join(each.roles)
             raise MisuseError(
-                f"the role {name!r} has roles of its own, which nobody would look at: put {inner} beside it"
+                f"the role {name!r} has roles of its own, which are never checked: move {inner} to the top level"
             )
     return dict(given)
 
@@ -178,7 +178,7 @@ def _evaluate_condition(rule: Rule, tool: Tool[..., Any], arguments: SimpleNames
         return True
     try:
         met = rule.when(arguments)
-    except Exception as error:  # noqa: BLE001  a rule that breaks has not said yes
+    except Exception as error:  # noqa: BLE001  a rule that fails does not permit the call
         callback_errors.log_callback_error("a rule's `when`", tool.name, "it counts against the call", error)
         return error
     # Other values are mistakes that look true: a coroutine, a comparison of arrays.

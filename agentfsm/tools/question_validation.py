@@ -76,7 +76,7 @@ def _find_question_flaw(question: Question) -> str | None:
     if url and (len(url) > MAX_URL_CHARS or not url.startswith(("https://", "http://"))):
         return f"its url has to be an http(s) address of at most {MAX_URL_CHARS:,} characters"
     if url and question.schema is not None:
-        return "it has a url and a schema: what is done elsewhere gives no answer here"
+        return "it has a url and a schema; a question that is answered elsewhere has no schema"
     return None if question.schema is None else _find_schema_flaw(question.schema)
 
 
@@ -86,9 +86,9 @@ def _find_schema_flaw(schema: Mapping[str, Any]) -> str | None:
             return f"its schema has more than {MAX_SCHEMA_CHARS:,} characters"
         _compile_question_schema(schema)
     except (TypeError, ValueError, RecursionError, MisuseError) as error:
-        return f"its schema is none ({error})"
+        return f"its schema is invalid ({error})"
     odd = [name for name, part in schema.get("properties", {}).items() if not _is_plain(part)]
-    return f"{odd[0]!r} in its schema is no plain value (string, number, integer, boolean, strings)" if odd else None
+    return f"{odd[0]!r} in its schema is not a plain value (string, number, integer, boolean, strings)" if odd else None
 
 
 _SCHEMA_DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -171,8 +171,8 @@ def _find_text_property(key: str, schema: Mapping[str, Any]) -> str:
     """Return the name of the one string property that plain text stands for."""
     named = schema.get("properties", {})
     if [part.get("type") for part in named.values()] != ["string"]:
-        names = ", ".join(map(repr, named)) or "none: it is agreed to with {}, or declined"
-        raise MisuseError(f"the answer to {key!r} is no plain text, but an object with the properties {names}")
+        names = ", ".join(map(repr, named)) or "none: agree with {}, or decline"
+        raise MisuseError(f"the answer to {key!r} must be an object with the properties {names}, not plain text")
     return str(*named)
 
 

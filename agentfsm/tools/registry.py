@@ -163,7 +163,7 @@ class ToolRegistry:
         names: list[str] = []
         try:
             for tool in source.tools:
-                names.append(self.register(tool).name)  # noqa: PERF401  one that is refused leaves those before it
+                names.append(self.register(tool).name)  # noqa: PERF401  if a tool is refused, those before it stay
         finally:
             self._source_tools[source] = source.version, tuple(names)
 
@@ -210,7 +210,7 @@ class ToolRegistry:
         if name not in self._tools:
             near = " or ".join(map(repr, self._close_names(name, 3)))
             raise MisuseError(
-                f"there is no tool {name!r} to remove: {f'did you mean {near}?' if near else 'see the names'}"
+                f"unknown tool {name!r}: {f'did you mean {near}?' if near else 'the property `names` lists the tools'}"
             )
         removed = self._tools.pop(name)
         del self._limiters[removed]
@@ -255,7 +255,7 @@ class ToolRegistry:
         Callers that acquire them in this order cannot deadlock. A limiter shared by several tags is listed once.
         """
         known = self._limiters.get(tool)
-        return self._collect_limiters(tool) if known is None else known  # removed, with a call of it on its way
+        return self._collect_limiters(tool) if known is None else known  # the tool was removed while a call of it runs
 
     def _collect_limiters(self, tool: Tool[..., Any]) -> tuple[Limiter, ...]:
         own = () if tool.limiter is None else (tool.limiter,)
@@ -312,7 +312,7 @@ def _not_a_collection_error(tools: object) -> MisuseError:
     """Build the error for a value that is not a collection of tools."""
     if isinstance(tools, Tool) or callable(tools) or _is_source(tools):
         name = getattr(tools, "name", None) or getattr(tools, "__name__", "it")
-        return MisuseError(f"tools are several, also where there is one: write tools=[{name}]")
+        return MisuseError(f"tools={name}: give a list of tools, also for a single tool: tools=[{name}]")
     if tools is None or isinstance(tools, str):
         return MisuseError(f"tools={tools!r}: give a list of tools, [] for none")
     return _not_a_tool_error(tools)
@@ -323,7 +323,7 @@ def _not_a_tool_error(candidate: object) -> MisuseError:
     kind = type(candidate).__name__
     how = "use @tool on a function"
     if hasattr(candidate, "as_tool"):
-        how = "write agent.as_tool(name=...) of it"
+        how = "write agent.as_tool(name=...)"
     elif isinstance(candidate, list | tuple):
         how = "unpack it, for example tools=[*MCPServer.load('servers.json')]"
     return MisuseError(f"a tool is a function or a Tool, not {kind}: {how}")
@@ -347,7 +347,7 @@ async def _update_sources(sources: Iterable[ToolSource]) -> None:
             raise errors[source]
 
 
-def _to_names(what: str, given: Iterable[str] | None) -> tuple[str, ...] | None:
+def _to_names(argument: str, given: Iterable[str] | None) -> tuple[str, ...] | None:
     if isinstance(given, str):
-        raise MisuseError(f"{what} are several, and {given!r} is read as its letters: write [{given!r}]")
+        raise MisuseError(f"filter({argument}={given!r}): give a list, [{given!r}]")
     return None if given is None else tuple(given)

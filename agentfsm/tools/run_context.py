@@ -166,7 +166,7 @@ class ToolReturn(Value):
     """Media that accompany the content, which refers to them; both come from `result_text.render_parts`."""
 
 
-class CallPaused(Exception):  # noqa: N818  it is no error: the call goes on later
+class CallPaused(Exception):  # noqa: N818  not an error: the call continues later
     """Raised by a tool whose call waits for external input. The tool is called again when the input is there.
 
     Attributes:

@@ -289,7 +289,7 @@ def _find_rule_violation(
         flaw = validate(arguments)
     except (ValueError, ModelRetry) as error:
         return _error_text(error) or "they are not allowed"
-    except Exception as error:  # noqa: BLE001  a rule that breaks has not said yes
+    except Exception as error:  # noqa: BLE001  a rule that fails does not permit the call
         callback_errors.log_callback_error("validate", tool.name, "the call is refused", error)
         return f"the rule could not be applied ({type(error).__name__})"
     # Other values are mistakes: a rule that returns True for valid arguments would look like a violation, and its False
@@ -300,7 +300,7 @@ def _find_rule_violation(
 def _error_text(error: Exception) -> str:
     try:
         return str(error)
-    except BaseException:  # noqa: BLE001  a broken __str__ must not hide that the rule said no
+    except BaseException:  # noqa: BLE001  a broken __str__ must not hide the violation
         return ""
 
 
@@ -427,7 +427,7 @@ _STRINGS: Final = ValueRule(
     fits=lambda value: (
         isinstance(value, Collection) and not isinstance(value, str) and all(isinstance(each, str) for each in value)
     ),
-    wanted="a tuple of strings, also where it is one: ('a',)",
+    wanted="a tuple of strings, also for a single one: ('a',)",
 )
 
 # Validation rules of the tool options.
@@ -436,7 +436,7 @@ _OPTION_RULES: Final[Mapping[str, ValueRule]] = {
     "description": STRING.or_none(),
     "limit": attrs.evolve(
         _COUNT_OR_NONE,
-        wanted=f"{_COUNT_OR_NONE.wanted}; a Limiter is shared by a tag: tags=['db'], and "
+        wanted=f"{_COUNT_OR_NONE.wanted}; to share a Limiter, use a tag: tags=['db'], and "
         "ToolRegistry(tag_limits={'db': limiter})",
     ),
     "per_minute": _COUNT_OR_NONE,
@@ -466,24 +466,23 @@ def _check_declarations(name: str, **declared: Any) -> None:
             rule.check(f"tool {name!r}", option, value)
         if iscoroutinefunction(value) and option != "on_unknown":
             raise MisuseError(
-                f"tool {name!r}: {option}= is asked while calls are planned and cannot wait: give a plain function"
+                f"tool {name!r}: {option}= is called while calls are planned, which cannot await: give a plain function"
             )
     if declared.get("external") and declared.get("requires_approval"):
-        raise MisuseError(f"tool {name!r}: an external call runs nothing that could be approved: leave that out")
+        raise MisuseError(f"tool {name!r}: an external tool runs no function, so leave out requires_approval=")
     if declared.get("read_only") and "on_unknown" in declared:
-        raise MisuseError(f"tool {name!r} is read-only and simply runs again: leave out on_unknown=")
+        raise MisuseError(f"tool {name!r} is read-only, so an interrupted call runs again: leave out on_unknown=")
 
 
 def _check_function(name: str, function: Callable[..., Any]) -> None:
     if isinstance(function, Tool):
         raise MisuseError(
-            f"{function.name!r} is a tool already: for one that declares something else write "
+            f"{function.name!r} is a tool already; to make a tool with other options, write "
             f"tool(name={function.name!r}, ...)({function.name}.function)"
         )
     if any(map(isgeneratorfunction, _code_holders(function))) or any(map(isasyncgenfunction, _code_holders(function))):
         raise MisuseError(
-            f"tool {name!r} is a generator, which has no one result: return a list, and tell of its progress by "
-            "`await ctx.progress(...)`"
+            f"tool {name!r} is a generator; return a list instead, and report progress with `await ctx.progress(...)`"
         )
 
 
@@ -494,4 +493,4 @@ def _is_async(function: Callable[..., Any]) -> bool:
 def _code_holders(function: Callable[..., Any]) -> tuple[Any, Any]:
     """Return the objects that may hold the code of a function: itself or a partial's function, and its `__call__`."""
     inner = getattr(function, "func", function)
-    return inner, getattr(inner, "__call__", None)  # noqa: B004  not asked whether it can be called
+    return inner, getattr(inner, "__call__", None)  # noqa: B004  reads the method, not whether it is callable

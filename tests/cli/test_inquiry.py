@@ -42,7 +42,7 @@ def test_an_answer_is_a_json_object_or_fields(here, words, told):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["Ann"], "is no plain text, but an object"),
+        (["Ann"], "must be an object with the properties"),
         (["--field", "bags=two", "--field", "name=Ann"], "bags: should be an integer"),
         (["--field", "bags=2"], "name: required, but missing"),
         (["--field", "name=Ann", "--decline"], "expected either an answer or --decline, not both"),

@@ -469,7 +469,7 @@ def test_a_record_has_a_size(monkeypatch):
     monkeypatch.setattr(codec, "MAX_RECORD_CHARS", len(text))
     monkeypatch.setattr(encoding, "MAX_RECORD_CHARS", len(text))
     assert decode_event(text) == decode_event(encode_event(e.ModelFaltered(error="x" * 100)))
-    with pytest.raises(MisuseError, match=f"{len(text) + 1} characters, more than the {len(text)}"):
+    with pytest.raises(MisuseError, match=f"{len(text) + 1} characters; the maximum is {len(text)}"):
         encode_event(e.ModelFaltered(error="x" * 101))
     with pytest.raises(CorruptError, match=f"{len(text) + 1} characters"):
         decode_event(text + " ")

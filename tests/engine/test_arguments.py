@@ -29,8 +29,8 @@ REFUSED = {
     "{'a': 1}": "key must be a string",
     '{"a": 1, "a": 2}': 'duplicate key "a"',
     '{"x": {"a": 1, "a": 2}}': 'duplicate key "a"',
-    '{"a": NaN}': "NaN, Infinity and bare words are none",
-    '{"a": Infinity}': "NaN, Infinity and bare words are none",
+    '{"a": NaN}': "not NaN, Infinity or a bare word",
+    '{"a": Infinity}': "not NaN, Infinity or a bare word",
     '{"a": -Infinity}': "invalid number",
     '{"a": "\\ud800"}': "surrogate",
     '{"a": "\\ud800\\ud800"}': "surrogate",
@@ -110,7 +110,10 @@ def test_expected_parameters_fit_on_one_line() -> None:
         f'm (anything | array of Point), n (null), {"o" * 60}... (string, default "{"d" * 59}...).'
     )
     assert describe_parameters({"properties": {}}) == "It takes no parameters: send {}."
-    assert describe_parameters({"properties": {}, "anyOf": [{"required": ["a"]}]}) == "Its schema tells the parameters."
+    assert (
+        describe_parameters({"properties": {}, "anyOf": [{"required": ["a"]}]})
+        == "Its schema describes the parameters."
+    )
 
 
 def test_thousands_of_parameters_are_not_all_told() -> None:

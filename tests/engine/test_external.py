@@ -330,7 +330,7 @@ def test_a_patience_that_makes_no_sense_is_misuse(patience):
 
 def test_what_runs_nothing_cannot_be_approved():
     """An external call that needs a yes would ask two people for one thing."""
-    with pytest.raises(MisuseError, match="nothing that could be approved"):
+    with pytest.raises(MisuseError, match="leave out requires_approval="):
         tool(name="look", external=True, requires_approval=True)(lambda: "")
 
 

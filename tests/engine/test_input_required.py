@@ -198,7 +198,7 @@ async def test_what_has_nothing_to_fill_in_is_agreed_to(store, question):
     desk = Desk((question,))
     agent = desk.agent(store=store)
     run = await agent.run("go")
-    with pytest.raises(MisuseError, match="agreed to with"):
+    with pytest.raises(MisuseError, match="none: agree with"):
         await agent.answer(run.id, "t1.0", "yes")
     await agent.answer(run.id, "t1.0")
     await agent.resume(run.id)
@@ -373,8 +373,8 @@ def test_the_same_question_in_the_same_moment_is_another_one():
         ((attrs.evolve(SURE, message="x" * 9_000),), None, "its message"),
         ((attrs.evolve(PAY, url="javascript:alert(1)"),), None, "http"),
         ((attrs.evolve(PAY, schema=TEXT),), None, "a url and a schema"),
-        ((attrs.evolve(WHO, schema={"type": "array"}),), None, "its schema is none"),
-        ((attrs.evolve(WHO, schema={"properties": {"a": {"type": "nonsense"}}}),), None, "its schema is none"),
+        ((attrs.evolve(WHO, schema={"type": "array"}),), None, "its schema is invalid"),
+        ((attrs.evolve(WHO, schema={"properties": {"a": {"type": "nonsense"}}}),), None, "its schema is invalid"),
         ((attrs.evolve(WHO, schema={"properties": {"a": {"type": "object"}}}),), None, "'a' in its schema"),
         ((attrs.evolve(WHO, schema={"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {}}}),), None, "'a' in"),
         ((attrs.evolve(WHO, schema={"properties": {}, "x": "x" * 30_000}),), None, "20,000 characters"),

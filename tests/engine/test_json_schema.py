@@ -73,7 +73,7 @@ def refusal(schema: Any, arguments: Any) -> list[str]:
         sign(schema).bind(arguments if isinstance(arguments, str) else json.dumps(arguments))
     first, *lines, last = str(caught.value).splitlines()
     assert first == "the arguments of search do not fit:"
-    assert last.startswith(("Parameters: ", "It takes no parameters", "Its schema tells"))
+    assert last.startswith(("Parameters: ", "It takes no parameters", "Its schema describes"))
     return lines
 
 
@@ -326,14 +326,14 @@ class TestHostileSchemas:
             ({"required": "a"}, "invalid at required"),
             ({"type": "array"}, 'has to be "object"'),
             ({"type": ["object", "null"]}, 'has to be "object"'),
-            ([("type",)], "no JSON Schema"),
-            ({"default": float("nan")}, "no JSON Schema"),
-            ({"default": "\ud800"}, "no JSON Schema"),
+            ([("type",)], "not a JSON Schema"),
+            ({"default": float("nan")}, "not a JSON Schema"),
+            ({"default": "\ud800"}, "not a JSON Schema"),
             ({"description": "x" * 100_000}, "larger than 100000 characters"),
             (nested(40, lambda inner: of(a=inner), {}), "deeper than 64"),
-            ({"$schema": "http://json-schema.org/draft-04/schema#"}, "known are https"),
-            ({"$schema": "https://example.com/mine"}, "known are https"),
-            ({"$schema": 5}, "known are https"),
+            ({"$schema": "http://json-schema.org/draft-04/schema#"}, "known: https"),
+            ({"$schema": "https://example.com/mine"}, "known: https"),
+            ({"$schema": 5}, "known: https"),
             (of(a={"$id": "https://example.com/a"}), "an address of their own"),
             (of(a={"$dynamicRef": "#a"}), "an address of their own"),
             (of(a={"$ref": "#/nope"}), "/nope"),
@@ -375,7 +375,7 @@ class TestHostileSchemas:
         cycle: dict[str, Any] = {}
         cycle["not"] = cycle
         for schema in (cycle, {"default": object()}, {"default": nested(100_000, lambda inner: [inner], 0)}):
-            with pytest.raises(MisuseError, match=r"^Tool 'search': its parameters are no JSON Schema"):
+            with pytest.raises(MisuseError, match=r"^Tool 'search': its parameters are not a JSON Schema"):
                 sign(schema)
 
     def test_nothing_is_fetched(self) -> None:
@@ -479,7 +479,7 @@ class TestHostileSchemas:
         schema = chain(40, either, {"type": "string"})
         fine = nested(10, lambda inner: {"x": inner}, {})
         assert sign(schema).bind(json.dumps(fine))[1] == fine
-        with pytest.raises(ArgumentsError, match="nested 41 deep, where its schema allows 2"):
+        with pytest.raises(ArgumentsError, match="nested 41 levels deep, and its schema allows 2"):
             sign(schema).bind(json.dumps(nested(41, lambda inner: {"x": inner}, "end")))
         beside = {"x": {"x": {}, "y": 1}, **{f"k{n}": {} for n in range(50)}}  # many brackets, and not deep
         assert sign(schema).bind(json.dumps(beside))[1] == beside
@@ -562,4 +562,4 @@ def test_random_schemas_and_values_never_escape(parts: dict[str, Any], also: Any
         assert signature.bind(json.dumps(value)) == ((), value)
     except ArgumentsError as error:
         told = str(error)
-        assert "\n- " in told or "schema with so many branches" in told or "where its schema allows" in told
+        assert "\n- " in told or "schema with so many branches" in told or "and its schema allows" in told

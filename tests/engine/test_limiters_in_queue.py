@@ -729,7 +729,7 @@ def test_a_tool_has_a_rate_of_its_own() -> None:
 
 def test_a_limiter_is_shared_by_a_tag() -> None:
     """A tool takes none for itself, and its error says where it belongs."""
-    with pytest.raises(MisuseError, match=r"a Limiter is shared by a tag: .*ToolRegistry\(tag_limits="):
+    with pytest.raises(MisuseError, match=r"to share a Limiter, use a tag: .*ToolRegistry\(tag_limits="):
         tool(name="work", limit=Limiter(1))(lambda: "")  # type: ignore[call-overload]
 
 

@@ -218,7 +218,7 @@ def test_roles_are_taken_as_they_are_now():
         ({"roles": ["boss"]}, "a mapping"),
         ({"roles": {"boss": "admin"}}, "'boss': 'admin'"),
         ({"roles": {1: Permissions()}}, "a role is a name"),
-        ({"roles": {"a": Permissions(roles={"b": Permissions()})}}, "put b beside it"),
+        ({"roles": {"a": Permissions(roles={"b": Permissions()})}}, "move b to the top level"),
     ],
 )
 def test_what_is_no_permission_is_refused_at_once(options, text):

@@ -201,7 +201,7 @@ def test_a_hint_that_cannot_be_said_is_refused(hint, place, words):
     def function(fine: int, x: Any) -> None: ...
 
     function.__annotations__["x"] = hint
-    with pytest.raises(MisuseError, match=rf"^Tool 'search', parameter '{place}': strict mode cannot say {words}; "):
+    with pytest.raises(MisuseError, match=rf"^Tool 'search', parameter '{place}': strict mode does not .* {words}; "):
         sign(function)
 
 
@@ -209,7 +209,7 @@ def test_a_hint_that_cannot_be_said_is_refused(hint, place, words):
     ("part", "words"),
     [
         ({"allOf": [{"type": "string"}]}, "'allOf'; write the parts out"),
-        ({"type": "string", "not": {"const": "a"}}, "'not'; say what is allowed"),
+        ({"type": "string", "not": {"const": "a"}}, "'not'; list the allowed values or types"),
         ({"type": "string", "if": {"const": "a"}, "then": False}, "'if'; use anyOf"),
         ({"type": "object", "properties": {}, "patternProperties": {"a": {}}}, "'patternProperties'; take a list"),
         ({"type": "object", "properties": {}, "dependentRequired": {"a": ["b"]}}, "'dependentRequired'"),
@@ -228,17 +228,17 @@ def test_a_schema_that_cannot_be_said_is_refused(part, words):
     """The same for a plain JSON Schema, also deep inside it; the place is a path."""
     schema = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": part}}}}
     with pytest.raises(
-        MisuseError, match=rf"^Tool 'search', parameter 'a\.b(\[\])?': strict mode cannot say {words}.* "
+        MisuseError, match=rf"^Tool 'search', parameter 'a\.b(\[\])?': strict mode does not support {words}.* "
     ):
         build_strict_schema(schema, "search")
-    with pytest.raises(MisuseError, match=rf"^Tool 'search', parameter 'B(\[\])?': strict mode cannot say {words}"):
+    with pytest.raises(MisuseError, match=rf"^Tool 'search', parameter 'B(\[\])?': strict mode does not .* {words}"):
         build_strict_schema({"type": "object", "properties": {}, "$defs": {"B": part}}, "search")
 
 
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "$ref", "enum", "const", "allOf", "if"])
 def test_the_root_has_to_be_a_plain_object(keyword):
     """A union or reference at the top is refused."""
-    with pytest.raises(MisuseError, match=f"^Tool 'search': strict mode cannot say {re.escape(repr(keyword))}"):
+    with pytest.raises(MisuseError, match=f"^Tool 'search': strict mode does not support {re.escape(repr(keyword))}"):
         build_strict_schema({"type": "object", "properties": {}, keyword: "#/$defs/a"}, "search")
 
 

@@ -68,7 +68,7 @@ async def test_a_changed_tool_is_withheld(tmp_path, caplog):
     assert [each.name for each in model.requests[0].tools if "__" in each.name] == ["demo__b", "demo__c"]
     found = [each for each in run.messages if hasattr(each, "content")]
     assert [each.outcome for each in found] == ["skipped", "done", "done"]
-    assert "demo__a is not there now, and nothing was run" in found[0].content
+    assert "demo__a is not available now, and nothing was run" in found[0].content
     assert server.admitted.withheld == {"a": "it has changed since it was approved; to review it, pass consent="}
     assert "is withheld" in caplog.text
 

@@ -108,14 +108,14 @@ class QueueHost:
     def on_limit_wait_cut_off(self, job: ToolJob) -> None:
         """Record that a call was cut off with the queue while it waited for a limit of its tool or tag."""
 
-    async def on_pause(self, job: ToolJob, pause: CallPaused) -> CallOutcome | None:  # noqa: ARG002  nobody can answer here
+    async def on_pause(self, job: ToolJob, pause: CallPaused) -> CallOutcome | None:  # noqa: ARG002  a queue without a run cannot pause
         """Record that a call is paused on external input.
 
         Return a CallOutcome instead if this host cannot pause calls.
         """
-        return failed_outcome("it waits for a decision that nobody can give here", ErrorType.BLOCKED, retryable=True)
+        return failed_outcome("it needs a decision, and no person can give it here", ErrorType.BLOCKED, retryable=True)
 
-    async def end_interrupted_child(self, call: ToolCall, tool: Tool[..., Any], end: CallOutcome) -> CallOutcome:  # noqa: ARG002  nobody is known here
+    async def end_interrupted_child(self, call: ToolCall, tool: Tool[..., Any], end: CallOutcome) -> CallOutcome:  # noqa: ARG002  a queue without a run has no child runs
         """End the child run of a subagent call that was interrupted; return the call's final outcome."""
         return end
 
@@ -325,7 +325,7 @@ class _RetryLoop:
         """Make one attempt. Return the outcome, or the seconds to wait before the next attempt."""
         try:
             value = await self._call_tool()
-        except BaseException as error:  # noqa: BLE001  what a tool raises is its result, also the panic of a library in Rust
+        except BaseException as error:  # noqa: BLE001  every exception of a tool is its result, even a panic in Rust
             return await self._handle_exception(_unwrap_group(error))
         if type(value) is ToolReturn:
             return CallOutcome(
@@ -373,26 +373,26 @@ class _RetryLoop:
             return self._run_context
         deadline = self.dispatcher.clock.now() + self.timeout_s
         known = self.dispatcher.host.build_context(self.job.call, self.tool, deadline)
-        tell = self.dispatcher.on_event
-        self._run_context = known if tell is None else self._report_events(known, tell)
+        on_event = self.dispatcher.on_event
+        self._run_context = known if on_event is None else self._report_events(known, on_event)
         return self._run_context
 
-    def _report_events(self, known: RunContext[Any], tell: Callable[[StreamEvent], None]) -> RunContext[Any]:
+    def _report_events(self, known: RunContext[Any], on_event: Callable[[StreamEvent], None]) -> RunContext[Any]:
         """Return the context with progress callbacks that work until the call is cancelled, from any thread."""
         call, home, in_loop = self.job.call, threading.get_ident(), threadsafe_scheduler()
 
-        def tell_open(event: ToolEvent) -> None:
+        def emit(event: ToolEvent) -> None:
             if not known.cancel_flag.is_set:
-                tell(event)
+                on_event(event)
 
         def report(message: str) -> None:
             event = ToolEvent(type=ToolEventType.PROGRESS, call_id=call.id, tool=call.name, message=message)
             if threading.get_ident() == home:
-                tell_open(event)
+                emit(event)
             else:
-                in_loop(partial(tell_open, event))
+                in_loop(partial(emit, event))
 
-        return attrs.evolve(known, on_progress=report, on_event=tell)
+        return attrs.evolve(known, on_progress=report, on_event=on_event)
 
     async def _run_in_thread(self, function: Callable[[], Any]) -> Any:
         """Run a plain function in a thread. A cancelled call leaves the thread running, registered as abandoned."""

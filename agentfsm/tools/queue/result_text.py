@@ -243,22 +243,23 @@ def unavailable_text(error: BaseException, tool: Tool[..., Any], attempts: int, 
     tried = f" after {attempts} attempts" if attempts > 1 else ""
     later = "" if retry_after_s is None else f" It asks to wait {retry_after_s:g} s."
     nothing = "Nothing was done. " if isinstance(error, RefusedError) else ""
-    way_on = "Go on with what you have, or try again later."
-    advice = way_on if nothing or tool.read_only else f"{_retry_advice(tool)} Else go on with what you have."
+    alternative = "Go on with what you have, or try again later."
+    is_safe = nothing or tool.read_only
+    advice = alternative if is_safe else f"{_retry_advice(tool)} Else go on with what you have."
     return f"{tool.name} is not available right now{tried} ({describe_error(error)}).{later} {nothing}{advice}"
 
 
 def circuit_open_text(tool: Tool[..., Any], wait_s: float) -> str:
     """Return the text for a tool that is not called for a while, since it keeps failing."""
     return (
-        f"{tool.name} was not called: its last calls all failed, so it rests. Try again in {max(1, round(wait_s))} s, "
-        "or go on without it."
+        f"{tool.name} was not called, because its last calls all failed. Try again in {max(1, round(wait_s))} s, or go "
+        "on without it."
     )
 
 
 def absent_text(name: str) -> str:
     """Return the text for a tool that is not available now."""
-    return f"{name} is not there now, and nothing was run; go on without it"
+    return f"{name} is not available now, and nothing was run; go on without it"
 
 
 def blocked_text(name: str) -> str:

@@ -1,7 +1,7 @@
-"""Check whether arguments are one strict JSON object, repair them, and explain problems to the model.
+"""Check that arguments are one strict JSON object, repair them, and explain problems to the model.
 
-This imports only jiter, so that the engine can check every call of a reply before it journals it, and pydantic stays
-unloaded until the first tool is made.
+This imports only jiter, so that the engine can check every call of a reply before it journals it, and pydantic is not
+imported before the first tool is made.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     from agentfsm.core.messages import JSON
 
-# JSON's white space, and the byte order mark that some writers put in front.
+# White space of JSON, and the byte order mark that some programs put in front.
 _WHITESPACE = " \t\r\n\ufeff"
-# The escape itself; behind an odd backslash it would be six harmless characters.
+# The escape sequence; after an odd number of backslashes it is six harmless characters.
 _NUL_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-# Characters; a longer text takes some milliseconds more, but is more likely to be broken in a way that nobody foresaw.
+# Maximum of characters to repair: a longer text takes a few milliseconds more, and is rarely repairable.
 _MAX_REPAIR_CHARS = 16_000
-# What may stand around an object without being a part of it: a sentence, a code fence.
+# Text that may surround an object: a sentence, a code fence.
 _PREFIX = re.compile(r"(?:[^\[\]{}\":`]*[^\[\]{}\":`'])?:?\s*(?:```\w*\s*)?")
 _SUFFIX = re.compile(r"\s*(?:```)?(?:\s*[^\[\]{}\":`'\s][^\[\]{}\":`]*)?")
-# JSON as Python or JavaScript might write it. What is never closed reaches to the end, so that nobody looks for its end
-# twice; it and what matches nothing is left as it is, and refused afterwards.
+# Tokens of JSON as Python or JavaScript might write it. An unclosed text or comment matches up to the end, so that its
+# end is searched once. Such a token, and text that matches nothing, is kept and then refused.
 _TOKEN = re.compile(
     r"""
     (?P<note> // [^\n]* | \# [^\n]* | /\* .*? \*/ )
@@ -45,27 +45,27 @@ _TOKEN = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
-# What is written in another way between double quotes.
+# Characters and escapes that are written differently between double quotes.
 _QUOTED_CHAR = re.compile(r"\\.|[\"\x00-\x1f]", re.DOTALL)
-# A comma with nothing behind it; texts match too, so that what looks like one in there is passed over.
+# A trailing comma. Texts match too, so that a comma in a text is skipped.
 _TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+"|".*)|,(?=\s*[}\]])', re.DOTALL)
-# As many as a model can use; a list of 100,000 wrong items would fill its window.
+# Maximum of problems in a message: a list of 100,000 wrong items would fill the model's window.
 _MAX_PROBLEMS = 20
-# Characters; room for the allowed values of a usual enumeration.
+# Maximum of characters of a problem: enough for the values of a usual enumeration.
 _MAX_PROBLEM_CHARS = 300
-# Characters; enough to recognise what was sent.
+# Maximum of characters of a quoted value: enough to recognise it.
 _MAX_VALUE_CHARS = 60
-# Characters; an enumeration may hold 1,000 values.
+# Maximum of characters of a type: an enumeration may have 1,000 values.
 _MAX_TYPE_CHARS = 150
-# Characters, counted from the end; a path may be 100 steps deep.
+# Maximum of characters of a path, counted from its end: a path may have 100 steps.
 _MAX_PATH_CHARS = 150
-# A function has fewer; a schema from outside may have thousands.
+# Maximum of parameters in a message: functions have fewer, but a foreign schema may have thousands.
 _MAX_PARAMETERS = 50
-# Where the parameters of a schema without properties of its own may stand.
+# Keywords that may contain the parameters of a schema without own properties.
 _COMPOSITION_KEYWORDS = frozenset({"anyOf", "oneOf", "allOf", "$ref", "patternProperties"})
-# The parser's words that say little to a reader.
+# Clearer wording for messages of the parser.
 _PARSER_MESSAGES = {
-    "expected value": "expected a value (NaN, Infinity and bare words are none)",
+    "expected value": "expected a value, not NaN, Infinity or a bare word",
     "lone leading surrogate in hex escape": "half of a surrogate pair",
     "number out of range": "a number of too many digits",
     "recursion limit exceeded": "nested more than 200 deep",
@@ -74,7 +74,7 @@ _PARSER_MESSAGES = {
 
 
 def normalise_text(text: str) -> str:
-    """Trim white space and a byte order mark; no text at all counts as `{}`, as models send it for want of parameters.
+    """Remove surrounding white space and a byte order mark; an empty text, which models send for no arguments, is `{}`.
 
     Returns:
         The text to check, journal, bind and send back.
@@ -83,10 +83,10 @@ def normalise_text(text: str) -> str:
 
 
 def require_object(text: str) -> str:
-    """Return what `normalise_text` does.
+    """Return the text after `normalise_text`.
 
     Raises:
-        ArgumentsError: when that is not one strict JSON object.
+        ArgumentsError: if it is not one strict JSON object.
     """
     text = normalise_text(text)
     if reason := check_object(text):
@@ -95,16 +95,13 @@ def require_object(text: str) -> str:
 
 
 def check_object(text: str) -> str | None:
-    r"""Say why the text is not one strict JSON object, without raising.
+    r"""Return why the text is not one strict JSON object, without raising; None if it is one.
 
-    Refused is also what parsers let through and stores or other readers stumble over: duplicate keys, NaN and Infinity,
-    lone surrogates, `\u0000`, nesting beyond 200, integers beyond 4,300 digits.
+    JSON that some stores or parsers reject is refused, too: duplicate keys, NaN and Infinity, lone surrogates,
+    `\u0000`, nesting beyond 200, integers beyond 4,300 digits.
 
     Args:
-        text: What the model wrote, of any length, after `normalise_text`.
-
-    Returns:
-        None where all is well, else the reason, to be put in brackets.
+        text: Arguments from the model, of any length, after `normalise_text`.
     """
     try:
         value = jiter.from_json(text.encode(), catch_duplicate_keys=True, allow_inf_nan=False)
@@ -116,26 +113,26 @@ def check_object(text: str) -> str | None:
     if not isinstance(value, dict):
         return f"it is {_describe_value(value)}"
     if "\\u0000" in text and _NUL_ESCAPE.search(text):
-        return "it holds the character \\u0000"
+        return "it contains the character \\u0000"
     return None
 
 
 def extract_object(text: str) -> str | None:
-    """Return the one strict JSON object that a text is, mended if need be; None where it is none."""
+    """Return the text as one strict JSON object, repaired if necessary; None if it is not one."""
     text = normalise_text(text)
     return text if check_object(text) is None else repair_object(text)
 
 
 def repair_object(text: str) -> str | None:
-    """Try to mend arguments that are no JSON: trailing commas, single quotes, bare keys, `True`, comments, fences.
+    """Repair arguments that are not JSON: trailing commas, single quotes, bare keys, `True`, comments, code fences.
 
-    Only the way of writing is mended, token by token, so nothing is lost, guessed or reordered. Text that is JSON stays
-    refused, whatever it was refused for. So does text that was cut short, since its last argument would be taken as if
-    it were whole. json-repair was weighed and left out: it takes a text's last line break off, reads `NaN` as "NaN" and
-    `1,,` as "1,", closes what was cut short, and took 92 ms for 60,000 characters of junk and 3 s for 16,000 brackets.
+    The repair changes only the notation, token by token, so that nothing is lost, guessed or reordered. Valid JSON that
+    was refused stays refused. So does truncated text, whose last argument would be incomplete. json-repair is not used:
+    it drops the last line break of a text, reads `NaN` as "NaN" and `1,,` as "1,", completes truncated text, and took
+    92 ms for 60,000 characters of junk and 3 s for 16,000 brackets.
 
     Args:
-        text: What `check_object` refused; beyond 16,000 characters it is not tried.
+        text: Text that `check_object` refused. A text of more than 16,000 characters is not repaired.
 
     Returns:
         One strict JSON object, or None.
@@ -159,15 +156,15 @@ def _extract_leading_object(text: str) -> str | None:
 
 
 def _rewrite_token(token: re.Match[str]) -> str:
-    said = token.group()
+    text = token.group()
     match token.lastgroup:
         case "note":
             return " "
         case "key":
-            return json.dumps(said)
+            return json.dumps(text)
         case "text":
-            return f'"{_QUOTED_CHAR.sub(_rewrite_quoted_char, said[1:-1])}"'
-    return _PYTHON_LITERALS.get(said, said)
+            return f'"{_QUOTED_CHAR.sub(_rewrite_quoted_char, text[1:-1])}"'
+    return _PYTHON_LITERALS.get(text, text)
 
 
 def _rewrite_quoted_char(found: re.Match[str]) -> str:
@@ -178,21 +175,21 @@ def _rewrite_quoted_char(found: re.Match[str]) -> str:
 def format_problems(
     subject: str, problems: Iterable[ErrorDetails], arguments: JSON, parameters: Mapping[str, Any]
 ) -> str:
-    """Put a validator's findings into words that a model can act upon.
+    """Format the problems found by a validator for the model.
 
     Args:
-        subject: What does not fit, and "do" or "does".
-        problems: What was found, as pydantic puts it, in any number; the first 20 are asked for and told.
-        arguments: What was sent, parsed.
-        parameters: The JSON Schema of the arguments.
+        subject: Subject and verb of the first line, for example "the arguments of search do".
+        problems: Problems in pydantic's form, any number; only the first 20 are read.
+        arguments: Parsed arguments.
+        parameters: JSON Schema of the arguments.
 
     Returns:
-        A line per place, in the order found, and a last line with the expected parameters.
+        One line for each place, in the order found, and a last line with the expected parameters.
     """
     known, found = parameters["properties"], iter(problems)
-    told = groupby(islice(found, _MAX_PROBLEMS), key=lambda problem: _format_path(problem, arguments))
+    by_path = groupby(islice(found, _MAX_PROBLEMS), key=lambda problem: _format_path(problem, arguments))
     lines = [
-        _truncate(f"- {path}: {_describe_problems(list(group), known)}", _MAX_PROBLEM_CHARS) for path, group in told
+        _truncate(f"- {path}: {_describe_problems(list(group), known)}", _MAX_PROBLEM_CHARS) for path, group in by_path
     ]
     if next(found, None):
         lines.append("- and more")
@@ -200,7 +197,7 @@ def format_problems(
 
 
 def describe_parameters(parameters: Mapping[str, Any]) -> str:
-    """One line on the parameters: name, type, and whether it is required or what its default is."""
+    """Return one line about the parameters: name, type, and "required" or the default value."""
     required, properties = parameters.get("required", ()), parameters["properties"]
     shown = [
         f"{_truncate(name, _MAX_VALUE_CHARS)} "
@@ -212,19 +209,19 @@ def describe_parameters(parameters: Mapping[str, Any]) -> str:
     if shown:
         return f"Parameters: {', '.join(shown)}."
     return (
-        "Its schema tells the parameters."
+        "Its schema describes the parameters."
         if parameters.keys() & _COMPOSITION_KEYWORDS
         else "It takes no parameters: send {}."
     )
 
 
 def join_alternatives(values: Iterable[object]) -> str:
-    """Put values into words: `"a" or "b"`."""
+    """Join values: `"a" or "b"`."""
     return " or ".join(map(_describe_value, values))
 
 
 def _format_path(problem: ErrorDetails, arguments: JSON) -> str:
-    """Where it is, as `items[3].name`; the branch of a union that was tried stands in brackets: `pet (as Cat).name`."""
+    """Return the path of a problem, as `items[3].name`, with the branch of a union in brackets: `pet (as Cat).name`."""
     path, value, last = "", arguments, len(problem["loc"]) - 1
     for index, step in enumerate(problem["loc"]):
         found, value = _descend(value, step)
@@ -237,7 +234,7 @@ def _format_path(problem: ErrorDetails, arguments: JSON) -> str:
 
 
 def _descend(value: JSON, step: str | int) -> tuple[bool, JSON]:
-    """Go one step down, or stay where the step is pydantic's name for a branch and no place in the value."""
+    """Go one step down. A step that names a branch of a union, and is not in the value, changes nothing."""
     if isinstance(value, dict) and isinstance(step, str) and step in value:
         return True, value[step]
     if isinstance(value, list) and isinstance(step, int) and step < len(value):
@@ -246,7 +243,7 @@ def _descend(value: JSON, step: str | int) -> tuple[bool, JSON]:
 
 
 def _describe_problems(problems: Sequence[ErrorDetails], known: Mapping[str, Any]) -> str:
-    """Say what is wrong at one place; there are several problems where no branch of a union fits."""
+    """Describe the problems at one place. There are several if no branch of a union fits."""
     first = problems[0]
     match first["type"]:
         case "extra_forbidden" | "unexpected_keyword_argument":
@@ -261,7 +258,7 @@ def _describe_problems(problems: Sequence[ErrorDetails], known: Mapping[str, Any
 
 
 def _suggest_parameter(loc: tuple[str | int, ...], known: Mapping[str, Any]) -> str:
-    """Offer the parameter that was probably meant; inside nested values the candidates are not known."""
+    """Suggest the parameter that was probably meant. In nested values the names are not known."""
     wanted = difflib.get_close_matches(str(loc[0])[:_MAX_VALUE_CHARS], known, n=1) if len(loc) == 1 else ()
     return "".join(f', did you mean "{name}"?' for name in wanted if name != loc[0])
 
@@ -289,7 +286,7 @@ def _describe_requirement(name: str, schema: Any, required: Sequence[str]) -> st
 
 
 def _describe_type(schema: Any) -> str:
-    """The type in a word or two: `integer`, `array of string`, `"asc" | "desc"`, or the name of a nested type."""
+    """Return the type in a few words: `integer`, `array of string`, `"asc" | "desc"`, or the name of a nested type."""
     if not isinstance(schema, dict):
         return "anything" if schema else "nothing"
     if "$ref" in schema:

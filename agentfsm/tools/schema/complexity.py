@@ -20,26 +20,26 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
 from agentfsm.tools.schema.matching import resolve_reference
 
-# Characters of JSON; the model is told the schema on every turn, where this is some 25,000 tokens.
+# Maximum of characters of a schema as JSON. It is sent on every turn, where this is about 25,000 tokens.
 _MAX_SCHEMA_CHARS: Final = 100_000
-# Brackets within brackets: a property costs two, so thirty objects in each other; the validator's own end is at 255.
+# Maximum of nested brackets: a property takes two, so about 30 nested objects. The validator's own limit is 255.
 _MAX_SCHEMA_DEPTH: Final = 64
-# Subschemas that can be reached; some 50 characters each at the longest schema.
+# Maximum of reachable subschemas: about 50 characters each in the longest schema.
 _MAX_NODES: Final = 2_000
-# References and branches in a row that stay with the same value; real schemas have up to six. With the 200 levels that
-# arguments may have, some 4,000 native frames, where 50,000 were fine.
+# Maximum of consecutive references and branches for the same value; real schemas have up to six. With the 200 levels of
+# arguments, this takes about 4,000 native frames; 50,000 were fine.
 _MAX_CHAIN: Final = 20
-# Looks at one place, times places: some two seconds, in which nothing else runs.
+# Maximum of checks of one value: about two seconds, in which nothing else runs.
 _MAX_VISITS: Final = 20_000_000
-# A pattern reads some ten characters in the time of a look.
+# Characters that a pattern reads in the time of one check.
 _CHARS_PER_VISIT: Final = 10
-# Looks that one value of an enumeration with numbers like 0.5, arrays or objects counts for: each is compared in turn.
+# Checks that one enumerated value counts as if some are floats, arrays or objects, which are compared one by one.
 _COMPLEX_VALUE_VISITS: Final = 100
-# The levels that strict JSON text may have here.
+# Maximum of levels of the arguments' JSON text.
 _MAX_VALUE_DEPTH: Final = 200
-# Characters of the schema's own words in an error; enough to find them.
+# Maximum of quoted characters of a schema in an error: enough to find them.
 _MAX_QUOTE_CHARS: Final = 100
-# Draft 4 is left out: it has addresses, bounds and references of its own kind.
+# Draft 4 is not supported: its addresses, bounds and references differ.
 _DRAFTS: Final = (
     "https://json-schema.org/draft/2020-12/schema",
     "https://json-schema.org/draft/2019-09/schema",
@@ -47,22 +47,22 @@ _DRAFTS: Final = (
     "http://json-schema.org/draft-06/schema",
 )
 
-# The keywords that hold subschemas, by what those are applied to; `properties` stands alone, since a member meets one.
+# Keywords with subschemas, by the values that these apply to. `properties` is separate: one applies to each member.
 _SAME_VALUE: Final = ("allOf", "not", "if", "then", "else", "dependentSchemas", "dependencies")
 _UNIONS: Final = ("anyOf", "oneOf")
 _ITEMS: Final = ("prefixItems", "items", "additionalItems", "contains", "unevaluatedItems")
 _MEMBERS: Final = ("patternProperties", "additionalProperties", "unevaluatedProperties", "propertyNames")
-# Keywords of a branch for which it was measured that its tag is looked at first.
+# Keywords of a branch with which the validator was measured to check the tag first.
 _TAGGABLE_KEYWORDS: Final = frozenset(
     {"type", "properties", "required", "title", "description", "additionalProperties"}
 )
-# Keywords with which a part changes what references mean.
+# Keywords with which a part changes the meaning of references.
 _ADDRESS_KEYWORDS: Final = ("$id", "$dynamicRef", "$recursiveRef")
-# Those whose subschemas stand under names.
+# Keywords whose subschemas have names.
 _KEYED_KEYWORDS: Final = frozenset({"properties", "patternProperties", "dependentSchemas", "dependencies"})
 
 
-# By subschema: looks at one place of an object, and of an array.
+# Checks of one place in an object and in an array, by subschema.
 _Visits: TypeAlias = dict[int, tuple[int, int]]
 
 
@@ -70,11 +70,11 @@ def normalise_parameters(parameters: Mapping[str, Any], tool: str) -> dict[str, 
     """Return a copy of the schema as plain JSON, of type object, with `properties`.
 
     Args:
-        parameters: A JSON Schema from anywhere.
-        tool: The tool's name, for error texts.
+        parameters: An untrusted JSON Schema.
+        tool: The tool's name, for error messages.
 
     Raises:
-        MisuseError: when it is no JSON, larger than 100,000 characters, deeper than 64, or not of type "object".
+        MisuseError: if it is not JSON, larger than 100,000 characters, deeper than 64, or not of type "object".
     """
     schema = normalise_schema(parameters, tool)
     if schema.setdefault("type", "object") != "object":
@@ -87,23 +87,23 @@ def normalise_schema(given: Mapping[str, Any], tool: str) -> dict[str, Any]:
     """Return a copy of a schema of any type as plain JSON, with its `$schema`.
 
     Args:
-        given: A JSON Schema from anywhere.
-        tool: The tool's name, for error texts.
+        given: An untrusted JSON Schema.
+        tool: The tool's name, for error messages.
 
     Raises:
-        MisuseError: when it is no JSON, larger than 100,000 characters, deeper than 64, or of an unknown draft.
+        MisuseError: if it is not JSON, larger than 100,000 characters, deeper than 64, or of an unknown draft.
     """
     try:
         text = json.dumps(dict(given), allow_nan=False)
         schema: dict[str, Any] = jiter.from_json(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
-        raise MisuseError(f"Tool {tool!r}: its parameters are no JSON Schema ({error or 'too deep'}).") from error
+        raise MisuseError(f"Tool {tool!r}: its parameters are not a JSON Schema ({error or 'too deep'}).") from error
     if len(text) > _MAX_SCHEMA_CHARS or measure_depth(schema) > _MAX_SCHEMA_DEPTH:
         raise MisuseError(
             f"Tool {tool!r}: its JSON Schema is larger than {_MAX_SCHEMA_CHARS} characters or deeper than "
-            f"{_MAX_SCHEMA_DEPTH}. Move what repeats into $defs, or split the tool.",
+            f"{_MAX_SCHEMA_DEPTH}. Move repeated parts into $defs, or split the tool.",
         )
-    for keyword in ("$id", "id"):  # a reference may stay within the schema only, so its own address is of no use
+    for keyword in ("$id", "id"):  # references stay within the schema, so its address is not needed
         schema.pop(keyword, None)
     if any(isinstance(part.get(key), str) for part in _iter_objects(schema) for key in _ADDRESS_KEYWORDS):
         raise MisuseError(
@@ -113,13 +113,13 @@ def normalise_schema(given: Mapping[str, Any], tool: str) -> dict[str, Any]:
     draft = str(schema.setdefault("$schema", _DRAFTS[0]))
     if draft.rstrip("#") not in _DRAFTS:
         raise MisuseError(
-            f"Tool {tool!r}: its JSON Schema is of {draft[:_MAX_QUOTE_CHARS]!r}; known are {', '.join(_DRAFTS)}."
+            f"Tool {tool!r}: its JSON Schema has the draft {draft[:_MAX_QUOTE_CHARS]!r}; known: {', '.join(_DRAFTS)}."
         )
     return schema
 
 
 def measure_depth(value: Any) -> int:
-    """Return how deep arrays and objects are nested: 0 for a plain value."""
+    """Return the depth of nested arrays and objects: 0 for a plain value."""
     level, deep = _children([value]), 0
     while level:
         level, deep = _children(level), deep + 1
@@ -127,7 +127,7 @@ def measure_depth(value: Any) -> int:
 
 
 def _children(values: Iterable[Any]) -> list[Any]:
-    """What stands in the arrays and objects among the values."""
+    """Return the contents of the arrays and objects among the values."""
     return [
         inner
         for value in values
@@ -138,28 +138,28 @@ def _children(values: Iterable[Any]) -> list[Any]:
 
 @attrs.frozen
 class ValidationCost(Value):
-    """How often one place in a value may be looked at, for each depth of the value."""
+    """Maximum number of checks of one place in a value, for each depth of the value."""
 
     visits_by_depth: tuple[int, ...]
-    """By depth, as far as it is allowed; grows or stays."""
+    """Checks by depth, up to the permitted depth; they never decrease."""
 
     is_constant: bool
-    """Whether it stays as the last one, however deep the value."""
+    """Whether the last number applies to all greater depths."""
 
     def check_value(self, text: str, value: Any) -> str | None:
-        """Say why a value would cost too much to validate, or None.
+        """Return why a value would cost too much to validate; None if it would not.
 
         Args:
             text: The value as JSON.
-            value: The same, parsed.
+            value: The parsed value.
         """
         places = text.count(",") + 1 + len(text) // _CHARS_PER_VISIT
-        brackets = text.count("{") + text.count("[")  # no less than the depth, and quickly had
+        brackets = text.count("{") + text.count("[")  # an upper bound of the depth that is cheap to compute
         if self._is_affordable(brackets, places) or self._is_affordable(deep := measure_depth(value), places):
             return None
         if deep < len(self.visits_by_depth) or self.is_constant:
             return "it is too large for a schema with so many branches; send less at once, or nest it less"
-        return f"it is nested {deep} deep, where its schema allows {len(self.visits_by_depth) - 1}"
+        return f"it is nested {deep} levels deep, and its schema allows {len(self.visits_by_depth) - 1}"
 
     def _is_affordable(self, deep: int, places: int) -> bool:
         last = len(self.visits_by_depth) - 1
@@ -167,55 +167,56 @@ class ValidationCost(Value):
 
 
 def compute_cost(root: Mapping[str, Any], tool: str) -> ValidationCost:
-    """Walk the schema, and work out what validating with it can cost.
+    """Walk the schema and compute the maximum cost of a validation.
 
     Args:
-        root: What `admitted` returned and the validator has compiled.
-        tool: The tool's name, for error texts.
+        root: A schema from `normalise_parameters` that the validator has compiled.
+        tool: The tool's name, for error messages.
 
     Raises:
-        MisuseError: when there is more than may be walked, or a reference is not one within the schema.
+        MisuseError: if the schema has too many parts, or a reference that does not stay within it.
     """
     parts = _SchemaWalk(root, tool).visit_all()
-    looks: list[int] = []
+    visits: list[int] = []
     inner: _Visits = {}
-    while len(looks) <= _MAX_VALUE_DEPTH:
+    while len(visits) <= _MAX_VALUE_DEPTH:
         outer: _Visits = {}
         for part in parts:
             outer[part.key] = part.count_visits(outer, inner)
         if outer == inner:
-            return ValidationCost(visits_by_depth=tuple(looks), is_constant=True)
+            return ValidationCost(visits_by_depth=tuple(visits), is_constant=True)
         if (most := max(outer[id(root)])) > _MAX_VISITS:
             break
-        looks.append(most)
+        visits.append(most)
         inner = outer
-    if len(looks) < 2:  # noqa: PLR2004  not even an object with a plain value in it
+    if len(visits) < 2:  # noqa: PLR2004  not even an object with a plain value in it
         raise MisuseError(f"Tool {tool!r}: its JSON Schema has too many ways to fit one value. Use fewer unions.")
-    return ValidationCost(visits_by_depth=tuple(looks), is_constant=False)
+    return ValidationCost(visits_by_depth=tuple(visits), is_constant=False)
 
 
 @attrs.frozen
 class _SchemaNode(Value):
-    """A subschema, by the `id` that it has in the tree, and those that it applies."""
+    """A subschema, identified by the `id` of its object, and the subschemas that it applies."""
 
     key: int
     weight: int
     same_value: tuple[int, ...]
-    """To the same value."""
+    """Subschemas applied to the same value."""
 
     alternatives: tuple[tuple[int, ...], ...]
-    """To the same value, one of each group."""
+    """Groups of subschemas of which one each is applied to the same value."""
 
     properties: tuple[int, ...]
-    """To members, one each."""
+    """Subschemas applied to members, one to each."""
 
     members: tuple[int, ...]
-    """To members, all to each."""
+    """Subschemas applied to members, all of them to each."""
 
     items: tuple[int, ...]
+    """Subschemas applied to items."""
 
     def count_visits(self, outer: _Visits, inner: _Visits) -> tuple[int, int]:
-        """Looks at one place, given those of the parts that see the same value and, one level in, of all parts."""
+        """Return the checks of one place, given those of parts for the same value and of all parts a level deeper."""
 
         def most(key: int) -> int:
             return max(inner.get(key, (0, 0)))
@@ -230,16 +231,16 @@ class _SchemaNode(Value):
 
 @attrs.define
 class _SchemaWalk:
-    """Finds the subschemas that can be reached; those that see the same value stand before what applies them."""
+    """Finds the reachable subschemas. Those for the same value come before the subschema that applies them."""
 
     root: Mapping[str, Any]
     tool: str
     nodes: list[_SchemaNode] = attrs.field(factory=list)
     _chain_lengths: dict[int, int] = attrs.field(factory=dict)
-    """How many references and branches in a row begin at a part that was visited."""
+    """Length of the chain of references and branches that begins at a visited part."""
 
     def visit_all(self) -> list[_SchemaNode]:
-        """Visit everything that can be reached."""
+        """Visit all reachable subschemas."""
         waiting: list[Mapping[str, Any]] = [self.root]
         while waiting:
             self._visit(waiting.pop(), 0, waiting)
@@ -262,7 +263,7 @@ class _SchemaWalk:
         either = [union for union in unions if self._is_tagged(union)]
         same += (branch for union in unions if union not in either for branch in union)
         if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
-            same *= 3  # what the others saw is found out anew; nested, it took 2.4 times as long with each level
+            same *= 3  # the others are evaluated again: each nested level took 2.4 times as long
         named, members, items = (_find_subschemas(schema, keywords) for keywords in (("properties",), _MEMBERS, _ITEMS))
         below = [self._chain_lengths[id(part)] for group in (same, *either) for part in group]
         self._chain_lengths[id(schema)] = 1 + max(below, default=-1)
@@ -280,7 +281,7 @@ class _SchemaWalk:
         waiting += (*named, *members, *items)
 
     def _is_tagged(self, union: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether a required property tells the branches apart: the validator then looks into one of them only."""
+        """Return whether a required property distinguishes the branches: the validator then evaluates only one."""
         tags = [self._read_tags(branch) for branch in union]
         common = set.intersection(*map(set, tags)) if tags else set()
         return any(len({tag[name] for tag in tags}) == len(tags) for name in common)
@@ -304,8 +305,8 @@ class _SchemaWalk:
             self._refuse(f"refers to {schema['$ref'][:_MAX_QUOTE_CHARS]!r}. Write '#/$defs/name'")
         return [found] if isinstance(found, Mapping) else []
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise MisuseError(f"Tool {self.tool!r}: its JSON Schema {what}.")
+    def _refuse(self, flaw: str) -> NoReturn:
+        raise MisuseError(f"Tool {self.tool!r}: its JSON Schema {flaw}.")
 
 
 def _iter_objects(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -316,7 +317,7 @@ def _iter_objects(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _find_subschemas(schema: Mapping[str, Any], keywords: Sequence[str]) -> list[Mapping[str, Any]]:
-    """The subschemas under these keywords; true and false are not worth a look."""
+    """Return the subschemas under these keywords, without `true` and `false`, which cost nothing."""
     found: list[Any] = []
     for keyword in keywords:
         held = schema.get(keyword)

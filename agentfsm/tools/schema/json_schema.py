@@ -30,7 +30,7 @@ from agentfsm.tools.schema.validator import build_problem, compile_schema, find_
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-# A number needs one or the other to be infinite.
+# An exponent or 300 digits, without which a number is finite.
 _MAYBE_INFINITE: Final = re.compile(r"\d[eE]|\d{300}")
 
 
@@ -71,13 +71,13 @@ class SchemaSignature(Value):
         """Validate the arguments of a call.
 
         Args:
-            text: What the model wrote: a JSON object, of any length; no text counts as `{}`.
+            text: The text of the model: a JSON object of any length; an empty text counts as `{}`.
 
         Returns:
-            No positional arguments, and the keyword arguments as JSON has them. What the model left out is absent.
+            No positional arguments, and the keyword arguments as JSON values. Omitted arguments are absent.
 
         Raises:
-            ArgumentsError: when the text is not a strict JSON object or does not fit; it tells all problems at once.
+            ArgumentsError: if the text is not a strict JSON object or does not fit; the message lists all problems.
         """
         text = require_object(text)
         sent: dict[str, Any] = jiter.from_json(text.encode())
@@ -95,12 +95,12 @@ class SchemaSignature(Value):
         return (), values
 
     def _find_problems(self, values: dict[str, Any]) -> Iterator[ErrorDetails]:
-        told = set()
+        reported = set()
         for problem in find_problems(self.schema, values):
-            told.add(problem["loc"])
+            reported.add(problem["loc"])
             yield problem
         for name, value in values.items():
-            if not self.accepts_name(name) and (name,) not in told:
+            if not self.accepts_name(name) and (name,) not in reported:
                 yield build_problem("extra_forbidden", (name,), value)
 
 
@@ -115,43 +115,46 @@ def build_schema_signature(
     """Read a function's docstring and a JSON Schema, and compile the schema.
 
     Args:
-        function: What takes the arguments by keyword, sync or async; with `**kwargs` any name may be a key.
-        parameters: A JSON Schema of type "object" (a missing type is taken as that), draft 6 or later, 2020-12 unless
-            `$schema` says otherwise; at most 100,000 characters. References stay within it. Patterns have neither
-            lookaround nor back references.
-        context_type: The RunContext class: a first parameter of that type, subscripted or not, is handed in.
-        name: The tool's name, for error texts.
-        strict: Whether the schema is put into the form of OpenAI's strict mode, where null stands for "left out".
+        function: A sync or async function that takes the arguments by keyword; with `**kwargs` it takes any name.
+        parameters: A JSON Schema of type "object" (the default type), draft 6 or later (default 2020-12), with at most
+            100,000 characters. References stay within it. Patterns have neither lookaround nor back references.
+        context_type: The RunContext class: a first parameter of that type, subscripted or not, is hidden.
+        name: The tool's name, for error messages.
+        strict: Whether to build the schema for OpenAI's strict mode, where null stands for an omitted argument.
 
     Raises:
-        MisuseError: when the schema is invalid, refers to what is not in it, or could ask for endless work; when the
-            function does not take what it names; or when strict mode has no words for it.
+        MisuseError: if the schema is invalid, refers to a part outside of it, or could require endless work; if the
+            function does not take a parameter; or if strict mode does not support the schema.
     """
     schema = normalise_parameters(parameters, name)
     is_valid = compile_schema(schema, name)
-    told = {key: value for key, value in schema.items() if key != "$schema"}
-    taken = read_parameters(function, name)
-    context = find_context_parameter(taken, context_type, name)
+    shown = {key: value for key, value in schema.items() if key != "$schema"}
+    visible = read_parameters(function, name)
+    context = find_context_parameter(visible, context_type, name)
     return SchemaSignature(
         name=name,
         description=read_docstring(function, set(schema["properties"]))[0],
-        parameters=build_strict_schema(told, name) if strict else told,
+        parameters=build_strict_schema(shown, name) if strict else shown,
         context_parameter=context,
         strict=strict,
         schema=schema,
         is_valid=is_valid,
         cost=compute_cost(schema, name),
-        accepts_name=_build_name_check(function, taken[1:] if context else taken, schema, name),
+        accepts_name=_build_name_check(function, visible[1:] if context else visible, schema, name),
     )
 
 
 def _build_name_check(
     function: Callable[..., Any], visible: Sequence[inspect.Parameter], schema: Mapping[str, Any], tool: str
 ) -> Callable[[str], bool]:
-    """Whether the function takes a name; refuse a function that a valid call could miss."""
+    """Return a function that returns whether the tool's function takes a name.
+
+    Raises:
+        MisuseError: if a call that fits the schema would not fit the function.
+    """
     named = {p.name: p for p in visible if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     names = frozenset(named)
-    # What is hidden from the model (the context, what a partial fixes) must not be set by it either.
+    # The model must not set parameters that are hidden from it: the context and those that a partial fixes.
     hidden = _settable_names(function) - names if any(p.kind is p.VAR_KEYWORD for p in visible) else None
 
     def takes(name: str) -> bool:
@@ -167,13 +170,13 @@ def _build_name_check(
             if p.name not in schema.get("required", ()):
                 raise MisuseError(
                     f"Tool {tool!r}, parameter {p.name!r}: the schema lets the model leave it out, and the function "
-                    'has no default for it. Give it one, or list it under "required".',
+                    'has no default for it. Add a default, or list it under "required".',
                 )
     return takes
 
 
 def _settable_names(function: Any) -> set[str]:
-    """All parameters that can be set by name, also those that are fixed or taken up already."""
+    """Return all parameters that can be set by name, including those that a partial or a bound method fixes."""
     fixed: set[str] = set()
     while isinstance(function, functools.partial):
         fixed |= function.keywords.keys()
@@ -184,7 +187,7 @@ def _settable_names(function: Any) -> set[str]:
 
 
 def _find_infinite(text: str, values: dict[str, Any]) -> str | None:
-    """1e999 is good JSON and a number that no tool expects."""
+    """Return the problem if a number such as 1e999, which is valid JSON, becomes infinite."""
     if _MAYBE_INFINITE.search(text):
         try:
             json.dumps(values, allow_nan=False)

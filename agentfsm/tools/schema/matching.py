@@ -72,9 +72,9 @@ def expand_branches(schema: Any, root: Mapping[str, Any]) -> list[Any]:
 
 
 def find_branch(value: object, schema: Any, root: Mapping[str, Any]) -> Any:
-    """Return the first leaf of the schema that the value may be, or True, which says nothing.
+    """Return the first leaf of the schema that the value may match, or True, which accepts any value.
 
-    Those that know all keys of an object go before those that do not.
+    Leaves that define all keys of an object come first.
     """
     found = [
         leaf for leaf in expand_branches(schema, root) if _may_match(value, leaf) and _members_match(value, leaf, root)
@@ -83,9 +83,9 @@ def find_branch(value: object, schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def find_closest_branches(value: object, branches: Sequence[Any], root: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the branches of a union that a value which fits none is probably meant to be; all, if none stands out.
+    """Return the branches of a union that a value, which fits none, probably means; all branches if that is unclear.
 
-    Type and listed values tell, such as `"kind": {"const": "cat"}`, and then the keys.
+    Branches are compared by type and listed values, such as `"kind": {"const": "cat"}`, and then by their keys.
     """
     alike = [
         b
@@ -120,8 +120,8 @@ def _known_members(value: object, leaf: Any) -> list[tuple[Any, Any]]:
 
 def _members_match(value: object, leaf: Any, root: Mapping[str, Any]) -> bool:
     # Null may stand for an omitted value, whatever the schema of the part.
-    told = [(item, part) for item, part in _known_members(value, leaf) if item is not None]
-    return all(any(_may_match(item, inner) for inner in expand_branches(part, root)) for item, part in told)
+    given = [(item, part) for item, part in _known_members(value, leaf) if item is not None]
+    return all(any(_may_match(item, inner) for inner in expand_branches(part, root)) for item, part in given)
 
 
 def _tags_match(value: object, leaf: Any) -> bool:

@@ -99,8 +99,7 @@ class FunctionSignature(Value):
 
         Returns:
             Positional arguments (without the context) and keyword arguments for the call. Omitted arguments are absent,
-            so
-            Python applies their defaults.
+            so Python applies their defaults.
 
         Raises:
             ArgumentsError: if the text is not a strict JSON object or does not fit; the message lists all problems.
@@ -115,8 +114,8 @@ class FunctionSignature(Value):
             ) from None
         except Exception as error:  # a validator of the user's own types may raise anything; the model can correct it
             reason = f"{type(error).__name__}: {summarise_error(error)}"
-            told = f"the arguments of {self.name} do not fit ({reason}).\n{describe_parameters(self.parameters)}"
-            raise ArgumentsError(told) from error
+            message = f"the arguments of {self.name} do not fit ({reason}).\n{describe_parameters(self.parameters)}"
+            raise ArgumentsError(message) from error
         if not self.positional_only:
             return (), values
         return tuple(values.pop(p.name, p.default) for p in self.positional_only), values
@@ -210,10 +209,10 @@ def compile_type(hint: Any) -> CompiledType:
             adapter, schema = _build_adapter(
                 _build_typed_dict("Answer", {"result": _build_key(hint, required=True, default=None)})
             )
-    except Exception as error:  # pydantic, typing and the user's own types raise what they like about a hint
+    except Exception as error:  # pydantic, typing and the user's own types raise any error for a hint
         raise MisuseError(
-            f"output_type={hint!r} has no JSON Schema ({summarise_error(error)}). Use what JSON can carry: a pydantic "
-            "model, a dataclass, an attrs class, plain types.",
+            f"output_type={hint!r} has no JSON Schema ({summarise_error(error)}). Use a type that JSON can "
+            "express: a pydantic model, a dataclass, an attrs class, plain types.",
         ) from error
     return CompiledType(
         schema=schema,
@@ -296,13 +295,13 @@ def _describe_default(value: object) -> dict[str, Any] | None:
 def _compile_arguments(keys: dict[str, Any], tool: str) -> tuple[TypeAdapter[Any], dict[str, Any]]:
     try:
         return _build_adapter(_build_typed_dict("Arguments", keys))
-    except Exception as error:  # pydantic, typing and the user's own types raise what they like about a hint
+    except Exception as error:  # pydantic, typing and the user's own types raise any error for a hint
         if len(keys) > 1:  # one at a time, to name the faulty one
             for name, key in keys.items():
                 _compile_arguments({name: key}, tool)
         raise MisuseError(
             f"Tool {tool!r}, parameter {', '.join(keys)!r}: its type has no JSON Schema ({summarise_error(error)}). "
-            "Use what JSON can carry (plain types, dataclasses, models), or hand it in by the context or a partial.",
+            "Use a type that JSON can express (plain, a dataclass, a model), or pass it by the context or a partial.",
         ) from error
 
 

@@ -2,15 +2,15 @@
 
 In strict mode the provider enforces the schema during generation, and supports only a part of JSON Schema:
 
-- the root is an object and no `anyOf`; each object has `additionalProperties: false` and all properties in `required`,
-  so that an optional one can only be nullable;
-- taken are `type`, `properties`, `items`, `anyOf`, `enum`, `const`, `$ref`, `$defs`, for strings `pattern` and nine
+- the root is an object and not an `anyOf`; each object has `additionalProperties: false` and all properties in
+  `required`, so that an optional one can only be nullable;
+- supported are `type`, `properties`, `items`, `anyOf`, `enum`, `const`, `$ref`, `$defs`, for strings `pattern` and nine
   values of `format`, for numbers `multipleOf` and the four bounds, for arrays `minItems` and `maxItems`;
-- not taken are `allOf`, `not`, `dependentRequired`, `dependentSchemas`, `if`, `then`, `else`;
-- a `$ref` stands alone, and `oneOf` has to be `anyOf` (so do the provider's own clients write them).
+- not supported are `allOf`, `not`, `dependentRequired`, `dependentSchemas`, `if`, `then`, `else`;
+- a `$ref` has no other keywords beside it, and `oneOf` becomes `anyOf`, as in the provider's own clients.
 
-There are sizes too (5,000 properties, 10 levels, 1,000 enum values, 120,000 characters of names). They have grown more
-than once and are left to the provider to check.
+The limits on size (5,000 properties, 10 levels, 1,000 enum values, 120,000 characters of names) have grown more than
+once, so the provider checks them.
 
 Source: developers.openai.com/api/docs/guides/structured-outputs, "Supported schemas", and `openai/lib/_pydantic.py`.
 """
@@ -39,7 +39,7 @@ _COPIED_FORMATS: Final = frozenset(
 # Unsupported keyword -> advice. Any other is dropped, since the arguments are validated here afterwards.
 _UNSUPPORTED_KEYWORDS: Final = {
     "allOf": "write the parts out as one schema",
-    "not": "say what is allowed",
+    "not": "list the allowed values or types",
     "if": "use anyOf",
     "then": "use anyOf",
     "else": "use anyOf",
@@ -155,16 +155,16 @@ class _StrictRewriter(Value):
             notes.append(f"Null means {json.dumps(schema['default'], ensure_ascii=False)}.")
         return _make_nullable(strict) | ({"description": " ".join(notes)} if notes else {})
 
-    def refuse(self, place: str, what: str, instead: str) -> NoReturn:
+    def refuse(self, place: str, feature: str, instead: str) -> NoReturn:
         """Raise an error for an unsupported part of the schema, with advice."""
         where = f"Tool {self.tool!r}, parameter {place!r}" if place else f"Tool {self.tool!r}"
-        raise MisuseError(f"{where}: strict mode cannot say {what}; {instead}, or leave strict=True out.")
+        raise MisuseError(f"{where}: strict mode does not support {feature}; {instead}, or leave strict=True out.")
 
 
 def _make_nullable(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema extended by null.
 
-    A list of types is for plain ones; an enumeration would have to list null, too.
+    A list of types is used only for plain types, because an enumeration would have to list null, too.
     """
     if "anyOf" in schema:
         return {**schema, "anyOf": [*schema["anyOf"], _NULL]}

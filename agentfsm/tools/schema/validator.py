@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 # Nothing is fetched, and no pattern can take exponential time.
 _OPTIONS: Final[dict[str, Any]] = {"offline": True, "pattern_options": jsonschema_rs.RegexOptions()}
-# What the schema is called where a question refers to a part of it.
+# URI of the schema, by which probes refer to its parts.
 _ROOT_URI: Final = "urn:root"
-# Parts that are compiled to explain one refusal; the largest schema takes 10 ms for one.
+# Maximum of parts compiled to explain one refusal; with the largest schema each takes 10 ms.
 _MAX_PROBES: Final = 200
-# References, branches and levels that a reason is followed through; each takes a few frames of Python's 1,000.
+# Maximum of references, branches and levels followed to a problem; each takes a few of Python's 1,000 frames.
 _MAX_REPORT_DEPTH: Final = 25
-# Characters.
+# Maximum of characters of a path in an error.
 _MAX_PATH_CHARS: Final = 100
-# Keywords that hold no subschema -> what they ask for.
+# Keyword without subschemas -> its requirement.
 _KEYWORD_MESSAGES: Final = {
     "enum": "should be {}",
     "const": "should be {}",
@@ -52,7 +52,7 @@ _KEYWORD_MESSAGES: Final = {
     "maxProperties": "should have at most {} properties",
     "dependentRequired": "should have all properties that go together",
 }
-# Keywords that are named where nothing better is known.
+# Keywords that are named if there is no better description.
 _QUOTED_KEYWORDS: Final = (
     *("not", "contains", "propertyNames", "dependentSchemas", "dependencies"),
     *("unevaluatedProperties", "unevaluatedItems"),
@@ -66,14 +66,14 @@ def compile_schema(schema: dict[str, Any], tool: str) -> Callable[[Any], bool]:
     """Compile a schema.
 
     Args:
-        schema: What `complexity.normalise_parameters` returned, with its `$schema`.
-        tool: The tool's name, for error texts.
+        schema: A schema from `complexity.normalise_parameters`, with its `$schema`.
+        tool: The tool's name, for error messages.
 
     Returns:
-        Whether a value is valid. What that may cost is told by `complexity.ValidationCost`.
+        A function that returns whether a value is valid. `complexity.ValidationCost` bounds its cost.
 
     Raises:
-        MisuseError: when the schema is invalid, refers to what is not in it, or has a pattern that cannot be had in
+        MisuseError: if the schema is invalid, refers to a part outside of it, or has a pattern that does not run in
             linear time.
     """
     try:
@@ -87,7 +87,7 @@ def compile_schema(schema: dict[str, Any], tool: str) -> Callable[[Any], bool]:
 
 
 def find_problems(schema: dict[str, Any], value: Any) -> _Problems:
-    """Say why a value is invalid, bit by bit, in the form of pydantic's findings; nothing if it is valid.
+    """Yield the problems of a value in pydantic's form; none if it is valid.
 
     Args:
         schema: As for `compile_schema`.
@@ -97,13 +97,13 @@ def find_problems(schema: dict[str, Any], value: Any) -> _Problems:
 
 
 def build_problem(kind: str, place: _Location, value: object, wish: str = "") -> ErrorDetails:
-    """Put a finding into pydantic's form."""
+    """Build a problem in pydantic's form."""
     return {"type": kind, "loc": place, "msg": wish, "input": value}
 
 
 @attrs.define
 class _ProblemFinder:
-    """Asks about the parts of one schema, to explain one refusal."""
+    """Checks the parts of one schema to explain one refusal."""
 
     root: dict[str, Any]
     _probes: dict[tuple[str, str], Callable[[Any], bool]] = attrs.field(factory=dict, init=False)
@@ -115,14 +115,14 @@ class _ProblemFinder:
     def find(
         self, value: Any, schema: Any, pointer: str, place: _Location, levels: int = _MAX_REPORT_DEPTH
     ) -> _Problems:
-        """Say what is wrong with the value at this place; at least one thing, if it does not fit.
+        """Yield the problems of the value at this place: at least one if it does not fit.
 
         Args:
-            value: What stands there.
-            schema: What it should meet.
-            pointer: Where that stands in the whole schema.
-            place: Where the value stands in the arguments.
-            levels: How much further to look.
+            value: The value.
+            schema: The part of the schema for the value.
+            pointer: Location of that part in the whole schema.
+            place: Location of the value in the arguments.
+            levels: Number of further levels to follow.
         """
         if self._is_valid_at(value, pointer):
             return
@@ -138,15 +138,15 @@ class _ProblemFinder:
         return self._meets_keyword(value, pointer, "$ref", f"{_ROOT_URI}#{quote(pointer, safe='/~')}")
 
     def _meets_keyword(self, value: Any, pointer: str, keyword: str, limit: Any) -> bool:
-        """Whether the value meets one keyword. Once there were too many questions, say yes, so that nobody asks on."""
-        question = self._probes.get((pointer, keyword))
-        if question is None:
+        """Return whether the value meets one keyword. After `_MAX_PROBES` probes return True, which ends the search."""
+        probe = self._probes.get((pointer, keyword))
+        if probe is None:
             if len(self._probes) == _MAX_PROBES:
                 return True
             schema = {"$schema": self.root["$schema"], keyword: limit}
-            question = jsonschema_rs.validator_for(schema, registry=self._registry, **_OPTIONS).is_valid
-            self._probes[pointer, keyword] = question
-        return question(value)
+            probe = jsonschema_rs.validator_for(schema, registry=self._registry, **_OPTIONS).is_valid
+            self._probes[pointer, keyword] = probe
+        return probe(value)
 
     def _find_inside(self, value: Any, schema: Any, pointer: str, place: _Location, levels: int) -> _Problems:
         if schema is False:
@@ -172,7 +172,7 @@ class _ProblemFinder:
                 yield from self._find_in_union(value, schema[keyword], f"{pointer}/{keyword}", place, levels)
 
     def _iter_same_value(self, value: Any, schema: Mapping[str, Any], pointer: str) -> Iterator[tuple[Any, str]]:
-        """The subschemas that the value has to meet as well, and where they stand."""
+        """Yield the other subschemas that the value must fit, and their locations."""
         if "$ref" in schema:
             yield resolve_reference(self.root, schema["$ref"]), unquote(schema["$ref"]).removeprefix("#")
         for index, part in enumerate(schema.get("allOf", ())):
@@ -183,7 +183,7 @@ class _ProblemFinder:
                 yield schema[branch], f"{pointer}/{branch}"
 
     def _iter_children(self, value: Any, schema: Mapping[str, Any], pointer: str) -> Iterator[tuple[Any, Any, str]]:
-        """The members or items, what each has to meet, and where that stands."""
+        """Yield each member or item with its subschema and the location of that."""
         if isinstance(value, dict):
             for name in value:
                 yield from ((name, part, pointer + at) for part, at in self._iter_member_schemas(name, schema))
@@ -224,7 +224,7 @@ class _ProblemFinder:
 
 
 def _branch_name(branch: Any, index: int) -> str:
-    """What a branch of a union is called: an identifier."""
+    """Return the name of a branch of a union, as an identifier."""
     stated = branch if isinstance(branch, Mapping) else {}
     name = str(stated.get("title", str(stated.get("$ref", "")).rpartition("/")[2]))
     return name if name.isidentifier() else f"branch_{index + 1}"
