@@ -18,7 +18,7 @@ from agentfsm.core.header import FORMAT
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ToolResult
-from agentfsm.core.pending import Pending, PendingKind
+from agentfsm.core.pending import Pending, PendingKind, Question
 from agentfsm.core.segments import Segment
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
