@@ -1,4 +1,4 @@
-"""The checks that every store has to pass, for users who write one of their own.
+"""Conformance tests that every store has to pass, for authors of custom stores.
 
     from agentfsm.testing.conformance import StoreConformance
 
@@ -15,13 +15,13 @@
             yield other
             await other.aclose()
 
-Inherit, override the fixtures, and run pytest: each `test_` method is one promise, told in its docstring. They need
-anyio's pytest plugin and its fixture `anyio_backend`, which decides whether they run on asyncio, on trio, or on both.
-Without the fixture `other` what takes two store objects is skipped.
+Inherit, override the fixtures, and run pytest: the docstring of each `test_` method states one requirement. The tests
+need anyio's pytest plugin and its fixture `anyio_backend`, which selects asyncio, trio or both. Without the fixture
+`other`, tests with two store objects are skipped.
 
-What the kit does not check, since no process dies in it: that the lease of an owner who died ends by itself, that the
-next one's `Lease.crashes` counts it, that a lease which was lost says so (`lost`, `wake`), and that what was
-acknowledged is on the disk. `agentfsm.testing.crash` has processes for that.
+The tests do not crash processes, so they do not check that the lease of a crashed owner expires, that `Lease.crashes`
+counts the crash, that a lost lease is reported (`lost`, `wake`), and that acknowledged data is on the disk. Use
+`agentfsm.testing.crash` for that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-# Before they are imported: pytest shows the values in an assertion that failed only for modules that it was told of.
+# Before the imports: pytest shows the values of failed assertions only for registered modules.
 _MODULES = ("appends", "creation", "deletion", "helpers", "leases", "lists", "posts")
 pytest.register_assert_rewrite(*[f"{__name__}.{room}" for room in _MODULES])
 
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
 class StoreConformance(
     CreationConformance, LeaseConformance, AppendConformance, InboxConformance, ListConformance, DeletionConformance
 ):
-    """What a store promises. Override `store` with a fixture that yields a new and empty one."""
+    """Conformance tests of a store. Override the fixture `store` with one that yields a new, empty store."""
 
     @pytest.fixture
     async def store(self) -> Store:
         """Return the store to check."""
-        raise NotImplementedError("override the fixture `store` with one that yields your store, new and empty")
+        raise NotImplementedError("the fixture `store` is missing: override it with one that yields a new, empty store")
 
     @pytest.fixture
     async def other(self) -> Store:
-        """Return a second store object on the data of the first, as another process would have it."""
-        pytest.skip("this store has one object for its data; else override the fixture `other`")
+        """Return a second store object with the same data, as another process would have."""
+        pytest.skip("needs a second store object: override the fixture `other` if the store supports several")

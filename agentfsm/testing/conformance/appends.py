@@ -1,4 +1,4 @@
-"""The journal: what is written is there, whole and once."""
+"""Appends and reads of the journal: events are stored completely, in order and once."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 class AppendConformance:
-    """The journal: what is written is there, whole and once."""
+    """Appends and reads of the journal: events are stored completely, in order and once."""
 
     # Appends.
 
     async def test_events_are_read_in_order(self, store: Store) -> None:
-        """What was appended is what is read."""
+        """A read returns the appended events in order."""
         driver = await LeasedRun.create(store)
         events = (Observed(at=1.0), *driver.build_turn())
         for event in events:
@@ -40,7 +40,7 @@ class AppendConformance:
         assert (await store.read("r1")).events == events
 
     async def test_one_append_takes_several_events(self, store: Store) -> None:
-        """Events appended together are versions of their own."""
+        """Each event of one append is a version of its own."""
         driver = await LeasedRun.create(store)
         events = (Observed(), *driver.build_turn())
         assert await driver.append(*events).wait()
@@ -49,7 +49,7 @@ class AppendConformance:
         assert (await store.lease("r1")).version == 6
 
     async def test_every_event_comes_back_as_it_was(self, store: Store) -> None:
-        """No field of any event is lost, awkward text included."""
+        """All fields of all events are stored, including control characters."""
         events = build_every_event()
         assert {type(event) for event in events} == set(EVENTS)
         driver = await LeasedRun.create(store)
@@ -57,7 +57,7 @@ class AppendConformance:
         assert (await store.read("r1")).events == events
 
     async def test_appends_that_nobody_waits_for_are_written_in_order(self, store: Store) -> None:
-        """An append may be left to itself: the last one's wait covers all before it."""
+        """Appends need not be awaited: awaiting the last one covers all earlier ones."""
         driver = await LeasedRun.create(store)
         events = [Observed(at=1.0)]
         driver.append(*events)
@@ -69,13 +69,13 @@ class AppendConformance:
         assert (await store.read("r1")).events == (*events, FINAL_ANSWER)
 
     async def test_a_read_sees_an_append_before_it(self, store: Store) -> None:
-        """A read that is asked for after an append sees it, waited for or not."""
+        """A read that starts after an append returns its events, awaited or not."""
         driver = await LeasedRun.create(store)
         driver.append(Observed())
         assert len((await store.read("r1")).events) == 1
 
     async def test_a_commit_can_be_waited_for_again(self, store: Store) -> None:
-        """Every wait gives the same answer, by whomever and whenever."""
+        """Every wait for an append returns the same result."""
         driver = await LeasedRun.create(store)
         commit = driver.append(Observed())
         answers = []
@@ -89,7 +89,7 @@ class AppendConformance:
         assert [*answers, await commit.wait(), commit.is_done] == [True, True, True, True]
 
     async def test_a_cancelled_wait_does_not_undo_the_append(self, store: Store) -> None:
-        """Who stops waiting does not take back what was asked for."""
+        """Cancelling the wait does not cancel the append."""
         driver = await LeasedRun.create(store)
         commit = driver.append(Observed())
         with anyio.CancelScope() as scope:
@@ -99,7 +99,7 @@ class AppendConformance:
         assert len((await store.read("r1")).events) == 1
 
     async def test_a_wrong_version_is_refused(self, store: Store) -> None:
-        """An append that does not follow on what is stored writes nothing."""
+        """An append whose version does not follow the stored one writes nothing."""
         driver = await LeasedRun.create(store)
         await driver.append(Observed()).wait()
         stale = begin_run(make_header()).apply(Observed(at=9.0))
@@ -109,7 +109,7 @@ class AppendConformance:
         assert (await store.read("r1")).events == (Observed(),)
 
     async def test_after_a_refusal_there_is_no_gap(self, store: Store) -> None:
-        """When an append is refused, so are those that were queued behind it."""
+        """If an append is refused, the appends queued after it are refused as well."""
         driver = await LeasedRun.create(store)
         commits = [store.append(driver.lease, with_version(driver.run, n), (Observed(),)) for n in (2, 3, 4)]
         for commit in commits:
@@ -117,7 +117,7 @@ class AppendConformance:
         assert (await store.read("r1")).events == ()
 
     async def test_a_late_owner_writes_nothing(self, store: Store) -> None:
-        """An owner that was replaced is told so at its next append, and the new owner does not notice."""
+        """A replaced owner's next append raises LeaseLostError and does not affect the new owner."""
         late = await LeasedRun.create(store)
         await late.release()
         now = await LeasedRun.resume(store)
@@ -126,7 +126,7 @@ class AppendConformance:
         assert (await store.read("r1")).events == (Observed(at=1.0),)
 
     async def test_a_stalled_owner_writes_nothing(self, store: Store) -> None:
-        """An owner of long ago is refused, also when the run is free again and at the version that it knows."""
+        """A former owner is refused, even if the run is free again and still at the owner's version."""
         late = await LeasedRun.create(store)
         await late.release()
         for _ in range(2):
@@ -135,14 +135,14 @@ class AppendConformance:
         assert (await store.read("r1")).events == ()
 
     async def test_a_lease_that_was_given_back_writes_nothing(self, store: Store) -> None:
-        """The right to append ends with the release, though nobody has taken the run since."""
+        """After the release, appends are refused, even if the run has no new owner."""
         driver = await LeasedRun.create(store)
         await driver.release()
         await check_refused(driver.append(Observed()), LeaseLostError)
         assert (await store.read("r1")).events == ()
 
     async def test_a_late_owner_takes_nothing(self, store: Store) -> None:
-        """A refused append strikes no inbox rows either."""
+        """A refused append removes no inbox rows."""
         late = await LeasedRun.create(store)
         row = await store.post("r1", "k", make_input("x"))
         await late.release()
@@ -151,14 +151,14 @@ class AppendConformance:
         assert await store.inbox("r1") == (row,)
 
     async def test_errors_come_from_the_wait(self, store: Store) -> None:
-        """Append itself returns at once, whatever becomes of it."""
+        """`append` returns at once; its wait raises the error."""
         driver = await LeasedRun.create(store)
         commit = store.append(driver.lease, with_version(driver.run, 5), (Observed(),))
         await check_refused(commit, ConflictError)
         await check_refused(commit, ConflictError)
 
     async def test_a_refused_append_leaves_its_neighbours_alone(self, store: Store) -> None:
-        """Appends of other runs that are written together with a refused one are written."""
+        """Appends of other runs in the same group as a refused append are written."""
         drivers = [await LeasedRun.create(store, make_header(f"r{n}")) for n in range(10)]
         bad = store.append(drivers[0].lease, with_version(drivers[0].run, 9), (Observed(),))
         good = [driver.append(Observed()) for driver in drivers[1:]]
@@ -166,7 +166,7 @@ class AppendConformance:
         assert [await commit.wait() for commit in good] == [True] * 9
 
     async def test_runs_do_not_mix(self, store: Store) -> None:
-        """Many runs at once keep their own events in their own order."""
+        """Concurrent runs keep their own events in their own order."""
 
         async def drive(number: int) -> None:
             driver = await LeasedRun.create(store, make_header(f"r{number}"))
@@ -186,7 +186,7 @@ class AppendConformance:
             assert (run.state, run.turn, stored.events[0].at) == (State.DONE, 4, float(number))
 
     async def test_a_read_can_start_in_the_middle(self, store: Store) -> None:
-        """Only the events after a version are read, with the header."""
+        """`read(run_id, after)` returns the header and only the events after that version."""
         driver = await LeasedRun.create(store)
         events = (Observed(), *driver.build_turn())
         await driver.append(*events).wait()
@@ -196,14 +196,14 @@ class AppendConformance:
         assert (await store.read("r1", 99)).events == ()
 
     async def test_a_long_journal_is_read_whole(self, store: Store) -> None:
-        """A thousand events in one append are a thousand versions."""
+        """An append may contain 1,000 events."""
         driver = await LeasedRun.create(store)
         events = tuple([Observed(at=float(n)) for n in range(1000)])
         await store.append(driver.lease, with_version(driver.run, 1000), events).wait()
         assert (await store.read("r1")).events == events
 
     async def test_a_large_record_comes_back_whole(self, store: Store) -> None:
-        """A record of five megabytes is a record like others."""
+        """An event may have a text of 5 MB."""
         driver = await LeasedRun.create(store)
         text = "wörd " * 850_000
         await driver.append(Observed(), AnswerGiven(message=AssistantMessage(text=text))).wait()
@@ -212,7 +212,7 @@ class AppendConformance:
         assert answer.message.text == text
 
     async def test_lone_surrogates_do_no_harm(self, store: Store) -> None:
-        """Text that is no text (half a UTF-16 pair) is stored, at worst with a replacement."""
+        """Text with lone surrogates is stored, at worst with replacement characters."""
         driver = await LeasedRun.create(store, make_header(prompt="half \ud83d pair", metadata={"k\udc00": "v\udc00"}))
         await store.post("r1", "k", make_input("x\udfff"))
         await driver.append(Observed(), AnswerGiven(message=AssistantMessage(text="a\ud800b"))).wait()
@@ -222,14 +222,14 @@ class AppendConformance:
         assert len(await store.runs()) == 1
 
     async def test_the_same_surrogates_are_the_same_prompt(self, store: Store) -> None:
-        """A request with such text that arrives twice is still one run."""
+        """A second request with the same lone surrogates finds the same run."""
         driver = await LeasedRun.create(store, make_header(prompt="half \ud83d pair"))
         await driver.release()
         _head, lease = await store.create(make_header(prompt="half \ud83d pair"))
         assert lease.version == 0
 
     async def test_huge_numbers_do_no_harm(self, store: Store) -> None:
-        """A model that claims to have used 10**30 tokens does not break the store."""
+        """A usage of 10**30 tokens is accepted."""
         driver = await LeasedRun.create(store)
         await driver.append(
             Observed(), AnswerGiven(message=AssistantMessage(), usage=Usage(input_tokens=10**30))
@@ -237,10 +237,10 @@ class AppendConformance:
         (summary,) = await store.runs()
         assert summary.tokens >= 2**31
 
-    # The end.
+    # Release and close.
 
     async def test_a_release_comes_after_the_appends_before_it(self, store: Store) -> None:
-        """Who ends need not wait: what was appended is written, and then the lease is given back."""
+        """A release takes effect after the earlier appends, awaited or not."""
         driver = await LeasedRun.create(store)
         commit = driver.append(Observed(), FINAL_ANSWER, final=True)
         store.release(driver.lease)
@@ -248,7 +248,7 @@ class AppendConformance:
         assert (await store.lease("r1")).version == 2
 
     async def test_a_store_can_be_closed_twice(self, store: Store) -> None:
-        """Closing what is closed is harmless; so is giving a lease back to a closed store."""
+        """Closing a closed store does nothing, and neither does releasing a lease of a closed store."""
         driver = await LeasedRun.create(store)
         driver.append(Observed())
         await store.aclose()

@@ -1,4 +1,4 @@
-"""Its clock, new runs, and what a commit survives."""
+"""The clock of a store, the creation of runs, and durability."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
 
 
 class CreationConformance:
-    """Its clock, new runs, and what a commit survives."""
+    """The clock of a store, the creation of runs, and durability."""
 
     # The clock.
 
     async def test_the_clock_tells_the_date(self, store: Store) -> None:
-        """Dates are seconds since 1970, and those of a server are about those of this machine."""
+        """The clock returns seconds since 1970, within a day of this machine's clock."""
         assert abs(await store.now() - time.time()) < 86_400
 
     async def test_the_clock_moves_on(self, store: Store) -> None:
-        """Time passes, and does not go back."""
+        """The clock advances and does not go back."""
         first = now = await store.now()
         with anyio.fail_after(10):
             while now == first:
@@ -63,13 +63,13 @@ class CreationConformance:
     # Create.
 
     async def test_a_new_run_is_at_version_0(self, store: Store) -> None:
-        """A run that is created has a header and no events."""
+        """A new run has its header and no events."""
         stored, lease = await store.create(make_header())
         assert (stored, lease.run_id, lease.version) == (make_header(), "r1", 0)
         assert (await store.read("r1")).events == ()
 
     async def test_an_id_may_be_long(self, store: Store) -> None:
-        """The id of an agent's run is its caller's, of up to 200 characters, and the call's, for each agent above."""
+        """A child run's id is its parent's, of up to 200 characters, plus a call id for each level."""
         caller = "r" * 200
         run_id = f"{caller}.t10.10.t10.10.t10.10"
         await (await LeasedRun.create(store, make_header(caller))).release()
@@ -79,7 +79,7 @@ class CreationConformance:
         assert [line.id for line in await store.runs(Filter(parent=caller))] == [run_id]
 
     async def test_a_header_comes_back_as_it_was(self, store: Store) -> None:
-        """Every field of the header is kept, awkward text included."""
+        """All fields of the header are stored, including control characters."""
         await create_finished_run(store, make_header("r0"))
         call = ToolCall(id="t1.0", name="n", arguments="{}", key="k")
         result = ToolResult(call_id="t1.0", tool="n", outcome=Outcome.DONE, content="x")
@@ -112,28 +112,28 @@ class CreationConformance:
         assert (await store.read("r1")).header == whole
 
     async def test_the_same_id_and_prompt_is_the_same_run(self, store: Store) -> None:
-        """A request that arrives twice does not start two runs: the second finds the first."""
+        """A repeated request does not create a second run: it finds the first one."""
         await create_finished_run(store)
         stored, lease = await store.create(make_header(created_at=1_900_000_000.0))
         assert stored == make_header()
         assert lease.version == 2
 
     async def test_the_same_id_with_another_prompt_is_refused(self, store: Store) -> None:
-        """An id stands for one prompt, and the run that has it is not touched."""
+        """A create with the id of a run with another prompt is refused, and that run is unchanged."""
         await create_finished_run(store)
         with pytest.raises(ConflictError, match="another prompt"):
             await store.create(make_header(prompt="Burn the notes"))
         assert (await store.read("r1")).header == make_header()
 
     async def test_a_driven_run_cannot_be_created_again(self, store: Store) -> None:
-        """The same request at the same time is refused while the first is at work."""
+        """A repeated request is refused while the run's lease is held."""
         driver = await LeasedRun.create(store)
         with pytest.raises(LeaseHeldError):
             await store.create(make_header())
         assert not driver.lease.lost
 
     async def test_of_many_that_create_one_id_one_wins(self, store: Store) -> None:
-        """However many race for one id, one drives it."""
+        """Of many concurrent creates of one id, exactly one gets the lease."""
 
         async def create() -> Lease:
             return (await store.create(make_header()))[1]
@@ -141,7 +141,7 @@ class CreationConformance:
         assert len(await race_for_lease(create)) == 1
 
     async def test_a_journal_may_begin_with_events(self, store: Store) -> None:
-        """A run may be created with its first events: they are read, they count in the list, and appends go on."""
+        """A run may be created with events: they are read and listed, and appends continue after them."""
         first = Observed(at=1.0)
         events = (first, *build_turn(begin_run(make_header()).apply(first)))
         head, lease = await store.create(make_header(), events=events)
@@ -152,14 +152,14 @@ class CreationConformance:
         assert (await store.read("r1")).events == (*events, FINAL_ANSWER)
 
     async def test_a_journal_begins_once(self, store: Store) -> None:
-        """The same id again finds the run as it is: what it was to begin with is not written twice."""
+        """A second create finds the run as it is and does not write its events."""
         _head, lease = await store.create(make_header(), events=(Observed(at=1.0),))
         await store.release(lease).wait()
         _head, lease = await store.create(make_header(), events=(Observed(at=2.0), FINAL_ANSWER))
         assert (lease.version, (await store.read("r1")).events) == (1, (Observed(at=1.0),))
 
     async def test_a_run_may_begin_with_its_end(self, store: Store) -> None:
-        """A copy of a whole run is over: it takes no posts, and its session goes on from it."""
+        """A run created with its final event is over: it refuses posts, and its session continues from it."""
         _head, lease = await store.create(make_header(session="s"), events=(Observed(), FINAL_ANSWER))
         await store.release(lease).wait()
         assert [(line.state, line.stop_reason) for line in await store.runs()] == [(State.DONE, StopReason.COMPLETED)]
@@ -169,7 +169,7 @@ class CreationConformance:
         assert stored.after == "r1"
 
     async def test_a_journal_may_begin_with_many_events(self, store: Store) -> None:
-        """Five hundred events are one beginning."""
+        """A run may be created with 501 events."""
         events: tuple[Event, ...] = (Observed(at=1.0),)
         run = begin_run(make_header()).fold(events)
         for _ in range(100):
@@ -180,7 +180,7 @@ class CreationConformance:
         assert (lease.version, (await store.read("r1")).events) == (501, events)
 
     async def test_a_run_goes_on_from_a_run_that_is_there(self, store: Store) -> None:
-        """A run whose history is gone is refused when it begins, by name; later nobody could load it."""
+        """A run whose predecessor is missing is refused at its creation, since it could not be loaded later."""
         await create_finished_run(store, make_header("first"), at=1.0)
         await create_finished_run(store, make_header("second", after="first"), at=2.0)
         await store.delete("second")
@@ -193,7 +193,7 @@ class CreationConformance:
         assert await create_finished_run(store, make_header(after="first"))
 
     async def test_a_run_that_is_there_goes_on_without_its_history(self, store: Store) -> None:
-        """The same request that arrives twice finds its run, whatever its history is asked for then."""
+        """A repeated request finds its run, even with another predecessor."""
         await create_finished_run(store)
         stored, lease = await store.create(make_header(after="nowhere"))
         assert (stored.after, lease.version) == (None, 2)
@@ -201,7 +201,7 @@ class CreationConformance:
     # Durability.
 
     async def test_a_lease_says_what_its_appends_survive(self, store: Store) -> None:
-        """Whoever takes a lease chooses: "full" or "normal", and "full" where nothing was said."""
+        """A lease has the durability passed with it: "full" or "normal", by default "full"."""
         choices: tuple[Durability, ...] = ("full", "normal")
         for number, durability in enumerate(choices):
             _head, lease = await store.create(make_header(f"r{number}"), durability=durability)
@@ -216,7 +216,7 @@ class CreationConformance:
         assert (await store.lease("r0")).durability == "full"
 
     async def test_another_durability_is_refused(self, store: Store) -> None:
-        """Any other word is a slip of the pen, and neither creates a run nor takes a lease."""
+        """Another durability is refused: no run is created and no lease is taken."""
         await create_finished_run(store)
         with pytest.raises(MisuseError):
             await store.create(make_header("r2"), durability="ful")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What may be deleted, and what is old."""
+"""Deletion of runs and sessions, and pruning of old runs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class DeletionConformance:
-    """What may be deleted, and what is old."""
+    """Deletion of runs and sessions, and pruning of old runs."""
 
     # Deletion.
 
     async def test_a_deleted_run_is_gone(self, store: Store) -> None:
-        """Header, events and inbox are removed, and other runs are not."""
+        """Header, events and inbox of the run are removed; other runs are unchanged."""
         driver = await LeasedRun.create(store, make_header("r1"))
         await store.post("r1", "k", make_input("x"))
         await driver.append(Observed()).wait()
@@ -45,14 +45,14 @@ class DeletionConformance:
         assert len((await store.read("r2")).events) == kept.version
 
     async def test_a_driven_run_is_not_deleted(self, store: Store) -> None:
-        """Who drives is not pulled the ground from under the feet."""
+        """A run whose lease is held is not deleted."""
         driver = await LeasedRun.create(store)
         with pytest.raises(LeaseHeldError):
             await store.delete("r1")
         assert await driver.append(Observed()).wait()
 
     async def test_the_id_of_a_deleted_run_is_free(self, store: Store) -> None:
-        """A new run of the id has nothing of the old one: no events, no posts, no keys, no prompt."""
+        """A new run with the id inherits nothing: no events, posts, keys or prompt."""
         driver = await LeasedRun.create(store)
         await store.post("r1", "k", make_input("old"))
         await driver.append(Observed()).wait()
@@ -63,7 +63,7 @@ class DeletionConformance:
         assert (await store.post("r1", "k", make_input("new"))).item == make_input("new")
 
     async def test_an_owner_of_a_deleted_run_cannot_write_to_its_successor(self, store: Store) -> None:
-        """A lease is of one run, not of an id."""
+        """A lease of a deleted run is not valid for a new run with its id."""
         late = await LeasedRun.create(store)
         await late.release()
         await store.delete("r1")
@@ -72,7 +72,7 @@ class DeletionConformance:
         assert (await store.read("r1")).events == ()
 
     async def test_a_late_release_leaves_a_successor_alone(self, store: Store) -> None:
-        """Nor does it let go of the lease of the run that has the id now."""
+        """A late release of a deleted run does not release the lease of a new run with its id."""
         late = await LeasedRun.create(store)
         await late.release()
         await store.delete("r1")
@@ -81,7 +81,7 @@ class DeletionConformance:
         assert await now.append(Observed()).wait()
 
     async def test_a_run_that_another_goes_on_from_is_not_deleted(self, store: Store) -> None:
-        """A history that is needed stays, and the error says by whom; from the end a chain can be taken off."""
+        """A predecessor is not deleted, and the error names its successor; a chain can be deleted from its end."""
         await create_finished_run(store, make_header("first"))
         await create_finished_run(store, make_header("second", after="first"))
         with pytest.raises(ConflictError, match="second"):
@@ -92,7 +92,7 @@ class DeletionConformance:
         assert await store.runs() == ()
 
     async def test_the_runs_below_are_deleted_too(self, store: Store) -> None:
-        """With a run go the runs of its agents, and those of theirs; with one of those its callers do not."""
+        """A run is deleted with all its descendants; a child run is deleted without its parent."""
         await create_finished_run(store, make_header("r1"))
         for run_id, parent in (("r1.a", "r1"), ("r1.b", "r1"), ("r1.a.c", "r1.a"), ("r2.a", "r2")):
             await create_finished_run(store, make_header(run_id, parent=parent))
@@ -102,7 +102,7 @@ class DeletionConformance:
         assert list_ids(await store.runs()) == ["r2.a"]
 
     async def test_a_run_below_one_that_is_not_over_is_not_deleted(self, store: Store) -> None:
-        """Its caller would have its work done again, so it stays until that is over or is deleted with it."""
+        """A child run is kept while its parent is not over, since the parent would repeat its work."""
         caller = await LeasedRun.create(store, make_header("r1"))
         await create_finished_run(store, make_header("r1.a", parent="r1"))
         await create_finished_run(store, make_header("r1.a.b", parent="r1.a"))
@@ -125,7 +125,7 @@ class DeletionConformance:
         assert set(list_ids(await store.runs())) == {"r1", "r1.c"}
 
     async def test_a_run_above_one_that_is_driven_is_not_deleted(self, store: Store) -> None:
-        """While an agent below is at work nothing is removed."""
+        """Nothing is deleted while the lease of a descendant is held."""
         await create_finished_run(store, make_header("r1"))
         await create_finished_run(store, make_header("r1.a", parent="r1"))
         driver = await LeasedRun.create(store, make_header("r1.a.b", parent="r1.a"))
@@ -135,7 +135,7 @@ class DeletionConformance:
         assert len(await store.runs()) == 3
 
     async def test_a_run_above_one_that_another_goes_on_from_is_not_deleted(self, store: Store) -> None:
-        """A history is needed as well where it is an agent's below; one that goes too needs nothing."""
+        """A descendant that is a predecessor of another run blocks the deletion, unless that run is deleted as well."""
         await create_finished_run(store, make_header("r1"))
         await create_finished_run(store, make_header("r1.a", parent="r1"))
         await create_finished_run(store, make_header("r1.b", parent="r1", after="r1.a"))
@@ -148,7 +148,7 @@ class DeletionConformance:
         assert await store.runs() == ()
 
     async def test_a_session_is_deleted_whole(self, store: Store) -> None:
-        """Its runs go with those below them, and are counted; then the session begins anew."""
+        """Its runs are deleted with their descendants and counted without them; then the session starts anew."""
         for run_id, fields in (
             ("r1", {"session": "s"}),
             ("r1.a", {"parent": "r1"}),
@@ -165,7 +165,7 @@ class DeletionConformance:
 
     @pytest.mark.parametrize("driven", ["r2", "r1.a"])
     async def test_a_session_that_is_driven_is_not_deleted(self, store: Store, driven: str) -> None:
-        """While one of its runs is at work, or one below, none is removed."""
+        """Nothing is deleted while the lease of one of its runs or of a descendant is held."""
         for run_id, fields in (("r1", {"session": "s"}), ("r1.a", {"parent": "r1"}), ("r2", {"session": "s"})):
             await create_finished_run(store, make_header(run_id, **fields))
         lease = await store.lease(driven)
@@ -176,7 +176,7 @@ class DeletionConformance:
         assert await store.delete_session("s") == 2
 
     async def test_a_session_that_a_run_outside_goes_on_from_is_not_deleted(self, store: Store) -> None:
-        """A history that is needed stays, also where runs of the session go on from it, too."""
+        """A session is not deleted if a run outside of it continues one of its runs."""
         for number in range(3):
             await create_finished_run(store, make_header(f"r{number}", session="s"))
         await create_finished_run(store, make_header("outside", after="r1"))
@@ -186,10 +186,10 @@ class DeletionConformance:
         await store.delete("outside")
         assert await store.delete_session("s") == 3
 
-    # What is old.
+    # Pruning.
 
     async def test_what_is_over_and_old_is_pruned(self, store: Store) -> None:
-        """Runs that ended before a moment go and are counted; those that ended then or later stay."""
+        """Runs that ended before the given time are pruned and counted; those that ended then or later are kept."""
         await create_finished_run(store, make_header("old"), at=4.0)
         failed = await LeasedRun.create(store, make_header("failed"))
         await failed.append(Failed(at=4.5, reason=StopReason.CANCELLED, message="")).wait()
@@ -203,14 +203,14 @@ class DeletionConformance:
         assert await store.prune(5.0) == 0
 
     async def test_what_is_not_over_is_not_pruned(self, store: Store) -> None:
-        """However long it rests, a run that can go on stays, with its inbox."""
+        """A run that is not over is kept with its inbox, however old it is."""
         await create_waiting_run(store)
         row = await store.post("r1", "k", make_input("x"))
         assert await store.prune(FAR_FUTURE) == 0
         assert await store.inbox("r1") == (row,)
 
     async def test_the_id_of_a_pruned_run_is_free(self, store: Store) -> None:
-        """Nothing of it is left: no events, no posts, no keys."""
+        """A new run with the id inherits nothing: no events, posts or keys."""
         driver = await LeasedRun.create(store)
         row = await store.post("r1", "k", make_input("old"))
         await driver.append(Observed(), FINAL_ANSWER, taken=[row.number]).wait()
@@ -221,7 +221,7 @@ class DeletionConformance:
         assert (await store.post("r1", "k", make_input("new"))).item == make_input("new")
 
     async def test_a_history_that_is_needed_is_not_pruned(self, store: Store) -> None:
-        """What a run goes on from stays as long as that run, however many lie between."""
+        """All predecessors of a run are kept as long as the run itself."""
         await create_finished_run(store, make_header("r1"), at=1.0)
         await create_finished_run(store, make_header("r2", after="r1"), at=2.0)
         await create_finished_run(store, make_header("r3", after="r2"), at=9.0)
@@ -231,7 +231,7 @@ class DeletionConformance:
         assert await store.prune(10.0) == 3
 
     async def test_a_session_is_pruned_whole(self, store: Store) -> None:
-        """While one of its runs is fresh all of them stay; once all are old all go."""
+        """The runs of a session are pruned together, once all of them are old."""
         for number in range(3):
             await create_finished_run(store, make_header(f"r{number}", session="s"), at=float(number))
         await create_finished_run(store, make_header("t0", session="t"), at=0.0)
@@ -240,7 +240,7 @@ class DeletionConformance:
         assert await store.prune(2.5) == 3
 
     async def test_a_session_stays_whole_where_a_part_is_needed(self, store: Store) -> None:
-        """A session of which a run is needed outside keeps its other runs, too: its last one stays its last."""
+        """A session is kept whole if a run outside continues one of its runs, so that its last run remains."""
         for number in range(3):
             await create_finished_run(store, make_header(f"r{number}", session="s"))
         await create_finished_run(store, make_header("outside", after="r1"), at=9.0)
@@ -249,7 +249,7 @@ class DeletionConformance:
         assert stored.after == "r2"
 
     async def test_runs_below_are_pruned_with_their_callers(self, store: Store) -> None:
-        """A run of an agent goes when its caller goes, and stays when that stays."""
+        """A child run is pruned with its parent and kept with its parent."""
         await create_finished_run(store, make_header("r1"), at=1.0)
         await create_finished_run(store, make_header("r1.a", parent="r1"), at=1.0)
         await create_finished_run(store, make_header("r1.a.b", parent="r1.a"), at=1.0)
@@ -261,7 +261,7 @@ class DeletionConformance:
         assert set(list_ids(await store.runs())) == {"r2", "r2.a", "r3", "r3.a"}
 
     async def test_pruning_takes_no_offence_at_owners(self, store: Store) -> None:
-        """Who has an old run open that is over does not keep others from being pruned."""
+        """A held lease of an old finished run does not prevent the pruning of other runs."""
         for number in range(3):
             await create_finished_run(store, make_header(f"r{number}"), at=1.0)
         _lease = await store.lease("r1")

@@ -1,4 +1,4 @@
-"""Runs to check stores with: made, driven and left as the engine does it."""
+"""Helpers of the conformance tests: runs that are created, executed and released as the engine does."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 
     from agentfsm.ports.store import Lease, PendingWrite, RunSummary, Store
 
-# Text that is awkward to store, and has to come back as it was.
+# Text that is hard to store, and must be read back unchanged.
 HOSTILE_TEXT: Final = (
     "NUL \x00, escape \x1b[31m, bidi \u202e, zero width \u200b, tag \U000e0041, emoji 👩‍👩‍👧, quotes '\"`;--, \\ \n\r\t"
 )
-# Seconds since 1970: a moment that no test lives to see, in the year 2255.
+# Seconds since 1970: a time in the year 2255.
 FAR_FUTURE: Final = 9e9
-# Seconds without an event, while others drive a run and give it back.
+# Seconds without a new event after which competing callers are considered blocked.
 STALL_TIMEOUT_S: Final = 60.0
 FINAL_ANSWER: Final = AnswerGiven(message=AssistantMessage(text="done"), usage=Usage(input_tokens=7, output_tokens=3))
 
@@ -70,18 +70,18 @@ def make_header(run_id: str = "r1", prompt: str = "Sort the notes", **fields: ob
 
 
 def make_input(text: str, due_at: float | None = None) -> Input:
-    """Return an input of the user's."""
+    """Return an input of the user."""
     return Input(parts=(TextPart(text=text),), due_at=due_at)
 
 
 async def wait_until(store: Store, at: float) -> None:
-    """Return once the store's clock has come to that moment, seconds since 1970."""
+    """Wait until the store's clock has reached a time, in seconds since 1970."""
     while await store.now() < at:  # noqa: ASYNC110  a clock has no event to wait for
         await anyio.sleep(0.01)
 
 
 def list_ids(lines: Sequence[RunSummary]) -> list[str]:
-    """Return the ids of a list's lines."""
+    """Return the ids of run summaries."""
     return [line.id for line in lines]
 
 
@@ -99,7 +99,7 @@ def build_turn(run: Run) -> tuple[Event, ...]:
 
 
 async def list_claimable(store: Store, agent: str, limit: int = 100) -> tuple[str, ...]:
-    """Return the ids of the runs that a worker would claim, in that order; they are claimed and given back."""
+    """Claim runs, release them, and return their ids in the order of the claim."""
     claim = await store.claim(agent, limit=limit)
     for lease in claim.leases:
         await store.release(lease).wait()
@@ -108,7 +108,7 @@ async def list_claimable(store: Store, agent: str, limit: int = 100) -> tuple[st
 
 @attrs.define(eq=False, repr=False)
 class LeasedRun:
-    """A run that is being driven, as the engine does it."""
+    """Run under a lease."""
 
     store: Store
     lease: Lease
@@ -116,41 +116,41 @@ class LeasedRun:
 
     @classmethod
     async def create(cls, store: Store, head: Header | None = None) -> LeasedRun:
-        """Create a run, or take up one that exists."""
+        """Create a run, or take the lease of an existing one."""
         head, lease = await store.create(head or make_header())
         stored = await store.read(head.id)
         return cls(store, lease, begin_run(head).fold(stored.events))
 
     @classmethod
     async def resume(cls, store: Store, run_id: str = "r1") -> LeasedRun:
-        """Take up a run that exists."""
+        """Take the lease of an existing run."""
         lease = await store.lease(run_id)
         stored = await store.read(run_id)
         return cls(store, lease, begin_run(stored.header).fold(stored.events))
 
     def append(self, *events: Event, taken: Sequence[int] = (), final: bool = False) -> PendingWrite:
-        """Apply and append events; the run moves on."""
+        """Apply and append events."""
         self.run = self.run.fold(events)
         return self.store.append(self.lease, self.run, events, taken=taken, final=final)
 
     def build_turn(self) -> tuple[Event, ...]:
-        """Return the events of a whole turn with one call."""
+        """Return the events of a turn with one call."""
         return build_turn(self.run)
 
     async def request_approval(self, expires_at: float = FAR_FUTURE, at: float = 0.0) -> None:
-        """Let the run wait for a person: it is then in ACT, at version 3."""
+        """Append events after which the run waits for an approval: in ACT, at version 3."""
         chosen, *_rest = self.build_turn()
         asked = ApprovalAsked(at=at, call_id=f"t{self.run.turn + 1}.0", expires_at=expires_at)
         await self.append(Observed(), chosen, asked).wait()
 
     async def release(self, inbox_read: int = 0, timers_read_at: float = 0.0) -> None:
-        """Give the lease back, having looked at the inbox up to that number, and for timers at that moment."""
+        """Release the lease; the inbox was read up to that number, and its timers at that time."""
         self.lease.inbox_read, self.lease.timers_read_at = inbox_read, timers_read_at
         await self.store.release(self.lease).wait()
 
 
 async def create_finished_run(store: Store, head: Header | None = None, at: float = 0.0) -> Run:
-    """Drive a run to DONE, and give its lease back."""
+    """Create a run, append its events up to DONE, and release the lease."""
     driver = await LeasedRun.create(store, head)
     await driver.append(Observed(at=at), attrs.evolve(FINAL_ANSWER, at=at)).wait()
     await driver.release()
@@ -158,14 +158,14 @@ async def create_finished_run(store: Store, head: Header | None = None, at: floa
 
 
 async def create_waiting_run(store: Store, head: Header | None = None, expires_at: float = FAR_FUTURE) -> None:
-    """Drive a run until it waits for a person, and give its lease back."""
+    """Create a run that waits for an approval, and release the lease."""
     driver = await LeasedRun.create(store, head)
     await driver.request_approval(expires_at)
     await driver.release()
 
 
 def build_every_event() -> tuple[Event, ...]:
-    """Return one event of each type, with all fields set. They make no run: a journal does not look at that."""
+    """Return an event of each type, with all fields set. The sequence is not a valid run, which stores do not check."""
     call = ToolCall(
         id="t1.0", name="n", arguments='{"a":[1,2.5,null]}', key="k", provider_id="p", malformed="{", repaired="{,"
     )
@@ -234,6 +234,7 @@ def build_every_event() -> tuple[Event, ...]:
         ToolPaused(at=2.0, call_id="t1.0", pending=(waits,)),
         ToolPaused(at=2.0, call_id="t1.0", pending=(asks,), state='{"a": [1, null]}'),
         InputGiven(at=2.0, call_id="t1.0", by="ann", answers={"who": {"a": 1, "b": [HOSTILE_TEXT]}, "pay": None}),
+        InputGiven(at=2.0, call_id="t1.0", by="ann", answers={}, questions=asks.questions, state="null"),
         ApprovalAsked(at=2.0, call_id="t1.0", expires_at=9.5, description=HOSTILE_TEXT, digest="d"),
         ApprovalGiven(at=2.0, call_id="t1.0", by="ann", arguments='{"a":1}'),
         ToolsReturned(at=2.0),
@@ -252,7 +253,7 @@ def build_every_event() -> tuple[Event, ...]:
 
 
 async def race_for_lease(acquire: Callable[[], Awaitable[Lease]]) -> list[Lease]:
-    """Return the leases that many get who want one at once; the others are told that it is held."""
+    """Request a lease in 30 tasks at once, and return the leases that were granted."""
     leases: list[Lease] = []
 
     async def race() -> None:
@@ -268,12 +269,12 @@ async def race_for_lease(acquire: Callable[[], Awaitable[Lease]]) -> list[Lease]
 
 
 def with_version(run: Run, version: int) -> Run:
-    """Return the run as if it were at another version, for events that make no run."""
+    """Return the run with another version, for events that are not a valid run."""
     return attrs.evolve(run, version=version)
 
 
 async def drive_in_turns(store: Store, times: int) -> None:
-    """Drive the run so many times, two events each, in turn with all others who want it."""
+    """Lease the run that many times, in competition with other callers, and append two events each time."""
     done, version, since = 0, -1, anyio.current_time()
     while done < times:
         try:
@@ -283,7 +284,7 @@ async def drive_in_turns(store: Store, times: int) -> None:
             if anyio.current_time() - since > STALL_TIMEOUT_S:
                 before, version = version, len((await store.read("r1")).events)
                 assert version > before, (
-                    f"{STALL_TIMEOUT_S} s without an event, and the run is held: a lease has no end"
+                    f"{STALL_TIMEOUT_S} s without an event while the run is held: a lease was not released"
                 )
                 since = anyio.current_time()
             continue
@@ -297,7 +298,7 @@ async def drive_in_turns(store: Store, times: int) -> None:
 
 
 async def check_turns(store: Store, times: int) -> None:
-    """See that each of those who drove in turn found what the one before left, and nobody cut in."""
+    """Check that the leases of `drive_in_turns` followed each other, without interleaved appends."""
     events = (await store.read("r1")).events
     drives = [(token, len(list(group))) for token, group in groupby(events, key=lambda event: event.at)]
     assert [count for _token, count in drives] == [2] * times
@@ -305,6 +306,6 @@ async def check_turns(store: Store, times: int) -> None:
 
 
 async def check_refused(commit: PendingWrite, kind: type[StoreError]) -> None:
-    """Check that the append is refused, by its wait."""
+    """Check that waiting for the append raises that error."""
     with pytest.raises(kind):
         await commit.wait()

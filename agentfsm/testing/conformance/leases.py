@@ -1,4 +1,4 @@
-"""Who drives a run, and what they are told."""
+"""Leases of runs, and the notifications of their owners."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ if TYPE_CHECKING:
 
 
 class LeaseConformance:
-    """Who drives a run, and what they are told."""
+    """Leases of runs, and the notifications of their owners."""
 
     # Leases.
 
     async def test_a_run_that_nobody_created_cannot_be_leased(self, store: Store) -> None:
-        """There is no lease of an unknown run."""
+        """A lease of an unknown run raises RunNotFoundError."""
         with pytest.raises(RunNotFoundError, match="nowhere"):
             await store.lease("nowhere")
 
     async def test_a_lease_is_exclusive(self, store: Store) -> None:
-        """While one drives nobody else can, and the error says which run."""
+        """While a lease is held, others are refused, with the run's id in the error."""
         driver = await LeasedRun.create(store)
         with pytest.raises(LeaseHeldError, match="r1"):
             await store.lease("r1")
         assert await driver.append(Observed()).wait()
 
     async def test_a_lease_given_back_can_be_taken(self, store: Store) -> None:
-        """The next owner starts at the version that the last one left."""
+        """The next lease has the version of the last append."""
         driver = await LeasedRun.create(store)
         await driver.append(Observed()).wait()
         await driver.release()
         assert (await store.lease("r1")).version == 1
 
     async def test_a_lease_can_be_taken_over(self, store: Store, other: Store) -> None:
-        """Who knows better takes a run from its owner, here or elsewhere, who is told and writes nothing more."""
+        """A takeover takes the lease from an owner in any process, notifies that owner and refuses its appends."""
         driver = await LeasedRun.create(store)
         for taker in (store, other):
             woken = anyio.Event()
@@ -70,7 +70,7 @@ class LeaseConformance:
         assert await driver.append(Observed()).wait()
 
     async def test_the_fencing_token_grows(self, store: Store) -> None:
-        """Each owner has a higher token than the one before it."""
+        """Each lease of a run has a higher token than the one before."""
         tokens = []
         for _ in range(3):
             _head, lease = await store.create(make_header())
@@ -79,12 +79,12 @@ class LeaseConformance:
         assert tokens == sorted(set(tokens))
 
     async def test_of_many_that_want_the_lease_one_gets_it(self, store: Store) -> None:
-        """However many race for the lease, one holds it."""
+        """Of many concurrent requests, exactly one gets the lease."""
         await create_finished_run(store)
         assert len(await race_for_lease(lambda: store.lease("r1"))) == 1
 
     async def test_of_many_one_drives_at_a_time(self, store: Store) -> None:
-        """Tasks that all want a run get it in turn: each finds what the one before it left, and nobody cuts in."""
+        """Competing tasks get a run in turn: each finds the events of the one before, without interleaved appends."""
         await create_finished_run(store, make_header("r0"))
         await (await LeasedRun.create(store)).release()
         async with anyio.create_task_group() as group:
@@ -93,7 +93,7 @@ class LeaseConformance:
         await check_turns(store, 20)
 
     async def test_event_loops_in_several_threads_share_a_store(self, store: Store) -> None:
-        """A store serves whoever uses it, from whichever thread: all get the run in turn."""
+        """Event loops in several threads may use one store: they get the run in turn."""
         await (await LeasedRun.create(store)).release()
 
         def drive() -> None:
@@ -105,7 +105,7 @@ class LeaseConformance:
         await check_turns(store, 20)
 
     async def test_an_orderly_owner_is_no_crash(self, store: Store) -> None:
-        """Who gives a run back has not crashed, nor has it who created it."""
+        """A released lease does not count as a crash, also after a create."""
         _head, lease = await store.create(make_header())
         assert lease.crashes == 0
         for _ in range(2):
@@ -116,14 +116,14 @@ class LeaseConformance:
         assert (await store.create(make_header()))[1].crashes == 0
 
     async def test_a_lease_can_be_given_back_twice(self, store: Store) -> None:
-        """Giving back what is not held is harmless."""
+        """Releasing a released lease does nothing."""
         driver = await LeasedRun.create(store)
         await driver.release()
         await driver.release()
         await store.lease("r1")
 
     async def test_a_late_release_leaves_the_new_owner_alone(self, store: Store) -> None:
-        """Only the owner's own release ends its lease."""
+        """A late release of a former owner does not end the lease of the current one."""
         late = await LeasedRun.create(store)
         await late.release()
         now = await LeasedRun.resume(store)
@@ -133,24 +133,24 @@ class LeaseConformance:
         assert await now.append(Observed()).wait()
 
     async def test_a_lease_that_was_dropped_is_free(self, store: Store) -> None:
-        """An owner that was thrown away without a release does not block its own process."""
+        """A lease that was garbage-collected without a release is free in its process."""
         driver = await LeasedRun.create(store)
         await driver.append(Observed()).wait()
         del driver
         gc.collect()
         assert (await store.lease("r1")).version == 1
 
-    # What a lease is told.
+    # Notifications.
 
     async def test_a_lease_is_told_of_posts(self, store: Store) -> None:
-        """The owner learns the newest number without asking."""
+        """A post updates the lease's `inbox_head`."""
         driver = await LeasedRun.create(store)
         row = await store.post("r1", "k", make_input("x"))
         assert driver.lease.inbox_head == row.number
         assert not driver.lease.cancelled
 
     async def test_a_lease_knows_what_was_posted_before(self, store: Store) -> None:
-        """Posts to a run that nobody drives are known to its next owner."""
+        """A new lease includes posts made while the run had no owner."""
         driver = await LeasedRun.create(store)
         await driver.release()
         row = await store.post("r1", "k", make_input("x"))
@@ -160,7 +160,7 @@ class LeaseConformance:
         assert lease.cancelled
 
     async def test_cancel_reaches_the_owner(self, store: Store) -> None:
-        """A request to stop marks the lease, and wakes who drives."""
+        """A cancel request sets the lease's `cancelled` and calls its `wake`."""
         driver = await LeasedRun.create(store)
         woken = anyio.Event()
         driver.lease.wake = make_waker(woken.set)
@@ -170,7 +170,7 @@ class LeaseConformance:
         assert driver.lease.cancelled
 
     async def test_input_wakes_nobody(self, store: Store) -> None:
-        """Input is for the next look at the inbox; it interrupts nothing."""
+        """A post of input does not call the lease's `wake`."""
         driver = await LeasedRun.create(store)
         woken: list[bool] = []
         driver.lease.wake = lambda: woken.append(True)
@@ -179,14 +179,14 @@ class LeaseConformance:
         assert woken == []
 
     async def test_a_new_run_has_nothing_to_tell(self, store: Store) -> None:
-        """A fresh lease knows of no posts and no cancel."""
+        """The lease of a new run has no posts and no cancel request."""
         driver = await LeasedRun.create(store)
         assert (driver.lease.inbox_head, driver.lease.cancelled, driver.lease.lost) == (0, False, False)
 
     # Two workers.
 
     async def test_two_workers_share_their_runs(self, store: Store, other: Store) -> None:
-        """What one has written the other reads and lists, and goes on with."""
+        """Each worker reads, lists and continues the runs of the other."""
         driver = await LeasedRun.create(store)
         await driver.append(Observed()).wait()
         assert (await other.read("r1")).events == (Observed(),)
@@ -198,7 +198,7 @@ class LeaseConformance:
         assert len((await store.read("r1")).events) == 2
 
     async def test_of_two_workers_one_drives(self, store: Store, other: Store) -> None:
-        """A lease holds against the other worker: it cannot take or delete the run, and is not told that it is due."""
+        """While a worker holds the lease, the other one can neither take, claim nor delete the run."""
         driver = await LeasedRun.create(store, make_header(agent="a"))
         for operation in (other.lease("r1"), other.create(make_header(agent="a")), other.delete("r1")):
             with pytest.raises(LeaseHeldError):
@@ -210,7 +210,7 @@ class LeaseConformance:
         assert (await other.lease("r1")).token > token
 
     async def test_of_two_workers_that_create_a_run_one_wins(self, store: Store, other: Store) -> None:
-        """A request that reaches both is driven once, and both see one run."""
+        """Of concurrent creates on both workers, exactly one gets the lease, and both list one run."""
         leases: list[Lease] = []
 
         async def race(worker: Store) -> None:
@@ -227,7 +227,7 @@ class LeaseConformance:
         assert list_ids(await store.runs()) == list_ids(await other.runs()) == ["r1"]
 
     async def test_of_two_workers_that_start_in_a_session_one_wins(self, store: Store, other: Store) -> None:
-        """A session has one run that is not over, whoever starts it."""
+        """A session has at most one unfinished run, also with several workers."""
         started = []
 
         async def race(worker: Store, number: int) -> None:
@@ -243,7 +243,7 @@ class LeaseConformance:
         assert len(await store.runs()) == 1
 
     async def test_two_workers_that_want_a_run_drive_in_turn(self, store: Store, other: Store) -> None:
-        """Each finds what the other left; an append of one is never between two of the other."""
+        """Each worker finds the events of the other, and their appends are not interleaved."""
         await (await LeasedRun.create(store)).release()
         async with anyio.create_task_group() as group:
             group.start_soon(drive_in_turns, store, 10)
@@ -251,7 +251,7 @@ class LeaseConformance:
         await check_turns(store, 20)
 
     async def test_an_owner_learns_what_another_worker_posts(self, store: Store, other: Store) -> None:
-        """With its next append at the latest the owner knows of posts and of a cancel, which wakes it."""
+        """The next append reports posts and cancel requests of another worker; a cancel request calls `wake`."""
         driver = await LeasedRun.create(store)
         woken = anyio.Event()
         driver.lease.wake = make_waker(woken.set)
@@ -265,7 +265,7 @@ class LeaseConformance:
         assert (driver.lease.cancelled, len(await store.inbox("r1"))) == (True, 2)
 
     async def test_of_two_workers_that_post_a_key_one_wins(self, store: Store, other: Store) -> None:
-        """All are shown the same winner, and the inbox holds one row."""
+        """All posts of a key return the same winner, and the inbox has one row."""
         await LeasedRun.create(store)
         winners = []
 
@@ -280,7 +280,7 @@ class LeaseConformance:
         assert await other.inbox("r1") == (winners[0],)
 
     async def test_a_stalled_owner_writes_nothing_over_another_worker(self, store: Store, other: Store) -> None:
-        """An owner that was replaced by another worker is refused, whatever it has queued."""
+        """All queued appends of an owner replaced by another worker are refused."""
         late = await LeasedRun.create(store)
         await late.release()
         now = await LeasedRun.resume(other)
@@ -291,15 +291,15 @@ class LeaseConformance:
         assert (await store.read("r1")).events == (Observed(at=1.0),)
 
     async def test_who_stops_waiting_for_a_lease_holds_none(self, store: Store, other: Store) -> None:
-        """A run whose creation or taking was cancelled in the middle is free for the others, at once."""
-        taken: list[Lease] = []  # by a store that has done it before anybody had to wait
+        """A cancelled create or lease leaves the run free for others at once."""
+        taken: list[Lease] = []  # if the store completed the operation before the cancellation
         with anyio.CancelScope() as scope:
             scope.cancel()
             taken.append((await store.create(make_header()))[1])
         for each in taken:
             store.release(each)
         taken.clear()
-        assert (await store.read("r1")).events == ()  # what was asked for is done before what is asked for later
+        assert (await store.read("r1")).events == ()  # the store executes operations in order
         lease = await other.lease("r1")
         await other.release(lease).wait()
         with anyio.CancelScope() as scope:
@@ -311,7 +311,7 @@ class LeaseConformance:
         assert (await other.lease("r1")).crashes == 0
 
     async def test_a_worker_that_leaves_gives_its_runs_back(self, store: Store, other: Store) -> None:
-        """What a store that is closed drove is free for the others, at once and without a crash."""
+        """Closing a store releases its leases at once, without counting crashes."""
         driver = await LeasedRun.create(store)
         await driver.append(Observed()).wait()
         await store.aclose()

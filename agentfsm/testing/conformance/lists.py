@@ -1,4 +1,4 @@
-"""Runs listed, found by who may move them on, and in conversations."""
+"""Lists of runs, claims by workers, and sessions."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ if TYPE_CHECKING:
 
 
 class ListConformance:
-    """Runs listed, found by who may move them on, and in conversations."""
+    """Lists of runs, claims by workers, and sessions."""
 
     # Lists.
 
     async def test_an_empty_store_lists_nothing(self, store: Store) -> None:
-        """There is nothing before the first run."""
+        """An empty store lists no runs."""
         assert await store.runs() == ()
 
     async def test_the_list_is_newest_first(self, store: Store) -> None:
-        """Runs are listed by the time of their creation; of equal times the one created last comes first."""
+        """Runs are listed by creation time, newest first; at equal times the one created last comes first."""
         for run_id, at in (("a", 5.0), ("b", 9.0), ("c", 7.0), ("d", 7.0)):
             await LeasedRun.create(store, make_header(run_id, created_at=at))
         assert [summary.id for summary in await store.runs()] == ["b", "d", "c", "a"]
 
     async def test_the_list_can_be_cut(self, store: Store) -> None:
-        """At most as many as asked for, the newest."""
+        """`limit` returns the newest runs."""
         for number in range(5):
             await LeasedRun.create(store, make_header(f"r{number}", created_at=float(number)))
         assert [summary.id for summary in await store.runs(limit=2)] == ["r4", "r3"]
         assert await store.runs(limit=0) == ()
 
     async def test_the_list_of_a_session(self, store: Store) -> None:
-        """Only the session's runs, newest first."""
+        """The filter `session` returns only runs of that session."""
         for number in range(4):
             await create_finished_run(
                 store, make_header(f"r{number}", created_at=float(number), session="ab"[number % 2])
@@ -66,7 +66,7 @@ class ListConformance:
         assert await store.runs(Filter(session="nowhere")) == ()
 
     async def test_a_line_of_the_list_says_how_the_run_is(self, store: Store) -> None:
-        """State, turn, version, tokens and times are those of the newest event; the prompt is cut."""
+        """A summary has the state, turn, version, tokens and times after the latest event, and a shortened prompt."""
         driver = await LeasedRun.create(store, make_header(prompt="p" * 500, agent="sorter", session="s"))
         await driver.append(Observed(at=3.0), *driver.build_turn()).wait()
         (line,) = await store.runs()
@@ -81,7 +81,7 @@ class ListConformance:
         assert (line.turn, line.version, line.tokens, line.updated_at) == (2, 7, 17, 8.0)
 
     async def test_the_list_shows_who_waits(self, store: Store) -> None:
-        """A run that needs a person is marked, until the person has decided."""
+        """`waiting` is True while a run waits for a decision."""
         driver = await LeasedRun.create(store)
         chosen, *_rest = driver.build_turn()
         await driver.append(Observed(), chosen, ApprovalAsked(call_id="t1.0", expires_at=9.0)).wait()
@@ -90,7 +90,7 @@ class ListConformance:
         assert [summary.waiting for summary in await store.runs()] == [False]
 
     async def test_a_line_of_the_list_says_whose_the_run_is(self, store: Store) -> None:
-        """User and caller are in the line, or None."""
+        """A summary has the user and the parent of the run, or None."""
         await create_finished_run(store, make_header("r1", user="ann", parent="r0"))
         await create_finished_run(store, make_header("r2"))
         lines = {line.id: line for line in await store.runs()}
@@ -98,7 +98,7 @@ class ListConformance:
         assert (lines["r2"].user, lines["r2"].parent, lines["r2"].session) == (None, None, None)
 
     async def test_a_list_can_be_of_one_kind(self, store: Store) -> None:
-        """Each field of a filter lets those through that have its value, and None lets all through."""
+        """Each field of a filter selects the runs with its value; None selects all."""
         await create_finished_run(store, make_header("done", created_at=5.0, agent="a", session="s"))
         await create_waiting_run(store, make_header("waits", created_at=4.0, agent="a", user="ann"))
         await (await LeasedRun.create(store, make_header("fresh", created_at=3.0, agent="b", user="ann"))).release()
@@ -120,7 +120,7 @@ class ListConformance:
             assert list_ids(await store.runs(where)) == expected, where
 
     async def test_a_filter_wants_all_that_it_says(self, store: Store) -> None:
-        """Of several fields each has to fit; the limit counts those that do."""
+        """All fields of a filter must match; `limit` counts the matching runs."""
         for number in range(8):
             head = make_header(f"r{number}", created_at=float(number), agent="ab"[number % 2], user="xy"[number // 4])
             await create_finished_run(store, head)
@@ -130,7 +130,7 @@ class ListConformance:
         assert list_ids(await store.runs(Filter(agent="a"), limit=3)) == ["r6", "r4", "r2"]
 
     async def test_a_thousand_runs_can_be_listed(self, store: Store) -> None:
-        """All at once, or page by page: the next page begins where the last line ended, with no run twice or missed."""
+        """1,000 runs are listed at once, or in pages by `before`, each run once."""
 
         async def create(number: int) -> None:
             _head, lease = await store.create(make_header(f"r{number}", created_at=float(number)), durability="normal")
@@ -148,10 +148,10 @@ class ListConformance:
             page = await store.runs(Filter(before=page[-1].created_at))
         assert paged == expected
 
-    # What a worker can move on.
+    # Claims.
 
     async def test_a_run_that_nobody_drives_is_due(self, store: Store) -> None:
-        """A run that was left in the middle is due, until somebody drives it."""
+        """An unfinished run without an owner can be claimed."""
         driver = await LeasedRun.create(store, make_header(agent="a"))
         await driver.append(Observed()).wait()
         assert await list_claimable(store, "a") == ()
@@ -161,7 +161,7 @@ class ListConformance:
         assert await list_claimable(store, "a") == ()
 
     async def test_what_is_over_is_not_due(self, store: Store) -> None:
-        """Neither a run that is done nor one that failed."""
+        """A run that is done or failed cannot be claimed."""
         await create_finished_run(store, make_header("r1", agent="a"))
         failed = await LeasedRun.create(store, make_header("r2", agent="a"))
         await store.post("r2", "k", make_input("x"))
@@ -170,31 +170,31 @@ class ListConformance:
         assert await list_claimable(store, "a") == ()
 
     async def test_what_other_agents_drive_is_not_due(self, store: Store) -> None:
-        """A worker is told of its own agent's runs alone, of those without a name too."""
+        """A claim returns only runs of the given agent name, also if it is empty."""
         for run_id, agent in (("r1", "a"), ("r2", "b"), ("r3", "")):
             await (await LeasedRun.create(store, make_header(run_id, agent=agent))).release()
         assert (await list_claimable(store, "a"), await list_claimable(store, "")) == (("r1",), ("r3",))
         assert await list_claimable(store, "nobody") == ()
 
     async def test_what_a_run_calls_is_not_due(self, store: Store) -> None:
-        """A sub-agent's run is moved on by its caller."""
+        """A child run cannot be claimed: its parent executes it."""
         await (await LeasedRun.create(store, make_header("r1.t1.0", agent="a", parent="r1"))).release()
         assert await list_claimable(store, "a") == ()
 
     async def test_a_run_that_waits_is_not_due(self, store: Store) -> None:
-        """Nothing can be done for it before something comes."""
+        """A run that waits for a decision cannot be claimed."""
         await create_waiting_run(store, make_header(agent="a"))
         assert await list_claimable(store, "a") == ()
 
     async def test_news_make_a_waiting_run_due(self, store: Store) -> None:
-        """A post that its last owner has not seen is news; other waiting runs are left alone."""
+        """A post that the last owner has not read makes a waiting run claimable."""
         await create_waiting_run(store, make_header("r1", agent="a"))
         await create_waiting_run(store, make_header("r2", agent="a"))
         await store.post("r2", "k", Approve(call_id="t1.0"))
         assert await list_claimable(store, "a") == ("r2",)
 
     async def test_what_was_seen_is_no_news(self, store: Store) -> None:
-        """A row that the last owner looked at and left makes nothing due again; one that came behind it does."""
+        """A row that the last owner read and left does not make the run claimable; a later row does."""
         driver = await LeasedRun.create(store, make_header(agent="a"))
         await driver.request_approval()
         row = await store.post("r1", "k1", make_input("x"))
@@ -204,7 +204,7 @@ class ListConformance:
         assert await list_claimable(store, "a") == ("r1",)
 
     async def test_what_came_behind_the_last_look_is_news(self, store: Store) -> None:
-        """A row that was posted while the run was driven, and that its owner did not see, makes it due at once."""
+        """A row posted during the lease that the owner did not read makes the run claimable after the release."""
         driver = await LeasedRun.create(store, make_header(agent="a"))
         await driver.request_approval()
         row = await store.post("r1", "k1", make_input("x"))
@@ -213,7 +213,7 @@ class ListConformance:
         assert await list_claimable(store, "a") == ("r1",)
 
     async def test_who_does_not_look_changes_nothing(self, store: Store) -> None:
-        """An owner that gives the run back without a look at its inbox neither takes news nor makes them."""
+        """A lease that did not read the inbox does not change which rows count as read."""
         driver = await LeasedRun.create(store, make_header("r1", agent="a"))
         await driver.request_approval()
         row = await store.post("r1", "k", make_input("x"))
@@ -225,7 +225,7 @@ class ListConformance:
         assert await list_claimable(store, "a") == ("r2",)
 
     async def test_what_was_taken_is_no_news(self, store: Store) -> None:
-        """A row that was taken in has done its work."""
+        """A consumed row does not make the run claimable."""
         driver = await LeasedRun.create(store, make_header(agent="a"))
         row = await store.post("r1", "k", make_input("x"))
         chosen, *_rest = driver.build_turn()
@@ -235,7 +235,7 @@ class ListConformance:
         assert await list_claimable(store, "a") == ()
 
     async def test_a_timer_is_news_when_it_is_due(self, store: Store) -> None:
-        """A row that is not due yet makes nothing due; one whose time has come does."""
+        """A row with `due_at` makes the run claimable from that time on."""
         for run_id in ("r1", "r2"):
             await create_waiting_run(store, make_header(run_id, agent="a"))
         await store.post("r1", "k", make_input("later", FAR_FUTURE))
@@ -243,11 +243,11 @@ class ListConformance:
         assert await list_claimable(store, "a") == ("r2",)
 
     async def test_a_timer_that_was_seen_before_its_time_is_news_then(self, store: Store) -> None:
-        """Who looked before a timer was due has not seen what it will say."""
+        """A timer that was read before its time makes the run claimable at its time."""
         run_id, at = await self._create_early_seen_timer(store, delay_s=0.2)
         await wait_until(store, at)
         assert run_id in await list_claimable(store, "a")
-        await (await LeasedRun.resume(store, run_id)).release()  # without a look: it is news as before
+        await (await LeasedRun.resume(store, run_id)).release()  # without reading the inbox: it stays unread
         assert run_id in await list_claimable(store, "a")
 
     async def _create_early_seen_timer(self, store: Store, delay_s: float) -> tuple[str, float]:
@@ -259,10 +259,10 @@ class ListConformance:
         await driver.release(row.number, seen_at)
         if seen_at < at:
             return driver.run.id, at
-        return await self._create_early_seen_timer(store, delay_s * 10)  # the machine was too busy to be early
+        return await self._create_early_seen_timer(store, delay_s * 10)  # the machine was too slow: it was due already
 
     async def test_a_timer_that_falls_due_behind_the_last_look_is_news(self, store: Store) -> None:
-        """What counts is when the owner looked for timers, not when it gave the run back."""
+        """A timer that became due between the owner's read and the release makes the run claimable."""
         driver = await LeasedRun.create(store, make_header(agent="a"))
         await driver.request_approval()
         seen_at = await store.now()
@@ -272,25 +272,25 @@ class ListConformance:
         assert await list_claimable(store, "a") == ("r1",)
 
     async def test_a_timer_that_was_seen_when_it_was_due_is_no_news(self, store: Store) -> None:
-        """An owner that looked at it then and left it makes nothing due again."""
+        """A due timer that the owner read and left does not make the run claimable again."""
         driver = await LeasedRun.create(store, make_header(agent="a"))
         await driver.request_approval()
         at = await store.now() - 1.0
         row = await store.post("r1", "k", make_input("now", at))
         await driver.release(row.number, at + 0.5)
         assert await list_claimable(store, "a") == ()
-        await (await LeasedRun.resume(store)).release()  # without a look: it is none as before
+        await (await LeasedRun.resume(store)).release()  # without reading the inbox: it stays read
         assert await list_claimable(store, "a") == ()
 
     async def test_an_expired_question_makes_a_run_due(self, store: Store) -> None:
-        """No answer in time is an answer: somebody has to take it in."""
+        """A run is claimable once the time for a decision is up."""
         now = await store.now()
         await create_waiting_run(store, make_header("r1", agent="a"), expires_at=now - 1.0)
         await create_waiting_run(store, make_header("r2", agent="a"), expires_at=now + 3600.0)
         assert await list_claimable(store, "a") == ("r1",)
 
     async def test_the_first_of_several_expiries_makes_a_run_due(self, store: Store) -> None:
-        """A run that waits for several things is due when the time of one of them is up."""
+        """A run that waits for several decisions is claimable once the time for one of them is up."""
         driver = await LeasedRun.create(store, make_header(agent="a"))
         calls = tuple([ToolCall(id=f"t1.{n}", name="look", arguments="{}", key=f"k{n}") for n in range(2)])
         await driver.append(
@@ -303,7 +303,7 @@ class ListConformance:
         assert await list_claimable(store, "a") == ("r1",)
 
     async def test_a_paused_run_is_due_for_news_alone(self, store: Store) -> None:
-        """A pause stops the clock of what the run waits for, too; what somebody posts is looked at."""
+        """A paused run is claimable after a post, but not when the time for a decision is up."""
         driver = await LeasedRun.create(store, make_header(agent="a"))
         await driver.request_approval(expires_at=await store.now() - 1.0)
         await driver.append(Paused(by="ann")).wait()
@@ -314,7 +314,7 @@ class ListConformance:
         assert await list_claimable(store, "a") == ("r1",)
 
     async def test_a_run_that_was_paused_in_between_is_not_due(self, store: Store) -> None:
-        """A pause may come in any state, and ends with a Resumed."""
+        """A pause in any state makes a run unclaimable until a Resumed event."""
         driver = await LeasedRun.create(store, make_header(agent="a"))
         await driver.append(Observed(), Paused()).wait()
         await driver.release()
@@ -325,7 +325,7 @@ class ListConformance:
         assert await list_claimable(store, "a") == ("r1",)
 
     async def test_what_could_be_claimed_for_longest_is_claimed_first(self, store: Store) -> None:
-        """A run that came to be free first is claimed first, and the limit cuts off those that came last."""
+        """Runs are claimed in the order in which they became free, up to the limit."""
         for run_id in ("r1", "r3", "r2", "r4"):
             driver = await LeasedRun.create(store, make_header(run_id, agent="a"))
             await driver.append(Observed()).wait()
@@ -335,7 +335,7 @@ class ListConformance:
         assert await list_claimable(store, "a", 0) == ()
 
     async def test_a_claim_takes_the_leases(self, store: Store) -> None:
-        """What was claimed is driven under the lease that came with it, and is claimed by nobody else."""
+        """A claim returns leases, and the runs cannot be claimed or leased again."""
         for run_id in ("r1", "r2"):
             await (await LeasedRun.create(store, make_header(run_id, agent="a"))).release()
         first = await store.claim("a", limit=1)
@@ -347,7 +347,7 @@ class ListConformance:
             await store.lease("r1")
 
     async def test_what_came_while_a_run_was_driven_ends_its_rest(self, store: Store) -> None:
-        """A rest is for what its owner knew: a decision that came behind that is not kept waiting."""
+        """A backoff does not delay a run if a row was posted that the owner had not read."""
         for run_id in ("r1", "r2"):
             await create_waiting_run(store, make_header(run_id, agent="a"))
             await store.post(run_id, "k", make_input("x"))
@@ -359,7 +359,7 @@ class ListConformance:
         assert await list_claimable(store, "a") == ("r2",)
 
     async def test_a_run_that_is_to_rest_is_not_claimed(self, store: Store) -> None:
-        """An owner may say that a run rests after it; what is posted ends that."""
+        """A run released with a backoff is not claimable until the backoff ends or a row is posted."""
         for run_id in ("r1", "r2"):
             driver = await LeasedRun.create(store, make_header(run_id, agent="a"))
             driver.lease.backoff_s = 3600.0
@@ -369,7 +369,7 @@ class ListConformance:
         assert await list_claimable(store, "a") == ("r2",)
 
     async def test_driven_runs_do_not_use_up_the_limit(self, store: Store) -> None:
-        """However many runs are at work, those that rest are found."""
+        """Runs with a held lease do not count towards the limit of a claim."""
         drivers = []
         for number in range(5):
             drivers.append(await LeasedRun.create(store, make_header(f"r{number}", agent="a")))
@@ -380,12 +380,12 @@ class ListConformance:
     # Sessions.
 
     async def test_the_first_run_of_a_session_goes_on_from_nothing(self, store: Store) -> None:
-        """There is no run before the first."""
+        """The first run of a session has no predecessor."""
         stored, _lease = await store.create(make_header(session="s"))
         assert stored.after is None
 
     async def test_the_next_run_goes_on_from_the_last(self, store: Store) -> None:
-        """The header names the session's last run, as returned and as stored; other sessions do not count."""
+        """A run's `after` is the last run of its session, in the returned and in the stored header."""
         for number in range(3):
             await create_finished_run(store, make_header(f"r{number}", session="s"))
         await create_finished_run(store, make_header("other", session="t"))
@@ -394,7 +394,7 @@ class ListConformance:
         assert (await store.read("r3")).header == stored
 
     async def test_a_session_has_one_run_at_a_time(self, store: Store) -> None:
-        """A second run is refused while the first is not over, driven or not, and the error names it."""
+        """A second run is refused while the first one is unfinished, and the error names the first one."""
         driver = await LeasedRun.create(store, make_header("first", session="s"))
         with pytest.raises(ConflictError, match="first"):
             await store.create(make_header("second", session="s"))
@@ -405,7 +405,7 @@ class ListConformance:
             await store.read("second")
 
     async def test_a_session_goes_on_after_an_error(self, store: Store) -> None:
-        """A run that failed is over: the next one goes on from it."""
+        """A session continues from a failed run."""
         driver = await LeasedRun.create(store, make_header("first", session="s"))
         await driver.append(Failed(reason=StopReason.CANCELLED, message="")).wait()
         await driver.release()
@@ -413,7 +413,7 @@ class ListConformance:
         assert stored.after == "first"
 
     async def test_of_many_that_start_in_a_session_one_wins(self, store: Store) -> None:
-        """However many race, the session has one run that is not over."""
+        """Of many concurrent creates in a session, exactly one succeeds."""
         started = []
 
         async def race(number: int) -> None:

@@ -1,4 +1,4 @@
-"""What is posted to a run, and when it is taken."""
+"""Posts to the inbox of a run, and their consumption."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 
 class InboxConformance:
-    """What is posted to a run, and when it is taken."""
+    """Posts to the inbox of a run, and their consumption."""
 
     # The inbox.
 
     async def test_a_post_waits_in_the_inbox(self, store: Store) -> None:
-        """Rows are read oldest first, whatever their keys, with the numbers that their posts returned."""
+        """Rows are read in the order of their posts, with the numbers that `post` returned."""
         await LeasedRun.create(store)
         rows = [await store.post("r1", key, make_input(key)) for key in ("k3", "k1", "k10", "k4", "k2")]
         assert await store.inbox("r1") == tuple(rows)
@@ -55,7 +55,7 @@ class InboxConformance:
         assert numbers[0] > 0
 
     async def test_an_inbox_is_bounded(self, store: Store) -> None:
-        """1,000 posts may wait: more input is refused until some is taken in, and a decision never is."""
+        """While 1,000 posts wait, input is refused; decisions are always accepted."""
         driver = await LeasedRun.create(store)
         most = 1_000
         async with anyio.create_task_group() as tasks:
@@ -65,7 +65,7 @@ class InboxConformance:
                 )
         with pytest.raises(ConflictError, match=r"1,000 posts waiting"):
             await store.post("r1", "one more", make_input("more"))
-        assert (await store.post("r1", "k7", make_input("more", due_at=FAR_FUTURE))).key == "k7"  # it is there already
+        assert (await store.post("r1", "k7", make_input("more", due_at=FAR_FUTURE))).key == "k7"  # a repeated post
         await store.post("r1", "approval:t1.0", Approve(call_id="t1.0"))
         await store.post("r1", "cancel", Cancel())
         rows = await store.inbox("r1")
@@ -74,7 +74,7 @@ class InboxConformance:
         await store.post("r1", "one more", make_input("more"))
 
     async def test_every_item_comes_back_as_it_was(self, store: Store) -> None:
-        """No field of any item is lost."""
+        """All fields of all items are stored."""
         items: list[InboxItem] = [
             Input(kind=InputKind.WEBHOOK, parts=(TextPart(text=HOSTILE_TEXT), ImagePart(url="https://example.org/x"))),
             Input(parts=(TextPart(text="later"),), priority=Priority.LOW, due_at=FAR_FUTURE + 0.25),
@@ -93,7 +93,7 @@ class InboxConformance:
         assert [row.item for row in await store.inbox("r1")] == items
 
     async def test_the_first_post_of_a_key_wins(self, store: Store) -> None:
-        """A second post of the kind is shown the winner, and adds nothing."""
+        """A second, equal decision returns the first one and adds no row."""
         await LeasedRun.create(store)
         first = await store.post("r1", "approval:t1.0", Approve(call_id="t1.0", by="ann"))
         second = await store.post("r1", "approval:t1.0", Approve(call_id="t1.0", by="bob"))
@@ -101,14 +101,14 @@ class InboxConformance:
         assert await store.inbox("r1") == (first,)
 
     async def test_the_opposite_decision_is_refused(self, store: Store) -> None:
-        """A second post that says something else is an error that names the winner."""
+        """A second, different decision is refused, with the author of the first one in the error."""
         await LeasedRun.create(store)
         await store.post("r1", "approval:t1.0", Approve(call_id="t1.0", by="ann"))
         with pytest.raises(ConflictError, match="ann"):
             await store.post("r1", "approval:t1.0", Reject(call_id="t1.0", by="bob"))
 
     async def test_a_decision_is_what_it_comes_down_to(self, store: Store) -> None:
-        """Who says the same in other words agrees; another outcome, or other arguments, are another decision."""
+        """Decisions with the same effect are equal, regardless of the author; other outcomes or arguments differ."""
         await LeasedRun.create(store)
         sent = Settle(call_id="t1.0", by="ann", outcome=Outcome.DONE, content="sent")
         edited = Approve(call_id="t1.1", by="ann", arguments='{"a":1}')
@@ -132,7 +132,7 @@ class InboxConformance:
         assert await store.inbox("r1") == tuple(first.values())
 
     async def test_of_many_posts_of_a_key_one_wins(self, store: Store) -> None:
-        """However many race for a key, all are shown the same winner."""
+        """Many concurrent posts of a key return the same winner."""
         await LeasedRun.create(store)
         winners = []
 
@@ -146,7 +146,7 @@ class InboxConformance:
         assert winners == [winners[0]] * 30
 
     async def test_keys_are_of_one_run(self, store: Store) -> None:
-        """The same key in another run is another key."""
+        """A key is unique within its run only."""
         await LeasedRun.create(store, make_header("r1"))
         await LeasedRun.create(store, make_header("r2"))
         await store.post("r1", "k", make_input("one"))
@@ -154,20 +154,20 @@ class InboxConformance:
         assert [row.item for row in await store.inbox("r2")] == [make_input("two")]
 
     async def test_awkward_keys_are_keys(self, store: Store) -> None:
-        """Keys may hold any text."""
+        """A key may contain any text."""
         await LeasedRun.create(store)
         row = await store.post("r1", HOSTILE_TEXT, make_input("x"))
         assert (row.key, await store.inbox("r1")) == (HOSTILE_TEXT, (row,))
 
     async def test_taken_rows_are_struck(self, store: Store) -> None:
-        """An append strikes the rows that its events took in, and no others."""
+        """An append removes the rows passed as `taken`, and no others."""
         driver = await LeasedRun.create(store)
         rows = [await store.post("r1", f"k{n}", make_input(str(n))) for n in range(4)]
         await driver.append(Observed(), taken=[rows[0].number, rows[2].number]).wait()
         assert await store.inbox("r1") == (rows[1], rows[3])
 
     async def test_a_key_stays_taken(self, store: Store) -> None:
-        """A post that arrives again after it was taken in is not taken in twice."""
+        """A repeated post of a consumed row returns that row and adds none."""
         driver = await LeasedRun.create(store)
         row = await store.post("r1", "k", make_input("x"))
         await driver.append(Observed(), taken=[row.number]).wait()
@@ -175,14 +175,14 @@ class InboxConformance:
         assert await store.inbox("r1") == ()
 
     async def test_numbers_grow_after_rows_were_taken(self, store: Store) -> None:
-        """No number is given twice, taken or not."""
+        """Numbers of rows are never reused."""
         driver = await LeasedRun.create(store)
         first = await store.post("r1", "k1", make_input("x"))
         await driver.append(Observed(), taken=[first.number]).wait()
         assert (await store.post("r1", "k2", make_input("y"))).number > first.number
 
     async def test_unknown_runs_are_said_to_be_unknown(self, store: Store) -> None:
-        """No operation invents a run."""
+        """Operations on an unknown run raise RunNotFoundError and create no run."""
         for operation in (
             store.post("nowhere", "k", make_input("x")),
             store.inbox("nowhere"),
@@ -194,7 +194,7 @@ class InboxConformance:
         assert await store.runs() == ()
 
     async def test_a_finished_run_takes_no_posts(self, store: Store) -> None:
-        """Input for a run that is over is refused, whether it is done or failed."""
+        """Posts to a run that is done or failed are refused."""
         await create_finished_run(store)
         with pytest.raises(ConflictError, match="over"):
             await store.post("r1", "k", make_input("x"))
@@ -204,14 +204,14 @@ class InboxConformance:
             await store.post("r2", "k", make_input("x"))
 
     async def test_a_finished_run_still_shows_winners(self, store: Store) -> None:
-        """Who decided is shown also when the run is over: a late click is not an error."""
+        """A repeated decision returns the first one, even after the run is over."""
         driver = await LeasedRun.create(store)
         row = await store.post("r1", "k", Approve(call_id="t1.0", by="ann"))
         await driver.append(Observed(), FINAL_ANSWER, taken=[row.number]).wait()
         assert await store.post("r1", "k", Approve(call_id="t1.0", by="bob")) == row
 
     async def test_a_run_does_not_end_over_its_inbox(self, store: Store) -> None:
-        """A final append to an inbox that holds something writes nothing, and says so."""
+        """A final append writes nothing and returns False if the inbox has rows."""
         driver = await LeasedRun.create(store)
         await driver.append(Observed()).wait()
         row = await store.post("r1", "k", make_input("wait!"))
@@ -223,7 +223,7 @@ class InboxConformance:
         assert await driver.append(drafted, taken=[row.number]).wait()
 
     async def test_a_final_append_may_take_what_is_left(self, store: Store) -> None:
-        """What the append itself takes does not stand in its way; anything else does."""
+        """Rows consumed by a final append do not block it; all others do."""
         driver = await LeasedRun.create(store)
         rows = [await store.post("r1", f"k{n}", make_input(str(n))) for n in range(2)]
         before = driver.run
@@ -234,14 +234,14 @@ class InboxConformance:
         assert await driver.append(Observed(), FINAL_ANSWER, taken=taken, final=True).wait() is True
 
     async def test_an_empty_inbox_lets_a_run_end(self, store: Store) -> None:
-        """A final append to an empty inbox is written; rows that were taken before do not count."""
+        """A final append is written if the inbox is empty, also after rows were consumed."""
         driver = await LeasedRun.create(store)
         row = await store.post("r1", "k", make_input("x"))
         await driver.append(Observed(), taken=[row.number]).wait()
         assert await driver.append(FINAL_ANSWER, final=True).wait() is True
 
     async def test_input_at_the_last_moment_is_not_lost(self, store: Store) -> None:
-        """Of a post and the end of the run that race, one is refused: no post is accepted and never read."""
+        """Of a concurrent post and final append, exactly one succeeds, so that no accepted post stays unread."""
         for number in range(20):
             driver = await LeasedRun.create(store, make_header(f"r{number}"))
             await driver.append(Observed()).wait()
@@ -270,7 +270,7 @@ class InboxConformance:
     # Time and the inbox.
 
     async def test_a_post_that_comes_too_late_is_refused(self, store: Store) -> None:
-        """A decision after its time is none: it is refused, is not in the inbox, and does not take the key."""
+        """A decision after its deadline is refused: it is not in the inbox, and its key stays free."""
         await LeasedRun.create(store)
         now = await store.now()
         with pytest.raises(ConflictError, match="time"):
@@ -280,13 +280,13 @@ class InboxConformance:
         assert await store.inbox("r1") == (row,)
 
     async def test_a_post_in_time_is_accepted(self, store: Store) -> None:
-        """As long as the moment has not come, it is in time."""
+        """A decision before its deadline is accepted."""
         await LeasedRun.create(store)
         row = await store.post("r1", "k", Approve(call_id="t1.0"), before=await store.now() + 3600.0)
         assert await store.inbox("r1") == (row,)
 
     async def test_who_comes_too_late_is_shown_the_winner(self, store: Store) -> None:
-        """What was decided in time is shown also when the time is up: a second click is not an error."""
+        """A repeated decision returns the first one, even after the deadline."""
         await LeasedRun.create(store)
         row = await store.post("r1", "k", Approve(call_id="t1.0", by="ann"))
         assert await store.post("r1", "k", Approve(call_id="t1.0", by="bob"), before=1.0) == row
@@ -294,14 +294,14 @@ class InboxConformance:
             await store.post("r1", "k", Reject(call_id="t1.0", by="bob"), before=1.0)
 
     async def test_a_timer_does_not_hold_up_the_end(self, store: Store) -> None:
-        """A row that is not due yet is in the inbox, its number is told, and a final append is written over it."""
+        """A timer that is not due is in the inbox and counts in `inbox_head`, but does not block a final append."""
         driver = await LeasedRun.create(store)
         row = await store.post("r1", "k", make_input("later", FAR_FUTURE))
         assert (await store.inbox("r1"), driver.lease.inbox_head) == ((row,), row.number)
         assert await driver.append(Observed(), FINAL_ANSWER, final=True).wait() is True
 
     async def test_a_timer_that_is_due_holds_up_the_end(self, store: Store) -> None:
-        """A row whose time has come is a row like others, whatever waits beside it, until it is taken."""
+        """A due timer blocks a final append until it is consumed."""
         driver = await LeasedRun.create(store)
         for number in range(3):
             await store.post("r1", f"later{number}", make_input("later", FAR_FUTURE))
@@ -312,7 +312,7 @@ class InboxConformance:
         assert await driver.append(Observed(), FINAL_ANSWER, taken=[row.number], final=True).wait() is True
 
     async def test_a_timer_may_be_taken_before_its_time(self, store: Store) -> None:
-        """What an append takes it takes, and that does not count for what is left."""
+        """A timer may be consumed before its time; the other rows still block a final append."""
         driver = await LeasedRun.create(store)
         later = await store.post("r1", "later", make_input("later", FAR_FUTURE))
         row = await store.post("r1", "k", make_input("now"))
