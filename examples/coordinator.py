@@ -1,7 +1,7 @@
-"""A coordinator and its specialists, after document C: who may run beside whom, live, and what each of them cost.
+"""A coordinator and six specialist agents: the plan of parallel calls, the live events, and the cost of each agent.
 
-It advises on moving to Hong Kong. No key and no network: each model is a script, and a second of document C takes a
-twentieth here. Give each `Agent` a string such as "openai:gpt-4o" in place of its script, and it is a real one.
+The coordinator advises on moving to Hong Kong. Each model is a script, so no API key or network is needed, and the time
+scale is 1 to 20. For real models, give each `Agent` a string such as "openai:gpt-4o" instead of its script.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from agentfsm.models import Price
 from agentfsm.testing import ScriptedModel, call, fail, say
 from agentfsm.testing.models import Line
 
-PACE = 0.05  # seconds here for each second that the real thing takes
+PACE = 0.05  # seconds of this example for each second of real tools and models
 PRICE = Price(input_usd_per_million=3, output_usd_per_million=15)
 MEMORY: dict[str | None, list[str]] = {}
 
-# Eight direct tools (document C, 2.1) with their time-outs (10.2). What changes nothing runs beside others; what writes
-# or costs money says nothing, so it runs alone and is never repeated unasked.
+# Eight direct tools with their timeouts. Read-only tools run in parallel. Tools that write or cost money are declared
+# neither as read-only nor as idempotent: they run alone, and a person decides whether to repeat them after a crash.
 
 
 @tool(read_only=True, timeout_s=10, estimate_s=1)
@@ -49,66 +49,66 @@ async def search_knowledge(query: str) -> str:
 
 @tool(read_only=True, estimate_s=0.5)
 async def get_user_context(ctx: RunContext[None]) -> list[str]:
-    """Tell what is known of the user from earlier conversations."""
+    """Return the facts about the user from earlier conversations."""
     return MEMORY.get(ctx.user, [])
 
 
 @tool(timeout_s=5, estimate_s=1)
 async def save_user_memory(ctx: RunContext[None], fact: str) -> str:
-    """Keep a fact about the user for later conversations."""
+    """Store a fact about the user for later conversations."""
     MEMORY.setdefault(ctx.user, []).append(fact)
     return "saved"
 
 
 @tool(timeout_s=10, estimate_s=2)
 async def generate_payment(ctx: RunContext[None], service: str) -> str:
-    """Make a payment link for a paid service; the key lets that service refuse a second order."""
+    """Return a payment link for a paid service. The key lets that service refuse a second order."""
     await anyio.sleep(2 * PACE)
     return f"https://pay.example/{service}?key={ctx.idempotency_key}"
 
 
 @tool(read_only=True, timeout_s=1, estimate_s=0.005)
 async def get_current_datetime() -> str:
-    """Tell date and time in Hong Kong."""
+    """Return the date and time in Hong Kong."""
     return datetime.now(timezone(timedelta(hours=8))).isoformat(timespec="minutes")
 
 
 @tool(read_only=True, timeout_s=15, estimate_s=3)
 async def web_search(query: str) -> str:
-    """Search the web, for what the knowledge base is too old to know."""
+    """Search the web for news that the knowledge base does not have."""
     return f"nothing newer on {query}"
 
 
 @tool(read_only=True, estimate_s=1)
 async def get_exchange_rate(currency: str) -> float:
-    """Tell how many Hong Kong dollars one unit of a currency is worth."""
+    """Return the price of one unit of a currency in Hong Kong dollars."""
     return {"EUR": 8.45, "USD": 7.8}[currency]
 
 
 @tool(read_only=True, estimate_s=0.1)
 async def check_off_topic(message: str) -> bool:
-    """Tell whether a message is about anything else than moving to Hong Kong."""
+    """Return whether a message is about a topic other than moving to Hong Kong."""
     return "Hong Kong" not in message
 
 
-# Six specialists. Whether one may run beside others is not said: it may exactly when all of its own tools may.
+# Six specialists. A specialist may run in parallel if all of its tools may, so its tool does not declare it.
 
 
 class Script(ScriptedModel):
-    """A script in place of a model, at a model's price."""
+    """A scripted model with a price."""
 
     def cost_usd(self, usage: Usage) -> float:
-        """US dollars for this usage."""
+        """Return the price of this usage in US dollars."""
         return PRICE.cost_usd(usage)
 
 
 def after(seconds: float, text: str = "", *calls: Any) -> Line:
-    """Write a reply that takes a model so long."""
+    """Return a scripted reply that takes the model this many seconds."""
     return say(text, *calls, delay_s=seconds * PACE, usage=Usage(input_tokens=1_200, output_tokens=150))
 
 
 def ask(role: str, *script: Line, s: float, timeout_s: float = 30, own: Any = (search_knowledge,)) -> Tool[..., Any]:
-    """Make an agent, and a tool of it that usually takes `s` seconds."""
+    """Return a tool that calls a new agent, and usually takes `s` seconds."""
     agent = Agent(Script(*script), name=role, tools=own, instructions=f"You are a consultancy's {role}. Be brief.")
     return agent.as_tool(name=f"invoke_{role}", description=f"Ask the {role}.", timeout_s=timeout_s, estimate_s=s)
 
@@ -142,7 +142,7 @@ I could not find out what may be held against you. A detailed assessment is 120 
 
 
 def show(event: StreamEvent) -> None:
-    """Print what happens: the calls, and below each what the agent behind it does."""
+    """Print calls, and below each call the progress of its agent."""
     match event:
         case ToolEvent(type=ToolEventType.STARTED):
             print(f"  {event.call_id} {event.tool}")
@@ -153,7 +153,7 @@ def show(event: StreamEvent) -> None:
 
 
 async def main() -> Run:
-    """Ask, show the plan of the first batch, watch it run, and tell what it cost, the specialists included."""
+    """Ask a question, print the plan of the first calls, stream the run, and print the cost of each agent."""
     role = "You coordinate specialists who advise on moving to Hong Kong."
     model = Script(after(1, "Let me ask around.", *BATCH), after(2, ANSWER))
     agent = Agent(model, tools=TOOLS, name="coordinator", instructions=f"{role} {COORDINATION}")
@@ -161,14 +161,14 @@ async def main() -> Run:
     while not isinstance(run.effect, RunTools):
         run = await agent.step(run)
 
-    plan = ToolQueue(agent.tools).plan(run.effect.calls)  # runs nothing
+    plan = ToolQueue(agent.tools).plan(run.effect.calls)  # it executes no call
     for each in plan.calls:
         print(f"batch {each.batch + 1}: {each.call_id} {each.tool:<25}{each.estimate_s or 0:>5g} s, {each.reason}")
     print(f"about {plan.estimate_s:g} s, and {sum(each.estimate_s or 0 for each in plan.calls):g} s one by one\n")
 
     async with agent.stream(run) as stream:
         async for event in stream:
-            if event.run_id == run.id:  # the specialists' own events come by as well
+            if event.run_id == run.id:  # the stream also has the events of the specialists' runs
                 show(event)
     run = stream.run or run
     print(f"\n{run.output}\n\n{'agent':<18} turns  tokens  seconds     USD")

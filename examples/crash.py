@@ -1,7 +1,7 @@
-"""A payment agent is killed in the middle of its calls, and two other processes take its run to its end.
+"""A payment agent is killed during its calls, and two other processes finish its run.
 
-It runs without a key, and what it shows is real: the processes, the kill -9, the files that play the outside world.
-The model is a script; give `Agent` the string "openai:gpt-4o" instead, and it is a real one.
+The processes and the kill -9 are real, and files stand for the bank and the post office. The model is a script, so no
+API key is needed. For a real model, give `Agent` the string "openai:gpt-4o" instead.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from agentfsm.stores import SQLiteStore
 from agentfsm.testing import FunctionModel
 
 RUN = "refund-17"
-# Holds the runs, and two books of the outside world: the bank's and the post office's.
+# Folder of the runs and of two files that stand for external systems: the bank and the post office.
 FOLDER = Path(os.environ.get("CRASH_FOLDER", "."))
 
 
-def write(book: str, key: str, what: str) -> None:
-    """Note in a book of the outside world that something has happened there."""
+def write(book: str, key: str, effect: str) -> None:
+    """Record an effect in the file of an external system."""
     with (FOLDER / book).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"key": key, "what": what}) + "\n")
+        file.write(json.dumps({"key": key, "effect": effect}) + "\n")
 
 
 def read(book: str) -> list[dict[str, str]]:
-    """Read a book of the outside world."""
+    """Return the effects in the file of an external system."""
     path = FOLDER / book
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-@tool(read_only=True)  # changes nothing, so it may simply be run again
+@tool(read_only=True)  # it changes nothing, so it may be repeated
 async def look_up(order: int) -> str:
     """Look up an order.
 
     Args:
-        order: Its number.
+        order: Number of the order.
     """
     print(f"    look_up({order}) runs")
     return f"order {order}: 17.00 EUR from account DE02"
 
 
-@tool(idempotent=True)  # the post office knows each key, so running it again does nothing more
+@tool(idempotent=True)  # the post office ignores a key that it knows, so it may be repeated
 async def write_letter(ctx: RunContext[None], text: str) -> str:
     """Write to the customer.
 
@@ -63,14 +63,14 @@ async def write_letter(ctx: RunContext[None], text: str) -> str:
     return "sent"
 
 
-@tool  # no promise is made, so it is never repeated unasked
+@tool  # not declared as repeatable, so a person decides
 async def pay(ctx: RunContext[None], account: str, cents: int) -> str:
     """Pay money.
 
     Args:
         ctx: Knows the key of the call.
-        account: Whom to pay.
-        cents: How much.
+        account: Account of the recipient.
+        cents: Amount in cents, 1 or more.
     """
     print(f"    pay({account}, {cents}) runs: the money is on its way ...")
     write("bank.jsonl", ctx.idempotency_key, f"{cents} cents to {account}")
@@ -80,7 +80,7 @@ async def pay(ctx: RunContext[None], account: str, cents: int) -> str:
 
 
 def think(request: Request) -> Reply | str:
-    """Play the model: three calls at once, then an answer to what became of them."""
+    """Reply as the model: first with three calls, then with an answer about their results."""
     results = [message for message in request.messages if isinstance(message, ToolResult)]
     if not results:
         calls = {
@@ -90,7 +90,7 @@ def think(request: Request) -> Reply | str:
         }
         proposed = [ProposedCall(id=name, name=name, arguments=json.dumps(each)) for name, each in calls.items()]
         return Reply(calls=tuple(proposed))
-    return f"Order 17 is refunded. Of the payment I was told: {results[-1].text!r}"
+    return f"Order 17 is refunded. The result of the payment: {results[-1].text!r}"
 
 
 AGENT = Agent(
@@ -102,13 +102,13 @@ AGENT = Agent(
 
 
 def show(run: Run) -> None:
-    """Print how a run stands."""
+    """Print the state of a run."""
     print(f"    the run is in {run.state.upper()}", end="")
     print(f" and waits for the {run.pending[0].kind} of {run.pending[0].tool}" if run.pending else "")
 
 
 async def first() -> None:
-    """Begin the run; this process does not live to see its end."""
+    """Begin the run. This process is killed before the run ends."""
     await AGENT.run("Refund order 17", id=RUN)
 
 
@@ -121,7 +121,7 @@ async def second() -> None:
 
 
 async def third() -> None:
-    """Say what the bank has said, and take the run to its end."""
+    """Record the outcome that the bank reports, and finish the run."""
     [entry] = read("bank.jsonl")
     call = next(item.call_id for item in (await AGENT.load(RUN)).pending)
     await AGENT.settle(RUN, call, result=f"paid, the bank has it under {entry['key']}", by="ann")
@@ -135,33 +135,33 @@ async def third() -> None:
 
 
 def process(name: str, **environment: str) -> int:
-    """Run one of the above in a process of its own; return how it ended."""
+    """Run one of the three functions in its own process, and return the exit code."""
     command = [sys.executable, __file__, name]
     return subprocess.run(command, env={**os.environ, **environment}, check=False).returncode  # noqa: S603  our own file
 
 
-def tell(text: str) -> None:
-    """Print what comes next."""
+def announce(text: str) -> None:
+    """Print the next part of the story."""
     print(f"\n{text}", flush=True)
 
 
 def main() -> None:
-    """Tell the story."""
+    """Run the three processes, and print the effects."""
     with tempfile.TemporaryDirectory() as folder:
         world = {"CRASH_FOLDER": folder}
-        tell("1. A worker begins. The model asks for three calls; the worker is killed while the third one pays.")
+        announce("1. A worker begins. The model asks for three calls; the worker is killed while the third one pays.")
         ended = process("first", KILL="yes", **world)
         print(f"    killed by signal {-ended}")
-        tell("2. Another worker takes over. What was done is kept. The payment is not repeated: nobody knows whether")
-        print("   it was made, and its tool does not say that it may be run twice. So the run waits for a person.")
+        announce("2. Another worker takes over. Finished calls are kept. It is unknown whether the payment was made,")
+        print("   and its tool is not declared as repeatable. So the run waits for a person.")
         process("second", **world)
-        tell("3. A person asks the bank, says what it said, and a third worker takes the run to its end.")
+        announce("3. A person asks the bank and records the outcome, and a third worker finishes the run.")
         process("third", **world)
-        tell("The books of the outside world:")
+        announce("The effects in the external systems:")
         for book in ("post.jsonl", "bank.jsonl"):
             for line in (Path(folder) / book).read_text(encoding="utf-8").splitlines():
                 print(f"    {book:<12}{line}")
-        print("One letter, one payment; the model was told what happened, and every step is in the journal.")
+        print("One letter, one payment; the model knows the outcome, and every step is in the journal.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A model of your own: a name, and how it replies. This one repeats what it is told, a word at a time."""
+"""A custom model: a class with a name and a `reply` method. This model repeats the newest message, word by word."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Echo(Model):
     name = "echo"
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
-        """Reply, and stream the words if somebody watches."""
+        """Return the newest message as the reply, and stream its words if `emit` is given."""
         text = getattr(request.messages[-1], "text", "")
         if emit is not None:
             for word in text.split():
@@ -23,7 +23,7 @@ class Echo(Model):
 
 
 async def main() -> None:
-    """Watch a run."""
+    """Print the events of a run."""
     async with Agent(Echo()).stream("Well said is half done.") as stream:
         async for event in stream:
             print(type(event).__name__, getattr(event, "text", ""))

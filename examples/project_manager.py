@@ -1,4 +1,4 @@
-"""A project's tasks as an MCP server, after document D, 5: two tools, a resource and a prompt.
+"""The tasks of a project as an MCP server: two tools, a resource and a prompt.
 
 A host starts it by its configuration: `{"mcpServers": {"project-manager": {"command": "python", "args":
 ["examples/project_manager.py"]}}}`. Over HTTP: `agentfsm mcp serve examples.project_manager:service --http`.
@@ -24,15 +24,15 @@ TASKS: Tasks = {
     "TASK-003": {"title": "Write the API documentation", "status": "todo", "assignee": "alice"},
 }
 
-# The logic, which knows nothing of any protocol.
+# The logic, without any protocol.
 
 
 class TaskNotFoundError(ModelRetry):
-    """There is no such task; the text tells a model what to do instead."""
+    """The task does not exist. The message says how the model can continue."""
 
 
 def filter_tasks(tasks: Tasks, status: str | None = None, assignee: str | None = None) -> Tasks:
-    """Return the tasks of that status and that person; None lets all through."""
+    """Return the tasks with this status and this assignee; None matches all."""
     wanted = {"status": status, "assignee": assignee}
     return {
         task_id: task
@@ -42,10 +42,10 @@ def filter_tasks(tasks: Tasks, status: str | None = None, assignee: str | None =
 
 
 def set_status(tasks: Tasks, task_id: str, new_status: str) -> str:
-    """Change the status of a task, and return what it was.
+    """Change the status of a task, and return the previous status.
 
     Raises:
-        TaskNotFoundError: when there is none of that id.
+        TaskNotFoundError: when no task has this id.
     """
     if task_id not in tasks:
         raise TaskNotFoundError(f"{task_id} does not exist, use list_tasks to see which tasks there are")
@@ -63,14 +63,14 @@ def summary_of(tasks: Tasks) -> Mapping[str, Any]:
     }
 
 
-# What a server offers of it.
+# The tools, the resource and the prompt.
 
 
 @tool(read_only=True)
 async def list_tasks(status: Status | None = None, assignee: str | None = None) -> Tasks:
-    """List the tasks of the project, all of them or those that have a status or belong to a person.
+    """List the tasks of the project: all, or those with a status or an assignee.
 
-    Use it to find out what somebody has to do, and to look up the id of a task. It changes nothing.
+    Use it to find out the work of a person, or the id of a task. It changes nothing.
 
     Args:
         status: Only tasks that are still to do, in progress, or done.
@@ -84,19 +84,19 @@ async def update_task_status(task_id: str, new_status: Status) -> str:
     """Change the status of one task.
 
     Args:
-        task_id: The task, for example TASK-002; list_tasks tells which there are.
-        new_status: What its status becomes.
+        task_id: Id of the task, for example TASK-002; list_tasks returns the ids.
+        new_status: New status of the task.
     """
     return f"{task_id} was {set_status(TASKS, task_id, new_status)} and is {new_status} now"
 
 
 async def summary() -> Mapping[str, Any]:
-    """Count the tasks as they are now."""
+    """Return the current counts of the tasks."""
     return summary_of(TASKS)
 
 
 def standup(assignee: str) -> str:
-    """Ask for what a person reports in the daily meeting."""
+    """Return a prompt for the report of a person in the daily meeting."""
     return f"Look up the tasks of {assignee}, and report in three sentences what is done, in progress and to do."
 
 
@@ -109,7 +109,7 @@ service = MCPService(
         Resource(
             uri="project://tasks/summary",
             name="Project summary",
-            description="How many tasks there are, by status and by person.",
+            description="Number of tasks, by status and by person.",
             mime_type="application/json",
             read=summary,
         )

@@ -1,7 +1,7 @@
-"""A typed report, streamed to the terminal, by a model that is overloaded, over a history that outgrows its window.
+"""A typed report, streamed to the terminal, with an overloaded model and a history larger than its context window.
 
-No key is needed: a local server plays both models, over real HTTP. Take `base_url` and `api_key` away, and give the
-models their real names, and they are real ones.
+A local HTTP server simulates both models, so no API key is needed. For real models, give their names and leave out
+`base_url`.
 
     python examples/report.py
 """
@@ -25,7 +25,7 @@ QUARTERS = ("2025-Q1", "2025-Q2", "2025-Q3", "2025-Q4", "2026-Q1", "2026-Q2")
 
 @dataclass
 class Finding:
-    """What a quarter was like."""
+    """Result of a quarter."""
 
     quarter: str
     revenue: int
@@ -34,7 +34,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """How the business went."""
+    """Report on all quarters."""
 
     title: str
     findings: list[Finding]
@@ -56,7 +56,7 @@ def check_total(report: Report) -> None:
 
 
 class Models:
-    """Plays the models: the strong one is overloaded, the small one reads quarter by quarter and then reports."""
+    """Simulates the models: the strong model is overloaded, the small model reads each quarter and then reports."""
 
     def __init__(self) -> None:
         revenues = {quarter: number * 16_290 for number, quarter in enumerate(QUARTERS, 1)}
@@ -73,14 +73,14 @@ class Models:
         """Answer a request."""
         if body["model"] == "strong":
             return WireReply(status=529, error="Overloaded")
-        if not body.get("tools"):  # a summary is asked for
+        if not body.get("tools"):  # a request for a summary
             self.summaries += 1
             return say("Asked for a report of all quarters. Each quarter's revenue was read, one after the other.")
         return self.script.pop(0)
 
 
 async def main() -> None:
-    """Write the report, and show how it came to be."""
+    """Stream the report, and print the events of its run."""
     with LocalServer(Models()) as server:
         strong, small = (
             OpenAIChat(name, base_url=server.base_url, window_tokens=16_000) for name in ("strong", "small")
@@ -97,19 +97,19 @@ async def main() -> None:
                 async for event in stream:
                     show(event, stream.partial)
             if stream.run is not None:
-                await tell(agent, stream.run)
+                await print_report(agent, stream.run)
 
 
 def show(event: StreamEvent, partial: Any) -> None:
-    """Print what happens: calls, and the report as it grows."""
+    """Print finished calls, and the number of findings as the report streams."""
     if isinstance(event, ToolEvent) and event.type is ToolEventType.COMPLETED:
         print(f"{event.tool} ({event.call_id}) in turn {event.turn}")
     elif isinstance(event, CallDelta) and partial and partial.get("findings"):
         print(f"\r{partial['title']}: finding {len(partial['findings'])}", end="", flush=True)
 
 
-async def tell(agent: Agent[Report], run: Run[Report]) -> None:
-    """Print the answer, and what the journal says of the way there."""
+async def print_report(agent: Agent[Report], run: Run[Report]) -> None:
+    """Print the report, and compactions, refusals and models from the journal."""
     report, facts = run.output, await agent.history(run.id)
     print(f"\n{report.title}: {report.total:,} EUR in {len(report.findings)} quarters")
     for fact in facts:

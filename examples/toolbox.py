@@ -1,7 +1,7 @@
-"""Document E's five tools, made real: each does what it says, within bounds that hold whatever a model writes.
+"""Five tools with strict bounds: weather, a database, a calculator, files and e-mail.
 
-It runs without a key: the model is a script, which also tries what it should not. Give `Agent` the string
-"openai:gpt-4o" instead, and it is a real one.
+The model is a script, which also makes forbidden calls, so no API key is needed. For a real model, give `Agent` the
+string "openai:gpt-4o" instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agentfsm.testing import ScriptedModel, call, say
 
 @attrs.frozen(kw_only=True)
 class Desk:
-    """What the tools work on: they are handed it as `ctx.deps`, and the model never sees it."""
+    """Dependencies of the tools, passed to them as `ctx.deps`. The model does not see them."""
 
     shop: sqlite3.Connection
     folder: Path
@@ -34,11 +34,11 @@ class Desk:
 
 @tool(read_only=True)
 def get_weather(city: str, unit: Literal["celsius", "fahrenheit"] = "celsius") -> str:
-    """Tell the weather in a city now: temperature and condition.
+    """Return the current weather in a city: temperature and condition.
 
     Args:
-        city: Its English name, such as "Beijing".
-        unit: Of the temperature.
+        city: English name of the city, such as "Beijing".
+        unit: Unit of the temperature.
     """
     weather = {"Beijing": (28, "sunny"), "Shanghai": (32, "cloudy")}
     if city not in weather:
@@ -47,21 +47,21 @@ def get_weather(city: str, unit: Literal["celsius", "fahrenheit"] = "celsius") -
     return f"{condition}, {degrees} C" if unit == "celsius" else f"{condition}, {degrees * 9 / 5 + 32:g} F"
 
 
-# SELECT only, twice over: the rule tells the model, and the database refuses what the rule did not see.
+# Only SELECT is allowed, by two checks: `only_select` explains the rule to the model, and the database enforces it.
 
 
 def only_select(a: Any) -> str | None:
-    """Say what is wrong with a query, if anything is."""
+    """Return the reason why a query is not allowed, or None."""
     sql = a.sql.strip().rstrip(";")
     return None if sql.upper().startswith("SELECT") and ";" not in sql else "write one SELECT, without a semicolon"
 
 
 @tool(read_only=True, concurrency_safe=False, locks=lambda _a: ["shop"], validate=only_select)
-def query_database(ctx: RunContext[Desk], sql: str) -> list[dict[str, Any]]:  # noqa: D417  no model is told of ctx
+def query_database(ctx: RunContext[Desk], sql: str) -> list[dict[str, Any]]:  # noqa: D417  the model does not see ctx
     """Run a SELECT on the shop's database, and return its first 100 rows. The table is orders(id, name, amount).
 
     Args:
-        sql: The query, as SQLite takes it.
+        sql: The query, in the dialect of SQLite.
     """
     try:
         return [dict(row) for row in ctx.deps.shop.execute(sql).fetchmany(100)]
@@ -70,19 +70,19 @@ def query_database(ctx: RunContext[Desk], sql: str) -> list[dict[str, Any]]:  # 
 
 
 def shop() -> sqlite3.Connection:
-    """Make a small database that can only be read, in bounded time and space."""
+    """Return a small read-only database with limits on time and memory."""
     reads = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION}
     made = sqlite3.connect(":memory:", check_same_thread=False)  # plain functions run in threads, one by one: `locks`
     made.row_factory = sqlite3.Row
     made.execute("CREATE TABLE orders (id, name, amount)")
     made.execute("INSERT INTO orders VALUES (1, 'Ann', 100), (2, 'Bob', 200)")
     made.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in reads else sqlite3.SQLITE_DENY)
-    made.set_progress_handler(lambda: 1, 5_000_000)  # steps of SQLite's machine, well below a second
+    made.set_progress_handler(lambda: 1, 5_000_000)  # virtual machine steps, well below a second
     made.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1_000_000)
     return made
 
 
-# No eval: what is not in this table is no arithmetic, and no number grows beyond a bound.
+# No eval: only these operators are allowed, and numbers are bounded.
 
 OPERATORS: dict[type, Any] = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv, ast.Pow: pow, ast.USub: neg}
 LARGEST, EXPONENT = 10**50, 100
@@ -90,7 +90,7 @@ LARGEST, EXPONENT = 10**50, 100
 
 @tool(read_only=True)
 def calculate(expression: Annotated[str, Field(max_length=200)]) -> float:
-    """Work out an expression of numbers, + - * / ** and parentheses, without names or functions.
+    """Calculate an expression of numbers, + - * / ** and parentheses, without names or functions.
 
     Args:
         expression: For example "(3 + 5) * 2".
@@ -102,7 +102,7 @@ def calculate(expression: Annotated[str, Field(max_length=200)]) -> float:
 
 
 def value_of(node: ast.AST) -> Any:
-    """Work out a part of an expression."""
+    """Return the value of a part of an expression."""
     match node:
         case ast.Constant(value=value) if type(value) in (int, float):
             pass
@@ -125,12 +125,12 @@ def read_file(ctx: RunContext[Desk], file_path: str, encoding: str = "utf-8") ->
     """Read a text file of the folder, its first 10,000 characters.
 
     Args:
-        file_path: From the folder on, such as "notes.txt".
-        encoding: Of the file.
+        file_path: Path in the folder, such as "notes.txt".
+        encoding: Encoding of the file.
     """
     folder = ctx.deps.folder.resolve()
     try:
-        path = (folder / file_path).resolve()  # through links and dots, to where it really lies
+        path = (folder / file_path).resolve()  # the real path, with links and dots resolved
         if path.is_relative_to(folder) and path.is_file():
             with path.open(encoding=encoding) as file:
                 return file.read(10_000)
@@ -140,7 +140,7 @@ def read_file(ctx: RunContext[Desk], file_path: str, encoding: str = "utf-8") ->
 
 
 def summary(a: Any) -> str:
-    """Tell the person who approves it what a mail is."""
+    """Describe a mail to the person who approves it."""
     return f"Send {a.subject!r} to {a.to}, {len(a.body)} characters."
 
 
@@ -151,14 +151,14 @@ def send_email(  # noqa: D417  as above
     subject: Annotated[str, Field(pattern=r"^[^\r\n]+$")],
     body: str,
 ) -> str:
-    """Send a mail in plain text to one address. A person looks at it first.
+    """Send a plain-text mail to one address, after a person has approved it.
 
     Args:
-        to: The address.
-        subject: One line.
-        body: The text.
+        to: Address of the recipient.
+        subject: Subject, one line.
+        body: Text of the mail.
     """
-    if ctx.idempotency_key in ctx.deps.outbox:  # an attempt before this one was cut off behind the deed
+    if ctx.idempotency_key in ctx.deps.outbox:  # an earlier attempt sent it, and crashed before it returned
         return "it was sent already"
     message = EmailMessage()
     message["To"], message["Subject"] = to, subject
@@ -184,7 +184,7 @@ SCRIPT = (
 
 
 async def main() -> Run:
-    """Show the tools, and hold one conversation, in which the program approves the mail."""
+    """Print the tools and their findings, and run a conversation in which the program approves the mail."""
     registry = ToolRegistry.of([get_weather, query_database, calculate, read_file, send_email])
     print(registry.summary())
     print(f"only reading: {', '.join(registry.filter(permission='read').names)}")

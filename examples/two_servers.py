@@ -1,7 +1,7 @@
-"""Two MCP servers and one agent: it reads from the one unasked, and writes with the other when a person says yes.
+"""An agent with two MCP servers: it reads from one without approval, and writes with the other after approval.
 
-It runs without a key and without any server from elsewhere: this file is the agent, and both servers, each of which is
-a process of its own. The model is a script; give `Agent` the string "openai:gpt-4o" instead, and it is a real one.
+This file is the agent and both servers, each in its own process. The model is a script, so no API key is needed. For a
+real model, give `Agent` the string "openai:gpt-4o" instead.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from agentfsm.mcp import MCPServer, MCPService
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
 
-# The servers. Each is a registry of plain tools, served over standard input and output; any other MCP server would do.
+# The servers. Each serves plain tools over stdio; any other MCP server could take its place.
 
 SHELF = {"tea": 3, "coffee": 40, "sugar": 25}
 
 
 @tool(read_only=True)
 def count(item: str) -> int:
-    """Count what is on the shelf of an item.
+    """Count the stock of an item.
 
     Args:
-        item: Its name.
+        item: Name of the item.
     """
     return SHELF[item]
 
@@ -38,8 +38,8 @@ def order(item: str, boxes: int) -> str:
     """Order an item from the supplier, who sends it and the bill.
 
     Args:
-        item: Its name.
-        boxes: How many.
+        item: Name of the item.
+        boxes: Number of boxes, 1 or more.
     """
     with Path(sys.argv[2]).open("a", encoding="utf-8") as book:
         book.write(json.dumps({"item": item, "boxes": boxes}) + "\n")
@@ -47,7 +47,7 @@ def order(item: str, boxes: int) -> str:
 
 
 async def serve(name: str) -> None:
-    """Be one of the two servers, until the agent closes the connection."""
+    """Run one of the two servers until the agent closes the connection."""
     tools = {"stock": [count], "supplier": [order]}[name]
     await MCPService(tools, name=name).stdio()
 
@@ -62,46 +62,46 @@ SCRIPT = (
 
 
 def clerk(folder: Path) -> Agent:
-    """Make the agent; its runs and the supplier's book of orders are in the folder."""
+    """Return the agent. Its runs and the supplier's orders are in the folder."""
     stock = MCPServer.stdio(sys.executable, [__file__, "stock"], name="stock", trusted=True)
-    # What it says of its tools counts, since it is ours: `count` only reads, so nobody is asked.
+    # Trusted: its declaration that `count` is read-only is believed, so a call needs no approval.
     supplier = MCPServer.stdio(sys.executable, [__file__, "supplier", str(folder / "orders.jsonl")], name="supplier")
-    # What this one says of its tools counts for nothing: each call waits for a person.
+    # Not trusted: its declarations are ignored, so each call waits for approval.
     store = SQLiteStore(folder / "runs.db")
     return Agent(ScriptedModel(*SCRIPT), tools=[stock, supplier], name="clerk", store=store)
 
 
 def show(run: Run) -> None:
-    """Print what came of the calls so far, and what the run waits for."""
+    """Print the results of the calls so far, and the calls that wait for approval."""
     done = [message for message in run.messages if isinstance(message, ToolResult)]
     for result in done:
         print(f"    {result.tool}, {result.outcome}: {result.content}")
     for item in run.pending:
-        print(f"    {item.call_id} waits for a yes: {item.tool}({json.dumps(item.arguments)})")
+        print(f"    {item.call_id} waits for approval: {item.tool}({json.dumps(item.arguments)})")
 
 
 async def main() -> Run:
-    """Tell the story."""
+    """Run the agent until it needs approval, approve with edited arguments, and finish the run."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         book = folder / "orders.jsonl"
         async with clerk(folder) as agent:
-            print("1. The agent counts with one server, and would like to order with the other.")
+            print("1. The agent counts with one server, and asks to order with the other.")
             run = await agent.run("See to it that nothing runs out.", id="evening")
             show(run)
             print(f"    orders at the supplier: {book.read_text(encoding='utf-8') if book.exists() else 'none'}")
 
-            print("2. A person looks at the call, finds 20 boxes too many, and lets it run with 12.")
+            print("2. A person looks at the call, finds 20 boxes too many, and approves 12.")
             [item] = run.pending
             changed = {**item.arguments, "boxes": 12}
             await agent.approve(item.run_id, item.call_id, by="ann", arguments=changed, digest=item.digest)
 
-            print("3. The run goes on from where it was; here or in any other process.")
+            print("3. The run continues, in this or in any other process.")
             run = await agent.resume("evening")
             print(f"    the agent says: {run.output}")
             print(f"    orders at the supplier: {book.read_text(encoding='utf-8').strip()}")
 
-            print("4. What is on record of each call:")
+            print("4. The audit record of each call:")
             for record in await agent.audit("evening"):
                 who = "" if record.approved_by is None else f", approved by {record.approved_by}"
                 print(f"    {record.tool}({json.dumps(record.arguments)}): {record.status}{who}")

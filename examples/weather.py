@@ -1,6 +1,6 @@
-"""Document A's example: a weather tool, and the states that the run goes through.
+"""A weather tool, and the states of a run that calls it.
 
-It runs without a key: the model is a script. Give `Agent` the string "openai:gpt-4o" instead, and it is a real one.
+The model is a script, so no API key is needed. For a real model, give `Agent` the string "openai:gpt-4o" instead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agentfsm.testing import ScriptedModel, call, say
 
 @tool(read_only=True)
 async def get_weather(city: str) -> dict[str, object]:
-    """Tell the weather.
+    """Return the weather in a city.
 
     Args:
         city: The city's name, in any language.
@@ -27,7 +27,7 @@ async def main() -> Run:
     agent = Agent(model, tools=[get_weather], instructions="你是一个天气助手。")
     run = agent.start("北京今天天气怎么样？")
     print(run.state.upper())
-    async for run in agent.steps(run):  # noqa: B020  each step gives the run anew
+    async for run in agent.steps(run):  # noqa: B020  each step returns a new value of the run
         print(run.state.upper())
     print(run.output)
     return run

@@ -318,7 +318,7 @@ def test_one_server_is_read_and_the_other_written_with_a_yes(backend, capsys):
     run = anyio.run(example("two_servers").main, backend=backend)
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert lines.count("stock__count, done: 3") == 1
-    asked = lines.index('t2.0 waits for a yes: supplier__order({"item": "tea", "boxes": 20})')
+    asked = lines.index('t2.0 waits for approval: supplier__order({"item": "tea", "boxes": 20})')
     assert lines[asked + 1] == "orders at the supplier: none"
     assert 'orders at the supplier: {"item": "tea", "boxes": 12}' in lines
     assert lines[-1] == 'supplier__order({"item": "tea", "boxes": 12}): done, approved by ann'

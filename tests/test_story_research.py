@@ -263,7 +263,7 @@ def outside(research: ModuleType, inside: Inside) -> Inside:
 
 
 # What the model is told where nobody was connected to.
-REFUSED = r"not of the public web|there is no host|without a user|\((InvalidURL|RemoteProtocolError)"
+REFUSED = r"not of the public web|does not exist: check|without a user|\((InvalidURL|RemoteProtocolError)"
 HOSTS = [
     *("127.0.0.1", "127.0.0.1.", "127.1", "127.0.1", "127.255.255.254", "localhost", "LOCALHOST.", "0"),
     "0.0.0.0",  # noqa: S104  an address to refuse
@@ -450,11 +450,11 @@ async def test_half_a_page_is_no_page(research, outside, monkeypatch):
         (404, {"content-type": "text/html"}, "status 404"),
         (500, {"content-type": "text/html"}, "status 500"),
         (302, {"content-type": "text/html"}, "status 302"),
-        (200, {"content-type": "image/png"}, r"no text that can be read \(image/png\)"),
-        (200, {"content-type": "application/octet-stream"}, "no text that can be read"),
-        (200, {"content-type": "a\x1b[31m\x80b"}, r"no text that can be read \(ab\)"),
-        (200, {}, r"no text that can be read \(unknown\)"),
-        (200, {"content-type": "text/plain", "content-encoding": "gzip"}, "no text that can be read"),
+        (200, {"content-type": "image/png"}, r"not readable text \(image/png\)"),
+        (200, {"content-type": "application/octet-stream"}, "not readable text"),
+        (200, {"content-type": "a\x1b[31m\x80b"}, r"not readable text \(ab\)"),
+        (200, {}, r"not readable text \(unknown\)"),
+        (200, {"content-type": "text/plain", "content-encoding": "gzip"}, "not readable text"),
     ],
 )
 async def test_what_is_no_text_is_not_read(research, outside, status, headers, says):
