@@ -1,4 +1,4 @@
-"""What a service asks to wait, as HTTP writes it; read by the model adapters and the tool queue alike."""
+"""Parse the wait that a service requests, for the model adapters and the tool queue."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ def parse_retry_after(text: str, now_s: float) -> float | None:
     """Read the value of a Retry-After header.
 
     Args:
-        text: Seconds, or a date; one that names no zone is in UTC, and not in the local time that Python takes it for.
+        text: Seconds, or a date. A date without a zone is in UTC; Python would take it for local time.
         now_s: Seconds since 1970.
 
     Returns:
-        Seconds to wait, 0 or more; None where it says nothing that can be read.
+        Seconds to wait, 0 or more; None if the text is neither.
 
     Source: RFC 9110, 10.2.3 and 5.6.7.
     """
@@ -26,8 +26,8 @@ def parse_retry_after(text: str, now_s: float) -> float | None:
 
 
 def _parse_date_s(text: str) -> float:
-    """Return the seconds from 1970 to a date."""
-    from datetime import UTC  # noqa: PLC0415  few programs ever need them: they take 5 ms
+    """Return the seconds since 1970 of a date."""
+    from datetime import UTC  # noqa: PLC0415  rarely used, and takes 5 ms to import
     from email.utils import parsedate_to_datetime  # noqa: PLC0415
 
     date = parsedate_to_datetime(text)
@@ -35,7 +35,7 @@ def _parse_date_s(text: str) -> float:
 
 
 def parse_wait_s(number: float | str) -> float | None:
-    """Return seconds to wait, 0 or more; None where that is no finite number."""
+    """Return seconds to wait, 0 or more; None if the value is not a finite number."""
     with suppress(ValueError, OverflowError):
         seconds = float(number)
         return max(seconds, 0.0) if math.isfinite(seconds) else None

@@ -18,10 +18,10 @@ MODELS: Final = "agentfsm.models"
 STORES: Final = "agentfsm.stores"
 # Entry point group: the scheme of a store's URL, such as "redis", to a callable that takes the URL.
 
-# What an entry point of each group makes.
+# The product of an entry point of each group.
 _PRODUCTS: Final = {MODELS: "a Model", STORES: "a Store"}
 
-# What the code of a package may raise; a KeyboardInterrupt or a cancellation is not the package's.
+# Errors that are the package's fault; a KeyboardInterrupt or a cancellation is not.
 _FAULTS: Final = (Exception, SystemExit)
 
 T = TypeVar("T")
@@ -67,18 +67,18 @@ def find_plugins(group: str) -> Mapping[str, Sequence[EntryPoint]]:
 
 
 def create_from_plugin(group: str, name: str, argument: str, ensure: Callable[[Any], T]) -> T:
-    """Import what an entry point names, call it, and return what it makes.
+    """Import and call the factory of an entry point, and return its product.
 
     Args:
         group: `MODELS` or `STORES`.
         name: One of `find_plugins(group)`.
-        argument: Handed to the callable.
-        ensure: Returns what it is given, or raises a MisuseError that says why it is not what the group makes.
+        argument: The argument of the factory.
+        ensure: Returns the product, or raises a MisuseError if it has the wrong type.
 
     Raises:
-        MisuseError: if several packages provide the name, or the one that does is at fault: it cannot be imported, the
-            entry point is malformed or names no callable, or the callable fails or makes something else. It names the
-            entry point and the package. An error of this package that the callable raises is passed on as it is.
+        MisuseError: if several packages provide the name; or the entry point is malformed, cannot be imported or is not
+            callable; or the factory fails or returns something else. It names the entry point and the package. An
+            `AgentError` of the factory is passed on unchanged.
     """
     plugin = _choose_plugin(group, name)
     who, product = f"{plugin.name!r} of package {_package(plugin)}", _PRODUCTS[group]
@@ -95,8 +95,8 @@ def create_from_plugin(group: str, name: str, argument: str, ensure: Callable[[A
     try:
         return ensure(made)
     except MisuseError as error:
-        what = f"the class {made.__name__}" if isinstance(made, type) else type(made).__name__
-        raise MisuseError(f"{who} returned {what}, not {product}: {error}") from None
+        returned = f"the class {made.__name__}" if isinstance(made, type) else type(made).__name__
+        raise MisuseError(f"{who} returned {returned}, not {product}: {error}") from None
 
 
 def _choose_plugin(group: str, name: str) -> EntryPoint:
@@ -115,7 +115,7 @@ def _load_factory(plugin: EntryPoint, who: str) -> Callable[[str], object]:
         )
     try:
         factory: Callable[[str], object] = plugin.load()
-    except AgentError:  # says by itself what is missing
+    except AgentError:  # its message names the correction
         raise
     except _FAULTS as error:
         raise MisuseError(

@@ -1,7 +1,7 @@
-"""The base of an adapter: clients of event loops, errors as ours, bounds of replies, prices.
+"""Base class of model adapters: a client per event loop, translated errors, bounded replies, prices.
 
-It knows no vendor and no transport, so that a package of any shape can stand behind it. `models/sdk.py` builds on it
-for the packages of OpenAI and Anthropic.
+It depends on no provider or transport, so that it fits any package. `models/sdk.py` builds on it for the SDKs of OpenAI
+and Anthropic.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from agentfsm.models.prices import Prices
     from agentfsm.ports.model import Chunk, Emit, Reply, Request
 
-# Shorter words of a key or a header are not taken out of the server's words, characters.
+# Characters of the shortest word of a key or a header that is masked in a server's message.
 _MIN_SECRET_CHARS: Final = 8
 MODEL_NAME: Final = attrs.evolve(NAME, wanted="the name of the model as the provider knows it, such as 'gpt-4o'")
 
-# What is looked at of what a server said, characters. What is shown of it is far less.
+# Characters of a server's message in which secrets are masked, before it is cut for an error.
 _MAX_RAW_DETAIL_CHARS: Final = 64 * 2**10
 
-# Seconds that closing a client may take, and cannot be cancelled: long enough to say goodbye to a server that answers.
+# Seconds that closing a client may take, shielded from cancellation: enough to close connections to a live server.
 _MAX_CLOSE_S: Final = 1.0
 
 ClientT = TypeVar("ClientT")
@@ -59,43 +59,43 @@ _Keeper: TypeAlias = AsyncGeneratorType[None, None]
 
 
 class AdapterModel(Model, ABC, Generic[ClientT]):
-    """A model behind a vendor's package. Subclass it to adapt one.
+    """Model behind a provider's package. Subclass it to write an adapter.
 
     A subclass has `translations` and three methods: `_open_client`, `_close_client` and `_ask`. Most also have
-    `_describe_error`. The base keeps one client per event loop: it is opened at the first reply, and closed by
-    `aclose()`, at the latest when its event loop ends. Errors that `translations` knows become `ModelError`s whose text
-    holds no secret. Replies are held to the bounds of `agentfsm.ports.model`, streams while they come.
+    `_describe_error`. The base keeps one client per event loop: the first reply opens it; `aclose()` or the end of the
+    event loop closes it. Errors in `translations` become `ModelError`s without secrets in their text. Replies, and
+    streams while they arrive, are limited as in `agentfsm.ports.model`.
 
     Args:
-        name: The model, as the provider knows it.
-        base_url: The address of the service, without a password: errors name it, and the public list of prices knows
-            the provider by it. Empty where the package has no address: errors name the model alone, and the list is
-            not asked.
-        secrets: Keys and tokens to take out of what errors quote. Of each, words of fewer than 8 characters are left
-            in, since they would blot out plain words.
-        window_tokens: The context window, input and output together. None: that of the model's family.
-        price: What the model costs, or a table that says it by the beginnings of models' names. None, or a table that
-            does not name it: by the public list of genai-prices, where that package is installed.
+        name: Name of the model at the provider.
+        base_url: Address of the service, without a password. Errors name it, and the public price list identifies the
+            provider by it. Empty if the package has no address: errors then name only the model, and the list is not
+            used.
+        secrets: Keys and tokens to mask in errors. Words of fewer than 8 characters in them are not masked, since that
+            would hide ordinary words.
+        window_tokens: Context window in tokens, input and output together. None: that of the model's family.
+        price: Price of the model, or a table of prices by prefixes of models' names. None, or a table without the
+            model: the public list of genai-prices, if that package is installed.
 
     Raises:
-        MisuseError: when an argument cannot be right.
+        MisuseError: if an argument is invalid.
     """
 
     translations: ClassVar[Mapping[type[Exception], t.Translate]] = MappingProxyType({})
-    """The package's errors, each with a function of `agentfsm.models.provider_errors`. A class that is not listed goes
-    by its nearest ancestor; an error without a listed ancestor is raised as it is.
+    """Functions of `agentfsm.models.provider_errors` by the package's error classes. An error is translated by its
+    nearest listed class; one without a listed class is raised unchanged.
     """
 
     api_key_env: ClassVar[str] = ""
-    """The environment variable that holds the key, for the text of errors; empty where there is none. The base does not
-    read it: that is for the subclass, which hands the key to the package and to `secrets`.
+    """Environment variable of the API key, for the text of errors; empty if there is none. The base does not read it:
+    the subclass does, and passes the key to the package and to `secrets`.
     """
 
     expected_reply: ClassVar[str] = "a reply"
-    """What a reply is called, for the text of errors: "a chat completion"."""
+    """Description of a valid reply, for the text of errors: "a chat completion"."""
 
     _is_client_shared: bool = False
-    """Whether one client serves all event loops, and is not the model's to close."""
+    """Whether one client of the caller serves all event loops; the model does not close it."""
 
     def __init__(
         self,
@@ -115,57 +115,54 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         self._base_url = base_url
         self._price = find_price(name, price)
         self._secrets = _find_secrets(secrets)
-        self._clients: dict[object, _OpenClient[ClientT]] = {}
-        # By the event loop.
+        self._clients: dict[object, _OpenClient[ClientT]] = {}  # by event loop
         self._error_types: tuple[type[Exception], ...] = (SizeLimitError, *_check_translations(self))
 
-    # What each adapter has of its own.
+    # Methods of each adapter
 
     @abstractmethod
     def _open_client(self) -> ClientT:
-        """Make the package's client. The running event loop is the one that it will be used on.
+        """Create the package's client, for use on the running event loop.
 
         Raises:
-            MisuseError: when it cannot be made; it says what to change.
+            MisuseError: if it cannot be created; the error states the correction.
         """
 
     @staticmethod
     @abstractmethod
     async def _close_client(client: ClientT) -> None:
-        """Close a client, within a second; harmless where it is closed already.
+        """Close a client within a second. Closing it again must have no effect.
 
-        Static, so that an open client does not keep a model in memory that is no longer used.
+        It is static, so that an open client does not keep an unused model in memory.
         """
 
     def _is_client_closed(self, client: ClientT) -> bool:  # noqa: ARG002  a default
-        """Whether the client was closed by others, so that the next reply needs a new one. The default says no."""
+        """Return whether other code has closed the client, so that the next reply needs a new one. Default: False."""
         return False
 
     @abstractmethod
     async def _ask(self, client: ClientT, request: Request, emit: Emit | None) -> Reply:
-        """Ask once, without retries, and return the reply.
+        """Send the request once, without retries, and return the reply.
 
-        A package that blocks is called in a thread, as by `anyio.to_thread.run_sync(..., abandon_on_cancel=True)`.
+        Call a blocking package in a thread, for example with `anyio.to_thread.run_sync(..., abandon_on_cancel=True)`.
 
         Args:
-            client: That of the running event loop.
-            request: The whole question. Give up after `request.timeout_s` of silence.
-            emit: None for a reply that comes whole. Else stream: call it with each chunk as it comes. What it raises
-                shall end the reply; close the stream on that way, too.
+            client: The client of the running event loop.
+            request: The request. Give up when the server sends nothing for `request.timeout_s`.
+            emit: None to receive the whole reply at once. Otherwise stream: call it with each chunk as it arrives. If
+                it raises, close the stream and let its error pass.
 
         Raises:
-            Exception: what the package raises; the base translates it by `translations`.
-            ModelError: for failures that the package does not raise as errors. It is passed on as it is.
+            Exception: errors of the package; the base translates them by `translations`.
+            ModelError: for failures that the package does not raise as errors. It is passed on unchanged.
         """
 
     def _describe_error(self, error: Exception) -> t.ProviderFailure:
-        """Return what is known of a failure; make it with `_build_failure`. The default knows type and text."""
+        """Return the facts of a failure, built with `_build_failure`. Default: the type and text of the error."""
         return self._build_failure(f"{type(error).__name__}: {error}")
 
-    # The port.
-
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
-        """Ask once, without retries; see `Model.reply`."""
+        """Send the request once, without retries; see `Model.reply`."""
         client = await self._get_client()
         watcher = None if emit is None else _BoundedEmit(emit)
         method = f"{type(self).__name__}._ask"
@@ -175,7 +172,7 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         except AgentError:
             raise
         except self._error_types as error:
-            if watcher is not None and watcher.error is error:  # what the caller's `emit` raised
+            if watcher is not None and watcher.error is error:  # raised by the caller's `emit`
                 raise
             raise self._translate_error(error) from None
         check_reply(method, reply)
@@ -189,13 +186,13 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
             load_list_prices(self.name, self._base_url)
 
     def cost_usd(self, usage: Usage) -> float | None:
-        """US dollars for the usage of one reply, or None where no price is known."""
+        """Return the cost of one reply in US dollars, or None if no price is known."""
         if self._price is not None:
             return self._price.cost_usd(usage)
         return find_list_cost_usd(self.name, self._base_url, usage)
 
     async def aclose(self) -> None:
-        """Close the client of the running event loop, but never one of the caller's. A later reply opens a new one."""
+        """Close the client of the running event loop, unless it is the caller's. A later reply opens a new one."""
         kept = self._clients.pop(self._loop_key(), None)
         if kept is not None and kept.keeper is not None:
             await kept.keeper.aclose()
@@ -203,12 +200,12 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
     # Clients
 
     async def _get_client(self) -> ClientT:
-        """Return the client of the running event loop; open it where there is none, or it was closed."""
+        """Return the client of the running event loop; open one if there is none or it was closed."""
         loop = self._loop_key()
         if not self._is_open(loop):
             if self._price is None:
                 await start_in_thread(self.prepare).wait()
-            if not self._is_open(loop):  # of replies that begin at once, the first behind the wait opens for all
+            if not self._is_open(loop):  # of concurrent replies, the first after the wait opens the client for all
                 await self._replace(loop)
         return self._clients[loop].client
 
@@ -220,28 +217,28 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         return kept is not None and not kept.has_ended and not self._is_client_closed(kept.client)
 
     async def _replace(self, loop: object) -> None:
-        """Open a client, and only then wait for the end of what it replaces."""
+        """Open a client, and then close the one that it replaces."""
         for other in [each for each, kept in self._clients.items() if kept.has_ended]:
             self._clients.pop(other, None)
         client, closed = self._open_client(), self._clients.get(loop)
         if inspect.iscoroutine(client):
             client.close()
             method = f"{type(self).__name__}._open_client"
-            raise MisuseError(f"{method} is async: write a plain `def`, and connect in `_ask` where that has to wait")
+            raise MisuseError(f"{method} is async: write a plain `def`, and connect in `_ask` if that has to wait")
         keeper = None
         if not self._is_client_shared:
             method = f"{type(self).__name__}._close_client"
             keeper = cast("_Keeper", _close_with_loop(client, self._close_client, method))
         self._clients[loop] = _OpenClient(client=client, keeper=keeper)
         if keeper is not None:
-            await anext(keeper)  # to its `yield`, without a wait
+            await anext(keeper)  # up to its `yield`, without waiting
         if closed is not None and closed.keeper is not None:
             await closed.keeper.aclose()
 
     # Errors
 
     def _translate_error(self, error: Exception) -> ModelError:
-        """Return the error as ours. Raise it `from None`: the errors that it comes from may quote the key."""
+        """Translate an error of the package. Raise the result `from None`: the original may quote the key."""
         if isinstance(error, SizeLimitError):
             return self._build_size_error(str(error), None)
         kind = next(kind for kind in type(error).__mro__ if kind in self.translations)
@@ -254,17 +251,17 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         return translated
 
     def _check_size(self, reply: Reply) -> Reply:
-        """Return a reply that is within the bounds.
+        """Return the reply if it is within the limits.
 
         Raises:
-            ModelReplyError: when it is not.
+            ModelReplyError: if it is not.
         """
-        if (over := find_reply_excess(reply)) is not None:
-            raise self._build_size_error(over, reply.usage)
+        if (excess := find_reply_excess(reply)) is not None:
+            raise self._build_size_error(excess, reply.usage)
         return reply
 
-    def _build_size_error(self, over: str, usage: Usage | None) -> ModelError:
-        error = t.reply_size_error(self._build_failure(over))
+    def _build_size_error(self, excess: str, usage: Usage | None) -> ModelError:
+        error = t.reply_size_error(self._build_failure(excess))
         error.usage = usage
         return error
 
@@ -272,8 +269,8 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         """Return a failure for `translations`, without secrets.
 
         Args:
-            detail: What the provider or the package said, of any length.
-            facts: More fields of `ProviderFailure`: status, code, request_id, retry_after_s.
+            detail: Message of the provider or the package, of any length.
+            facts: Further fields of `ProviderFailure`: status, code, request_id, retry_after_s, is_unreachable.
         """
         detail = detail[:_MAX_RAW_DETAIL_CHARS]
         for secret in self._secrets:
@@ -293,43 +290,43 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
 class _OpenClient(Value, Generic[ClientT]):
     client: ClientT
     keeper: _Keeper | None = None
-    """Runs until the client is closed; None where that is not for the model to do."""
+    """Generator that closes the client at its end; None if the model must not close it."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether its event loop has ended, and closed it."""
+        """Whether the event loop has ended and closed the client."""
         return self.keeper is not None and self.keeper.ag_frame is None
 
 
 async def _close_with_loop(
     client: ClientT, close: Callable[[ClientT], Awaitable[None]], method: str
 ) -> AsyncGenerator[None]:
-    # asyncio and trio both close the generators that are left when an event loop ends, and nothing else. So a client is
-    # closed also where `aclose()` was not called.
+    # At the end of an event loop, asyncio and trio close open generators and nothing else. A generator therefore closes
+    # the client if `aclose()` was not called.
     try:
         yield
     finally:
-        # trio closes them in a scope that is cancelled, in which a client that waits would not be closed at all.
+        # trio closes generators in a cancelled scope, in which the client could not wait for its connections.
         with anyio.move_on_after(_MAX_CLOSE_S, shield=True):
             await _check_awaitable(close(client), method)
 
 
 @attrs.define(eq=False)
 class _BoundedEmit:
-    """Hands chunks to the caller's `emit`, and ends a stream that is over the bounds of a reply."""
+    """Passes chunks to the caller's `emit`, and ends a stream that exceeds the limits of a reply."""
 
     emit: Emit
     error: Exception | None = attrs.field(default=None, init=False)
-    """That `emit` raised."""
+    """The error that `emit` raised."""
 
     chars: int = attrs.field(default=0, init=False)
-    """Of text, thinking and arguments so far."""
+    """Characters of text, thinking and arguments so far."""
 
     def emit_chunk(self, chunk: Chunk) -> None:
-        """Hand over a chunk.
+        """Pass on a chunk.
 
         Raises:
-            SizeLimitError: when the reply is too large.
+            SizeLimitError: if the reply is too large.
         """
         try:
             self.emit(chunk)
@@ -353,40 +350,41 @@ class _BoundedEmit:
 
 
 def _find_secrets(values: object) -> list[str]:
-    # Neither error shows what was given: it may be the key.
+    # The errors do not show the value, which may be a key.
     if isinstance(values, str):
-        msg = "secrets is one text, whose letters would be taken for secrets: write secrets=[...]"
+        msg = "secrets is a string, whose letters would be masked one by one: give a list, secrets=[...]"
         raise MisuseError(msg)
     if not isinstance(values, Iterable):
-        msg = f"secrets is of the type {type(values).__name__}: give a list of texts"
+        msg = f"secrets is of the type {type(values).__name__}: give a list of strings"
         raise MisuseError(msg)
     words = set()
     for value in values:
         if not isinstance(value, str):
-            msg = f"secrets holds {type(value).__name__}: give a list of texts, and leave out a key that is not set"
+            msg = (
+                f"secrets contains {type(value).__name__}: give a list of strings, and leave out a key that is not set"
+            )
             raise MisuseError(msg)
-        # Words, because "Bearer sk-..." is a value, and a server repeats the key. A short one would blot out plain
-        # words.
+        # The value of a header is "Bearer sk-...", but a server repeats only the key, so each word is masked.
         words |= {word for word in value.split() if len(word) >= _MIN_SECRET_CHARS}
     return sorted(words, key=len, reverse=True)
 
 
 def _check_translations(model: AdapterModel[Any]) -> Iterable[type[Exception]]:
-    """Return the errors that a model translates.
+    """Return the error classes that a model translates.
 
     Raises:
-        MisuseError: when `translations` is no table of errors and functions.
+        MisuseError: if `translations` is not a mapping from error classes to functions.
     """
     table: object = model.translations
-    what, give = f"{type(model).__name__}.translations", "such as {LampError: provider_errors.sdk_error}"
+    label, give = f"{type(model).__name__}.translations", "such as {LampError: provider_errors.sdk_error}"
     if not isinstance(table, Mapping):
-        raise MisuseError(f"{what} is of the type {type(table).__name__}: give a dict {give}")
+        raise MisuseError(f"{label} is of the type {type(table).__name__}: give a dict {give}")
     for kind, translate in table.items():
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
-            raise MisuseError(f"{what} has the key {kind!r:.100}, which is no class of errors: give a dict {give}")
+            raise MisuseError(f"{label} has the key {kind!r:.100}, which is not an exception class: give a dict {give}")
         if isinstance(translate, type) or not callable(translate):
             raise MisuseError(
-                f"{what}[{kind.__name__}] is {translate!r:.100}: give a function of agentfsm.models.provider_errors, "
+                f"{label}[{kind.__name__}] is {translate!r:.100}: give a function of agentfsm.models.provider_errors, "
                 f"{give}"
             )
     return table
@@ -396,4 +394,4 @@ def _check_awaitable(returned: Any, method: str) -> Awaitable[Any]:
     if inspect.isawaitable(returned):
         return returned
     name = method.rpartition(".")[2]
-    raise MisuseError(f"{method} returned {type(returned).__name__} where it was not awaited: write `async def {name}`")
+    raise MisuseError(f"{method} returned {type(returned).__name__}, not an awaitable: write `async def {name}`")

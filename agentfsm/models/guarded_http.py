@@ -1,6 +1,6 @@
-"""The HTTP client that a vendor's package is given: what a server may make it read, and where it may send it.
+"""HTTP client for the SDKs that limits the size of responses, and follows redirects only within a server.
 
-It sends by another client, which opens the connections: one of ours, or one of the user's.
+It sends through another client, which opens the connections: one of the adapter, or the user's.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from agentfsm.models.wire import SizeLimitError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-# Of the body of an error, bytes: the words of a server are few, and a page behind them is of no use.
+# Bytes of an error's body that are read: messages are short, and the rest of a page is useless.
 MAX_ERROR_BYTES: Final = 64 * 2**10
 
-# How often a request is sent on within its server. One leads from an old path to the new one; more are a circle.
+# Redirects that are followed within a server. One leads from an old path to the new one; more than these are a loop.
 _MAX_REDIRECTS: Final = 5
 
-# How long the end of a stream's body may keep us. Some servers keep the connection open after the last event.
+# Seconds to wait for the end of a stream's body. Some servers keep the connection open after the last event.
 _MAX_DRAIN_S: Final = 0.1
-# What is read at most of a body that is left, bytes.
+# Bytes that are read at most of an abandoned body.
 _MAX_DRAIN_BYTES: Final = 2**20
 
-# How reading fails.
+# Errors of reading a body.
 _READ_ERRORS: Final = (
     httpx.HTTPError,
     httpx.StreamError,
@@ -42,14 +42,14 @@ _READ_ERRORS: Final = (
 
 
 class _LimitedByteStream(httpx.AsyncByteStream, httpx2.AsyncByteStream):
-    """A body as it came over the network, which fails beyond a number of bytes.
+    """Body as it arrives over the network, which fails beyond a number of bytes.
 
-    What is decompressed cannot be counted alone: nothing comes of the bytes behind the end of a gzip member.
+    Counting decompressed bytes is not enough: bytes after the end of a gzip member decompress to nothing.
     """
 
     def __init__(self, stream: httpx2.AsyncByteStream, max_bytes: int) -> None:
         self._stream = stream
-        self._most = max_bytes
+        self._max_bytes = max_bytes
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
@@ -57,10 +57,10 @@ class _LimitedByteStream(httpx.AsyncByteStream, httpx2.AsyncByteStream):
         try:
             async for part in parts:
                 size += len(part)
-                if size > self._most:
+                if size > self._max_bytes:
                     await self._stream.aclose()
-                    await _drain(parts)  # as in `finish`
-                    msg = f"more than {self._most:,} bytes"
+                    await _drain(parts)  # as in `close_response`
+                    msg = f"more than {self._max_bytes:,} bytes"
                     raise SizeLimitError(msg)
                 yield part
         finally:
@@ -72,14 +72,14 @@ class _LimitedByteStream(httpx.AsyncByteStream, httpx2.AsyncByteStream):
 
 
 class GuardedClient(httpx2.AsyncClient):
-    """Sends by another client, follows no redirect to another origin, and cuts the body of an error.
+    """HTTP client that sends through another one, follows redirects only within an origin, and cuts error bodies.
 
-    A reply is handed out unread, and its reader bounds it (`read_limited`). The vendor's package reads an error itself
-    and whole, so that one is read here, up to `MAX_ERROR_BYTES`.
+    The body of a reply is returned unread, and its reader limits it (`read_limited`). The SDK would read the whole body
+    of an error, so that body is read here, up to `MAX_ERROR_BYTES`.
     """
 
     def __init__(self, inner: httpx2.AsyncClient) -> None:
-        super().__init__(transport=httpx2.AsyncBaseTransport())  # which is not used, and opens nothing
+        super().__init__(transport=httpx2.AsyncBaseTransport())  # unused, and opens no connection
         self._inner = inner
 
     @property
@@ -96,9 +96,9 @@ class GuardedClient(httpx2.AsyncClient):
         return self._inner.build_request(*args, **options)
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send a request; return the answer unread, or an error whose body is read and cut.
+        """Send a request; return the unread response, or an error with a body that was read and cut.
 
-        A redirect that was not followed is an error too.
+        A redirect that was not followed is an error, too.
         """
         options |= {"stream": True, "follow_redirects": False}
         response = await self._inner.send(request, **options)
@@ -112,9 +112,9 @@ class GuardedClient(httpx2.AsyncClient):
 
 
 def _find_redirect_request(response: httpx2.Response) -> httpx2.Request | None:
-    """Return the request that a redirect asks for; None where there is none, or it is not to be sent."""
+    """Return the request that follows a redirect; None if there is no redirect, or it must not be followed."""
     following = response.next_request
-    # After 301, 302 and 303 it would be a GET, without the conversation.
+    # After 301, 302 and 303 the next request would be a GET, without the conversation.
     if following is None or following.method != response.request.method:
         return None
     is_same_origin = _strip_url(following).origin == _strip_url(response.request).origin
@@ -122,7 +122,7 @@ def _find_redirect_request(response: httpx2.Response) -> httpx2.Request | None:
 
 
 def read_redirect_url(response: httpx2.Response) -> str:
-    """Return where a redirect leads that was not followed, without what may be secret in it; else an empty text."""
+    """Return the target of an unfollowed redirect, without its possibly secret parts; else an empty string."""
     return "" if response.next_request is None else str(_strip_url(response.next_request))
 
 
@@ -133,7 +133,7 @@ def _strip_url(request: httpx2.Request) -> httpx2.URL:
 
 async def _truncate_error(response: httpx2.Response) -> httpx2.Response:
     parts, _ = await read_limited(response, MAX_ERROR_BYTES)
-    # The parts are decoded, and no more of the body is to come.
+    # The parts are decompressed, and the rest of the body is dropped.
     left_out = {"content-encoding", "content-length", "transfer-encoding"}
     headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in left_out]
     cut = httpx2.Response(
@@ -144,10 +144,10 @@ async def _truncate_error(response: httpx2.Response) -> httpx2.Response:
 
 
 def iter_limited(response: httpx2.Response, max_bytes: int) -> AsyncGenerator[bytes]:
-    """Iterate over a body after decompression, and bound the bytes that come over the network.
+    """Iterate over a body after decompression, and limit the bytes that arrive over the network.
 
     Raises:
-        SizeError: while iterating, when more than `max_bytes` bytes came; the connection is closed.
+        SizeLimitError: while iterating, if more than `max_bytes` bytes arrive; the connection is closed.
         httpx2.HTTPError, httpx.HTTPError: while iterating, as `read_limited`.
     """
     response.stream = _LimitedByteStream(cast("httpx2.AsyncByteStream", response.stream), max_bytes)
@@ -155,15 +155,15 @@ def iter_limited(response: httpx2.Response, max_bytes: int) -> AsyncGenerator[by
 
 
 async def read_limited(response: httpx2.Response, max_bytes: int) -> tuple[list[bytes], bool]:
-    """Read a body up to a number of bytes, and drop the connection where more come.
+    """Read a body up to a number of bytes, and close the connection if there are more.
 
-    The bytes are counted twice: as they come over the network, and after decompression.
+    Both limits are `max_bytes`: of the bytes from the network, and of the decompressed bytes.
 
     Returns:
-        The body in parts, of which the last may go beyond `max_bytes`; and whether the body ended within it.
+        The body in parts, of which the last may exceed `max_bytes`; and whether the body ended within the limit.
 
     Raises:
-        httpx2.HTTPError, httpx.HTTPError: when the transport breaks, or what came cannot be decompressed.
+        httpx2.HTTPError, httpx.HTTPError: if the transport breaks, or the body cannot be decompressed.
     """
     parts: list[bytes] = []
     size = 0
@@ -185,15 +185,15 @@ async def read_limited(response: httpx2.Response, max_bytes: int) -> tuple[list[
 
 
 async def close_response(response: httpx2.Response, data: AsyncGenerator[bytes], *, reusable: bool) -> None:
-    """Leave a body: close its connection, unless that can be used again and the rest of the body comes at once."""
+    """Close a body, and its connection unless `reusable` and the rest of the body arrives at once."""
     if reusable:
-        # What ends the body has to be read, or the connection cannot be used again.
+        # A connection can be reused only if the end of the body was read.
         with anyio.move_on_after(_MAX_DRAIN_S):
             await _drain(data)
     await response.aclose()
-    # A stream that is left half-way is made of generators within generators, which the garbage collector would finish
-    # at its own time. With the connection closed, pulling on ends them all here, with an error; but what was
-    # decompressed of a small part may be without end, and is left.
+    # An abandoned stream consists of nested generators, which the garbage collector would finish later. After the
+    # connection is closed, reading on ends them here with an error. Decompressed data may be almost endless, so the
+    # number of bytes is limited.
     await _drain(data)
     await data.aclose()
 

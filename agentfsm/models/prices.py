@@ -72,7 +72,9 @@ def find_price(model: str, prices: Prices | None) -> Price | None:
     if prices is None or isinstance(prices, Price):
         return prices
     if not isinstance(prices, Mapping):
-        msg = f"price={prices!r:.100}: give a Price(input_usd_per_million=..., ...), or a dict of such by models' names"
+        msg = (
+            f"price={prices!r:.100}: give a Price(input_usd_per_million=..., ...), or a dict of prices by models' names"
+        )
         raise MisuseError(msg)
     for name, price in prices.items():
         if not isinstance(name, str):
@@ -91,18 +93,18 @@ def load_list_prices(model: str, base_url: str) -> None:
 
 
 def find_list_cost_usd(model: str, base_url: str, usage: Usage) -> float | None:
-    """Look the cost up in the list that comes with genai-prices; the network is never asked.
+    """Look up the cost in the list that comes with genai-prices, without network access.
 
-    The provider is told by its address, so a model that runs at home is never billed at a provider's price. The first
-    call of a process loads the list, which takes 0.4 s.
+    The address identifies the provider, so a local model never has a provider's price. The first call in a process
+    loads the list, which takes 0.4 s.
 
     Args:
-        model: As the provider knows it.
-        base_url: Where the provider answers; nothing is known of one without an address.
-        usage: The tokens of one reply: some models cost more per token when the input is long.
+        model: Name of the model at the provider.
+        base_url: Address of the provider; without one the price is unknown.
+        usage: Tokens of one reply: some models cost more per token if the input is long.
 
     Returns:
-        US dollars, or None where the package is missing, knows no such provider or model, or the tokens cannot be.
+        US dollars; None if the package is missing, does not list the provider or model, or the tokens are inconsistent.
     """
     steps = _load_price_tiers(model, base_url, int(time.time() // _CACHE_S))
     if steps is None or usage.cached_tokens + usage.cache_write_tokens > usage.input_tokens:
@@ -112,11 +114,11 @@ def find_list_cost_usd(model: str, base_url: str, usage: Usage) -> float | None:
 
 @lru_cache(maxsize=_MAX_CACHED_MODELS)
 def _load_price_tiers(model: str, base_url: str, _period: int) -> tuple[tuple[int, Price], ...] | None:
-    """Return what a model costs now: input tokens above which a price holds, and the price; the highest first.
+    """Return the current prices of a model: the input tokens above which each applies, and the price; highest first.
 
-    The package's own sum takes 230 us for each reply, ours 6.
+    The package's own calculation takes 230 us per reply, `Price.cost_usd` 6 us.
     """
-    prices = _import_genai_prices() if base_url else None  # without an address it would guess by the name alone
+    prices = _import_genai_prices() if base_url else None  # without an address the package would guess from the name
     if prices is None:
         return None
     try:
@@ -128,7 +130,7 @@ def _load_price_tiers(model: str, base_url: str, _period: int) -> tuple[tuple[in
     return tuple([(start, _build_tier_price(start, kinds)) for start in (*sorted(starts, reverse=True), -1)])
 
 
-# The list's names of what is billed here; what it knows beside these (audio, searches) no usage of ours tells of.
+# The list's name of each price. `Usage` does not count the other items of the list (audio, searches).
 _GENAI_PRICE_FIELDS: Final = {
     "input_usd_per_million": "input_mtok",
     "output_usd_per_million": "output_mtok",
@@ -151,7 +153,7 @@ def _build_tier_price(start: int, kinds: Mapping[str, Any]) -> Price:
 
 
 def _read_price(price: Any, start: int) -> float | None:
-    """Return one of the list's prices, which may have tiers; None where it has none."""
+    """Return a price of the list, which may have tiers, for inputs longer than `start`; None if it has none."""
     if price is None:
         return None
     reached = [tier.price for tier in getattr(price, "tiers", ()) if tier.start <= start]  # in rising order
@@ -160,7 +162,7 @@ def _read_price(price: Any, start: int) -> float | None:
 
 @cache
 def _import_genai_prices() -> Any | None:
-    # Imported when the first price is asked for: it takes 0.3 s, and it is an optional package.
+    # Imported on first use: the package is optional, and its import takes 0.3 s.
     try:
         return importlib.import_module("genai_prices")
     except ImportError:

@@ -1,6 +1,6 @@
-"""What the wires of all providers share: JSON written once and read quickly, fields checked, events out of a stream.
+"""Encoding and decoding that all provider APIs share: cached JSON, checked fields, server-sent events.
 
-Pure, and no vendor. What each wire says is in a file of its own: `chat_wire`, `responses_wire`, `anthropic.wire`.
+It does no I/O and uses no SDK. Each API has its own module: `chat_wire`, `responses_wire`, `anthropic.wire`.
 """
 
 from __future__ import annotations
@@ -33,36 +33,35 @@ if TYPE_CHECKING:
     from agentfsm.ports.model import Chunk, Reply, ToolDefinition
 
 _T = TypeVar("_T")
-# Says why a model cannot take a part, as `Model.refuses`.
+# Returns the reason why a model does not support a part, as `Model.unsupported_part`.
 PartCheck: TypeAlias = "Callable[[Part], str | None]"
 
-# Bytes of memory for what was written, see `_held`: 1,000 runs of 40 messages. Beyond it, those that rest longest are
-# written anew when they go on.
+# Bytes of memory for encoded lists, see `_estimate_memory`: 1,000 runs of 40 messages. Beyond it, the least recently
+# used lists are dropped and encoded again when needed.
 MAX_CACHE_BYTES: Final = 64 * 2**20
 
-# Bytes of a reply that came whole, before and after decompression; or of one event of a stream, after it. Both are held
-# until they end, and may hold pictures in base64. The last event of OpenAI's responses is the whole reply once more.
+# Bytes of a reply that is not streamed, before and after decompression; or of one event of a stream, after it. Both are
+# buffered whole, and may contain images in base64. The last event of OpenAI's responses repeats the whole reply.
 MAX_BODY_BYTES: Final = 64 * 2**20
 # Bytes of all events of a stream, before and after decompression: 1 KiB for each of 128,000 tokens, where most servers
 # send 150 to 500 bytes.
 MAX_STREAM_BYTES: Final = 128 * 2**20
-# Blocks or items of a reply, its calls among them: pieces of text with their sources, searches, thoughts.
+# Blocks or items of a reply, including calls: texts with their sources, searches, reasoning.
 MAX_ITEMS: Final = 10_000
 
-# Values of a reply that came whole, or of one event: a value of three bytes takes 70 once it is read. Each but the
-# outermost stands behind a comma, or is the first of a list or an object; so commas and opening brackets are counted,
-# and those in texts with them.
+# JSON values of a reply or of one event: a value of three bytes takes 70 bytes once it is parsed. Each one except the
+# outermost follows a comma or an opening bracket, so these are counted, including those within strings.
 MAX_JSON_VALUES: Final = 2 * 2**20
 
-# Of what is no JSON, bytes: an error shows the beginning of it.
+# Bytes of invalid JSON whose beginning an error shows.
 _MAX_SHOWN_BYTES: Final = 64 * 2**10
 
 
-# Writing
+# Encoding
 
 
 def _json_default(value: object) -> dict[Any, Any]:
-    if isinstance(value, Mapping):  # a read-only view, say
+    if isinstance(value, Mapping):  # for example a read-only view
         return dict(value)
     msg = f"a {type(value).__name__} is not JSON"
     raise TypeError(msg)
@@ -72,47 +71,46 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separato
 
 
 def encode_json(value: object) -> bytes:
-    """Write a value as JSON, UTF-8.
+    """Encode a value as JSON in UTF-8.
 
     Raises:
-        TypeError, ValueError, RecursionError: when it is none.
+        TypeError, ValueError, RecursionError: if the value has no JSON form.
     """
     return replace_surrogates(_ENCODER.encode(value)).encode()
 
 
 def _estimate_memory(items: Sequence[object], text: bytes) -> int:
-    # Bytes, about: what was written, and the items, whose run may be over: as much text, and 500 for the objects.
+    # Approximate bytes of the encoded text, and of the items, which the cache may keep alive: the same text, and 500
+    # per item for its objects.
     return 2 * len(text) + 500 * len(items)
 
 
 @attrs.define(eq=False, repr=False)
 class EncodedListCache(Generic[_T]):
-    """Lists as they stand in JSON, without the brackets: what goes on from a list that is kept is only added to it."""
+    """Cache of lists encoded as JSON, without brackets. A list that extends a cached one only encodes the new items."""
 
     to_wire: Callable[[Sequence[_T]], Iterable[object]]
-    """What JSON is to say of some of the items."""
+    """Returns the JSON values of a part of the items."""
 
     can_split: Callable[[_T, _T], bool] = lambda _before, _after: True
-    """Whether two neighbours may be written apart from each other; where not, the list is written anew."""
+    """Returns whether two neighbours may be encoded separately; if not, the whole list is encoded again."""
 
     entries: OrderedDict[int, tuple[tuple[_T, ...], bytes]] = attrs.field(factory=OrderedDict)
-    """By the identity of the first item, which is nobody else's for as long as it is kept; the one used last at the
-    end.
-    """
+    """Items and text by the identity of the first item, which is unique while it is cached; most recently used last."""
 
     memory_bytes: int = 0
-    """Bytes of memory, about."""
+    """Approximate bytes of the cache."""
 
     def _can_extend(self, known: tuple[_T, ...], items: tuple[_T, ...]) -> bool:
         return not known or len(known) == len(items) or self.can_split(known[-1], items[len(known)])
 
     def encode(self, items: Sequence[_T]) -> bytes:
-        """Return the items as JSON, one behind the other."""
+        """Return the items as JSON, separated by commas."""
         items = tuple(items)
         first = id(items[0])
         known, text = self.entries.pop(first, ((), b""))
         self.memory_bytes -= _estimate_memory(known, text)
-        # Tuples look at identity first: this takes 10 us for 800 messages, and writing them takes 2 ms.
+        # Tuples compare identity first: this takes 10 us for 800 messages, and encoding them takes 2 ms.
         if items[: len(known)] != known or not self._can_extend(known, items):
             known, text = (), b""
         if len(known) < len(items):
@@ -128,20 +126,20 @@ class EncodedListCache(Generic[_T]):
 
 @attrs.define(eq=False, repr=False)
 class EncodingCache:
-    """What was written of earlier requests, so that each message and each tool is written once, and not in each turn.
-
-    For one event loop.
-    """
+    """Cache for the requests of one event loop: each message and tool is encoded once, and not in each turn."""
 
     messages: EncodedListCache[Message]
+    """Encoded histories."""
+
     tools: EncodedListCache[ToolDefinition]
+    """Encoded lists of tools."""
 
 
 def encode_object(fields: Mapping[str, object], lists: Mapping[str, bytes]) -> bytes:
-    """Write an object of fields and of lists that are written already; a field of the same name goes before a list.
+    """Encode an object of fields and of encoded lists. A field replaces a list of the same name.
 
     Raises:
-        TypeError, ValueError, RecursionError: when a field is no JSON.
+        TypeError, ValueError, RecursionError: if a field has no JSON form.
     """
     text = encode_json(fields).removesuffix(b"}")
     added = [b'"%b":[%b]' % (name.encode(), each) for name, each in lists.items() if name not in fields]
@@ -149,11 +147,10 @@ def encode_object(fields: Mapping[str, object], lists: Mapping[str, bytes]) -> b
 
 
 def render_result(result: ToolResult, part_check: PartCheck) -> tuple[str, dict[str, Media]]:
-    """Return what a model is shown of a result.
+    """Split a tool result into the text and the parts that a model supports.
 
     Returns:
-        Its text, which says what else the model cannot be shown; and the parts that it can, by the names that the text
-        has for them, in order.
+        The text, with a note for each unsupported part; and the supported parts in order, by their names in the text.
     """
     text, parts = result.text, {}
     for number, part in enumerate(result.parts, 1):
@@ -165,19 +162,19 @@ def render_result(result: ToolResult, part_check: PartCheck) -> tuple[str, dict[
     return text, parts
 
 
-# Reading
+# Decoding
 
 
 class WireFormatError(ValueError):
-    """What came is not of the wire's form."""
+    """The response does not have the form of the API."""
 
 
 class SizeLimitError(ValueError):
-    """More came than a reply may have."""
+    """The response exceeds a limit of replies."""
 
 
 class InBandError(Exception):
-    """The server sent an error with status 200: in place of a reply, or in the middle of a stream.
+    """The server sent an error with status 200, instead of a reply or within a stream.
 
     Attributes:
         body: The error's fields: message, type, code.
@@ -189,10 +186,10 @@ class InBandError(Exception):
 
 
 def read_field(source: object, key: str, kind: type[_T], default: _T) -> _T:
-    """Return a field of an object; its default where it is missing or null.
+    """Return a field of an object, or the default if it is missing or null.
 
     Raises:
-        FormError: when the source is no object, or the field is of another type.
+        WireFormatError: if the source is not an object, or the field has another type.
     """
     if not isinstance(source, dict):
         msg = f"{type(source).__name__} where an object belongs"
@@ -207,10 +204,10 @@ def read_field(source: object, key: str, kind: type[_T], default: _T) -> _T:
 
 
 def check_count(calls: int, items: int = 0) -> None:
-    """Check how many calls a reply has, and how many blocks or items in all, before anything is made of them.
+    """Check the number of calls, and of all blocks or items, before they are decoded.
 
     Raises:
-        SizeError: when there are too many.
+        SizeLimitError: if there are too many.
     """
     if calls > MAX_REPLY_CALLS:
         raise SizeLimitError(TOO_MANY_CALLS)
@@ -220,10 +217,10 @@ def check_count(calls: int, items: int = 0) -> None:
 
 
 def read_token_count(usage: dict[str, Any], key: str) -> int:
-    """Return a number of tokens, 0 or more; 0 where it is missing or null. Some servers write 5 as 5.0.
+    """Return a number of tokens, 0 or more; 0 if it is missing or null. Some servers write 5 as 5.0.
 
     Raises:
-        FormError: when it is no number.
+        WireFormatError: if it is not a number.
     """
     value = usage.get(key)
     if isinstance(value, float):
@@ -232,10 +229,10 @@ def read_token_count(usage: dict[str, Any], key: str) -> int:
 
 
 def read_arguments(function: dict[str, Any]) -> str:
-    """Return the arguments of a call as text; a few servers send the object itself.
+    """Return the arguments of a call as JSON text; a few servers send an object instead.
 
     Raises:
-        FormError: when they are neither.
+        WireFormatError: if they are neither a string nor an object.
     """
     value = function.get("arguments")
     return (
@@ -244,18 +241,18 @@ def read_arguments(function: dict[str, Any]) -> str:
 
 
 def parse_json(text: bytes) -> object:
-    """Read JSON.
+    """Parse JSON.
 
     Raises:
-        JSONDecodeError, UnicodeDecodeError, RecursionError: when it is none.
-        FormError: when it holds a whole number of thousands of digits, which Python does not read.
-        SizeError: when it holds too many values.
+        JSONDecodeError, UnicodeDecodeError, RecursionError: if it is invalid or nested too deeply.
+        WireFormatError: if it contains an integer of thousands of digits, which Python does not parse.
+        SizeLimitError: if it contains too many values.
     """
     if len(text) > MAX_JSON_VALUES and sum(map(text.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
         msg = f"more than {MAX_JSON_VALUES:,} values in its JSON"
         raise SizeLimitError(msg)
-    # jiter takes 30 % of json's time, which was a quarter of all that a chunk costs. It refuses half a surrogate pair,
-    # which a server that cuts its text in JavaScript sends; json takes it, and words the errors.
+    # jiter takes 30 % of json's time, which was a quarter of the cost of a chunk. It rejects a lone surrogate, which
+    # servers send that cut text in JavaScript; json accepts it, and has the better error messages.
     try:
         return jiter.from_json(text)
     except ValueError:
@@ -269,30 +266,30 @@ def parse_json(text: bytes) -> object:
 
 
 def parse_reply(data: bytes) -> object:
-    """Read the body of a reply that came whole.
+    """Parse the body of a reply that was not streamed.
 
     Raises:
-        FormError: when it is no JSON.
-        SizeError: when it holds too many values.
-        SentError: when it is an error.
+        WireFormatError: if it is not JSON.
+        SizeLimitError: if it contains too many values.
+        InBandError: if it is an error.
     """
     try:
         answer = parse_json(data)
     except SizeLimitError:
         raise
     except (ValueError, RecursionError):
-        msg = f"text that is no JSON: {data[:_MAX_SHOWN_BYTES].decode('utf-8', 'replace')}"
+        msg = f"text that is not JSON: {data[:_MAX_SHOWN_BYTES].decode('utf-8', 'replace')}"
         raise WireFormatError(msg) from None
     raise_for_error(answer)
     return answer
 
 
 def read_billed_usage(data: bytes, read_usage: Callable[[object], Usage | None]) -> Usage | None:
-    """Return what the body of a reply that is none was billed all the same, as far as it says so.
+    """Return the usage in the body of an unusable reply; None if it has none.
 
     Args:
         data: The body.
-        read_usage: Reads the usage of an answer of the wire.
+        read_usage: Reads the usage of a parsed response.
     """
     try:
         return read_usage(parse_json(data))
@@ -301,17 +298,17 @@ def read_billed_usage(data: bytes, read_usage: Callable[[object], Usage | None])
 
 
 def raise_for_error(answer: object) -> None:
-    """Raise what the server sent, if that is an error.
+    """Raise the error that a response contains, if any.
 
     Raises:
-        SentError: when it is.
+        InBandError: if it contains one.
     """
     if isinstance(answer, dict) and (error := answer.get("error")):
         raise InBandError(error if isinstance(error, dict) else {"message": str(error)})
 
 
 def find_error(data: bytes) -> InBandError | None:
-    """Return the error that a body is; None where it is none."""
+    """Return the error that a body contains; None if it contains none."""
     try:
         raise_for_error(parse_json(data))
     except InBandError as error:
@@ -323,21 +320,22 @@ def find_error(data: bytes) -> InBandError | None:
 
 @attrs.define(eq=False, repr=False)
 class SSEDecoder:
-    """Server-sent events, cut out of what the network brings.
+    """Decoder of server-sent events.
 
-    Source: https://html.spec.whatwg.org/multipage/server-sent-events.html, without a lone CR as the end of a line.
+    Source: https://html.spec.whatwg.org/multipage/server-sent-events.html, except that a lone CR does not end a line.
     """
 
     partial_line: list[bytes] = attrs.field(factory=list)
-    """The pieces of a line that has not ended: a reply with a picture in it may be one line of megabytes."""
+    """Pieces of a line that has not ended: a reply with an image may be one line of megabytes."""
 
     data_lines: list[bytes] = attrs.field(factory=list)
-    """The lines of the event that is not whole yet."""
+    """Data lines of the event that has not ended."""
 
     is_bom_checked: bool = False
+    """Whether the start of the stream was checked for a byte order mark."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of each event that is whole now."""
+        """Add bytes, and return the data of each event that they complete."""
         if not self.is_bom_checked:
             self.is_bom_checked = True
             data = data.removeprefix(BOM_UTF8)
@@ -360,31 +358,31 @@ class SSEDecoder:
 
 @attrs.define(eq=False, repr=False)
 class StreamAssembler(ABC):
-    """A streamed reply, as far as it has come; each wire has its own."""
+    """Builder of a reply from a stream; each API has its own."""
 
     provider: str = ""
-    """Who writes it, for the reply's `NativeReply.provider`."""
+    """The reply's `NativeReply.provider`."""
 
     usage: Usage | None = None
-    """What the server has billed so far; None where it did not say."""
+    """Usage so far; None if the server has not sent any."""
 
     event_count: int = 0
-    """How many came, of any kind."""
+    """Number of events of any kind."""
 
     unparsed: list[bytes] = attrs.field(factory=list)
-    """All that came, where no event did."""
+    """All received bytes, as long as there was no event."""
 
     is_begun: bool = False
-    """Whether any event was part of a reply."""
+    """Whether an event was part of a reply."""
 
     is_done: bool = False
-    """Whether the server said that nothing will follow."""
+    """Whether the server has announced the end of the stream."""
 
     byte_count: int = 0
-    """Bytes that came."""
+    """Number of received bytes."""
 
     bytes_at_last_event: int = 0
-    """Bytes that had come when the last event was whole."""
+    """Value of `byte_count` at the end of the last event."""
 
     char_count: int = 0
     """Characters of text, thinking and arguments."""
@@ -394,39 +392,41 @@ class StreamAssembler(ABC):
     @property
     @abstractmethod
     def is_complete(self) -> bool:
-        """Whether the model has said why it stopped."""
+        """Whether the reply has a finish reason."""
 
     def feed(self, data: bytes) -> list[Chunk]:
-        """Add what the network brought.
+        """Add bytes of the stream.
 
         Returns:
-            What is news in it, in order.
+            The new chunks, in order.
 
         Raises:
-            FormError: when it is not of the wire's form.
-            JSONDecodeError, UnicodeDecodeError, RecursionError: when it is not JSON.
-            SizeError: when more came than a reply may have.
-            SentError: when the server sent an error, or broke the reply off.
-            ModelError: when the model asked for what agentfsm cannot do.
+            WireFormatError: if an event does not have the form of the API.
+            JSONDecodeError, UnicodeDecodeError, RecursionError: if an event is not JSON.
+            SizeLimitError: if the reply exceeds a limit.
+            InBandError: if the server sent an error, or aborted the reply.
+            ModelError: if the model requested something that agentfsm does not support.
         """
-        pieces: list[Chunk] = []
+        chunks: list[Chunk] = []
         self.byte_count += len(data)
         if self.byte_count - self.bytes_at_last_event > MAX_BODY_BYTES or self.byte_count > MAX_STREAM_BYTES:
             raise self._build_size_error()
         if not self.event_count:
             self.unparsed.append(data)
         for event in self._decoder.feed(data):
-            if event.startswith(b"[DONE]"):  # of OpenAI's chat completions, and of many that speak any of the wires
+            if event.startswith(
+                b"[DONE]"
+            ):  # the end of chat completions; many servers send it with the other APIs, too
                 self.is_done = True
             else:
                 self.event_count, self.unparsed, self.bytes_at_last_event = self.event_count + 1, [], self.byte_count
-                self._add_event(parse_json(event), pieces)
+                self._add_event(parse_json(event), chunks)
             if self.is_done:
                 break
-        self.char_count += _count_chars(pieces)
+        self.char_count += _count_chars(chunks)
         if self.char_count > MAX_REPLY_CHARS:
             raise SizeLimitError(TOO_MANY_CHARS)
-        return pieces
+        return chunks
 
     def _build_size_error(self) -> SizeLimitError:
         if self.byte_count <= MAX_STREAM_BYTES:
@@ -435,19 +435,19 @@ class StreamAssembler(ABC):
 
     @abstractmethod
     def _add_event(self, event: object, chunks: list[Chunk]) -> None:
-        """Add an event, and what is news in it to the pieces. Raises as `feed`."""
+        """Add an event, and append its chunks to `chunks`. Raises as `feed`."""
 
     @abstractmethod
     def build_reply(self) -> Reply:
-        """Put the reply together, once it is whole."""
+        """Build the reply, after the stream is complete."""
 
 
 def _count_chars(chunks: Sequence[Chunk]) -> int:
     chars = 0
-    for piece in chunks:
-        match piece:
+    for chunk in chunks:
+        match chunk:
             case TextChunk() | ThinkingChunk():
-                chars += len(piece.text)
+                chars += len(chunk.text)
             case CallChunk():
-                chars += len(piece.arguments)
+                chars += len(chunk.arguments)
     return chars

@@ -35,21 +35,21 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.ports.model import ToolDefinition
 
-# A mean: English, code and Chinese (three bytes a character) have four bytes a token, JSON and logs two.
+# Average: English, code and Chinese (three bytes a character) have four bytes a token, JSON and logs two.
 BYTES_PER_TOKEN: Final = 3
 
 # Tokens of the provider's framing of each message: start, role, end and a line break. Calls are framed likewise.
 MESSAGE_TOKENS: Final = 4
 
-# The same around a call or a result, with its id: "t12345.67" has six tokens.
+# Tokens of the framing of a call or a result, with its id: "t12345.67" has six tokens.
 CALL_TOKENS: Final = MESSAGE_TOKENS + 6
 
-# The dearest image of gpt-4o: scaled to 768 x 2,048 it has 8 tiles of 170 tokens, and 85 for the whole. The size is
-# unknown until the image is fetched, which counting must not do. gpt-4.1 takes 1,536 at most; the mini models bill a
-# multiple (gpt-4o-mini 2,833 for detail="low"), so for images the figure is no bound.
+# Tokens of the largest image of gpt-4o: scaled to 768 x 2,048 it has 8 tiles of 170 tokens, plus 85. The size is
+# unknown until the image is fetched, which counting must not do. gpt-4.1 uses 1,536 at most; the mini models bill a
+# multiple (gpt-4o-mini 2,833 for detail="low"), so this number is not an upper bound.
 IMAGE_TOKENS: Final = 1_445
 
-# The same for detail="low", whatever the size.
+# Tokens of an image of any size with detail="low".
 LOW_IMAGE_TOKENS: Final = 85
 
 # The minimum for a file or a recording, and the count for one that is given by address: a page of a PDF, which
@@ -62,7 +62,7 @@ PART_TOKENS: Final = 100
 # Base64 characters of a file per token: a page of text takes 50 to 100 KB with its fonts.
 FILE_CHARS_PER_TOKEN: Final = 30
 
-# The same of a recording: 10 tokens a second (OpenAI), 16 to 32 KB a second.
+# Base64 characters of a recording per token: 10 tokens a second (OpenAI), 16 to 32 KB a second.
 AUDIO_CHARS_PER_TOKEN: Final = 1_000
 
 # Messages that are counted without yielding to the event loop: up to 10 ms with a vocabulary.

@@ -1,8 +1,8 @@
-"""Counts tokens with OpenAI's own vocabularies; the only file that loads tiktoken.
+"""Count tokens with OpenAI's vocabularies; the only module that imports tiktoken.
 
-tiktoken downloads a vocabulary at its first use, without a time-out. So it is fetched once in a process, in a daemon
-thread that can hold neither an event loop nor the exit, and whoever needs it waits for a bounded time. Where it cannot
-be had, tokens are estimated and one warning says so.
+tiktoken downloads a vocabulary at its first use, without a timeout. It is therefore fetched once per process, in a
+daemon thread that blocks neither an event loop nor the exit, and callers wait for a limited time. If the fetch fails,
+tokens are estimated and one warning is logged.
 """
 
 from __future__ import annotations
@@ -25,35 +25,38 @@ from agentfsm.tokens.estimate import EstimatedCounter
 
 _log = logging.getLogger("agentfsm")
 
-# For models that tiktoken does not know: OpenAI's newest, and the one that spends most of its entries on scripts
-# other than Latin, so nearest to what other vendors use now.
+# Encoding of models that tiktoken does not know: OpenAI's newest. It has the most entries for scripts other than Latin,
+# so it is closest to the vocabularies of other providers.
 FALLBACK_ENCODING: Final = "o200k_base"
 
-# From the start of the fetch. The file is 3.6 MB: 10 s suffice on a line of 3 Mbit/s, and a run that waits longer for
-# a count than for its answer is served better by an estimate.
+# Seconds to wait from the start of the fetch. The file has 3.6 MB: 10 s suffice at 3 Mbit/s, and a run that would wait
+# longer for a count than for its answer is better off with an estimate.
 WAIT_S: Final = 10.0
 
 # tiktoken panics (a BaseException) on runs of a million spaces, and before its version 0.13 the time for one unbroken
 # run grew with its square: 8,000 ideographs took 0.17 s, 2,000 take 0.011 s.
 PIECE_CHARS: Final = 2_000
 
-# Cut before a single space where there is one: no token of these vocabularies reaches across that place, so the count
-# stays exact. A text without such a place is cut anyhow, which adds about one token per piece.
+# Text is cut before a single space if possible: no token of these vocabularies spans that place, so the count is exact.
+# A text without such a place is cut anywhere, which adds about one token per piece.
 _PIECE: Final = re.compile(rf"(?s).{{1,{PIECE_CHARS}}}(?:\Z|(?<=\S)(?= \S))|.{{1,{PIECE_CHARS}}}")
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class TiktokenCounter(TokenCounter):
-    """Counts with a vocabulary of tiktoken."""
+    """Counter with a vocabulary of tiktoken."""
 
     encoding: str
+    """Name of the encoding."""
+
     exact: bool
-    """False where the model is unknown to tiktoken and its vocabulary is assumed."""
+    """Whether tiktoken knows the model; if not, its vocabulary is assumed."""
 
     vocabulary: tiktoken.Encoding = attrs.field(repr=False)
+    """The loaded vocabulary."""
 
     def count(self, text: str) -> int:
-        """Count the tokens; special tokens count as the plain text they are written in, a lone surrogate as U+FFFD."""
+        """Count the tokens. Special tokens count as plain text, a lone surrogate as U+FFFD."""
         encode = self.vocabulary.encode_ordinary
         if len(text) <= PIECE_CHARS:
             return len(encode(text))
@@ -62,22 +65,23 @@ class TiktokenCounter(TokenCounter):
 
 @attrs.define(eq=False, repr=False)
 class _VocabularyFetch:
-    """One vocabulary on its way."""
+    """Fetch of one vocabulary."""
 
     deadline: float
-    """On the machine's monotonic clock, seconds: nobody waits longer than this."""
+    """Monotonic time, in seconds, at which all waiting ends."""
 
     result: Future[tiktoken.Encoding] = attrs.field(factory=Future)
+    """The vocabulary, or the error of the fetch."""
 
     def run(self, fetch: Callable[[str], tiktoken.Encoding], encoding: str) -> None:
-        """Fetch it, in a thread of its own."""
+        """Fetch the vocabulary. It runs in its own thread."""
         try:
             self.result.set_result(fetch(encoding))
-        except BaseException as error:  # noqa: BLE001  a download raises anything; the result carries it
+        except BaseException as error:  # noqa: BLE001  a download may raise anything; the result holds it
             self.result.set_exception(error)
 
     async def wait(self) -> None:
-        """Return when it has ended or the time is up; a cancelled wait leaves it to the others."""
+        """Wait until the fetch ends or the deadline passes. Cancelling the wait does not cancel the fetch."""
         if self.result.done() or time.monotonic() >= self.deadline:
             return
         ended = anyio.Event()
@@ -88,9 +92,9 @@ class _VocabularyFetch:
 
     @property
     def failure(self) -> str | None:
-        """Why there is no vocabulary, or None where there is one.
+        """Reason why there is no vocabulary; None if there is one.
 
-        An error is told by its type only: the text of a network error may hold the address and password of a proxy.
+        Of an error it has only the type: the text of a network error may contain the address and password of a proxy.
         """
         if not self.result.done():
             return "no answer in time"
@@ -100,20 +104,22 @@ class _VocabularyFetch:
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Vocabularies:
-    """The vocabularies of a process: each is fetched once, whoever asks and on whatever event loop."""
+    """Vocabularies of a process. Each is fetched once for all callers and event loops."""
 
     fetch: Callable[[str], tiktoken.Encoding] = tiktoken.get_encoding
-    """Takes the name of an encoding and blocks until it is there."""
+    """Blocking function from the name of an encoding to its vocabulary."""
 
     wait_s: float = WAIT_S
-    """The longest that anybody waits for it, seconds."""
+    """Longest wait for a vocabulary, in seconds from the start of its fetch."""
 
     _fetches: dict[str, _VocabularyFetch] = attrs.field(factory=dict, init=False)
-    """By encoding. A failed one is kept: without a network, asking again would delay each run for nothing."""
+    """Fetches by encoding. A failed one is kept: without a network, each further fetch would only delay a run."""
 
     _warned: bool = attrs.field(default=False, init=False)
+    """Whether the warning was logged."""
+
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
-    """Guards both, as event loops in several threads may ask."""
+    """Guards both fields, since event loops run in several threads."""
 
     async def load_counter(self, model_name: str) -> TokenCounter:
         """Load the counter for a model; see `load_counter`."""
@@ -159,16 +165,17 @@ _VOCABULARIES: Final = Vocabularies()
 
 
 async def load_counter(model_name: str) -> TokenCounter:
-    """Load the token counter for a model; it never fails.
+    """Load the token counter for a model, without raising errors.
 
-    The vocabulary is fetched once in a process, however many runs ask for it and on however many event loops. A
-    cancelled call is cancelled at once, and the fetch goes on for the others.
+    The vocabulary is fetched once per process, for all runs and event loops. A cancelled call ends at once, and the
+    fetch continues for the others.
 
     Args:
-        model_name: As the provider knows it. A name that tiktoken does not know gets o200k_base, and `exact` is False.
+        model_name: Name of the model at the provider. For a name that tiktoken does not know, the counter uses
+            o200k_base and `exact` is False.
 
     Returns:
-        A counter with the model's vocabulary; an estimate where that cannot be had within 10 s of the first call.
-        A vocabulary that arrives later serves the calls after that.
+        A counter with the model's vocabulary, or an estimate if it does not arrive within 10 s of the first call. Calls
+        after its arrival use it.
     """
     return await _VOCABULARIES.load_counter(model_name)

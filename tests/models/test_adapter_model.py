@@ -223,10 +223,10 @@ def build(base=Lantern, **members):
         ({"price": "cheap"}, r"price='cheap': give a Price\("),
         ({"price": {5: Price(input_usd_per_million=1, output_usd_per_million=1)}}, "table of prices has the key 5"),
         ({"price": {"dim": 5}}, "the price of 'dim' is 5"),
-        ({"secrets": KEY}, r"secrets is one text, whose letters .* write secrets=\[\.\.\.\]"),
-        ({"secrets": None}, "secrets is of the type NoneType: give a list of texts"),
-        ({"secrets": [None]}, "secrets holds NoneType: give a list of texts, and leave out a key that is not set"),
-        ({"secrets": KEY.encode()}, "secrets holds int"),
+        ({"secrets": KEY}, r"secrets is a string, whose letters .* give a list, secrets=\[\.\.\.\]"),
+        ({"secrets": None}, "secrets is of the type NoneType: give a list of strings"),
+        ({"secrets": [None]}, "secrets contains NoneType: give a list of strings, and leave out a key that is not set"),
+        ({"secrets": KEY.encode()}, "secrets contains int"),
     ],
     ids=repr,
 )
@@ -251,7 +251,7 @@ def test_a_price_is_a_number(value):
             [LanternError],
             "translations is of the type list: give a dict such as {LampError: provider_errors",
         ),
-        ({"LanternError": provider_errors.sdk_error}, "has the key 'LanternError', which is no class of errors"),
+        ({"LanternError": provider_errors.sdk_error}, "has the key 'LanternError', which is not an exception class"),
         ({KeyboardInterrupt: provider_errors.sdk_error}, "has the key <class 'KeyboardInterrupt'>"),
         ({LanternError: "unavailable"}, r"translations\[LanternError\] is 'unavailable': give a function of agentfsm"),
         (
@@ -322,8 +322,8 @@ async def async_open(self):
 @pytest.mark.parametrize(
     ("members", "match"),
     [
-        ({"_ask": plain_ask}, r"Lamp\._ask returned Reply where it was not awaited: write `async def _ask`"),
-        ({"_ask": generating_ask}, r"Lamp\._ask returned async_generator where"),
+        ({"_ask": plain_ask}, r"Lamp\._ask returned Reply, not an awaitable: write `async def _ask`"),
+        ({"_ask": generating_ask}, r"Lamp\._ask returned async_generator, not"),
         ({"_open_client": async_open}, r"Lamp\._open_client is async: write a plain `def`"),
     ],
     ids=["plain _ask", "generating _ask", "async _open_client"],
@@ -341,7 +341,7 @@ async def test_a_client_is_closed_by_an_async_method():
     closed = []
     model = build(_close_client=staticmethod(closed.append))("dim")
     await model.reply(REQUEST)
-    with pytest.raises(MisuseError, match=r"Lamp\._close_client returned NoneType .*write `async def _close_client`"):
+    with pytest.raises(MisuseError, match=r"Lamp\._close_client returned NoneType, .*write `async def _close_client`"):
         await model.aclose()
     assert closed == model.opened[-1:]
 

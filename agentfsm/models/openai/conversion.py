@@ -1,4 +1,4 @@
-"""Histories of other programs: messages as OpenAI's chat completions have them, read and written."""
+"""Convert histories from and to the message format of OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ from agentfsm.models.wire import WireFormatError, read_arguments, read_field
 if TYPE_CHECKING:
     from agentfsm.core.messages import Message, Part
 
-# How the text of a result begins that was written here.
+# Beginning of the text of a result that agentfsm encoded.
 _OUTCOME_PREFIX: Final = re.compile(rf"\[([^\n]+): ({'|'.join(Outcome)})\]\n")
-# What the formats of recordings are called elsewhere, where that is another name.
+# Media subtype of an audio format, if it has another name.
 _AUDIO_SUBTYPES: Final = {"mp3": "mpeg"}
 
 
 def to_openai(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Return a history as a server of chat completions is sent it.
+    """Convert a history to messages of chat completions.
 
-    Thinking is left out: it is meant for the provider that wrote it. The agent's instructions are none of the messages.
+    Reasoning is left out, because it is only for the provider that wrote it. The agent's instructions are not part of
+    the messages.
 
     Args:
-        messages: For example `run.messages`.
+        messages: A history, for example `run.messages`.
 
     Raises:
-        MisuseError: when they are no history, or hold a recording or a file that chat completions cannot carry.
+        MisuseError: if they are not a history, or contain a recording or a file that chat completions do not support.
     """
     history = tuple(messages)
     check_history(history)
@@ -59,18 +60,17 @@ def to_openai(messages: Iterable[Message]) -> list[dict[str, Any]]:
 
 
 def from_openai(messages: Iterable[Any]) -> tuple[Message, ...]:
-    """Return a history that is given as chat completions have it, for `agent.start(messages=...)`.
+    """Convert messages of chat completions to a history, for `agent.start(messages=...)`.
 
-    Messages that say nothing are left out, and so are thinking and the names of speakers. Ids of calls are kept where
-    each comes once and is one that OpenAI takes back; otherwise all are numbered anew, and the call keeps its old one
-    as `provider_id`.
+    Empty messages, reasoning and the names of speakers are left out. Ids of calls are kept if they are unique and
+    OpenAI accepts them; otherwise all calls get new ids, and keep the old ones as `provider_id`.
 
     Args:
         messages: Dicts, or messages of the `openai` package.
 
     Raises:
-        MisuseError: when one is of another form, saying which; or when no model would take the whole, for example since
-            the result of a call is missing.
+        MisuseError: if a message has another form, naming its index; or if no model would accept the history, for
+            example because the result of a call is missing.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
         raise MisuseError(f"a history is a list of messages, not {type(messages).__name__}")
@@ -88,7 +88,7 @@ def from_openai(messages: Iterable[Any]) -> tuple[Message, ...]:
 
 
 def _add_message(history: list[Message], fields: Any) -> None:
-    """Add a message to the history; a result goes to the place that its call has."""
+    """Add a message to the history; a result is inserted in the order of its call."""
     match read_field(fields, "role", str, ""):
         case "system" | "developer":
             if text := _parse_text(fields):
@@ -119,12 +119,12 @@ def _add_result(history: list[Message], fields: dict[str, Any]) -> None:
         if call.id == call_id and index not in answered:
             insort(history, _parse_result(fields, index, call), lo=first, key=attrgetter("index"))
             return
-    msg = f"a result of {call_id!r}, which is no open call of the reply before it"
+    msg = f"a result of {call_id!r}, which is not an open call of the reply before it"
     raise WireFormatError(msg)
 
 
 def _parse_result(fields: dict[str, Any], index: int, call: ToolCall) -> ToolResult:
-    """Return a result; how it ended is known where it was written here, and taken for done otherwise."""
+    """Return a result. Its outcome is read from the text if agentfsm encoded it, and is DONE otherwise."""
     parts = list(_parse_parts(fields))
     content, outcome = "\n".join([part.text for part in parts if isinstance(part, TextPart)]), Outcome.DONE
     if (head := _OUTCOME_PREFIX.match(content)) and head[1] == call.name:
@@ -136,9 +136,7 @@ def _parse_result(fields: dict[str, Any], index: int, call: ToolCall) -> ToolRes
 def _parse_call(call: object) -> ToolCall:
     function = read_field(call, "function", dict, None)
     if function is None:
-        msg = (
-            f"a call of the type {read_field(call, 'type', str, '')!r}: calls of functions are all that agentfsm knows"
-        )
+        msg = f"a call of the type {read_field(call, 'type', str, '')!r}: agentfsm supports calls of functions only"
         raise WireFormatError(msg)
     call_id = read_field(call, "id", str, "")
     arguments = replace_surrogates(read_arguments(function))
@@ -147,18 +145,18 @@ def _parse_call(call: object) -> ToolCall:
 
 
 def _parse_text(fields: dict[str, Any]) -> str:
-    """Return what a message says that can hold text only; empty where it says nothing."""
+    """Return the text of a message that may contain only text; empty if there is none."""
     texts = []
     for part in _parse_parts(fields):
         if not isinstance(part, TextPart):
-            msg = f"a part that is no text ({media_kind(part)}), which only a user and a tool give"
+            msg = f"a part that is not text ({media_kind(part)}): only messages of users and tools may have it"
             raise WireFormatError(msg)
         texts.append(part.text)
     return "\n".join(texts)
 
 
 def _parse_parts(fields: dict[str, Any]) -> Iterator[Part]:
-    """Yield the parts of a message, without those that are blank."""
+    """Yield the parts of a message, without blank texts."""
     content = fields.get("content")
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
@@ -190,15 +188,15 @@ def _parse_part(part: object) -> Part:
 
 
 def _renumber_calls(history: Sequence[Message]) -> Iterator[Message]:
-    """Yield the history with ids of calls such as a run makes: t2.0 is the first call of the second reply."""
+    """Yield the history with call ids in the form of a run: t2.0 is the first call of the second reply."""
     turn = 0
     for message in history:
         match message:
             case AssistantMessage(calls=calls):
                 turn += 1
                 ids = [f"t{turn}.{index}" for index in range(len(calls))]
-                anew = [attrs.evolve(call, id=call_id, key=call_id) for call, call_id in zip(calls, ids, strict=True)]
-                yield attrs.evolve(message, calls=tuple(anew))
+                renamed = [attrs.evolve(call, id=new, key=new) for call, new in zip(calls, ids, strict=True)]
+                yield attrs.evolve(message, calls=tuple(renamed))
             case ToolResult(index=index):
                 yield attrs.evolve(message, call_id=f"t{turn}.{index}")
             case _:

@@ -1,4 +1,4 @@
-"""What models that are made of models share: they promise what each of them can do, and say which one answered."""
+"""Base class of models that wrap others: it supports what all of them support, and names the one that answered."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class CompositeModel(Model):
-    """A model that wraps one model or several, one of which answers each request.
+    """Model that wraps one or more models, one of which answers each request.
 
     Args:
-        separator: Stands between their names in the name of them all. That begins with the name of the first, so tokens
-            are counted as that one counts.
-        models: At least one; models, or strings such as "openai:gpt-4o".
+        separator: Text between the models' names in the common name. That name begins with the first model's name, so
+            the first model's tokenizer counts for all.
+        models: Models, or strings such as "openai:gpt-4o"; at least one.
 
     Raises:
-        MisuseError: when they share no way to be held to the form of an answer; or as from `resolve_model`.
+        MisuseError: if the models have no common output mode; or as from `resolve_model`.
     """
 
     def __init__(self, separator: str, models: Iterable[Model | str]) -> None:
@@ -38,48 +38,48 @@ class CompositeModel(Model):
             [mode for mode in first.output_modes if all(mode in model.output_modes for model in others)]
         )
         if not self.output_modes:
-            raise MisuseError(f"the models of {self.name!r} share no output mode: leave out the one that differs")
+            raise MisuseError(f"the models of {self.name!r} have no common output mode: leave out the one that differs")
 
     def unsupported_part(self, part: Part) -> str | None:
-        """Say why one of the models cannot take this part: any of them may have to answer."""
+        """Return the reason why a model does not support this part: any of the models may have to answer."""
         return next((why for model in self.models if (why := model.unsupported_part(part)) is not None), None)
 
     def unsupported_settings(self, settings: Settings) -> str | None:
-        """Say which of the settings one of the models has no word for: any of them may have to answer."""
+        """Return the reason why a model does not support a setting: any of the models may have to answer."""
         return next((why for model in self.models if (why := model.unsupported_settings(settings)) is not None), None)
 
     def unsupported_schema(self, schema: Mapping[str, JSON]) -> str | None:
-        """Say why one of the models cannot be held to this schema: any of them may have to answer."""
+        """Return the reason why a model cannot enforce this schema: any of the models may have to answer."""
         return next((why for model in self.models if (why := model.unsupported_schema(schema)) is not None), None)
 
     def prepare(self) -> None:
-        """Prepare all of them."""
+        """Prepare all models."""
         for model in self.models:
             model.prepare()
 
     def cost_usd(self, usage: Usage) -> float | None:
-        """US dollars for the usage of one reply at most: by the dearest model; None where one has no known price.
+        """Return the highest cost of one reply in US dollars, at any model's price; None if a price is unknown.
 
-        It serves to hold money back before a reply. A reply itself is billed by the model that gave it.
+        It reserves money before a reply. The reply itself is priced by the model that gave it.
         """
         costs = [model.cost_usd(usage) for model in self.models]
         known = [cost for cost in costs if cost is not None]
         return max(known) if len(known) == len(costs) else None
 
     async def aclose(self) -> None:
-        """Close all of them, also when one cannot be closed; the first error is raised then."""
+        """Close all models, even if closing one fails; then raise the first error."""
         errors: list[Exception] = []
         for model in self.models:
             try:
                 await model.aclose()
-            except Exception as error:  # noqa: BLE001  it is raised when all are closed
+            except Exception as error:  # noqa: BLE001  raised after all are closed
                 errors.append(error)
         if errors:
             raise errors[0]
 
 
 async def ask_model(model: Model, request: Request, emit: Emit | None) -> Reply:
-    """Ask a model once; its reply, or what a useless one was paid, bears its price and its name.
+    """Ask a model once, and add its price to the usage of the reply or of the error, and its name to the reply.
 
     Raises:
         ModelError: as from `Model.reply`.
@@ -88,7 +88,7 @@ async def ask_model(model: Model, request: Request, emit: Emit | None) -> Reply:
         reply = await model.reply(request, emit)
     except ModelError as error:
         if error.usage is not None:
-            error.usage = error.usage.with_price(model.cost_usd)  # which nobody above it can know
+            error.usage = error.usage.with_price(model.cost_usd)  # callers do not know which model answered
         raise
     usage = None if reply.usage is None else reply.usage.with_price(model.cost_usd)
     return attrs.evolve(reply, usage=usage, model=reply.model or model.name)

@@ -99,7 +99,9 @@ class Fallback(CompositeModel):
         monotonic: Callable[[], float] = monotonic_time,
     ) -> None:
         if not others:
-            raise MisuseError("Fallback has one model: give those that shall answer in its place, in their order")
+            raise MisuseError(
+                "Fallback has one model: give its substitutes as well, in the order in which they are asked"
+            )
         if not 0 < rest_s <= MAX_REST_S or not patience_s >= 0:
             raise MisuseError(
                 f"Fallback(rest_s={rest_s}, patience_s={patience_s}): a rest lasts more than 0 and at most "
@@ -110,49 +112,47 @@ class Fallback(CompositeModel):
         self._health = tuple([_ModelHealth(model, rest_s, patience_s) for model in self.models])
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
-        """Ask each model at most once, until one answers; see `Model.reply`, and above for what goes up.
+        """Ask each model at most once, until one answers; see `Model.reply`, and the module for the errors raised.
 
-        Cancelling it says nothing of a model.
+        A cancellation does not count for or against a model.
 
         Raises:
-            ModelError: also when one of the models has no word for a setting: any of them may have to answer.
+            ModelError: also if one of the models does not support a setting: any of them may have to answer.
         """
         if (why := self.unsupported_settings(request.settings)) is not None:
-            raise ModelError(why)  # now, and not on the day when the first is out
+            raise ModelError(why)  # already now, and not when the first model becomes unavailable
         paid, failures = Usage(), list[str]()
-        for place in self._order_by_rest():
-            heard = _ChunkRelay(emit)
-            period = place.begin(self._monotonic())
+        for health in self._order_by_rest():
+            relay = _ChunkRelay(emit)
+            period = health.begin(self._monotonic())
             try:
-                reply = await ask_model(place.model, request, heard if emit is not None else None)
+                reply = await ask_model(health.model, request, relay if emit is not None else None)
             except (ModelError, OSError) as error:
-                is_shown = heard.has_chunks and not self._after_text
-                moves_on = place.record_failure(error, period, self._monotonic(), is_shown=is_shown)
+                is_shown = relay.has_chunks and not self._after_text
+                moves_on = health.record_failure(error, period, self._monotonic(), is_shown=is_shown)
                 usage = error.usage if isinstance(error, ModelError) else None
                 paid += usage or Usage()
-                failures.append(f"{place.model.name}: {error}")
-                if not moves_on or heard.has_chunks:
+                failures.append(f"{health.model.name}: {error}")
+                if not moves_on or relay.has_chunks:
                     _attach_usage(error, paid)
                     raise
-                _log.warning("model %s is out, the next is asked: %s", place.model.name, type(error).__name__)
+                _log.warning("model %s is unavailable, the next is asked: %s", health.model.name, type(error).__name__)
             else:
-                place.record_reply(period)
+                health.record_reply(period)
                 return reply if reply.usage is None else attrs.evolve(reply, usage=reply.usage + paid)
-        out = ModelUnavailableError(f"none of {len(failures)} models could answer. {' '.join(failures)}")
-        _attach_usage(out, paid)
-        raise out
+        all_failed = ModelUnavailableError(f"none of {len(failures)} models could answer. {' '.join(failures)}")
+        _attach_usage(all_failed, paid)
+        raise all_failed
 
     def statistics(self) -> tuple[ModelStatistics, ...]:
-        """Return how each model does, in their order."""
+        """Return the statistics of each model, in their order."""
         now = self._monotonic()
-        return tuple([place.statistics(now) for place in self._health])
+        return tuple([health.statistics(now) for health in self._health])
 
     def _order_by_rest(self) -> list[_ModelHealth]:
-        """Return the models in the order in which they are asked now: those that rest come last."""
+        """Return the models in the order in which they are asked now; resting models come last."""
         now = self._monotonic()
-        return sorted(
-            self._health, key=lambda place: place.remaining_rest_s(now)
-        )  # a stable sort: equals stay in their order
+        return sorted(self._health, key=lambda health: health.remaining_rest_s(now))  # stable: equals keep their order
 
 
 def _attach_usage(error: Exception, paid: Usage) -> None:
@@ -161,7 +161,7 @@ def _attach_usage(error: Exception, paid: Usage) -> None:
 
 
 class _ChunkRelay:
-    """Passes chunks on, and knows whether there was any."""
+    """Passes chunks on, and records whether there was one."""
 
     __slots__ = ("_emit", "has_chunks")
 
@@ -185,39 +185,39 @@ class _ModelHealth:
 
     model: Model
     rest_s: float
-    """After a first failure."""
+    """Seconds of rest after a first failure."""
 
     patience_s: float
-    """How long a rate limit may last that is waited for."""
+    """Seconds of the longest rate limit that is waited for."""
 
     _period: int = 0
-    """Grows when it begins to rest, when it is tried after a rest, and when it is well again."""
+    """Number that grows when the model begins to rest, is tried after a rest, or is available again."""
 
     _rests_until: float = 0.0
-    """When its rest ends, while it has failures."""
+    """Monotonic time at which the rest ends; valid while there are failures."""
 
     _failures: int = 0
-    """In a row, one for each rest."""
+    """Failures in a row, one for each rest."""
 
     _is_probing: bool = False
-    """Whether its rest is over and a first request tries it."""
+    """Whether the rest is over and a first request tries the model."""
 
     _invalid_replies: int = 0
-    """Useless replies in a row."""
+    """Unusable replies in a row."""
 
     _limited_until: float | None = None
-    """When the rate limit is to be over that is waited for."""
+    """Monotonic time at which the awaited rate limit ends; None if there is none."""
 
     _answered: int = 0
     _failed: int = 0
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     def remaining_rest_s(self, now: float) -> float:
-        """Return how long it still rests, seconds; 0 when it does not."""
+        """Return the seconds until the rest ends; 0 if the model does not rest."""
         return max(0.0, self._rests_until - now) if self._failures else 0.0
 
     def begin(self, now: float) -> int:
-        """Note that it is asked, and return the period. The first after a rest tries it while the others keep away."""
+        """Record a request, and return the period. After a rest, one request tries the model while others avoid it."""
         with self._lock:
             if self._failures and now >= self._rests_until:
                 self._rests_until, self._is_probing = now + self.rest_s, True
@@ -225,19 +225,19 @@ class _ModelHealth:
             return self._period
 
     def record_reply(self, period: int) -> None:
-        """Note a reply to a request of that period."""
+        """Record a reply to a request of that period."""
         with self._lock:
             self._answered += 1
             self._mark_available(period)
 
     def record_failure(self, error: Exception, period: int, now: float, *, is_shown: bool) -> bool:
-        """Note a failure, and say whether another model shall be asked.
+        """Record a failure, and return whether to ask another model.
 
         Args:
-            error: What happened.
-            period: When the request began.
+            error: The error of the request.
+            period: Period in which the request began.
             now: Monotonic seconds.
-            is_shown: Whether a piece of the reply was shown, so that the same model shall be asked again.
+            is_shown: Whether a part of the reply was streamed, so that the same model is asked again.
         """
         with self._lock:
             if isinstance(error, ModelReplyError):
@@ -259,7 +259,7 @@ class _ModelHealth:
             self._start_rest(period, now, 0.0)
 
     def _should_wait(self, error: Exception, now: float) -> bool:
-        """Whether it is a rate limit that is over soon, and was not waited for already."""
+        """Return whether it is a rate limit that ends soon and was not waited for already."""
         if not isinstance(error, ModelUnavailableError) or error.status != RATE_LIMIT_STATUS:
             return False
         wait_s = error.retry_after_s or 0.0
@@ -271,7 +271,7 @@ class _ModelHealth:
     def _start_rest(self, period: int, now: float, asked_s: float) -> None:
         self._invalid_replies, self._limited_until = 0, None
         if period != self._period or (self._failures and not self._is_probing):
-            return  # it rests already; who asked it all the same had no other to ask
+            return  # it rests already, and was asked because all models rest
         length_s = min(self.rest_s * 2.0**self._failures, MAX_REST_S)
         self._rests_until = now + min(max(length_s, asked_s), MAX_REST_S)
         self._failures += 1
@@ -279,14 +279,14 @@ class _ModelHealth:
         self._period += 1
 
     def _mark_available(self, period: int) -> None:
-        """Note that it has read a request, and answered it or refused it for good."""
+        """Record that the model has answered a request, or refused it permanently."""
         self._invalid_replies, self._limited_until = 0, None
         if self._failures and period == self._period:
             self._failures, self._is_probing = 0, False
             self._period += 1
 
     def statistics(self, now: float) -> ModelStatistics:
-        """Return how it does."""
+        """Return the statistics of the model."""
         with self._lock:
             return ModelStatistics(
                 model=self.model.name,
