@@ -1,25 +1,25 @@
-"""The crash kit: processes that are killed with SIGKILL, by chance or at one moment after another, and what they said.
+"""Crash tests: processes killed with SIGKILL, at random or at each moment in turn, and their reports before the end.
 
-What a crash leaves can only be seen after a real one. So each work has a process of its own, and what it says on a pipe
-is all that the parent knows of it: what was acknowledged before the end.
+Each work runs in its own process and reports on a pipe. Reports survive the crash, so the parent knows the results that
+were acknowledged before it.
 
     async def work(path):
         agent = Agent(..., store=SQLiteStore(path, connect=connect))
         run = await agent.run("go", id="r1")
-        tell(run.version)
+        report(run.version)
 
     with ForkServer() as fork_server:
         for at in count(1):
             first = fork_server.run(work, path, kill_at=("await", at))
-            ...                                  # another one takes over; look at what is left
+            ...                                  # take over in another process; check the state left behind
             if not first.killed:
-                break                            # it has no such moment any more
+                break                            # the work has no further moments
 
-A moment is counted by kind: "await" (each step of a task, so the end of each await), "commit" and "statement" (of a
-SQLite store that has `connect`), and whatever calls `crash_point` with a kind of its own, such as the tools.
+Moments are counted by kind: "await" (each step of a task, so the end of each await), "commit" and "statement" (of a
+SQLite store with `connect`), and the kinds that the work passes to `crash_point`, for example in its tools.
 
-A process that has imported everything forks one child for each work, so that it costs milliseconds. Not for
-Windows, which has neither SIGKILL nor fork.
+A process that has imported all modules forks a child for each work, which takes milliseconds. Windows is not supported,
+since it has neither SIGKILL nor fork.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ if TYPE_CHECKING:
 
     from agentfsm.stores.sqlite.file import Parameters, SQLiteConnection, SQLiteCursor
 
-# What a process does; a function of a module, so that it can be named to another process.
+# Work of a process: a function of a module, so that it can be pickled.
 Work = Callable[..., Awaitable[None]]
 # A kind of crash point, and its number in the process, from 1.
 Moment = tuple[str, int]
 
-# Bytes that say how long an order is.
+# Bytes of the length of a request.
 _LENGTH_BYTES: Final = 8
-# Bytes of a word: a pipe takes so many whole or not at all (PIPE_BUF of Linux is 4,096).
+# Maximum of bytes of a report: a pipe writes them atomically (PIPE_BUF of Linux is 4,096).
 _MAX_MESSAGE_BYTES: Final = 4_000
-# Bytes of a traceback that are told, so that it is one word.
+# Bytes of a traceback that are reported, so that it fits into one report.
 _MAX_TRACE_BYTES: Final = 3_000
-# Bytes that a pipe of Linux holds; smaller ones are read whole as well.
+# Capacity of a pipe of Linux; smaller ones are read completely as well.
 _PIPE_BYTES: Final = 65_536
 _BACKENDS: Final = ("asyncio", "trio")
 
@@ -78,59 +78,59 @@ _BACKENDS: Final = ("asyncio", "trio")
 
 @attrs.define(eq=False, repr=False)
 class _ChildState:
-    """What this process is, if it is a child."""
+    """State of this process if it is a child."""
 
-    tell_fd: int | None = None
-    """The pipe that it tells by."""
+    report_fd: int | None = None
+    """Pipe for its reports; None outside of a child."""
 
     go_fd: int | None = None
     kill_at: Moment | None = None
     counters: dict[str, count[int]] = attrs.field(factory=lambda: defaultdict(lambda: count(1)))
-    """The next number of each kind. Its steps cannot be torn, so threads may share it."""
+    """Next number of each kind of moment. Counting is atomic, so threads may share it."""
 
 
 _child = _ChildState()
 
 
-def tell(value: Any) -> None:
-    """Let the parent know something, which no crash makes it forget; outside of a child, nobody hears.
+def report(value: Any) -> None:
+    """Send a value to the parent, which a later crash does not undo. Outside of a child, do nothing.
 
     Args:
-        value: What can be pickled, up to 4,000 bytes, so that it arrives whole or not at all.
+        value: A picklable value of up to 4,000 bytes, so that it arrives completely or not at all.
 
     Raises:
-        MisuseError: when it has more.
+        MisuseError: if it has more.
     """
-    if _child.tell_fd is None:
+    if _child.report_fd is None:
         return
     word = pickle.dumps(value)
     if len(word) > _MAX_MESSAGE_BYTES:
         raise MisuseError(
-            f"tell: {len(word):,} bytes may arrive in part; tell at most {_MAX_MESSAGE_BYTES:,}, for example an id"
+            f"report: {len(word):,} bytes may arrive in part; report at most {_MAX_MESSAGE_BYTES:,}, for example an id"
         )
-    os.write(_child.tell_fd, word)
+    os.write(_child.report_fd, word)
 
 
 async def wait_for_go() -> None:
-    """Wait for a word of `RunningProcess.go`.
+    """Wait until the parent calls `RunningProcess.go`.
 
     Raises:
-        EOFError: when nobody is there any more who could say it.
+        EOFError: if the parent has ended.
     """
-    assert _child.go_fd is not None, "only a child is spoken to"  # noqa: S101  a mistake of the caller
+    assert _child.go_fd is not None, "wait_for_go works in a child only"  # noqa: S101  a mistake of the caller
     await anyio.wait_readable(_child.go_fd)
     if not os.read(_child.go_fd, 1):
-        raise EOFError("whoever started this process is gone")
+        raise EOFError("the parent process has ended")
 
 
 def crash_point(kind: str) -> None:
-    """Be a moment at which a child may be killed; outside of a child, nothing happens."""
-    if _child.tell_fd is not None and (kind, next(_child.counters[kind])) == _child.kill_at:
+    """Mark a moment at which a child may be killed. Outside of a child, do nothing."""
+    if _child.report_fd is not None and (kind, next(_child.counters[kind])) == _child.kill_at:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def connect(path: str) -> SQLiteConnection:
-    """Open a SQLite file for a store, with crash points before each statement, and before and behind each commit."""
+    """Open a SQLite file for a store, with crash points before each statement, and before and after each commit."""
     return _CrashConnection(connect_sqlite3(path))
 
 
@@ -138,7 +138,7 @@ def connect(path: str) -> SQLiteConnection:
 class _CrashConnection:
     inner: SQLiteConnection
     is_writing: bool = False
-    """Whether the transaction does."""
+    """Whether the current transaction writes."""
 
     def execute(self, sql: str, parameters: Parameters = (), /) -> SQLiteCursor:
         crash_point("statement")
@@ -149,49 +149,49 @@ class _CrashConnection:
             crash_point("commit")
         cursor = self.inner.execute(sql, parameters)
         if is_durable:
-            crash_point("commit")  # it is written, and nobody has been told
+            crash_point("commit")  # written, but not yet acknowledged
         return cursor
 
     def close(self) -> None:
         self.inner.close()
 
 
-# Outside.
+# In the parent.
 
 
 @attrs.frozen(kw_only=True)
 class ProcessResult(Value):
-    """What is known of a process after its end."""
+    """Result of a process that has ended."""
 
-    told: tuple[Any, ...]
-    """What it told, oldest first."""
+    reports: tuple[Any, ...]
+    """Reports of the process, oldest first."""
 
     killed: bool
-    """Whether SIGKILL ended it before it had done its work."""
+    """Whether SIGKILL ended the process before its work was done."""
 
     points: Mapping[str, int]
-    """How many moments it had, by kind; empty if it was killed."""
+    """Numbers of its moments by kind; empty if it was killed."""
 
 
 @attrs.define(eq=False, repr=False)
 class RunningProcess:
-    """A child that has not ended, or whose end was not asked for."""
+    """A child process, until `end` returns its result."""
 
     pid: int
     _go_fd: int
     _pipe: int
     _reap: Callable[[int], int]
-    """Told the pid of a process that has ended; returns its status."""
+    """Function of the pid of an ended process that returns its wait status."""
 
     _kill_at: Moment | None = None
     _received: list[Any] = attrs.field(factory=list, init=False)
     _has_ended: bool = attrs.field(default=False, init=False)
 
-    def next_word(self) -> Any:
-        """Wait for what it tells next, and return it.
+    def next_report(self) -> Any:
+        """Wait for the next report, and return it.
 
         Raises:
-            EOFError: when it ends before it tells anything more.
+            EOFError: if the process ends without another report.
         """
         heard = len(self._received)
         while len(self._received) == heard and not self._has_ended:
@@ -201,23 +201,23 @@ class RunningProcess:
         return self._received[heard]
 
     def go(self) -> None:
-        """Let a `wait_for_go` of it return."""
+        """Let a `wait_for_go` of the process return."""
         with suppress(BrokenPipeError):
             os.write(self._go_fd, b".")
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal; nothing happens if it has ended."""
-        os.kill(self.pid, number)  # its number is not used again before it is reaped, which `end` does
+        """Send the process a signal. Do nothing if it has ended."""
+        os.kill(self.pid, number)  # the pid is not reused before `end` reaps the process
 
     def end(self, *, kill_after_s: float | None = None) -> ProcessResult:
-        """Wait for its end, and return what is known of it.
+        """Wait for the end of the process, and return its result.
 
         Args:
             kill_after_s: Seconds after which it is killed, 0 or more; None for never.
 
         Raises:
-            AssertionError: when its work raised, with the traceback, or had no moment of the kind at which it was to be
-                killed: whoever sweeps over these would find nothing wrong, ever.
+            AssertionError: if the work raised an exception, with its traceback; or if it had no moment of the kind of
+                `kill_at`, since a test over such moments would always pass.
         """
         deadline = None if kill_after_s is None else time.monotonic() + kill_after_s
         while not self._has_ended:
@@ -233,24 +233,24 @@ class RunningProcess:
             self._received.pop() if self._received and isinstance(self._received[-1], _WorkDone | _WorkFailed) else None
         )
         if isinstance(last, _WorkFailed):
-            raise AssertionError(f"a child broke off:\n{last.trace}")  # noqa: TRY004  the test has failed
+            raise AssertionError(f"the work of a child failed:\n{last.trace}")  # noqa: TRY004  the test has failed
         if last is None and status != -signal.SIGKILL:
-            raise AssertionError(f"a child ended without a word, with status {status}")
+            raise AssertionError(f"a child ended without a result, with status {status}")
         if last is not None and self._kill_at is not None and self._kill_at[0] not in last.points:
             kinds = ", ".join(sorted(last.points))
             raise AssertionError(
-                f"kill_at={self._kill_at!r}: the work has no moment of that kind, it has {kinds}; a SQLite store has "
-                "commits and statements with connect=agentfsm.testing.crash.connect"
+                f"kill_at={self._kill_at!r}: the work has no moment of that kind, only of {kinds}; for commits and "
+                "statements, create the SQLiteStore with connect=agentfsm.testing.crash.connect"
             )
         return ProcessResult(
-            told=tuple(self._received), killed=last is None, points={} if last is None else last.points
+            reports=tuple(self._received), killed=last is None, points={} if last is None else last.points
         )
 
     def _read_messages(self, timeout_s: float | None) -> None:
         readable, _, _ = select.select([self._pipe], [], [], timeout_s)
         if not readable:
             return
-        words = BytesIO(os.read(self._pipe, _PIPE_BYTES))  # words are written whole, so whole ones are read
+        words = BytesIO(os.read(self._pipe, _PIPE_BYTES))  # reports are written atomically, so complete ones are read
         self._has_ended = not words.getvalue()
         while words.tell() < len(words.getvalue()):
             self._received.append(pickle.load(words))  # noqa: S301  of our own child
@@ -276,13 +276,13 @@ class _ForkRequest(Value):
 
 @attrs.define(eq=False, repr=False)
 class ForkServer:
-    """Where children begin: a process that stays as it is, and forks. What an order names is imported there, once.
+    """Process that forks a child for each work. The modules of the work are imported there once.
 
-    As a context manager; at its exit whatever still runs is killed.
+    Use it as a context manager; its exit kills the children that still run.
 
     Args:
-        prepare: Done there at the start, so that no life has to: load what is loaded late. A function of a module,
-            which leaves no thread behind and no store open.
+        prepare: Function of a module that is called there at the start, for example to import modules that are
+            otherwise loaded late. It must leave no thread running and no store open.
     """
 
     prepare: Callable[[], None] | None = None
@@ -295,7 +295,7 @@ class ForkServer:
             desk = theirs.fileno()
             code = f"import sys; sys.path[:] = {sys.path!r}; from agentfsm.testing import crash; crash._serve({desk})"
             command = [sys.executable, "-c", code]
-            # In a session of its own, since an interrupt at the terminal is for whoever asks for children.
+            # A new session, since an interrupt at the terminal is meant for the parent.
             self._process = subprocess.Popen(command, pass_fds=[desk], start_new_session=True)  # noqa: S603  ours
             self._send(pickle.dumps(self.prepare))
         return self
@@ -303,7 +303,7 @@ class ForkServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._control.close()  # it takes that for the end
+        self._control.close()  # the server ends when its socket is closed
         self._process.wait()
 
     def run(
@@ -314,36 +314,36 @@ class ForkServer:
         kill_after_s: float | None = None,
         backend: str = "asyncio",
     ) -> ProcessResult:
-        """Let a process do the work, to its end or until it is killed.
+        """Run the work in a child until it ends or is killed, and return its result.
 
         Args:
             work: An async function of a module.
-            args: For it; they can be pickled.
+            args: Picklable arguments of the work.
             kill_at: The moment at which it is killed; None for none.
-            kill_after_s: Seconds from its first word on (`tell`) after which it is killed; None for never.
+            kill_after_s: Seconds from its first `report` after which it is killed; None for never.
             backend: "asyncio" or "trio".
 
         Raises:
-            AssertionError: when the work raised, or had no moment of the kind; as `RunningProcess.end`.
+            AssertionError: as for `RunningProcess.end`.
         """
         living = self.start(work, *args, kill_at=kill_at, backend=backend)
         if kill_after_s is not None:
             with suppress(EOFError):
-                living.next_word()
+                living.next_report()
         return living.end(kill_after_s=kill_after_s)
 
     def start(self, work: Work, *args: Any, kill_at: Moment | None = None, backend: str = "asyncio") -> RunningProcess:
-        """Start a process, and do not wait for its end; as `run`."""
+        """Start the work in a child, without waiting for its end; arguments as for `run`."""
         if backend not in _BACKENDS:
-            raise MisuseError(f"backend={backend!r}: give one of {', '.join(_BACKENDS)}")
+            raise MisuseError(f"backend={backend!r}: expected one of {', '.join(_BACKENDS)}")
         if kill_at is not None and kill_at[1] < 1:
             raise MisuseError(f"kill_at={kill_at!r}: moments are counted from 1")
         order = pickle.dumps(_ForkRequest(work=work, args=args, kill_at=kill_at, backend=backend))
-        (told, tell_fd), (go_fd, go) = os.pipe(), os.pipe()
-        self._send(order, tell_fd, go_fd)
-        for given in (tell_fd, go_fd):
+        (reports_fd, report_fd), (go_fd, go) = os.pipe(), os.pipe()
+        self._send(order, report_fd, go_fd)
+        for given in (report_fd, go_fd):
             os.close(given)
-        return RunningProcess(self._read_int(), go, told, self._reap, kill_at)
+        return RunningProcess(self._read_int(), go, reports_fd, self._reap, kill_at)
 
     def _send(self, request: bytes, *pipes: int) -> None:
         socket.send_fds(self._control, [len(request).to_bytes(_LENGTH_BYTES)], pipes)
@@ -357,11 +357,11 @@ class ForkServer:
         return int.from_bytes(_receive(self._control, _LENGTH_BYTES))
 
 
-# In the process that forks.
+# In the fork server.
 
 
 def _serve(control_fd: int) -> None:
-    """Take orders until nobody is there who gives them."""
+    """Serve requests until the parent closes the socket."""
     for backend in _BACKENDS:
         with suppress(ImportError):
             import_module(f"anyio._backends._{backend}")
@@ -389,7 +389,7 @@ def _serve(control_fd: int) -> None:
 def _receive(control: socket.socket, size: int) -> bytes:
     words = control.recv(size, socket.MSG_WAITALL)
     if len(words) < size:
-        raise EOFError("the other process is gone")
+        raise EOFError("the other process has ended")
     return words
 
 
@@ -403,9 +403,9 @@ def _fork_child(request: _ForkRequest, control: socket.socket, pipes: Sequence[i
     return pid
 
 
-def _run_work(request: _ForkRequest, tell_fd: int, go_fd: int) -> NoReturn:
-    """Do the work, and end without a look at what the parent had open."""
-    _child.tell_fd, _child.go_fd, _child.kill_at = tell_fd, go_fd, request.kill_at
+def _run_work(request: _ForkRequest, report_fd: int, go_fd: int) -> NoReturn:
+    """Do the work, and exit without cleaning up objects inherited from the parent."""
+    _child.report_fd, _child.go_fd, _child.kill_at = report_fd, go_fd, request.kill_at
     try:
         anyio.run(
             partial(request.work, *request.args),
@@ -414,10 +414,10 @@ def _run_work(request: _ForkRequest, tell_fd: int, go_fd: int) -> NoReturn:
         )
         _child.kill_at = None
         last: _WorkDone | _WorkFailed = _WorkDone({kind: next(passed) - 1 for kind, passed in _child.counters.items()})
-    except BaseException:  # noqa: BLE001  whatever it is, the parent has to hear of it
+    except BaseException:  # noqa: BLE001  any error is reported to the parent
         trace = traceback.format_exc().encode(errors="backslashreplace")
         last = _WorkFailed(trace[-_MAX_TRACE_BYTES:].decode(errors="replace"))
-    os.write(tell_fd, pickle.dumps(last))
+    os.write(report_fd, pickle.dumps(last))
     os._exit(0)
 
 
@@ -439,7 +439,7 @@ def _run_step(callback: Callable[..., Any], *args: Any) -> None:
 
 
 class _CrashInstrument:
-    """An instrument of trio."""
+    """Instrument of trio with a crash point before each step of a task."""
 
     def before_task_step(self, _task: object) -> None:
         crash_point("await")

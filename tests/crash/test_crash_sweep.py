@@ -66,7 +66,7 @@ class Scene:
         self.told.clear()
 
     def _heard(self, ended: ProcessResult) -> ProcessResult:
-        self.told += [word for word in ended.told if word != "alive"]
+        self.told += [word for word in ended.reports if word != "alive"]
         self.kills += ended.killed
         return ended
 

@@ -13,7 +13,7 @@ from agentfsm.core.machine import State
 from agentfsm.ports import Store
 from agentfsm.stores.threaded.group_commit import GroupCommitWriter
 from agentfsm.testing import ScriptedModel
-from agentfsm.testing.crash import ForkServer, tell, wait_for_go
+from agentfsm.testing.crash import ForkServer, report, wait_for_go
 
 pytestmark = pytest.mark.parametrize("store_of", ["sqlite"], indirect=True)
 
@@ -24,7 +24,7 @@ async def worker(make: Callable[[], Store]) -> None:
     async with Agent(ScriptedModel("one", "two"), store=make()) as agent:
         for name in ("first", "second"):
             await wait_for_go()
-            tell((await agent.run("go", id=name)).state)
+            report((await agent.run("go", id=name)).state)
         await wait_for_go()
 
 
@@ -36,11 +36,11 @@ def test_a_deleted_log_costs_no_acknowledged_run(
     """A worker finishes a run, its log is deleted, it finishes another one and is killed: both are in the file."""
     process = fork_server.start(worker, store_of, backend=backend)
     process.go()
-    assert process.next_word() is State.DONE
+    assert process.next_report() is State.DONE
     for name in names:
         (folder / f"runs.db{name}").unlink()
     process.go()
-    assert process.next_word() is State.DONE
+    assert process.next_report() is State.DONE
     assert process.end(kill_after_s=0).killed
     assert anyio.run(states, store_of) == {"first": State.DONE, "second": State.DONE}
 

@@ -39,10 +39,10 @@ def race(
     fork_server.run(approved, store, [run_id for heat in heats for run_id in heat])
     racers = [fork_server.start(partial(racer, **how), store, str(books), heats) for _ in range(2)]
     for _ in heats:
-        assert [each.next_word() for each in racers] == ["ready", "ready"]
+        assert [each.next_report() for each in racers] == ["ready", "ready"]
         for each in racers:
             each.go()
-    beaten = [each.end().told[-1] for each in racers]
+    beaten = [each.end().reports[-1] for each in racers]
     assert how.get("wait") or sum(beaten) > 0, "they never met"
     check(store, books, [run_id for heat in heats for run_id in heat])
 
@@ -97,12 +97,12 @@ def stall(fork_server: ForkServer, store: Callable[..., Store], books: Path, **h
     """Stop a worker in the middle of a run, let another end that, and let the first go on; return what it met."""
     world = World(store, "r1", str(books))
     late = fork_server.start(partial(stopping, stops=True, **how), partial(store, lease_s=SHORT_S), world)
-    assert late.next_word() == "halted"
+    assert late.next_report() == "halted"
     late.signal(signal.SIGSTOP)
-    assert fork_server.run(partial(stopping, stops=False), store, world).told == ("done",)
+    assert fork_server.run(partial(stopping, stops=False), store, world).reports == ("done",)
     late.signal(signal.SIGCONT)
     late.go()
-    return late.end().told[-1]
+    return late.end().reports[-1]
 
 
 @on_each

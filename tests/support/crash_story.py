@@ -39,7 +39,7 @@ from agentfsm.stores.postgres.connection import PostgresConnection
 from agentfsm.stores.sqlite.store import _SQLiteBackend
 from agentfsm.stores.threaded.group_commit import StoreJob
 from agentfsm.stores.threaded.store import ThreadedStore
-from agentfsm.testing.crash import crash_point, tell
+from agentfsm.testing.crash import crash_point, report
 from agentfsm.tools.queue.result_text import build_decided_result
 from agentfsm.tools.run_context import Found
 from tests.support.checks import calls_of, names, results_of, sound, starts_of
@@ -224,7 +224,7 @@ async def lives(
     """Be a worker that drives the runs of several worlds to their ends, all at once."""
     count_statements()
     FAULTS[fault]()
-    tell("alive")
+    report("alive")
     async with agent_on(store(), stream=stream, crashes=crashes) as agent, anyio.create_task_group() as tasks:
         for world in worlds:
             tasks.start_soon(drive, agent, world, stepwise)
@@ -236,7 +236,7 @@ async def drive(agent: Agent, world: World, stepwise: bool) -> None:
     while not run.is_over:
         before = run
         run = await (agent.step(run, deps=world) if stepwise else agent.finish(run, deps=world))
-        tell((run.id, run.version, run.updated_at))
+        report((run.id, run.version, run.updated_at))
         if any(item.kind is PendingKind.CRASH for item in run.pending):
             return  # too many workers died of it: a person looks at it
         if run.is_waiting:
@@ -279,7 +279,7 @@ async def decide(agent: Agent, world: World, run: Run) -> None:
             done = world.effects(asking.open_call(item.call_id).call.key)
             saying = {"result": done[-1][2]} if done else {"rerun": True}
             await agent.settle(item.run_id, item.call_id, by=PERSON, **saying)
-        tell((item.run_id, item.call_id))
+        report((item.run_id, item.call_id))
 
 
 # What is broken on purpose, in the worker's process.

@@ -15,7 +15,7 @@ from agentfsm import Agent, Limits, RunContext, tool
 from agentfsm.core.messages import AssistantMessage
 from agentfsm.ports import Request, Store
 from agentfsm.testing import FunctionModel, call, say
-from agentfsm.testing.crash import tell
+from agentfsm.testing.crash import report
 from agentfsm.tools.run_context import Found
 
 POISON = "poison"
@@ -97,6 +97,6 @@ async def hold(store_of: Callable[[], Store]) -> None:
     """Claim all runs and keep them."""
     store = store_of()
     claim = await store.claim("cashier", limit=PARALLEL)
-    tell(len(claim.leases))
+    report(len(claim.leases))
     await anyio.sleep_forever()
     assert claim  # kept until here: a lease that nobody keeps is let go of

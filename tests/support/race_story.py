@@ -16,7 +16,7 @@ from agentfsm.engine.execution.journal import Journal
 from agentfsm.ports import Store
 from agentfsm.stores.sqlite import store as sqlite
 from agentfsm.stores.threaded.group_commit import GroupCommitWriter
-from agentfsm.testing.crash import tell, wait_for_go
+from agentfsm.testing.crash import report, wait_for_go
 from tests.support.crash_story import DYING, Speaker, World, refund
 
 
@@ -58,12 +58,12 @@ async def racer(
     async with payer(store()) as agent:
         await agent.store.now()  # it is open
         for heat in heats:
-            tell("ready")
+            report("ready")
             await wait_for_go()
             async with anyio.create_task_group() as tasks:
                 for run_id in heat:
                     tasks.start_soon(resume, run_id)
-        tell(beaten)
+        report(beaten)
 
 
 # A worker that stops.
@@ -74,7 +74,7 @@ async def halt(ctx: RunContext[Any]) -> str:
     """Wait for a word from outside, where the worker is one that shall stop."""
     _world, stops = ctx.deps
     if stops:
-        tell("halted")
+        report("halted")
         await wait_for_go()
     return "gone on"
 
@@ -101,9 +101,9 @@ async def stopping(
                 await agent.run("go", id=world.run_id, deps=(world, stops))
             else:
                 await agent.resume(world.run_id, deps=(world, stops))
-            tell("done")
+            report("done")
         except AgentError as error:
-            tell(type(error).__name__)
+            report(type(error).__name__)
 
 
 # What is broken on purpose, in the worker's process.

@@ -13,7 +13,7 @@ from anyio.lowlevel import checkpoint
 from agentfsm.core.errors import MisuseError
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.conformance.helpers import LeasedRun, make_header
-from agentfsm.testing.crash import ForkServer, connect, crash_point, tell, wait_for_go
+from agentfsm.testing.crash import ForkServer, connect, crash_point, report, wait_for_go
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 loaded = []
@@ -28,13 +28,13 @@ async def counting(to):
     """Tell each number, behind a crash point of its own."""
     for number in range(1, to + 1):
         crash_point("number")
-        tell(number)
+        report(number)
         await checkpoint()
 
 
 async def telling_what_is_loaded():
     """Tell what the process came with."""
-    tell((os.getpid(), loaded))
+    report((os.getpid(), loaded))
 
 
 async def failing():
@@ -50,7 +50,7 @@ async def failing_at_length():
 
 async def telling(size):
     """Tell a word of some length."""
-    tell(b"." * size)
+    report(b"." * size)
 
 
 async def leaving():
@@ -61,7 +61,7 @@ async def leaving():
 async def talking():
     """Tell a word for each that is heard."""
     for number in range(3):
-        tell(number)
+        report(number)
         await wait_for_go()
 
 
@@ -69,7 +69,7 @@ async def writing(path):
     """Create a run in a file, and tell that it is there."""
     store = SQLiteStore(path, connect=connect)
     await LeasedRun.create(store, make_header("r1"))
-    tell("created")
+    report("created")
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def fork_server():
 def test_a_life_is_what_it_told(fork_server, backend):
     """A life that is not killed has told everything, and says how many moments it had."""
     life = fork_server.run(counting, 3, backend=backend)
-    assert life.told == (1, 2, 3)
+    assert life.reports == (1, 2, 3)
     assert not life.killed
     assert life.points["number"] == 3
     assert life.points["await"] > 3
@@ -92,7 +92,7 @@ def test_a_life_is_what_it_told(fork_server, backend):
 def test_a_life_is_killed_at_the_moment_named(fork_server, backend):
     """At its n-th moment of a kind: what it told before is known, and nothing else happens."""
     life = fork_server.run(counting, 3, kill_at=("number", 3), backend=backend)
-    assert life.told == (1, 2)
+    assert life.reports == (1, 2)
     assert life.killed
     assert life.points == {}
 
@@ -103,7 +103,7 @@ def test_each_await_is_a_moment(fork_server, backend):
     awaits = fork_server.run(counting, 3, backend=backend).points["await"]
     lives = [fork_server.run(counting, 3, kill_at=("await", at), backend=backend) for at in range(1, awaits + 2)]
     assert [life.killed for life in lives] == [True] * awaits + [False]
-    told = [life.told for life in lives]
+    told = [life.reports for life in lives]
     assert sorted(told) == told
     assert {(), (1,), (1, 2), (1, 2, 3)} == set(told)
 
@@ -112,9 +112,9 @@ def test_each_statement_and_commit_of_a_file_is_a_moment(fork_server, tmp_path):
     """With the kit's `connect`: killed behind the commit, the run is there, and nobody was told."""
     commits = fork_server.run(writing, str(tmp_path / "whole.db")).points["commit"]
     path = str(tmp_path / "runs.db")
-    assert fork_server.run(writing, path, kill_at=("commit", commits - 1)).told == ()
+    assert fork_server.run(writing, path, kill_at=("commit", commits - 1)).reports == ()
     assert anyio.run(partial(count, path)) == 0
-    assert fork_server.run(writing, path, kill_at=("commit", 2)).told == ()
+    assert fork_server.run(writing, path, kill_at=("commit", 2)).reports == ()
     assert anyio.run(partial(count, path)) == 1
     assert fork_server.run(writing, path, kill_at=("statement", 1)).killed
 
@@ -137,13 +137,13 @@ def test_a_life_is_spoken_to(fork_server):
     """It waits for a word, also while it is stopped."""
     living = fork_server.start(talking)
     for number in range(3):
-        assert living.next_word() == number
+        assert living.next_report() == number
         living.signal(signal.SIGSTOP)
         living.go()
         living.signal(signal.SIGCONT)
-    assert living.end().told == (0, 1, 2)
+    assert living.end().reports == (0, 1, 2)
     with pytest.raises(EOFError):
-        living.next_word()
+        living.next_report()
 
 
 def test_what_goes_wrong_in_a_life_is_told(fork_server):
@@ -158,7 +158,7 @@ def test_what_goes_wrong_in_a_life_is_told(fork_server):
 
 def test_a_moment_that_never_comes_is_told(fork_server, tmp_path):
     """A sweep over a kind that is misspelled, or that the store does not have, would end at once and find no fault."""
-    with pytest.raises(AssertionError, match=r"'nummer'.*it has await, number"):
+    with pytest.raises(AssertionError, match=r"'nummer'.*only of await, number"):
         fork_server.run(counting, 3, kill_at=("nummer", 1))
     with pytest.raises(AssertionError, match=r"connect=agentfsm\.testing\.crash\.connect"):
         fork_server.run(telling, 1, kill_at=("commit", 1))
@@ -169,8 +169,8 @@ def test_a_moment_that_never_comes_is_told(fork_server, tmp_path):
 
 def test_a_word_arrives_whole_or_is_refused(fork_server):
     """What does not fit into one write is refused where it is told; a long traceback is cut to its end."""
-    assert fork_server.run(telling, 3_900).told == (b"." * 3_900,)
-    with pytest.raises(AssertionError, match="tell at most 4,000"):
+    assert fork_server.run(telling, 3_900).reports == (b"." * 3_900,)
+    with pytest.raises(AssertionError, match="report at most 4,000"):
         fork_server.run(telling, 4_000)
     with pytest.raises(AssertionError, match=r"重{900}\n$"):
         fork_server.run(failing_at_length)
@@ -178,7 +178,7 @@ def test_a_word_arrives_whole_or_is_refused(fork_server):
 
 def test_a_life_is_a_process_of_its_own_that_came_prepared(fork_server):
     """What was prepared is there, once, in each."""
-    told = [fork_server.run(telling_what_is_loaded).told[0] for _ in range(2)]
+    told = [fork_server.run(telling_what_is_loaded).reports[0] for _ in range(2)]
     assert [what for _pid, what in told] == [["loaded"], ["loaded"]]
     assert len({os.getpid(), *(pid for pid, _what in told)}) == 3
 
@@ -187,12 +187,12 @@ def test_nothing_lives_on():
     """When the kit is left, whatever still lives is killed."""
     with ForkServer() as fork_server:
         living = fork_server.start(talking)
-        assert living.next_word() == 0
+        assert living.next_report() == 0
     with pytest.raises(EOFError):
-        living.next_word()
+        living.next_report()
 
 
 def test_outside_of_a_life_nothing_happens():
     """Tools that have crash points, and tell, can be used anywhere."""
     crash_point("number")
-    tell("nobody hears")
+    report("nobody hears")
