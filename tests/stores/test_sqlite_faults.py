@@ -1,12 +1,7 @@
 """What goes wrong with files: foreign, damaged, locked, full, gone."""
 
-import os
-import pwd
-import shutil
 import sqlite3
-import tempfile
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import closing
 
 import anyio
 import pytest
@@ -70,7 +65,7 @@ async def refuses(path, kind, match):
 
 async def test_a_missing_folder_is_named(tmp_path):
     """The store makes a file, not folders."""
-    await refuses(tmp_path / "nowhere" / "runs.db", StoreError, "nowhere does not exist; make it first")
+    await refuses(tmp_path / "nowhere" / "runs.db", StoreError, "nowhere does not exist; create it first")
 
 
 async def test_a_folder_is_no_file(tmp_path):
@@ -81,7 +76,7 @@ async def test_a_folder_is_no_file(tmp_path):
 async def test_a_file_is_no_folder(tmp_path):
     """A path below a file cannot be made."""
     (tmp_path / "notes").write_text("x")
-    await refuses(tmp_path / "notes" / "runs.db", StoreError, "notes is no folder")
+    await refuses(tmp_path / "notes" / "runs.db", StoreError, "notes is not a folder")
 
 
 async def test_text_is_no_database(path):
@@ -407,67 +402,6 @@ async def test_a_renewal_that_fails_is_tried_again(frail, faults, caplog):
     await frail.runs()
     assert "renew_leases" in caplog.text
     assert await driver.append(Observed()).wait()
-
-
-@pytest.fixture
-def folder():
-    """A folder that other users may pass to; pytest's own they may not."""
-    folder = Path(tempfile.mkdtemp(dir="/tmp"))
-    yield folder
-    shutil.rmtree(folder)
-
-
-@contextmanager
-def nobody(folder):
-    """Be somebody whom permissions bind, and whose the folder is, in the block: root may do everything."""
-    user = os.geteuid()
-    if user == 0:
-        other = pwd.getpwnam("nobody").pw_uid
-        for place in (folder, *folder.iterdir()):
-            os.chown(place, other, -1)
-        os.seteuid(other)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
-
-
-async def test_a_file_that_may_only_be_read_is_read(folder):
-    """What it holds can be seen; who writes is told what to grant, and the same store goes on once that is done."""
-    path = folder / "runs.db"
-    await closed_after(create_finished_run, path)
-    path.chmod(0o444)
-    with nobody(folder):
-        store = SQLiteStore(path)
-        for refusal in (store.lease("r1"), store.create(make_header("r2")), store.prune(1e12)):
-            assert len((await store.read("r1")).events) == 2
-            with pytest.raises(StoreError, match=r"readonly database.*grant it the file, its folder, and the -wal"):
-                await refusal
-        for place in folder.iterdir():
-            place.chmod(0o644)
-        assert await store.lease("r1")
-        await store.aclose()
-
-
-async def test_a_folder_that_may_only_be_read_is_told(folder):
-    """SQLite needs the folder for its log; the same store opens the file once it may."""
-    path = folder / "runs.db"
-    await closed_after(create_finished_run, path)
-    folder.chmod(0o555)
-    with nobody(folder):
-        store = SQLiteStore(path)
-        with pytest.raises(StoreError, match="may not write there: grant it the file, its folder"):
-            await store.runs()
-        folder.chmod(0o755)
-        assert await store.lease("r1")
-        await store.aclose()
-
-
-async def closed_after(act, path):
-    """Do something with a store, and close it: what is on the way to it is then loaded, too."""
-    store = SQLiteStore(path)
-    await act(store)
-    await store.aclose()
 
 
 async def test_a_file_that_is_full_in_truth_loses_nothing(path):

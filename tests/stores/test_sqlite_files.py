@@ -184,7 +184,7 @@ async def test_a_deleted_log_that_cannot_be_saved_yet_is_told(path):
         other.execute("SELECT count(*) FROM runs").fetchone()
         delete_log(path)
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreError, match=r"cannot be saved now.*leave this process running"):
+        with pytest.raises(StoreError, match=r"cannot be saved now.*keep this process running"):
             await store.read("r1")
     assert len((await store.read("r1")).events) == 1
     assert await driver.append(*driver.build_turn()).wait()

@@ -1,10 +1,13 @@
-"""One SQLite file, opened, checked, and written in transactions. Knows what the file is, not what is in the tables.
+"""Open, check and lock one SQLite file, and run transactions in it. The tables are defined elsewhere.
 
-WAL is what lets several processes share the file: readers never wait, writers wait for one another only while one
-commits. Its checkpoint (moving pages from the log into the file) is kept out of commits, see `maintain`.
+WAL mode lets several processes share the file: readers never wait, and writers wait for each other only during a
+commit. Its checkpoint (moving pages from the log into the file) is kept out of commits, see `maintain`.
 
-The log, its index and the file belong together. Where one of them is deleted or replaced while the file is open, the
-next transaction notices it, see `_recover`.
+The log, its index and the file belong together. If one of them is deleted or replaced while the file is open, the next
+transaction notices it, see `_recover`.
+
+SQLite cannot create a log in a folder that is read-only. Such a file is read as it is, without locks, see
+`_open_snapshot`.
 """
 
 from __future__ import annotations
@@ -31,27 +34,29 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 T = TypeVar("T")
-# Device and inode: which file it is, whatever its path.
+# Device and inode, which identify a file whatever its path.
 Inode: TypeAlias = tuple[int, int]
-# Of the database file, its log (-wal) and the index of the log (-shm); None for one that is not there.
+# Those of the database file, its log (-wal) and the index of the log (-shm); None for a file that does not exist.
 FileInodes: TypeAlias = tuple[Inode | None, Inode | None, Inode | None]
-# What stands in a statement for `?`, or by its name for `:name`. Not for `?1`, of which Python 3.12 warns.
+# Device, inode, size and modification time (ns) of the database file, and the sizes of its log and rollback journal.
+Snapshot: TypeAlias = tuple[int, int, int, int, int, int]
+# Values of a statement: for each `?`, or by name for `:name`. Not for `?1`, for which Python 3.12 warns.
 Parameters: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
-# "afsm": tells our files from others that are SQLite's too.
+# "afsm": marks the SQLite files of this package.
 APPLICATION_ID: Final = 0x6166736D
-# Seconds of `patience_s` that SQLite waits by itself at a time. It gives up at once where waiting could be a deadlock:
-# then we wait.
+# Maximum seconds of `patience_s` that SQLite itself waits at a time. If waiting could be a deadlock, it gives up at
+# once, and `_retry_while_busy` waits.
 BUSY_TIMEOUT_S = 1.0
-# Seconds between two looks for changes by other processes.
+# Seconds between two polls for changes by other processes.
 POLL_INTERVAL_S: Final = 0.01
-# The mode of a file that is made here; SQLite gives the same one to the log and its index.
+# Mode of a new file; SQLite gives the same mode to the log and its index.
 PRIVATE_MODE: Final = 0o600
-# What the log is cut back to after a burst.
+# Size to which SQLite truncates the log after a burst.
 MAX_WAL_BYTES: Final = 16 * 1024 * 1024
 
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
-# What one job's own rows can bring about; all other codes speak of the file, the disk or the lock.
+# Errors that the rows of one job can cause; all other codes concern the file, the disk or the lock.
 _JOB_ERRORS: Final = frozenset(
     {
         sqlite3.SQLITE_CONSTRAINT,
@@ -61,53 +66,56 @@ _JOB_ERRORS: Final = frozenset(
     },
 )
 _GRANT_ADVICE: Final = (
-    "this process may not write there: grant it the file, its folder, and the -wal and -shm beside it"
+    "the file is read-only here: to write, mount its file system read-write, or grant this process the file, its "
+    "folder, and the -wal and -shm files beside it"
 )
-# By SQLite's primary result code: why, and what next.
+# Cause and remedy by SQLite's primary result code.
 _ADVICE: Final[Mapping[int, str]] = {
-    sqlite3.SQLITE_BUSY: "another process holds the write lock: end the transaction that was left open there (a shell, "
-    "a backup), then call again",
+    sqlite3.SQLITE_BUSY: "another process holds the write lock: end its open transaction (a shell, a backup), then "
+    "call again",
     sqlite3.SQLITE_LOCKED: "another connection holds a lock: end its transaction, then call again",
     sqlite3.SQLITE_FULL: "the disk is full: free some space, then resume the runs",
     sqlite3.SQLITE_IOERR: "the disk or its file system failed, or it or a quota is full: check it, then resume the "
     "runs",
     sqlite3.SQLITE_READONLY: _GRANT_ADVICE,
     sqlite3.SQLITE_PERM: _GRANT_ADVICE,
-    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened: see whether it is there, whether this process may write its "
-    "folder, and whether it has too many files open",
-    sqlite3.SQLITE_NOTADB: "it is not a SQLite database: give another path, or put the file back",
-    sqlite3.SQLITE_CORRUPT: "the file is damaged: restore a backup, or save what is left with `sqlite3 FILE .recover`",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened: check that it exists, that this process may write its folder, "
+    "and that it does not have too many files open",
+    sqlite3.SQLITE_NOTADB: "it is not a SQLite database: give another path, or restore the file",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged: restore a backup, or recover rows with `sqlite3 FILE .recover`",
     sqlite3.SQLITE_CONSTRAINT: "the journal holds records that this agentfsm did not write: restore a backup",
-    sqlite3.SQLITE_NOMEM: "there is no memory left: free some, then call again",
-    sqlite3.SQLITE_TOOBIG: "a value is larger than SQLite takes (1 GB): make it smaller",
+    sqlite3.SQLITE_NOMEM: "out of memory: free some, then call again",
+    sqlite3.SQLITE_TOOBIG: "a value is larger than SQLite's limit (1 GB): make it smaller",
     sqlite3.SQLITE_PROTOCOL: "the file's locks do not work: keep it on a local disk, not on a network share",
 }
 _CORRUPT: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_CONSTRAINT})
+# Errors of opening a file that cannot be written, or whose log cannot be created.
+_READ_ONLY: Final = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN})
 
-# The connections that are open: by id, the process that opened it, and its files. A forked child inherits the list.
+# Open connections by id: the process that opened each, and its files. A forked child inherits the list.
 _OPEN_CONNECTIONS: Final[dict[int, tuple[int, FileInodes]]] = {}
-# The ids of those that are left open for good, since closing one would remove or overwrite what is now another's.
+# Ids of the connections that stay open for good: closing one would remove or overwrite files of another process.
 _LEAKED: Final[set[int]] = set()
-# Held while a file is made: closing it would take the locks of another thread's connection to it.
+# Held while a file is created: closing it would drop the locks of another thread's connection to it.
 _CREATION_LOCK: Final = threading.Lock()
 
 _log = logging.getLogger("agentfsm.stores")
 
 
 class SQLiteCursor(Protocol):
-    """What `execute` returns, as in sqlite3."""
+    """Result of `execute`, as in sqlite3."""
 
     def fetchone(self) -> Any:
         """Return the next row as a tuple, or None."""
         ...
 
     def fetchall(self) -> list[Any]:
-        """Return the rows that are left, as tuples."""
+        """Return the remaining rows as tuples."""
         ...
 
 
 class SQLiteConnection(Protocol):
-    """What `connect` returns: as sqlite3's in autocommit mode; errors carry `sqlite_errorcode` as sqlite3's do."""
+    """Result of `connect`, as sqlite3's in autocommit mode; its errors have `sqlite_errorcode` as sqlite3's do."""
 
     def execute(self, sql: str, parameters: Parameters = ..., /) -> SQLiteCursor:
         """Run one statement."""
@@ -122,60 +130,77 @@ Connect: TypeAlias = Callable[[str], SQLiteConnection]
 
 
 def connect_sqlite3(path: str) -> SQLiteConnection:
-    """Open the file with the standard library, in autocommit mode: transactions are begun and ended here."""
-    return sqlite3.connect(path, isolation_level=None)
+    """Open an absolute path or a `file:` URI with the standard library, in autocommit mode."""
+    return sqlite3.connect(path, isolation_level=None, uri=path.startswith("file:"))
 
 
 @attrs.frozen(kw_only=True)
 class SQLiteSchema(Value):
-    """What a file of ours holds."""
+    """The tables of a file, and the statements that create and upgrade them."""
 
     version: int
-    """Of the tables, kept in the file as `user_version`."""
+    """Version of the tables, stored in the file as `user_version`."""
 
     tables: frozenset[str]
+    """Names of the tables that a file of this version must have."""
+
     statements: tuple[str, ...]
-    """Make them in an empty file."""
+    """Statements that create the tables in an empty file."""
 
     upgrades: Mapping[int, tuple[str, ...]]
-    """By version: what makes the next one of it."""
+    """Statements that upgrade the tables to the next version, by version."""
 
 
 class _DeletedLogError(StoreError):
-    """A log that was deleted is still used by other connections. That passes, as a lock does."""
+    """A deleted log is still used by other connections. This is transient, like a lock."""
 
     sqlite_errorcode = sqlite3.SQLITE_BUSY
 
 
+class _ReadOnlyError(StoreError):
+    """A write was requested while the file is read as a snapshot."""
+
+    sqlite_errorcode = sqlite3.SQLITE_READONLY
+
+
 @attrs.define(eq=False, repr=False, kw_only=True)
 class DatabaseFile:
-    """The file, opened when it is needed. It belongs to the thread that uses it."""
+    """A database file, opened at its first transaction. Only the store's thread uses it."""
 
     path: str
+    """Absolute path of the file."""
+
     schema: SQLiteSchema
+    """Tables that the file must have."""
+
     connect: Connect
+    """Function that opens the file, given its path, or a `file:` URI to read it as a snapshot."""
+
     patience_s: float
-    """How long another process's transaction is waited for, seconds."""
+    """Maximum wait for the transaction of another process, seconds."""
 
     outage: Outage
-    """Begins when another process's transaction has lasted too long."""
+    """Begins when another process holds a lock."""
 
     _location: Path = attrs.field(default=attrs.Factory(lambda self: Path(self.path), takes_self=True), init=False)
     _db: SQLiteConnection | None = attrs.field(default=None, init=False)
     _inodes: FileInodes = attrs.field(default=(None, None, None), init=False)
-    """Those of the connection; None where the path names no file of the operating system."""
+    """Inodes of the connection's files; None for a file that does not exist."""
+
+    _snapshot: Snapshot | None = attrs.field(default=None, init=False)
+    """State of a read-only file at its opening, if SQLite reads it without a log and without locks; else None."""
 
     _data_version: int = attrs.field(default=0, init=False)
-    """Changes when another connection has written."""
+    """SQLite's counter of commits by other connections, at the last poll."""
 
     _watched_files: tuple[tuple[str, Inode], ...] = attrs.field(default=(), init=False)
-    """Those that are there, by path."""
+    """Path and inode of each file that existed when the connection was opened."""
 
     _durability: str = attrs.field(default="", init=False)
-    """What the connection was told of durability."""
+    """Durability that is set on the connection; empty before the first write."""
 
     _commit_callbacks: list[Callable[[], None]] = attrs.field(factory=list, init=False)
-    """What has to be done once the transaction is committed."""
+    """Functions to call after the commit."""
 
     def execute(self, sql: str, parameters: Parameters = ()) -> SQLiteCursor:
         """Run one statement, inside a transaction."""
@@ -183,7 +208,7 @@ class DatabaseFile:
         return self._db.execute(sql, parameters)
 
     def after_commit(self, act: Callable[[], None]) -> None:
-        """Do something once the transaction is committed; never when it is rolled back."""
+        """Call a function once the transaction is committed; never if it is rolled back."""
         self._commit_callbacks.append(act)
 
     @contextmanager
@@ -194,11 +219,12 @@ class DatabaseFile:
         durability: Durability = "full",
         runs: Collection[str] = (),  # noqa: ARG002  the whole file is locked
     ) -> Iterator[None]:
-        """Run the block in one transaction, committed at its end or rolled back; waits for other processes."""
+        """Run the block in one transaction, committed at its end or rolled back. Wait for other processes' locks."""
         self._commit_callbacks.clear()
         self._begin(durability if write else None)
         try:
             yield
+            self._check_snapshot()
             self.execute("COMMIT")
         except BaseException:
             self._roll_back()
@@ -209,67 +235,70 @@ class DatabaseFile:
             act()
 
     def wait_to_retry(self, error: Exception) -> bool:
-        """Return False: what passes was waited for where it occurred. What may not write is opened anew next time."""
+        """Return False: locks were waited for where they occurred. Close a read-only file, to reopen it next time."""
         if _result_code(error) == sqlite3.SQLITE_READONLY:
-            self.close_file()  # SQLite does not notice that the right was granted meanwhile
+            self.close_file()  # an open connection does not notice that the permission was granted meanwhile
         return False
 
     def is_lock_error(self, error: Exception) -> bool:
-        """Whether nothing but another connection's transaction is in the way."""
+        """Whether the only cause is another connection's transaction."""
         return _result_code(error) in _BUSY
 
     def maintain(self) -> None:
-        """Move the log's pages into the file, as far as no reader needs them. Never waits for another process."""
-        if self._db is not None and not self._is_replaced():
+        """Move the log's pages into the file, except those that readers still need. Never wait for another process."""
+        if self._db is not None and self._snapshot is None and not self._is_replaced():
             self.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
     @property
     def poll_interval_s(self) -> float:
-        """Seconds between two looks for changes by other processes; one takes some microseconds."""
+        """Seconds between two polls for changes by other processes; a poll takes some microseconds."""
         return POLL_INTERVAL_S
 
     def has_changed(self) -> bool:
-        """Whether another process has committed something since the last look."""
+        """Whether another process has committed something since the last poll."""
         if self._db is None:
             with self.transaction(write=False):
-                return True  # nobody has looked while it was closed
+                return True  # changes may have been missed while it was closed
+        if self._snapshot is not None:
+            return self._is_stale()
         before, (self._data_version,) = self._data_version, self.execute("PRAGMA data_version").fetchone()
         return before != self._data_version
 
     def vacuum(self) -> None:
-        """Write the file anew without the room of what was removed, and empty the log; outside of a transaction.
+        """Rewrite the file without its free pages, and empty the log; outside of a transaction.
 
         Raises:
-            StoreError: when the log cannot be emptied, since another process is reading.
+            StoreError: if the log cannot be emptied because another process is reading.
         """
         self._retry_while_busy(lambda: self.execute("VACUUM"))
         (is_busy, *_) = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if is_busy:
             raise StoreError(
-                f"{self.path} was compacted, but its log could not be emptied, since another process was reading: call "
-                "again"
+                f"{self.path} was compacted, but its log could not be emptied, because another process was reading: "
+                "call again"
             )
 
     def is_job_error(self, error: Exception) -> bool:
-        """Whether the error came of one job's values or rows, not of the file, the disk or a lock."""
+        """Whether the values or rows of one job caused the error, not the file, the disk or a lock."""
         code = _result_code(error)
         return not isinstance(error, AgentError) and (code is None or code in _JOB_ERRORS)
 
     def translate_error(self, error: Exception) -> AgentError:
-        """Return what callers are told of an error of SQLite's, or of Python's."""
+        """Return the AgentError that reports an error of SQLite or Python to callers."""
         if (code := _result_code(error)) is not None:
             kind = CorruptError if code in _CORRUPT else StoreError
-            why = _ADVICE.get(code, "nothing of it was acknowledged: see SQLite's own words, then resume the runs")
+            why = _ADVICE.get(code, "the write was not acknowledged: see SQLite's message, then resume the runs")
             return kind(f"{self.path}: SQLite says {str(error)!r}; {why}")
-        if isinstance(error, sqlite3.OperationalError | UnicodeDecodeError):  # no UTF-8 in the file: without a code
+        if isinstance(error, sqlite3.OperationalError | UnicodeDecodeError):  # invalid UTF-8 in the file has no code
             return CorruptError(f"{self.path} holds a damaged text ({error}): restore a backup")
         if isinstance(error, ValueError | OverflowError | sqlite3.Error):
-            return MisuseError(f"{self.path} cannot hold a value ({error}): ids, keys and names are plain text")
-        return StoreError(f"{self.path}: the store failed by a fault of its own ({error!r}): please report it")
+            return MisuseError(f"{self.path} cannot store a value ({error}): ids, keys and names are plain text")
+        return StoreError(f"{self.path}: the store failed because of a bug in it ({error!r}): please report it")
 
     def close_file(self) -> None:
         """Close the file; the next transaction opens it again. The last process to close it removes the log."""
         db, self._db = self._db, None
+        self._snapshot = None
         if db is None:
             return
         if self._is_replaced():
@@ -281,7 +310,7 @@ class DatabaseFile:
     def _roll_back(self) -> None:
         try:
             self.execute("ROLLBACK")
-        except Exception:  # noqa: BLE001  SQLite has ended it already, or the connection is of no more use
+        except Exception:  # noqa: BLE001  SQLite has ended it already, or the connection is unusable
             with suppress(Exception):
                 self.close_file()
 
@@ -296,27 +325,32 @@ class DatabaseFile:
                 self.outage.begin()
                 if time.monotonic() >= deadline:
                     raise
-                time.sleep(0.01)  # in the store's own thread; SQLite has waited longer where waiting can help
+                time.sleep(0.01)  # in the store's own thread; SQLite waits longer itself if waiting can help
 
-    # Opening.
+    # Open the file.
 
     def _begin(self, durability: Durability | None) -> None:
-        """Begin a transaction, to write with that durability, or to read.
+        """Begin a transaction, to write with that durability, or to read if it is None.
 
-        IMMEDIATE takes the write lock at once: what is then read holds until the commit, and nothing is done twice. The
-        files are looked at under the lock: so all that was written to a log before it was deleted is in that log when
-        `_recover` of any process saves it.
+        IMMEDIATE takes the write lock at once, so rows that are read stay valid until the commit. The files are checked
+        under the lock: all commits before the deletion of a log are then in that log when `_recover` of any process
+        saves it.
         """
         while True:
             self._open()
+            if durability is not None and self._snapshot is not None:
+                raise _ReadOnlyError(f"{self.path} cannot be written: {_GRANT_ADVICE}")
             if durability is not None and self._durability != durability:
-                self.execute(_DURABILITY_SQL[durability])  # heeded outside of a transaction only
+                self.execute(_DURABILITY_SQL[durability])  # has no effect inside a transaction
                 self._durability = durability
             self._retry_while_busy(lambda: self.execute("BEGIN" if durability is None else "BEGIN IMMEDIATE"))
             if not self._is_stale():
                 return
             self._roll_back()
-            self._recover()
+            if self._snapshot is None:
+                self._recover()
+            else:
+                self.close_file()
 
     def _open(self) -> None:
         if self._db is not None:
@@ -325,10 +359,18 @@ class DatabaseFile:
         self._check_fork()
         self._retry_while_busy(self._check_deleted_log)
         self._create_file()
-        db = self.connect(self.path)
+        try:
+            self._connect(self.path, self._prepare)
+        except Exception as error:
+            if _result_code(error) not in _READ_ONLY or self._is_writable():
+                raise
+            self._open_snapshot(error)
+
+    def _connect(self, path: str, prepare: Callable[[SQLiteConnection], None]) -> None:
+        db = self.connect(path)
         try:
             db.execute(f"PRAGMA busy_timeout = {int(min(BUSY_TIMEOUT_S, self.patience_s) * 1000)}")
-            self._retry_while_busy(lambda: self._prepare(db))
+            self._retry_while_busy(lambda: prepare(db))
             (self._data_version,) = db.execute("PRAGMA data_version").fetchone()
         except BaseException:
             db.close()
@@ -339,20 +381,67 @@ class DatabaseFile:
         _OPEN_CONNECTIONS[id(db)] = os.getpid(), self._inodes
 
     def _create_file(self) -> None:
-        """Make the file, if it is not there, so that only its owner may read it. What SQLite makes is for everyone."""
-        with _CREATION_LOCK, suppress(OSError):  # it is there, or cannot be made: SQLite's own error says why
+        """Create the file, if it does not exist, readable only for its owner. SQLite would use the process's umask."""
+        with _CREATION_LOCK, suppress(OSError):  # it exists, or cannot be created: SQLite's own error says why
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE_MODE))
+
+    # Read a file that cannot be written.
+
+    def _is_writable(self) -> bool:
+        """Whether this process may write the file and create a log in its folder."""
+        return _may_write(self._location) and _may_write(self._location.parent)
+
+    def _open_snapshot(self, cause: Exception) -> None:
+        """Open the file without a log and without locks, which is correct as long as no other process writes it.
+
+        `_is_stale` reopens the file after a change, and `_check_snapshot` fails a transaction that a change overlaps.
+
+        Raises:
+            StoreError: if the newest commits are in a log that cannot be read.
+        """
+        snapshot = _read_snapshot(self.path)
+        if snapshot is None:
+            raise cause
+        if any(snapshot[-2:]):
+            raise StoreError(
+                f"{self.path} is read-only, and its newest changes are in a log (-wal or -journal) beside it that "
+                "SQLite cannot read without writing: copy the file and the log to a folder that this process may write"
+            ) from cause
+        self._connect(f"{self._location.absolute().as_uri()}?mode=ro&immutable=1", self._check_tables)
+        self._snapshot = snapshot
+
+    def _check_snapshot(self) -> None:
+        """Check that the file did not change during the transaction, if no lock protects it.
+
+        Raises:
+            StoreError: if it changed.
+        """
+        if self._snapshot is not None and self._is_stale():
+            raise StoreError(f"{self.path} is read-only here, and another process changed it meanwhile: call again")
+
+    def _check_tables(self, db: SQLiteConnection) -> None:
+        """Check that the file has the tables of this version, without changing it.
+
+        Raises:
+            StoreError: if the tables are missing or of an older version.
+        """
+        version = self._read_version(db)
+        if version != self.schema.version:
+            state = f"has tables of version {version}, which must be upgraded" if version else "is empty"
+            raise StoreError(f"{self.path} {state}, and it is read-only: copy it to a folder that can be written")
 
     # Files that were deleted or replaced.
 
     def _is_stale(self) -> bool:
-        """Whether a path no longer names the file that was opened: others do not find what is written there.
+        """Whether a path no longer names the file that was opened, so that other processes would not find new writes.
 
-        Asked in each transaction, so it makes nothing but the calls.
+        Each transaction calls this, so it does nothing else.
         """
+        if self._snapshot is not None:
+            return self._snapshot != _read_snapshot(self.path)
         try:
             for path, inode in self._watched_files:
-                found = os.stat(path)  # noqa: PTH116  a Path costs as much again
+                found = os.stat(path)  # noqa: PTH116  a Path doubles the time
                 if (found.st_dev, found.st_ino) != inode:
                     return True
         except OSError:
@@ -360,19 +449,19 @@ class DatabaseFile:
         return False
 
     def _is_replaced(self) -> bool:
-        """Whether the file is another one or gone, or another process has begun a log of its own."""
+        """Whether the file was replaced or deleted, or another process has created a new log."""
         now = _read_inodes(self.path)
         file, *logs = _find_changed(self._inodes, now)
         return file or any(changed and log is not None for changed, log in zip(logs, now[1:], strict=True))
 
     def _recover(self) -> None:
-        """Close the connection after a file of it was deleted or replaced; save what a deleted log holds.
+        """Close the connection after one of its files was deleted or replaced; save the pages of a deleted log.
 
-        The connection can still read the log, so its pages are moved into the file. Not where another process has begun
-        a new log meanwhile: that continues the file without them, and two logs cannot be joined.
+        The connection can still read a deleted log, so it moves the log's pages into the file. It cannot do so if
+        another process has created a new log meanwhile: two logs cannot be joined.
 
         Raises:
-            StoreError: when something may be lost, or cannot be saved now.
+            StoreError: if commits may be lost, or cannot be saved now.
         """
         if self._is_replaced():
             (is_file_gone, *_) = _find_changed(self._inodes, _read_inodes(self.path))
@@ -380,34 +469,34 @@ class DatabaseFile:
             if is_file_gone:
                 raise StoreError(
                     f"{self.path} was deleted or replaced while it was open, so nothing more was written to it: put it "
-                    "back, or resume from what is there now",
+                    "back, or resume the runs from the file that is there now",
                 )
             raise self._foreign_log_error()
         self._retry_while_busy(self._checkpoint_deleted_log)
         self.close_file()
         index = f"{self.path}-shm"
-        if _read_inode(index) == self._inodes[2]:  # for others that have the deleted log open: not for the next log
+        if _read_inode(index) == self._inodes[2]:  # the index of the deleted log must not be used with the next log
             Path(index).unlink(missing_ok=True)
         _log.error(
-            "%s: its log (-wal, -shm) was deleted while it was open; nothing was lost, since what it held was saved. "
-            "Leave these files alone while a process has the database open",
+            "%s: its log (-wal, -shm) was deleted while it was open; nothing was lost, since its content was saved. "
+            "Do not delete these files while a process has the database open",
             self.path,
         )
 
     def _checkpoint_deleted_log(self) -> None:
-        """Move all that a deleted log holds into the file."""
+        """Move all pages of a deleted log into the file."""
         (is_busy, pages, moved) = self.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
         if is_busy or pages != moved:
             raise _DeletedLogError(
-                f"the log of {self.path} was deleted while it was open, and what it holds cannot be saved now, since "
-                "another process is writing or reading: leave this process running, and call again",
+                f"the log of {self.path} was deleted while it was open, and its content cannot be saved now, because "
+                "another process is writing or reading: keep this process running, and call again",
             )
 
     def _check_deleted_log(self) -> None:
         """Refuse to open a file while this process has it open with a log that was deleted.
 
-        SQLite shares the log's index among the connections of a process: a new log would be read by the index of the
-        deleted one.
+        SQLite shares the log's index among the connections of a process, so a new log would be read with the index of
+        the deleted log.
         """
         now = _read_inodes(self.path)
         for number, (pid, files) in list(_OPEN_CONNECTIONS.items()):
@@ -422,38 +511,44 @@ class DatabaseFile:
     def _foreign_log_error(self) -> StoreError:
         return StoreError(
             f"the log of {self.path} (-wal, -shm) was deleted or replaced while it was open, and another process has "
-            "begun a new one, so what was written last may be missing from the file, and nothing more was written: "
-            "stop all processes that have it open, compare its runs with what they did (or restore a backup), then "
-            "start them again",
+            "begun a new one, so the last writes may be missing from the file, and nothing more was written: stop all "
+            "processes that have it open, compare its runs with their effects (or restore a backup), then start the "
+            "processes again",
         )
 
     def _check_location(self) -> None:
-        """Say what SQLite does not: it has one message for all of this."""
+        """Check the path. SQLite has the same message for all of these faults.
+
+        Raises:
+            StoreError: if the path names a folder, or a file that does not exist and cannot be created.
+        """
         folder = self._location.parent
         if self._location.is_dir():
             raise StoreError(f"{self.path} is a folder: give the path of a file in it")
         if not folder.is_dir():
-            what = "is no folder" if folder.exists() else "does not exist"
-            raise StoreError(f"{self.path} cannot be opened: {folder} {what}; make it first, or give another path")
+            problem = "is not a folder" if folder.exists() else "does not exist"
+            raise StoreError(f"{self.path} cannot be opened: {folder} {problem}; create it first, or give another path")
+        if not self._location.exists() and not _may_write(folder):
+            raise StoreError(f"{self.path} does not exist, and its folder is read-only here: give another path")
 
     def _check_fork(self) -> None:
         """Refuse a file that was open when this process was forked.
 
-        SQLite believes that this process holds the locks which its parent holds, and takes none: when the parent closes
-        the file, what the child writes is lost (tried here; see also sqlite.org/howtocorrupt.html, 2.6).
+        SQLite assumes that this process holds the locks of its parent, and takes none: when the parent closes the file,
+        the writes of the child are lost (see sqlite.org/howtocorrupt.html, 2.6).
         """
         here = _read_inode(self.path)
         if here is not None and any(
             files[0] == here and pid != os.getpid() for pid, files in list(_OPEN_CONNECTIONS.values())
         ):
             raise MisuseError(
-                f"{self.path} was open when this process was forked, and SQLite cannot share it with its parent: fork "
+                f"{self.path} was open when this process was forked, and SQLite cannot share it with the parent: fork "
                 "before the store is used, or after aclose, or start the process by 'spawn'",
             )
 
     def _prepare(self, db: SQLiteConnection) -> None:
-        """Check that the file is ours, before anything is changed in it; then set it up."""
-        with _raw_transaction(db, "BEGIN"):  # one view of the file: another process may be making it
+        """Check that the file belongs to this package, before it is changed; then create or upgrade its tables."""
+        with _raw_transaction(db, "BEGIN"):  # a consistent view: another process may be creating the tables
             version = self._read_version(db)
         mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
@@ -467,14 +562,18 @@ class DatabaseFile:
             self._migrate(db)
 
     def _read_version(self, db: SQLiteConnection) -> int:
-        """Return the version of the tables, 0 where there are none, if the file is ours."""
+        """Return the version of the tables, 0 if there are none, after checking that the file is this package's.
+
+        Raises:
+            StoreError: if it is the database of another program, too new, or lacks tables.
+        """
         application = db.execute("PRAGMA application_id").fetchone()[0]
         version = db.execute("PRAGMA user_version").fetchone()[0]
         tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()}
         if not (application or version or tables):
             return 0
         if application != APPLICATION_ID:
-            raise StoreError(f"{self.path} is the database of another program: give another path; it was left as it is")
+            raise StoreError(f"{self.path} is the database of another program: give another path; it was not changed")
         if version > self.schema.version:
             raise TooNewError(
                 f"{self.path} was written by a newer agentfsm (tables {version}, this one knows {self.schema.version}):"
@@ -485,7 +584,7 @@ class DatabaseFile:
         return int(version)
 
     def _migrate(self, db: SQLiteConnection) -> None:
-        """Make the tables, or bring older ones up to date."""
+        """Create the tables, or upgrade older ones."""
         schema = self.schema
         with _raw_transaction(db, "BEGIN IMMEDIATE"):
             version = self._read_version(db)  # again: another process may have been first
@@ -499,8 +598,8 @@ class DatabaseFile:
 _PRAGMAS: Final = (
     "PRAGMA wal_autocheckpoint = 0",
     f"PRAGMA journal_size_limit = {MAX_WAL_BYTES}",
-    "PRAGMA fullfsync = ON",  # macOS has to be told that "the disk" is not the drive's own memory
-    "PRAGMA secure_delete = ON",  # what is removed is overwritten: not each build of SQLite does so by itself
+    "PRAGMA fullfsync = ON",  # on macOS, a sync must reach the disk, not only the drive's cache
+    "PRAGMA secure_delete = ON",  # overwrite removed rows: not every build of SQLite does so by default
 )
 _DURABILITY_SQL: Final[Mapping[Durability, str]] = {
     "full": "PRAGMA synchronous = FULL",  # waits for the disk in each commit
@@ -521,13 +620,13 @@ def _raw_transaction(db: SQLiteConnection, begin: str) -> Iterator[None]:
 
 
 def _result_code(error: Exception) -> int | None:
-    """Return SQLite's primary result code, or None where SQLite was not what failed."""
+    """Return SQLite's primary result code; None if the error is not SQLite's."""
     code = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
 
 def _leak_connection(db: SQLiteConnection) -> None:
-    """Leave a connection open until the process is gone; also the interpreter's own end would close it."""
+    """Keep a connection open until the process ends; the interpreter's shutdown would close it otherwise."""
     ctypes = import_module("ctypes")
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))
     _LEAKED.add(id(db))
@@ -543,7 +642,7 @@ def _read_inodes(path: str) -> FileInodes:
 
 
 def _find_changed(opened: FileInodes, now: FileInodes) -> list[bool]:
-    """Return of each file whether it is another one, or gone."""
+    """Return for each file whether it was replaced or deleted."""
     return [before is not None and before != after for before, after in zip(opened, now, strict=True)]
 
 
@@ -553,3 +652,25 @@ def _read_inode(path: str) -> Inode | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _may_write(path: Path) -> bool:
+    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _read_snapshot(path: str) -> Snapshot | None:
+    """Return the current state of a database file; None if it does not exist."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    log, journal = _read_size(f"{path}-wal"), _read_size(f"{path}-journal")
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, log, journal
+
+
+def _read_size(path: str) -> int:
+    """Return the size of a file; 0 if it does not exist."""
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0
