@@ -49,7 +49,7 @@ from agentfsm.core.messages import (
     ToolResult,
     UserMessage,
 )
-from agentfsm.core.pending import Pending, PendingKind, Question
+from agentfsm.core.pending import Answer, Elicit, Pending, PendingKind, Question
 from agentfsm.core.run import Run, RunError
 from agentfsm.core.settings import Settings
 from agentfsm.core.tool_traits import Level
@@ -94,6 +94,7 @@ __all__ = [
     "AgentError",
     "AgentEvent",
     "AgentEventType",
+    "Answer",
     "ArgumentsError",
     "AssistantMessage",
     "AudioPart",
@@ -107,6 +108,7 @@ __all__ = [
     "Difference",
     "Divergence",
     "DuplicateToolError",
+    "Elicit",
     "ErrorType",
     "FilePart",
     "Filter",

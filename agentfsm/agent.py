@@ -40,11 +40,12 @@ from agentfsm.core.json_text import round_timestamp
 from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, Message, Part, as_parts, check_history
+from agentfsm.core.pending import Elicit
 from agentfsm.core.run import A_co, Run, begin_run
 from agentfsm.core.settings import Settings
 from agentfsm.core.usage import AgentCost, SessionCost
 from agentfsm.core.validation import COUNT, SECONDS
-from agentfsm.decisions import wake_callers
+from agentfsm.decisions import as_attendant, wake_callers
 from agentfsm.engine.driver import Driver
 from agentfsm.engine.execution import journal as journals
 from agentfsm.engine.execution.config import EngineConfig
@@ -415,7 +416,7 @@ class Agent(Generic[A_co]):
             **more,
         )
 
-    async def step(self, run: Run[A_co], *, deps: Any = None) -> Run[A_co]:
+    async def step(self, run: Run[A_co], *, deps: Any = None, elicit: Elicit | None = None) -> Run[A_co]:
         """Perform the run's pending effect, and return the run after it.
 
         A run that is over, or that waits without a decision, is returned unchanged. The step is durable when this
@@ -426,31 +427,39 @@ class Agent(Generic[A_co]):
             StoreError: when the journal cannot be read or written.
         """
         check_run(run, "step")
-        return run if run.is_over else await self.driver.run_until_blocked(run, deps, once=True)
+        attendant = as_attendant(elicit)
+        return run if run.is_over else await self.driver.run_until_blocked(run, deps, once=True, attendant=attendant)
 
-    def steps(self, run: Run[A_co], *, deps: Any = None) -> AsyncIterator[Run[A_co]]:
+    def steps(self, run: Run[A_co], *, deps: Any = None, elicit: Elicit | None = None) -> AsyncIterator[Run[A_co]]:
         """Perform effects until the run is over or waits: `async for run in agent.steps(run): ...`.
 
         Nothing is held between two steps, so it is safe to leave the loop at any time.
         """
         check_run(run, "steps")
-        return _StepIterator(self, run, deps)
+        return _StepIterator(self, run, deps, elicit)
 
-    async def finish(self, run: Run[A_co], *, deps: Any = None) -> Run[A_co]:
+    async def finish(self, run: Run[A_co], *, deps: Any = None, elicit: Elicit | None = None) -> Run[A_co]:
         """Execute the run until it is over or waits for a person.
 
         Raises:
             ConflictError: when the run has changed, or another worker executes it.
         """
         check_run(run, "finish")
-        return run if run.is_over else await self.driver.run_until_blocked(run, deps)
+        attendant = as_attendant(elicit)
+        return run if run.is_over else await self.driver.run_until_blocked(run, deps, attendant=attendant)
 
-    async def run(self, prompt: Prompt, *, deps: Any = None, **start: Unpack[StartOptions]) -> Run[A_co]:
+    async def run(
+        self, prompt: Prompt, *, deps: Any = None, elicit: Elicit | None = None, **start: Unpack[StartOptions]
+    ) -> Run[A_co]:
         """Start a run and finish it.
 
         Args:
             prompt: The task.
             deps: Object that tools receive as `ctx.deps`; never stored.
+            elicit: Function, plain or async, that asks a person the questions of a tool whose call has to stay open for
+                the answer (an MCP server of the handshake revision). It takes a `Pending` with the `questions`, and
+                returns an `Answer`, or None if the person gave none. The time that it takes is not the run's. None:
+                nobody attends, and such questions are refused unless the call may be repeated.
             **start: As in `start`.
 
         Returns:
@@ -458,13 +467,17 @@ class Agent(Generic[A_co]):
         """
         _check_start_options("run", start)
         gate = await StepThrottle.enter()  # before the run is built: a thousand may begin at once
-        return await self.driver.run_until_blocked(self.start(prompt, **start), deps, throttle=gate)
+        attendant = as_attendant(elicit)
+        return await self.driver.run_until_blocked(
+            self.start(prompt, **start), deps, throttle=gate, attendant=attendant
+        )
 
     def stream(
         self,
         prompt_or_run: Prompt | Run[A_co],
         *,
         deps: Any = None,
+        elicit: Elicit | None = None,
         resume: bool = False,
         **start: Unpack[StartOptions],
     ) -> RunStream[A_co]:
@@ -473,19 +486,25 @@ class Agent(Generic[A_co]):
         Args:
             prompt_or_run: The task, or a run to continue.
             deps: As in `run`.
+            elicit: As in `run`.
             resume: Whether to end a pause of the run, as `resume` does.
             **start: As in `start`.
         """
         _check_start_options("stream", start)
         run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
+        attendant = as_attendant(elicit)
 
         def execute(on_event: Listener, on_run: Callable[[Run[Any]], None]) -> Awaitable[Run[A_co]]:
-            return self.driver.run_until_blocked(run, deps, on_event=on_event, on_run=on_run, resume=resume)
+            return self.driver.run_until_blocked(
+                run, deps, on_event=on_event, on_run=on_run, resume=resume, attendant=attendant
+            )
 
         answers = self.driver.config.output_spec
         return RunStream(execute, run) if answers is None else TypedStream(execute, run, answers.parse_partial)
 
-    def run_sync(self, prompt: Prompt, *, deps: Any = None, **start: Unpack[StartOptions]) -> Run[A_co]:
+    def run_sync(
+        self, prompt: Prompt, *, deps: Any = None, elicit: Elicit | None = None, **start: Unpack[StartOptions]
+    ) -> Run[A_co]:
         """Run the agent from synchronous code; otherwise like `run`.
 
         Raises:
@@ -494,14 +513,23 @@ class Agent(Generic[A_co]):
         _check_start_options("run_sync", start)
         if _is_in_event_loop():
             raise MisuseError("run_sync would block the running event loop: use `await agent.run(...)` here")
-        return anyio.run(partial(self.run, prompt, deps=deps, **start))
+        return anyio.run(partial(self.run, prompt, deps=deps, elicit=elicit, **start))
 
-    async def resume(self, run_id: str, *, deps: Any = None, wait: bool = True, takeover: bool = False) -> Run[A_co]:
+    async def resume(
+        self,
+        run_id: str,
+        *,
+        deps: Any = None,
+        elicit: Elicit | None = None,
+        wait: bool = True,
+        takeover: bool = False,
+    ) -> Run[A_co]:
         """Continue a run from its journal, in any process.
 
         Args:
             run_id: The run. One that is over is returned unchanged.
             deps: As in `run`.
+            elicit: As in `run`.
             wait: Whether to wait while another worker executes it.
             takeover: Take the run from the worker that executes it, without waiting for its lease to end. Use it
                 when you know that the other worker hangs. That worker can no longer write to the run's journal. A call
@@ -513,9 +541,12 @@ class Agent(Generic[A_co]):
             MisuseError: when a tool of an open call is gone; nothing was changed.
         """
         check_run_id(run_id)
+        attendant = as_attendant(elicit)
         while True:
             try:
-                run = await self.driver.run_until_blocked(run_id, deps, resume=True, takeover=takeover)
+                run = await self.driver.run_until_blocked(
+                    run_id, deps, resume=True, takeover=takeover, attendant=attendant
+                )
             except LeaseHeldError:
                 if not wait:
                     raise
@@ -853,9 +884,10 @@ class _StepIterator(AsyncIterator[Run[A_co]]):
     _agent: Agent[A_co]
     _run: Run[A_co]
     _deps: Any
+    _elicit: Elicit | None
 
     async def __anext__(self) -> Run[A_co]:
-        before, self._run = self._run, await self._agent.step(self._run, deps=self._deps)
+        before, self._run = self._run, await self._agent.step(self._run, deps=self._deps, elicit=self._elicit)
         if self._run.version == before.version:
             raise StopAsyncIteration
         return self._run

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final
 
 from agentfsm._validation import as_text, to_plain_json
@@ -16,10 +17,12 @@ from agentfsm.core.calls import Phase
 from agentfsm.core.errors import ArgumentsError, ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.inbox import Approve, Decision, GiveInput, Rerun, Settle, Wake
 from agentfsm.core.messages import Outcome, replace_surrogates
-from agentfsm.core.pending import Pending, PendingKind
+from agentfsm.core.pending import Answer, Elicit, Pending, PendingKind
 from agentfsm.core.run import Run
 from agentfsm.engine.execution.journal import load_run, read_header
 from agentfsm.stores.rules import decided_already_error
+from agentfsm.tools.attendance import Attendant
+from agentfsm.tools.callback_errors import log_callback_error
 from agentfsm.tools.question_validation import validate_answer
 
 if TYPE_CHECKING:
@@ -213,6 +216,39 @@ def build_input(item: Pending, content: Any, *, declined: bool, by: str) -> Give
         for each in item.questions
     }
     return GiveInput(call_id=item.call_id, by=by, answers=answers, digest=item.digest)
+
+
+def as_attendant(elicit: Elicit | None) -> Attendant | None:
+    """Return a function that asks through an `elicit=` callback of a user, and validates the answer; None for None.
+
+    A callback that fails, or returns what does not fit the questions, is logged and counts as no answer.
+
+    Raises:
+        MisuseError: when the callback is not a function.
+    """
+    if elicit is None:
+        return None
+    if not callable(elicit):
+        raise MisuseError(f"elicit= must be a function that takes a Pending and returns an Answer, not {elicit!r}")
+
+    async def ask(item: Pending) -> GiveInput | None:
+        try:
+            answer = elicit(item)
+            if isawaitable(answer):
+                answer = await answer
+            return None if answer is None else _build_attended_input(item, answer)
+        except Exception as error:  # noqa: BLE001  the tool learns that no answer came
+            log_callback_error("elicit", item.tool, "its question counts as not answered", error)
+            return None
+
+    return ask
+
+
+def _build_attended_input(item: Pending, answer: Answer) -> GiveInput:
+    if not isinstance(answer, Answer):
+        raise MisuseError(f"elicit= must return an Answer, or None for no answer, not {answer!r}")
+    by = as_text(answer.by, "by")
+    return build_input(item, answer.content, declined=answer.content is None, by=by)
 
 
 async def wake_callers(store: Store, run_id: str, parent: str | None, why: str) -> None:

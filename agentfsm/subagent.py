@@ -110,7 +110,7 @@ class _SubagentTool:
 
         Args:
             ctx: Context of the call.
-            query: What the agent shall find out or do.
+            query: The question or task for the agent.
         """
         return await self.call(ctx, query=query)
 
@@ -214,6 +214,7 @@ class _SubagentCall:
             on_run=self._on_run,
             parent_budget=None if self.parent is None else self.parent.budget,
             resume=True,
+            attendant=None if self.ctx.attendance is None else self.ctx.attendance.attendant,
         )
         try:
             return await execute(run)

@@ -114,7 +114,7 @@ class AuditRecord(Value):
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the result's text, in hexadecimal; empty while there is no result."""
+        """The SHA-256 of the result's text, in hexadecimal; empty while the call is open."""
         return "" if self.result is None else short_hash(self.result, DIGEST_CHARS)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 
@@ -71,13 +71,13 @@ class Pending(Value):
     """Id of the call that waits. Empty for a PAUSE or a CRASH, and for a run that itself waits for INPUT."""
 
     tool: str = ""
-    """Name of the tool of the call; empty if there is no call."""
+    """Name of the tool of the call; empty without a call."""
 
     arguments: dict[str, Any] = attrs.field(factory=dict)
     """The exact arguments that the tool will be, or was, called with, as JSON values."""
 
     description: str = ""
-    """What the call will do, as the tool describes it; for a run that waits, the reason. Empty if not given."""
+    """Effect of the call, as the tool describes it; for a run that waits, the reason. Empty if not given."""
 
     expires_at: float | None = None
     """Time at which the wait ends, seconds since 1970 by the store's clock. An approval that is not given by then
@@ -96,3 +96,7 @@ class Pending(Value):
     """Questions that a tool asks in the middle of its call, to be answered together. Empty if the answer is the result
     of the call.
     """
+
+
+# Asks a person the questions of a running call. None as the answer: the person gave none.
+Elicit: TypeAlias = Callable[[Pending], "Answer | Awaitable[Answer | None] | None"]

@@ -29,6 +29,7 @@ from agentfsm.tools.builtin import find_builtin
 
 if TYPE_CHECKING:
     from agentfsm.streaming.stream import Listener
+    from agentfsm.tools.attendance import Attendant
 
 # Maximum of runs whose token counts are cached, so that each message is counted once.
 MAX_LEDGERS: Final = 1_000
@@ -71,6 +72,7 @@ class Driver(Generic[A_co]):
         on_run: Callable[[Run], None] | None = None,
         parent_budget: Budget | None = None,
         throttle: StepThrottle | None = None,
+        attendant: Attendant | None = None,
     ) -> Run[A_co]:
         """Take the lease, perform effects until the run is over or waits, and give the lease back.
 
@@ -85,6 +87,7 @@ class Driver(Generic[A_co]):
             on_run: Called with each new state of the run.
             parent_budget: Budget of the parent run.
             throttle: Throttle of this event loop, if the caller has passed it already.
+            attendant: Asks the person who attends the execution; None if there is none.
 
         Raises:
             ConflictError: if the run has moved on, or another worker executes it; nothing was changed.
@@ -109,7 +112,14 @@ class Driver(Generic[A_co]):
                     self.check_price()
                 self._record_resumption(journal, resume=resume)
             drive = build_execution(
-                engine, journal, deps, self._take_ledger(journal.run), parent_budget, resume=resume, takeover=takeover
+                engine,
+                journal,
+                deps,
+                self._take_ledger(journal.run),
+                parent_budget,
+                resume=resume,
+                takeover=takeover,
+                attendant=attendant,
             )
             await run_steps(drive, throttle, once=once)
             self._cache(journal.run, drive.ledger)

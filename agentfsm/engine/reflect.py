@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 # Texts for the first and the second finding of a loop; the third stops the run.
 _LOOP_WARNINGS: Final = (
-    "You are repeating yourself: {what}. The results will not change. Do something else, or answer with what you have.",
-    "You are repeating yourself: {what}. {tools} may not be called any more in this run. Answer with what you have.",
+    "You are repeating yourself: {loop}. The results will not change. Do something else, or answer with what you have.",
+    "You are repeating yourself: {loop}. {tools} may not be called any more in this run. Answer with what you have.",
 )
 # The same texts for repeated answers, where no tool can be withdrawn.
 _ANSWER_LOOP_WARNINGS: Final = 2 * (
-    "You are repeating yourself: {what}. It would be refused again: give another answer.",
+    "You are repeating yourself: {loop}. It would be refused again: give another answer.",
 )
-_LOOP_STOP_NOTE: Final = "You are repeating yourself: {what}."
+_LOOP_STOP_NOTE: Final = "You are repeating yourself: {loop}."
 _REFUSAL_NOTE: Final = "Your answer was refused: {why}\n{how}"
 
 
@@ -225,11 +225,11 @@ def _warn_of_loop(execution: Execution, loop: loop_detection.DetectedLoop, note:
         text = f"Note: {loop.description}{', though the arguments differ' if loop.tools else ''}."
     elif run.loops < len(_LOOP_WARNINGS):
         text = (_LOOP_WARNINGS if loop.tools else _ANSWER_LOOP_WARNINGS)[run.loops].format(
-            what=loop.description, tools=", ".join(loop.tools)
+            loop=loop.description, tools=", ".join(loop.tools)
         )
         change = {"loop": True, "disabled": loop.tools if run.loops else ()}
     else:
-        text = f"{note.note}\n{_LOOP_STOP_NOTE.format(what=loop.description)}".lstrip()
+        text = f"{note.note}\n{_LOOP_STOP_NOTE.format(loop=loop.description)}".lstrip()
         message = f"{loop.description}, after {run.loops} warnings"
         return stop_at_limit(execution, StopReason.LOOP_DETECTED, message, note=text)
     journal.log.warning("loop", turn=run.turn, what=loop.description)

@@ -177,7 +177,7 @@ async def end_child_runs(journal: Journal, tools: ToolRegistry) -> list[ToolResu
 
 
 async def _end_child_run(journal: Journal, tools: ToolRegistry, entry: OpenCall) -> ToolReturn | None:
-    """Cancel the child run of an open call, and return its result; None if there is no child run."""
+    """Cancel the child run of an open call, and return its result; None if the call has none."""
     tool, store, caller, call_id = tools.get(entry.call.name), journal.store, journal.run.id, entry.call.id
     try:
         if tool is None:
@@ -192,5 +192,5 @@ async def _end_child_run(journal: Journal, tools: ToolRegistry, entry: OpenCall)
         return build_missing_result(entry) if waits_on_child(journal.run, entry) else None  # otherwise it never began
     except AgentError as error:
         journal.log.warning("child_not_ended", call=call_id, error=type(error).__name__)
-        text = f"the agent of {entry.call.name} could not be told to stop. Check before you repeat anything."
+        text = f"the agent of {entry.call.name} could not be cancelled. Check before you repeat anything."
         return ToolReturn(outcome=Outcome.UNKNOWN, content=text, child=await load_child_cost(store, caller, call_id))

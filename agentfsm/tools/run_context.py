@@ -15,6 +15,7 @@ from agentfsm.core.messages import JSON, ErrorType, Media, Outcome
 from agentfsm.core.pending import Pending, Question
 from agentfsm.core.usage import AgentCost
 from agentfsm.core.value import Value
+from agentfsm.tools.attendance import Attendance
 from agentfsm.tools.question_validation import encode_state, validate_questions
 
 D = TypeVar("D")
@@ -84,7 +85,7 @@ class RunContext(Generic[D]):
     """Metadata with which the run was started."""
 
     on_progress: Callable[[str], None] | None = attrs.field(default=None, repr=False)
-    """Callback for progress messages, callable from any thread. None if there is no listener."""
+    """Callback for progress messages, callable from any thread. None without a listener."""
 
     cancel_flag: CancelFlag = attrs.field(factory=CancelFlag, repr=False)
     """Flag behind `cancelled`."""
@@ -99,10 +100,13 @@ class RunContext(Generic[D]):
     """Function that searches the run's tools not offered to the model, and returns a description of the matches."""
 
     on_event: Callable[[Any], None] | None = attrs.field(default=None, repr=False)
-    """Callback for the events of a subagent. None if there is no listener."""
+    """Callback for the events of a subagent. None without a listener."""
 
     inquiry: Inquiry = attrs.field(factory=Inquiry, repr=False)
     """Questions that the tool has asked people, and their replies; read them as `answers` and `state`."""
+
+    attendance: Attendance | None = attrs.field(default=None, repr=False)
+    """Access to the person who attends the run; None if its driving call has no `elicit=`."""
 
     parent: Any = attrs.field(default=None, repr=False)
     """Parent run of a subagent call (`agentfsm.engine.execution.parent.Parent`); None for other tools."""

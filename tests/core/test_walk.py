@@ -95,8 +95,8 @@ def check_inquiries(run, events):
         if entry.phase is Phase.FINISHED:
             continue
         asked = [event for event in events if isinstance(event, e.ToolPaused) and event.call_id == entry.call.id]
-        rounds = sum(event.state is not None for event in asked)
         given = [event for event in events if isinstance(event, e.InputGiven) and event.call_id == entry.call.id]
+        rounds = sum(event.state is not None for event in (*asked, *given))
         told = {key: value for event in given for key, value in event.answers.items()}
         assert (entry.inquiry is None) == (rounds == 0)
         assert entry.inquiry is None or (entry.inquiry.rounds, dict(entry.inquiry.answers)) == (rounds, told)

@@ -11,7 +11,7 @@ from agentfsm.core.header import Header
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import ErrorType, Outcome
-from agentfsm.core.pending import PendingKind
+from agentfsm.core.pending import PendingKind, Question
 from agentfsm.core.verdict import Action
 from tests.support.format_2 import FORMAT_2
 from tests.support.format_3 import FORMAT_3
@@ -30,6 +30,7 @@ BELOW = Pending(
     digest="aa",
     error=MISFIT,
 )
+SURE = Question(key="q1", message="Sure?", schema={"type": "object", "properties": {"ok": {"type": "boolean"}}})
 FURTHER = (
     *FORMAT_3.further,
     e.ApprovalGiven(call_id="t5.0", by="bob", arguments='{"cents":900}', key="9f3c61d07a5be284:t5.0:4ae81572"),
@@ -39,6 +40,7 @@ FURTHER = (
     e.ToolCutOff(call_id="t6.0", started_at=1700000200.5, duration_s=0.25, undone=True),
     e.ApprovalAsked(call_id="t6.1", expires_at=1700604800.0, description="Pays 17.00 €.", digest="aa", error=MISFIT),
     e.ToolPaused(call_id="t6.2", pending=(BELOW,)),
+    e.InputGiven(call_id="t6.0", by="ann", answers={"q1": {"ok": True}}, questions=(SURE,), state='{"asked": []}'),
 )
 
 FORMAT_4 = Format(
@@ -60,6 +62,8 @@ FORMAT_4 = Format(
             (e.ToolStarted, "read_only"),
             (e.ToolStarted, "since"),
             (e.ToolStarted, "attempts"),
+            (e.InputGiven, "questions"),
+            (e.InputGiven, "state"),
         }
     ),
     closed_sets=(Action, ErrorType, InputKind, Outcome, PendingKind, Priority, StopReason),

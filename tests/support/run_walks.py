@@ -14,7 +14,7 @@ from agentfsm.core.run import begin_run
 from agentfsm.core.segments import default_segments, render_segments
 from agentfsm.core.usage import AgentCost, Usage
 from agentfsm.core.verdict import Action, Verdict
-from tests.support.sample_runs import INQUIRED, TASK, WAITED, answer, call, header, result
+from tests.support.sample_runs import ATTENDED, INQUIRED, TASK, WAITED, answer, call, header, result
 
 text = st.text(max_size=12)
 
@@ -122,7 +122,8 @@ def work(run, draw, calls):
             return draw(st.sampled_from([asks(asked.id, draw), paused(asked.id), e.ToolLost(call_id=asked.id)]))
         case Phase.RUNNING, 0:
             lost = e.ToolLost(call_id=asked.id)
-            return draw(st.sampled_from([lost, paused(asked.id), inquired(asked.id), cut(asked.id, draw)]))
+            asking = [inquired(asked.id), attended(asked.id, draw)]
+            return draw(st.sampled_from([lost, paused(asked.id), *asking, cut(asked.id, draw)]))
         case ((Phase.INTENDED | Phase.APPROVED | Phase.RUNNING), 1):
             flags = st.fixed_dictionaries({"repeatable": st.booleans(), "read_only": st.booleans()})
             return e.ToolStarted(call_id=asked.id, **draw(flags))
@@ -143,6 +144,10 @@ def paused(call_id):
 
 def inquired(call_id):
     return attrs.evolve(INQUIRED, call_id=call_id)
+
+
+def attended(call_id, draw):
+    return attrs.evolve(ATTENDED, call_id=call_id, by=draw(text), answers=draw(answers))
 
 
 def decide(run, draw):

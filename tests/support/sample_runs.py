@@ -1,5 +1,7 @@
 """Small builders for the core's tests: calls, results, events, and a run in every state and phase."""
 
+import attrs
+
 from agentfsm.core import events as e
 from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.header import Header
@@ -112,6 +114,8 @@ INQUIRED = e.ToolPaused(
     state='{"cents": 5}',
 )
 GIVEN = e.InputGiven(call_id="t1.0", by="ann", answers={"who": {"name": "Ann"}})
+# The same, of a person who attends the call, which goes on.
+ATTENDED = attrs.evolve(GIVEN, questions=(QUESTION,), state='{"cents": 5}')
 
 # The fingerprint of an agent that is not what it was.
 CHANGED = Fingerprint(instructions="0a1b2c3d", model="gpt-4o", tools={"search": "4e5f6071"})

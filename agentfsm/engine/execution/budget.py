@@ -7,7 +7,7 @@ together spend more than the limit.
 Tokens and money are reserved for the longest permitted answer of a request, on the budget of the run and on each one
 above it. A request waits while one of these has no room beside the other reservations. A request that fits may answer
 longer than estimated, so a budget is exceeded by one answer at most. A waiting request holds no reservation, and a
-request with a reservation waits only for its model, so there is no deadlock. Tool calls are counted one by one, so that
+request with a reservation waits only for its model, so deadlocks cannot occur. Tool calls are counted one by one, so
 their limit is never exceeded.
 
 A run that requests a last answer reserves its cost, from itself and from the child runs.

@@ -10,6 +10,7 @@ from agentfsm.engine.execution.budget import Budget
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.tokens.ledger import BYTE_COUNTER, TokenLedger, estimate_tokens
+from agentfsm.tools.attendance import Attendant
 
 
 @attrs.define(eq=False, repr=False, kw_only=True, on_setattr=attrs.setters.NO_OP)
@@ -32,6 +33,9 @@ class Execution:
     orphaned_calls: frozenset[str]
     """Ids of the calls that were open when an earlier worker crashed."""
 
+    attendant: Attendant | None
+    """Asks the person who attends the execution; None if there is none."""
+
     def count_tokens(self, text: str) -> int:
         """Return the tokens of a text: exactly if a vocabulary is loaded, otherwise an estimate."""
         counter = self.ledger.counter
@@ -47,6 +51,7 @@ def build_execution(
     *,
     resume: bool = False,
     takeover: bool = False,
+    attendant: Attendant | None = None,
 ) -> Execution:
     """Build the execution of a run.
 
@@ -58,6 +63,7 @@ def build_execution(
         parent_budget: Budget of the parent run.
         resume: Whether the caller resumes the run; False for a worker.
         takeover: Whether the run was taken from another worker.
+        attendant: Asks the person who attends the execution; None if there is none.
     """
     return Execution(
         config=config,
@@ -68,4 +74,5 @@ def build_execution(
         is_resumed=resume,
         is_takeover=takeover,
         orphaned_calls=journal.list_orphaned_calls(),
+        attendant=attendant,
     )

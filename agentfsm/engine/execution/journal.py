@@ -7,7 +7,8 @@ before they cause an effect.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import anyio
@@ -26,7 +27,7 @@ from agentfsm.streaming.log import RunLogger
 from agentfsm.streaming.stream import Listener, StateChanged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from agentfsm.core.events import Event
     from agentfsm.core.header import Header
@@ -144,7 +145,19 @@ class Journal:
     _is_released: bool = False
     _last_write: PendingWrite | None = None
     _last_event_s: float = 0.0
-    """Reading of the clock at the latest event."""
+    """Reading of the clock at the latest event, without the time for which it was stopped."""
+
+    _open_questions: int = 0
+    """Number of questions that an attending person is being asked."""
+
+    _stopped_at_s: float | None = None
+    """Reading of the clock when the active time was stopped, while it is."""
+
+    _time_left_s: float = math.inf
+    """Seconds that the execution had left then."""
+
+    _stopped_s: float = 0.0
+    """Seconds for which the active time was stopped before."""
 
     _clock_offset_s: float = 0.0
     """Offset from the monotonic clock to Unix time; computed once, so that times do not jump within an execution."""
@@ -210,12 +223,33 @@ class Journal:
     @property
     def active_s(self) -> float:
         """Active seconds of the run up to now."""
-        return self.run.duration_s + self.clock.monotonic() - self._last_event_s
+        now = self.clock.monotonic() if self._stopped_at_s is None else self._stopped_at_s
+        return self.run.duration_s + now - self._stopped_s - self._last_event_s
+
+    @contextmanager
+    def stop_active_time(self) -> Iterator[None]:
+        """Stop the run's active time and the deadline of its execution while a person is asked. Blocks may overlap."""
+        scope = self.cancel_scope
+        if not self._open_questions:
+            self._stopped_at_s = self.clock.monotonic()
+            if scope is not None:
+                self._time_left_s, scope.deadline = scope.deadline - anyio.current_time(), math.inf
+        self._open_questions += 1
+        try:
+            yield
+        finally:
+            self._open_questions -= 1
+            if not self._open_questions and self._stopped_at_s is not None:
+                self._stopped_s += self.clock.monotonic() - self._stopped_at_s
+                self._stopped_at_s = None
+                if scope is not None:
+                    scope.deadline = anyio.current_time() + self._time_left_s
 
     def _stamp(self, events: Sequence[Event]) -> None:
         """Set the time of events that are not shared yet; copying them would cost three times their construction."""
         now = self.clock.monotonic()
-        took_s, self._last_event_s = round_duration(now - self._last_event_s), now
+        active = (now if self._stopped_at_s is None else self._stopped_at_s) - self._stopped_s
+        took_s, self._last_event_s = round_duration(active - self._last_event_s), active
         at = round_timestamp(self._clock_offset_s + now)
         for event in events:
             _set_frozen(event, "at", at)

@@ -131,7 +131,7 @@ async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | No
     drive, engine, settings = prepared.execution, prepared.execution.config, prepared.settings
     wanted = settings.max_tokens or ANSWER_TOKENS
     longest = settings.max_tokens or MAX_ANSWER_TOKENS
-    # Anthropic refuses a cap that is not above what is for thinking.
+    # Anthropic refuses a cap that is not above the tokens for thinking.
     least = min(1 + settings.thinking_tokens, wanted) if settings.extra_body else 1
     price = partial(calculate_usd, engine.model)
     if drive.config.last_answer:
@@ -237,8 +237,10 @@ class _ChunkReceiver:
             MisuseError: if it is not a chunk, or the reply has ended.
         """
         if self.is_closed:
-            what = f"{type(self.prepared.execution.config.model).__name__}.reply"
-            raise MisuseError(f"{what} emitted a piece after it had ended: wait for all that emits before it returns")
+            method = f"{type(self.prepared.execution.config.model).__name__}.reply"
+            raise MisuseError(
+                f"{method} emitted a chunk after it had ended: await all emitting tasks before it returns"
+            )
         if isinstance(chunk, TextChunk) and chunk.text.__class__ is str:  # nearly all
             if self.on_event is not None:
                 self.on_event(self.make_text_delta(chunk.text))

@@ -22,7 +22,7 @@ from agentfsm.core.errors import ArgumentsError, RunNotFoundError
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.inbox import Approve, Cancel, Decision, GiveInput, Input, PostedItem, Reject, Rerun, Settle
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult, replace_surrogates
-from agentfsm.core.pending import Pending, PendingKind
+from agentfsm.core.pending import Pending, PendingKind, Question
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.execution import Execution
@@ -34,7 +34,7 @@ from agentfsm.tools import callback_errors
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.dispatch import QueueHost
 from agentfsm.tools.queue.result_text import build_decided_result
-from agentfsm.tools.run_context import Found, InputRequired, RunContext
+from agentfsm.tools.run_context import Found, RunContext
 from agentfsm.tools.schema.binding import Arguments
 from agentfsm.tools.tool import ANSWER_EXPIRES_S, DIGEST_CHARS, UNKNOWN_OUTCOME_POLICIES, Tool
 
@@ -317,7 +317,7 @@ def build_pending_question(
     run: Run,
     tool: Tool[..., Any],
     call: ToolCall,
-    pause: InputRequired,
+    questions: tuple[Question, ...],
     *,
     rounds: int,
     now: float,
@@ -328,22 +328,22 @@ def build_pending_question(
         run: The run of the call.
         tool: The tool that asks.
         call: The call in which it asks.
-        pause: The questions.
+        questions: The questions.
         rounds: The number of times it has asked before.
         now: The Unix time in seconds by the store's clock.
     """
     arguments = tool.to_namespace(tool.bind(call.arguments))
-    asked = [rounds, *map(attrs.asdict, pause.questions)]
+    asked = [rounds, *map(attrs.asdict, questions)]
     return Pending(
         kind=PendingKind.QUESTION,
         run_id=run.id,
         call_id=call.id,
         tool=call.name,
         arguments=parse_arguments(call),
-        description="\n".join([each.message for each in pause.questions])[:DESCRIPTION_CHARS],
+        description="\n".join([each.message for each in questions])[:DESCRIPTION_CHARS],
         expires_at=now + answer_lifetime_s(tool, arguments),
         digest=short_hash(json.dumps(asked, sort_keys=True), DIGEST_CHARS),
-        questions=pause.questions,
+        questions=questions,
     )
 
 

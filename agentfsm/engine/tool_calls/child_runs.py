@@ -172,7 +172,7 @@ def build_unresponsive_result(run: Run, model: Model | None = None) -> ToolRetur
     names = [entry.call.name for entry in run.open if entry.attempts and entry.phase is not Phase.FINISHED]
     doing = f", and may still be doing: {', '.join(names)}" if names else ""
     name, cost = run.header.agent, calculate_run_cost(run, model)
-    text = f"the agent {name} was told to stop and has not answered{doing}. Check before you repeat anything."
+    text = f"the agent {name} was cancelled but has not ended{doing}. Check before you repeat anything."
     return ToolReturn(outcome=Outcome.UNKNOWN, content=f"{text}{_describe_effects(run)}", child=cost)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import attrs
 
 from agentfsm.core import events as e
@@ -39,6 +41,7 @@ from agentfsm.engine.tool_calls.approvals import build_pending_question, needs_a
 from agentfsm.engine.tool_calls.child_runs import add_child_cost, end_interrupted_child
 from agentfsm.ports.model import ProposedCall
 from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
+from agentfsm.tools.attendance import Attendance, Attendant, AttendedQuestions
 from agentfsm.tools.question_validation import MAX_ROUNDS
 from agentfsm.tools.queue.dispatch import CallOutcome, QueueHost, ToolJob, failed_outcome
 from agentfsm.tools.queue.result_text import too_many_rounds_text
@@ -113,8 +116,38 @@ class RunHost(QueueHost):
             find_result_text=self._find_result_text,
             find_result_parts=self._find_result_parts,
             find_tools=self._search_tools,
+            attendance=self._build_attendance(call, tool),
             parent=self._build_parent() if tool.kind is ToolKind.AGENT else None,
         )
+
+    def _build_attendance(self, call: ToolCall, tool: Tool[..., Any]) -> Attendance | None:
+        """Return the call's access to the attending person; the active time of the run stops while it is used."""
+        attendant = self.execution.attendant
+        if attendant is None:
+            return None
+        direct = Attendance(attendant, partial(self._ask_person, call, tool))
+        return direct.with_clock(self.execution.journal.stop_active_time)
+
+    async def _ask_person(
+        self, call: ToolCall, tool: Tool[..., Any], attendant: Attendant, asked: AttendedQuestions
+    ) -> Mapping[str, Any] | None:
+        """Ask the questions of a running call, and commit the answers before they are used."""
+        journal = self.execution.journal
+        inquiry = _find_entry(journal.run, call).inquiry or Inquiry()
+        if inquiry.rounds >= MAX_ROUNDS:
+            journal.log.warning("call_asks_too_often", call=call.id, rounds=inquiry.rounds)
+            return None
+        now = await journal.store.now()
+        questions = asked.questions
+        item = build_pending_question(journal.run, tool, call, questions, rounds=inquiry.rounds, now=now)
+        given = await attendant(attrs.evolve(item, expires_at=None))
+        answers = {} if given is None else given.answers
+        by = "" if given is None else given.by
+        fact = e.InputGiven(call_id=call.id, by=by, answers=answers, questions=questions, state=asked.state)
+        self.record(*_build_missing_start(journal.run, call, asked.attempt), fact)
+        await journal.flush()
+        journal.check_lease()
+        return None if given is None else answers
 
     async def _search_tools(self, query: str) -> str:
         return await search_tools(self.execution, query)
@@ -254,7 +287,7 @@ class RunHost(QueueHost):
             if rounds >= MAX_ROUNDS:
                 return failed_outcome(too_many_rounds_text(call.name, rounds), ErrorType.TOOL)
             now = await self.execution.journal.store.now()
-            waits = (build_pending_question(run, tool, call, pause, rounds=rounds, now=now),)
+            waits = (build_pending_question(run, tool, call, pause.questions, rounds=rounds, now=now),)
             state = pause.state
         self._record_pause(*self._build_late_start(job), e.ToolPaused(call_id=call.id, pending=waits, state=state))
         return None
@@ -281,6 +314,9 @@ class EagerHost(RunHost):
     held_records: list[ToolResult | tuple[e.Event, ...] | ToolEvent] | None = attrs.field(factory=list, init=False)
     """Events held back; None once the reply is in the journal, when everything is committed at once."""
 
+    is_released: anyio.Event = attrs.field(factory=anyio.Event, init=False)
+    """Set once the reply is in the journal."""
+
     is_discarded: bool = attrs.field(default=False, init=False)
     """Whether the reply that requested the calls was dropped."""
 
@@ -290,6 +326,13 @@ class EagerHost(RunHost):
             super().on_result(result)
         else:
             self.held_records.append(result)
+
+    async def _ask_person(
+        self, call: ToolCall, tool: Tool[..., Any], attendant: Attendant, asked: AttendedQuestions
+    ) -> Mapping[str, Any] | None:
+        """Ask once the reply that requested the call is in the journal."""
+        await self.is_released.wait()
+        return await super()._ask_person(call, tool, attendant, asked)
 
     def on_cut_off(self, job: ToolJob, duration_s: float) -> None:
         """Record the progress of a cut-off call, if the journal has the call."""
@@ -306,6 +349,7 @@ class EagerHost(RunHost):
         """Commit the events held back, once the reply that requested the calls is in the journal."""
         self.unfinished = len(self.execution.journal.run.open)
         held, self.held_records = self.held_records or [], None
+        self.is_released.set()
         for each in held:
             if isinstance(each, ToolResult):
                 self.on_result(each)
@@ -337,6 +381,13 @@ def _mark_discarded(event: ToolEvent) -> ToolEvent:
     """Return the end event of a call whose result was dropped."""
     text = "dropped, with the reply that asked for it"
     return attrs.evolve(event, type=ToolEventType.ERROR, success=False, message=text, result=None)
+
+
+def _build_missing_start(run: Run, call: ToolCall, attempts: int) -> list[e.Event]:
+    """Return the start event of a running read-only call, if the journal does not have it."""
+    if run.open_call(call.id).phase is Phase.RUNNING:
+        return []
+    return [e.ToolStarted(call_id=call.id, repeatable=True, read_only=True, attempts=attempts)]
 
 
 def _find_entry(run: Run, call: ToolCall) -> OpenCall:

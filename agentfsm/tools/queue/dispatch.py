@@ -7,7 +7,8 @@ Whatever a tool does, its call gets exactly one result. This applies to every ca
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from inspect import isawaitable
 from types import CoroutineType, GeneratorType
@@ -206,7 +207,7 @@ class ToolDispatcher:
     """Number of retries so far, by tool name."""
 
     on_event: Callable[[StreamEvent], None] | None
-    """Function that receives progress events; None if there is no listener."""
+    """Function that receives progress events; None without a listener."""
 
     async def run_call(self, job: ToolJob) -> CallOutcome:
         """Run a call and return its outcome.
@@ -306,6 +307,12 @@ class _RetryLoop:
     _run_context: RunContext[Any] | None = None
     """Context of the current attempt, if the tool takes one."""
 
+    _open_stops: int = 0
+    """Number of blocks in progress that stop the timer."""
+
+    _time_left_s: float = 0.0
+    """Seconds that the timer had left when it was stopped."""
+
     async def run(self) -> CallOutcome:
         """Make attempts until there is a result, or no retry is left."""
         while True:
@@ -320,6 +327,20 @@ class _RetryLoop:
         """Set the deadline, once."""
         if self.scope.deadline == float("inf"):
             self.scope.deadline = self.current_time() + self.timeout_s + self.tool.grace_s
+
+    @contextmanager
+    def _stop_timer(self) -> Iterator[None]:
+        """Stop the timer of the call while a person is asked. Blocks may overlap."""
+        self.start_timer()
+        if not self._open_stops:
+            self._time_left_s, self.scope.deadline = self.scope.deadline - self.current_time(), float("inf")
+        self._open_stops += 1
+        try:
+            yield
+        finally:
+            self._open_stops -= 1
+            if not self._open_stops:
+                self.scope.deadline = self.current_time() + self._time_left_s
 
     async def _attempt(self) -> CallOutcome | float:
         """Make one attempt. Return the outcome, or the seconds to wait before the next attempt."""
@@ -373,6 +394,8 @@ class _RetryLoop:
             return self._run_context
         deadline = self.dispatcher.clock.now() + self.timeout_s
         known = self.dispatcher.host.build_context(self.job.call, self.tool, deadline)
+        if known.attendance is not None:
+            known = attrs.evolve(known, attendance=known.attendance.with_clock(self._stop_timer))
         on_event = self.dispatcher.on_event
         self._run_context = known if on_event is None else self._report_events(known, on_event)
         return self._run_context
