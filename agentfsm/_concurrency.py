@@ -80,7 +80,7 @@ def monotonic_time() -> float:
 
 
 def boot_clock() -> float:
-    """Return the seconds since the machine was started, sleep included. Elsewhere than on Linux: the monotonic clock."""
+    """Return the seconds since the machine was started, sleep included; the monotonic clock if not on Linux."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 

@@ -95,7 +95,7 @@ async def generating(_self: Model, _request: Request, _emit: Emit | None = None)
         (returning("hello"), r"Mine\.reply returned str: return a Reply"),
         (returning(None), r"Mine\.reply returned NoneType: return a Reply"),
         (returning(Reply(calls=({"name": "x"},))), "calls that are dict: give a tuple of ProposedCall"),  # type: ignore[arg-type]
-        (returning(odd(text=None)), r"whose text is of the type NoneType: give '' where it says nothing"),
+        (returning(odd(text=None)), r"whose text is of the type NoneType: give '' for a reply without text"),
         (returning(odd(calls=None)), r"whose calls is of the type NoneType: give a tuple of ProposedCall"),
         (
             returning(odd(text="x", finish_reason="max_tokens")),
@@ -108,7 +108,7 @@ async def generating(_self: Model, _request: Request, _emit: Emit | None = None)
             "a native whose content is of the type bytes",
         ),  # type: ignore[arg-type]
         (returning(odd(text="x", model=None)), "whose model is of the type NoneType: give the name of the model"),
-        (returning(odd(calls=(proposed(id=None),))), "a call whose id is of the type NoneType: give a text"),
+        (returning(odd(calls=(proposed(id=None),))), "a call whose id is of the type NoneType: give a string"),
         (returning(odd(calls=(proposed(arguments={}),))), "whose arguments is of the type dict: give the JSON text"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -214,7 +214,7 @@ async def test_a_piece_that_comes_after_its_reply_goes_nowhere(fails):
         if len(emits) == 1 and fails:
             raise ModelUnavailableError("not now")
         if len(emits) == 2:
-            with pytest.raises(MisuseError, match=r"Mine\.reply emitted a piece after it had ended: wait for all"):
+            with pytest.raises(MisuseError, match=r"Mine\.reply emitted a chunk after it had ended: await all"):
                 emits[0](TextChunk("late"))
         emit(TextChunk("x"))
         return Reply(text="x") if len(emits) == 2 else Reply(calls=(proposed(arguments='{"query": "y"}'),))
