@@ -28,28 +28,28 @@ from agentfsm.ports.policies import MAX_FOUND_TOOLS, Scorer, Selection, Selector
 from agentfsm.tokens.ledger import BYTE_COUNTER
 from agentfsm.tools.queue.result_text import describe_error
 
-# Tools. Up to here a model chooses well among all, above it needs a selection (Source: document E, 9.1).
+# Number of tools up to which a model chooses well among all; with more, it needs a selection (Source: document E, 9.1).
 SIMILAR_ABOVE: Final = 20
-# Tools. Above, two stages are about the only way that works (Source: document E, 5.4 and 9.1).
+# Number of tools above which only the two stages work well (Source: document E, 5.4 and 9.1).
 TWO_STAGE_ABOVE: Final = 50
-# Tools: as many as a model still chooses well among, and not fewer, for a tool that is left out cannot be called.
-# Measured (`make bench ROW=selection`), of the right tools among 50, 200, 500 and 1,427 the first 20 hold 98.0, 97.8,
-# 96.8 and 95.6 %, the first 10 hold 97.7, 97.2, 96.1 and 93.0 %, the first 5 hold 97.6, 96.6, 94.4 and 90.1 %. Those
-# tasks name all that they need; the later steps of a long task do not, which speaks for 20.
+# Number of offered tools: the largest among which a model chooses well, because an omitted tool cannot be called.
+# Measured (`make bench ROW=selection`): of the right tools among 50, 200, 500 and 1,427, the first 20 contain 98.0,
+# 97.8, 96.8 and 95.6 %, the first 10 have 97.7, 97.2, 96.1 and 93.0 %, the first 5 have 97.6, 96.6, 94.4 and 90.1 %.
+# These tasks mention everything that they need. The later steps of a long task do not, which favours 20.
 DEFAULT_TOP: Final = 20
-# Tools that stage two shows: 3 to 5 (Source: document E, 5.4).
+# Number of tools that stage two offers: 3 to 5 (Source: document E, 5.4).
 DEFAULT_PICKS: Final = 5
-# Tools, when nothing tells them apart: OpenAI refuses a request with more.
+# Number of offered tools if scores do not rank them: OpenAI refuses a request with more.
 MAX_UNCHOSEN: Final = 128
-# The longest list of summaries: about 10,000 tokens, which is what 20 full definitions take at most (Source: document
-# E, 9.2). A longer one would cost more than it saves. About 280 tools fit.
+# Maximum of bytes of the list of summaries: about 10,000 tokens, the most for 20 full definitions (Source: document E,
+# 9.2). A longer list would cost more than it saves. About 280 tools fit.
 STAGE_ONE_BYTES: Final = 40_000
-# What is read of a task, half from its head and half from its tail: that is where a pasted document's reader says what
-# to do with it.
+# Characters of a task that are read, half from its beginning and half from its end: instructions for a pasted document
+# are there.
 TASK_CHARS: Final = 8_000
-# What is compared of one tool; a definition of 500 tokens has 2,000.
+# Characters of a tool that are compared; a definition of 500 tokens has 2,000.
 TEXT_CHARS: Final = 8_000
-# Characters of an error's text, in `how`, which every journal keeps.
+# Characters of an error's text in `how`, which every journal stores.
 _REASON_CHARS: Final = 200
 
 _DIRECTIONS: Final = """\
@@ -60,12 +60,12 @@ Do not work on the task yourself. Answer with nothing but a JSON list of names, 
 The tools, as name(parameters; ? marks what may be left out): what it does
 {lines}"""
 
-# What may be a name; "get.v2" is one piece, so that it does not pass for "get". A list's number is not part of it.
+# A possible name. "get.v2" is one piece, so that it does not match "get". The number of a list item is not part of it.
 _NAME_TOKEN: Final = re.compile(r"(?:\d+\.)?([A-Za-z0-9_-]+(?:[./][A-Za-z0-9_-]+)*)")
 _JSON_LIST: Final = re.compile(r"\[[^\[\]]*\]")
 _MARKED_NAME: Final = re.compile(r"`[^`\n]+`|\"[^\"\n]+\"|\*\*[^*\n]+\*\*")
 _BRACKETS: Final = re.compile(r"\([^()]*\)")
-# What stands between a name and what is said of it.
+# Separator between a name and the remark about it.
 _REMARK_SEPARATOR: Final = re.compile(r":| [-–—] ")  # noqa: RUF001  models write such dashes
 
 
@@ -77,7 +77,7 @@ class AllTools(ToolSelector):
         """Return False: no selection is needed."""
         return False
 
-    async def select(self, task: str, tools: Sequence[ToolDefinition], ask: SelectorAsk) -> Selection:  # noqa: ARG002  all is all
+    async def select(self, task: str, tools: Sequence[ToolDefinition], ask: SelectorAsk) -> Selection:  # noqa: ARG002  the result is always the same
         """Return all tools."""
         return _build_selection(tools, "all")
 

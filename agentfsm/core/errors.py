@@ -209,7 +209,7 @@ def ensure_printable(error: BaseException) -> BaseException:
     """Return the error, or a substitute if its traceback cannot be formatted, which would make a log handler raise."""
     try:
         traceback.format_exception(error)
-    except BaseException:  # noqa: BLE001  an attribute of it, or of what it comes from, can raise anything
+    except BaseException:  # noqa: BLE001  an attribute of the error or its cause can raise anything
         text = f"{type(error).__name__}, whose traceback cannot be formatted"
         return RuntimeError(text).with_traceback(error.__traceback__)
     return error

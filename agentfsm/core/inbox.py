@@ -113,7 +113,7 @@ class Approve(Value):
 
     call_id: str
     by: str = attrs.field(default="", validator=STRING)
-    """Who decided, for the record."""
+    """Person who decided, for the record."""
 
     arguments: str | None = None
     """Text of a JSON object that replaces the arguments of the call; None to keep them."""

@@ -26,7 +26,7 @@ JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | Non
 
 
 class Outcome(StrEnum):
-    """How a tool call ended. Only DONE is a success."""
+    """Outcome of a tool call. Only DONE is a success."""
 
     DONE = "done"
     FAILED = "failed"
@@ -310,7 +310,7 @@ class ToolResult(Value):
     """Name of the tool."""
 
     outcome: Outcome
-    """How the call ended."""
+    """Outcome of the call."""
 
     content: str
     """The whole output as text. A value that is not text is written as JSON, without ASCII escapes."""

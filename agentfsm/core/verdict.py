@@ -26,7 +26,7 @@ class Score(Value):
     """Name of the criterion: "completeness", "correctness", "format", or one of your own."""
 
     score: int
-    """How well the criterion is met, from 1 (not at all) to 5 (fully)."""
+    """Degree to which the criterion is met, from 1 (not at all) to 5 (fully)."""
 
     reason: str = ""
     """Reason for the score; empty if the judge gave none."""

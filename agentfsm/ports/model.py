@@ -193,7 +193,7 @@ class CallChunk(Value):
     """A piece of a tool call, as it streams in."""
 
     index: int
-    """Which call of the reply, from 0."""
+    """Position of the call in the reply, from 0."""
 
     name: str = ""
     """Name of the tool, sent with the first piece of the call."""
@@ -263,7 +263,7 @@ class Model(Protocol):
         return None
 
     def unsupported_settings(self, settings: Settings) -> str | None:  # noqa: ARG002  as above
-        """Return which of the settings the provider's API does not support, and what to do; None if it supports all."""
+        """Return the settings that the provider's API does not support, and a remedy; None if it supports all."""
         return None
 
     def unsupported_schema(self, schema: Mapping[str, JSON]) -> str | None:  # noqa: ARG002  as above
@@ -321,10 +321,10 @@ def ensure_model(model: Model) -> Model:
             f"{type(model).__name__} is not a model, since it has no {', '.join(missing)}: give one such as "
             "OpenAIChat('gpt-4o'), or an instance of a subclass of agentfsm.ports.Model with a name and an async reply",
         )
-    what = type(model).__name__
-    NAME.check(what, "name", model.name)
-    COUNT.check(what, "window_tokens", model.window_tokens)
-    _OUTPUT_MODES.check(what, "output_modes", model.output_modes)
+    kind = type(model).__name__
+    NAME.check(kind, "name", model.name)
+    COUNT.check(kind, "window_tokens", model.window_tokens)
+    _OUTPUT_MODES.check(kind, "output_modes", model.output_modes)
     return model
 
 
@@ -385,21 +385,25 @@ def find_reply_excess(reply: Reply) -> str | None:
 # The expected types of the fields of a reply and of its calls, each with the advice for the error message.
 FieldRules: TypeAlias = Mapping[str, tuple[type | UnionType, str]]
 _REPLY_FIELDS: Final[FieldRules] = {
-    "text": (str, "'' where it says nothing"),
+    "text": (str, "'' for a reply without text"),
     "calls": (tuple | list, "a tuple of ProposedCall"),
     "finish_reason": (FinishReason, "a FinishReason, for example FinishReason.LENGTH for a reply that was cut off"),
     "native": (NativeReply | None, "NativeReply(provider=..., content=...), or None"),
     "model": (str, "the name of the model that answered, or ''"),
 }
-_NATIVE_FIELDS: Final[FieldRules] = {"provider": (str, "a text"), "content": (str, "the JSON text")}
-_CALL_FIELDS: Final[FieldRules] = {"id": (str, "a text"), "name": (str, "a text"), "arguments": (str, "the JSON text")}
+_NATIVE_FIELDS: Final[FieldRules] = {"provider": (str, "a string"), "content": (str, "the JSON text")}
+_CALL_FIELDS: Final[FieldRules] = {
+    "id": (str, "a string"),
+    "name": (str, "a string"),
+    "arguments": (str, "the JSON text"),
+}
 
 
 def check_reply(method: str, reply: object) -> None:
     """Check the value that a method of a model returned, except for its calls and its usage.
 
     Raises:
-        MisuseError: if it is not a Reply, or a field has the wrong type; the message says what to return.
+        MisuseError: if it is not a Reply, or a field has the wrong type; the message names the value to return.
     """
     if not isinstance(reply, Reply):
         raise MisuseError(f"{method} returned {type(reply).__name__}: return a Reply, for example Reply(text='...')")
@@ -412,15 +416,15 @@ def check_call(method: str, call: object) -> None:
     """Check a call in a reply that a method of a model returned.
 
     Raises:
-        MisuseError: if it is not a ProposedCall, or a field has the wrong type; the message says what to return.
+        MisuseError: if it is not a ProposedCall, or a field has the wrong type; the message names the value to return.
     """
-    what = f"{method} returned a Reply with"
+    subject = f"{method} returned a Reply with"
     if not isinstance(call, ProposedCall):
-        raise MisuseError(f"{what} calls that are {type(call).__name__}: give a tuple of ProposedCall")
-    check_fields(f"{what} a call whose", call, _CALL_FIELDS)
+        raise MisuseError(f"{subject} calls that are {type(call).__name__}: give a tuple of ProposedCall")
+    check_fields(f"{subject} a call whose", call, _CALL_FIELDS)
 
 
-def check_fields(what: str, given: object, fields: FieldRules) -> None:
+def check_fields(subject: str, given: object, fields: FieldRules) -> None:
     """Check the types of fields.
 
     Raises:
@@ -429,4 +433,4 @@ def check_fields(what: str, given: object, fields: FieldRules) -> None:
     for name, (kind, wanted) in fields.items():
         value = getattr(given, name)
         if not isinstance(value, kind):
-            raise MisuseError(f"{what} {name} is of the type {type(value).__name__}: give {wanted}")
+            raise MisuseError(f"{subject} {name} is of the type {type(value).__name__}: give {wanted}")

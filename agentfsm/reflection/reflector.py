@@ -1,6 +1,6 @@
 """Judge answers and tool results with a model that scores them, and fixed rules that decide.
 
-The model only scores. Rules decide what follows from the scores, so that a prompt injection cannot force acceptance.
+The model only scores. Rules derive the action from the scores, so that a prompt injection cannot force acceptance.
 Source: document F, 3.4 (criteria, scores and rules), and document A, 3.4 (the three questions of the light form).
 """
 
@@ -73,7 +73,7 @@ def _check_rubric(_reflector: object, _attribute: object, rubric: Mapping[str, s
 
 def _as_tool_names(tools: Iterable[str]) -> frozenset[str]:
     if isinstance(tools, str):
-        raise MisuseError(f"Reflector(tools={tools!r}) would be read as letters: write tools={{{tools!r}}}")
+        raise MisuseError(f"Reflector(tools={tools!r}): give a set of names, tools={{{tools!r}}}")
     return frozenset(tools)
 
 
@@ -90,7 +90,7 @@ class Reflector(Judge):
     run waits for input. Tool results get three short questions instead (correct? more needed? what next?).
 
     Raises:
-        MisuseError: when neither answers nor tools are to be judged, or the rubric is empty.
+        MisuseError: if neither answers nor tools are to be judged, or the rubric is empty.
     """
 
     model: Model | None = attrs.field(default=None, validator=check_model)
@@ -114,7 +114,7 @@ class Reflector(Judge):
     def __attrs_post_init__(self) -> None:
         """Reject a judge without anything to judge."""
         if not self.answers and not self.tools:
-            raise MisuseError("Reflector(answers=False): name the tools whose results it shall judge, in tools={...}")
+            raise MisuseError("Reflector(answers=False): give the names of the tools to judge, as tools={...}")
 
     def wants(self, run: Run) -> bool:
         """Return whether the draft, or one of the turn's results, is to be judged."""
@@ -128,28 +128,29 @@ class Reflector(Judge):
         if isinstance(run.messages[-1], AssistantMessage):
             schema = _scores_schema(self.rubric)
             criteria = "\n".join(f"- {name}: {question}" for name, question in self.rubric.items())
-            told = _JUDGE_PROMPT.format(criteria=criteria, schema=json.dumps(schema))
+            instructions = _JUDGE_PROMPT.format(criteria=criteria, schema=json.dumps(schema))
             work |= {"results": _format_results(run.messages[run.own_start :]), "answer": run.messages[-1].text}
             return self._decide_by_scores(
-                await _ask_judge(ask, told, work, schema, self._parse_scores), run.corrections
+                await _ask_judge(ask, instructions, work, schema, self._parse_scores), run.corrections
             )
-        told = _CHECK_PROMPT.format(schema=json.dumps(_CHECK_SCHEMA))
+        instructions = _CHECK_PROMPT.format(schema=json.dumps(_CHECK_SCHEMA))
         results: Sequence[Any] = [result for result in _newest_results(run) if result.tool in self.tools]
         work |= {"results": _format_results(results)}
-        return self._decide_by_check(await _ask_judge(ask, told, work, _CHECK_SCHEMA, _parse_check), run.corrections)
+        verdict = await _ask_judge(ask, instructions, work, _CHECK_SCHEMA, _parse_check)
+        return self._decide_by_check(verdict, run.corrections)
 
     def _parse_scores(self, said: Mapping[str, Any]) -> Verdict:
-        """Read a judgement. Raises KeyError, TypeError or ValueError where it is none."""
+        """Parse a judgement. Raises KeyError, TypeError or ValueError if it does not fit the schema."""
         found = said["evaluation"]
         scores = tuple([_parse_score(name, found[name]) for name in self.rubric])
         retry = said.get("retry_details") or {}
         if not isinstance(retry, dict):
-            raise TypeError("retry_details is no object")
+            raise TypeError("retry_details is not an object")
         action, note = Action(said["action"]), str(retry.get("modification") or "")
         return Verdict(action=action, scores=scores, step=str(retry.get("step_id") or ""), note=note)
 
     def _decide_by_scores(self, said: Verdict, corrections: int) -> Verdict:
-        """Decide by the rules what the scores mean, whatever action the model has named."""
+        """Decide the action by the rules on scores, which take precedence over the action that the model named."""
         scores = {each.criterion: each.score for each in said.scores}
         if min(scores.values()) >= MIN_ACCEPTED_SCORE:
             return attrs.evolve(said, action=Action.ACCEPT)
@@ -180,7 +181,7 @@ async def _ask_judge(
             return read(jiter.from_json(found.encode()))
         except (KeyError, TypeError, ValueError) as error:
             flaw = f"{type(error).__name__}: {error}"
-    raise ModelReplyError(f"the judge gave no judgement that can be read, {MAX_ATTEMPTS} times ({flaw})")
+    raise ModelReplyError(f"the judge gave no valid judgement in {MAX_ATTEMPTS} attempts ({flaw})")
 
 
 def _parse_score(name: str, found: Mapping[str, Any]) -> Score:
@@ -193,7 +194,7 @@ def _parse_score(name: str, found: Mapping[str, Any]) -> Score:
 def _parse_check(said: Mapping[str, Any]) -> Verdict:
     correct, needed, step = said["correct"], said["more_needed"], str(said.get("next_step") or "")
     if not isinstance(correct, bool) or not isinstance(needed, bool):
-        raise TypeError("a yes or a no that is neither")
+        raise TypeError("correct and more_needed must be true or false")
     if not correct:
         return Verdict(action=Action.RETRY_STEP, note=step or "the results are not correct")
     return Verdict(action=Action.ACCEPT, note=f"Next step: {step}" if needed and step else "")

@@ -328,7 +328,7 @@ async def test_limits_hold_while_answers_are_sent_back():
 
 def test_a_reflector_without_work_is_refused():
     """It says what to name."""
-    with pytest.raises(MisuseError, match="name the tools"):
+    with pytest.raises(MisuseError, match="give the names of the tools"):
         Reflector(answers=False)
     with pytest.raises(MisuseError, match="criterion"):
         Reflector(rubric={})
@@ -336,5 +336,5 @@ def test_a_reflector_without_work_is_refused():
 
 def test_one_tool_is_not_read_as_letters():
     """The name of a tool alone would be a set of letters, none of which is a tool."""
-    with pytest.raises(MisuseError, match=r"write tools=\{'search'\}"):
+    with pytest.raises(MisuseError, match=r"give a set of names, tools=\{'search'\}"):
         Reflector(tools="search")
