@@ -1,4 +1,4 @@
-"""Chunks: a stretch of a journal in one row, as compressed JSON lines. They take a tenth of the room."""
+"""Store a range of events in one row, as compressed JSON lines. This takes a tenth of the space."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Final
 
 from agentfsm.core.errors import CorruptError
 
-# Events in a chunk: a dozen turns. Twice as many would take a sixth less room, and leave twice as many outside.
+# Events in a chunk: about 12 turns. Twice as many would save a sixth of the space, but leave twice as many outside.
 CHUNK_EVENTS: Final = 64
-# Bytes of events beyond which they stay as they are: the store's thread compresses them, and others wait for it.
+# Maximum bytes of a chunk. Larger events stay uncompressed: other jobs wait while the store's thread compresses.
 MAX_CHUNK_BYTES: Final = 1_000_000
 
 
@@ -20,7 +20,7 @@ def find_chunk_ends(first: int, newest: int) -> range:
 
 
 def compress_chunk(bodies: Sequence[bytes]) -> bytes | None:
-    """Return events in one piece, oldest first; None where they are too large, or not as they were written."""
+    """Return the events as one chunk, oldest first; None if they are too large or not `CHUNK_EVENTS` lines."""
     lines = b"\n".join(bodies)
     if lines.count(b"\n") != CHUNK_EVENTS - 1 or len(lines) > MAX_CHUNK_BYTES:
         return None
@@ -31,7 +31,7 @@ def decompress_chunk(run_id: str, newest: int, body: bytes) -> Iterator[tuple[in
     """Yield the events of a chunk with their versions, oldest first.
 
     Raises:
-        CorruptError: when it is damaged.
+        CorruptError: if the chunk is damaged.
     """
     try:
         lines = zlib.decompress(body).split(b"\n")

@@ -1,7 +1,7 @@
-"""Journals in a SQLite file: the store that needs nothing but a path, on asyncio and trio alike.
+"""Store journals in a SQLite file: it needs only a path, and works on asyncio and trio.
 
-One thread owns the one connection and commits in groups (`threaded.group_commit`). `sqlite.file` opens the file
-and guards it. Here are the tables and the statements.
+One thread owns the connection and commits in groups (`threaded.group_commit`). `sqlite.file` opens and guards the file.
+This module defines the tables and the statements.
 """
 
 from __future__ import annotations
@@ -73,28 +73,28 @@ from agentfsm.stores.threaded.store import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-# Events written by one statement at most: it has three variables each, and SQLite may stop at 999.
+# Maximum events in one statement: each takes three variables, and SQLite may allow only 999.
 MAX_EVENTS_PER_INSERT: Final = 100
 
 _INDEXES_V2: Final = (
     "CREATE INDEX runs_by_after ON runs (after) WHERE after IS NOT NULL",
     "CREATE INDEX runs_by_parent ON runs (parent) WHERE parent IS NOT NULL",
 )
-# No index holds a column that changes with each append, so that an append writes to none.
+# No index contains a column that changes with each append, so that an append updates no index.
 _INDEXES_V4: Final = (
     "CREATE INDEX runs_ready ON runs (agent, suspect, ready_at) WHERE ready_at IS NOT NULL",
     "CREATE INDEX runs_by_owner ON runs (owner) WHERE owner IS NOT NULL",
 )
-# The event loops that drive runs; the leases of one are renewed by its row.
+# The event loops that execute runs. One row renews all leases of a loop.
 _CREATE_WORKERS: Final = """
 CREATE TABLE workers (
     name  TEXT PRIMARY KEY,
-    until REAL NOT NULL  -- the end of its leases, seconds of the boot clock of its machine
+    until REAL NOT NULL  -- end of its leases, seconds of its machine's boot clock
 ) WITHOUT ROWID
 """
-# When a worker may claim the run, if nobody drives it; NULL for never. The parameters are named: `seen` and `seen_at`
-# are what its last owner has looked at, `now` is the time, and `rest` the earliest time; of rows of the inbox that are
-# newer than `newest` it does not hold.
+# Time from which a worker may claim a run without owner; NULL for never. Parameters: `seen` is the newest inbox number
+# that its last owner has read, `seen_at` the time when that owner last checked timers, `now` the current time, and
+# `rest` the earliest time of a claim, which inbox rows newer than `newest` ignore.
 _READY_AT_SQL: Final = """
 CASE WHEN state NOT IN ('done', 'error') AND parent IS NULL THEN (
     SELECT min(at) FROM (
@@ -105,7 +105,7 @@ CASE WHEN state NOT IN ('done', 'error') AND parent IS NULL THEN (
 END
 """
 
-# The same for runs of an older file, which no owner of today has looked at.
+# The same for the runs of an older file: there, no owner has recorded its reads.
 _READY_AT_UPGRADE_SQL: Final = (
     _READY_AT_SQL.replace(":now", "updated_at")
     .replace(":newest", "0")
@@ -119,35 +119,35 @@ SCHEMA: Final = SQLiteSchema(
     # A file of version 2 has no chunks, and needs no change to get some.
     tables=frozenset({"runs", "events", "inbox", "workers"}),
     statements=(
-        # What a list shows, and who drives the run. `number` stands for the id in the other tables.
+        # The columns of a list, and the owner of each run. The other tables refer to a run by `number`.
         """
         CREATE TABLE runs (
             number      INTEGER PRIMARY KEY,
             id          TEXT NOT NULL UNIQUE,
             session     TEXT,
-            after       TEXT,              -- the run that this one goes on from
-            parent      TEXT,              -- the run whose tool it is
+            after       TEXT,              -- id of the run that this one continues
+            parent      TEXT,              -- id of the run that called this one as a tool
             agent       TEXT NOT NULL,
             user        TEXT,
-            prompt      TEXT NOT NULL,     -- its beginning, for people
+            prompt      TEXT NOT NULL,     -- its first characters, for lists
             created_at  REAL NOT NULL,     -- seconds since 1970, as all times here
             updated_at  REAL NOT NULL,
             state       TEXT NOT NULL,
             stop_reason TEXT,
-            waiting     INTEGER NOT NULL,  -- whether only something from outside can move it on
-            wakes_at    REAL,              -- when what it waits for is decided by time
+            waiting     INTEGER NOT NULL,  -- whether it waits for an external input or decision
+            wakes_at    REAL,              -- next deadline of the calls that it waits for
             turn        INTEGER NOT NULL,
             version     INTEGER NOT NULL,  -- events in the journal
             tokens      INTEGER NOT NULL,
-            token       INTEGER NOT NULL,  -- the fencing token: grows with each owner
-            crashes     INTEGER NOT NULL,  -- owners that died, since it finished a turn; a pause leaves one of them
-            alone       INTEGER NOT NULL,  -- those of them that drove no other run; counts while crashes does
-            company     INTEGER NOT NULL,  -- runs that the last of them drove, this one included
-            suspect     INTEGER NOT NULL,  -- whether it is claimed apart from others; counts while ready_at does
-            owner       TEXT,              -- the worker that drives the run; NULL for nobody
-            ready_at    REAL,              -- since or from when a worker may claim it; NULL for never, or driven
-            seen        INTEGER NOT NULL,  -- the newest inbox number that an owner has looked at
-            seen_at     REAL NOT NULL      -- when one last looked for timers
+            token       INTEGER NOT NULL,  -- fencing token: grows with each owner
+            crashes     INTEGER NOT NULL,  -- owners that died since it last finished a turn; a pause leaves 1
+            alone       INTEGER NOT NULL,  -- of these, owners with no other run; valid if crashes > 0
+            company     INTEGER NOT NULL,  -- number of runs of the last of these owners, including this one
+            suspect     INTEGER NOT NULL,  -- whether it is claimed separately; valid if ready_at is set
+            owner       TEXT,              -- event loop that executes the run; NULL for none
+            ready_at    REAL,              -- time from which a worker may claim it; NULL for never, or while owned
+            seen        INTEGER NOT NULL,  -- newest inbox number that an owner has read
+            seen_at     REAL NOT NULL      -- time when an owner last checked timers
         )
         """,
         _CREATE_WORKERS,
@@ -155,26 +155,26 @@ SCHEMA: Final = SQLiteSchema(
         "CREATE INDEX runs_by_session ON runs (session) WHERE session IS NOT NULL",
         *_INDEXES_V2,
         *_INDEXES_V4,
-        # The journal; entry 0 is the header. Not WITHOUT ROWID: records of some hundred bytes then lie densely, in the
-        # order in which they came (25 % smaller), and a commit of 300 runs touches a handful of pages instead of 300.
+        # The journal; entry 0 is the header. With row ids, records of some hundred bytes are stored densely, in the
+        # order of their appends (25 % smaller), and a commit of 300 runs changes a handful of pages instead of 300.
         """
         CREATE TABLE events (
             run     INTEGER NOT NULL,
             version INTEGER NOT NULL,
-            body    TEXT NOT NULL,     -- or a BLOB: a pack that ends with this version, see `packs`
+            body    TEXT NOT NULL,     -- or a BLOB: a chunk that ends with this version, see `event_chunks`
             UNIQUE (run, version)
         )
         """,
-        # Every post there ever was, so that a key stays taken.
+        # All posts, including consumed ones, so that each key stays taken.
         """
         CREATE TABLE inbox (
             run    INTEGER NOT NULL,
             number INTEGER NOT NULL,
             key    TEXT NOT NULL,
             item   TEXT NOT NULL,
-            cancel INTEGER NOT NULL,  -- whether the item asks for the end of the run
-            due_at REAL,              -- when it is taken in at the earliest; NULL for at once
-            taken  INTEGER NOT NULL,
+            cancel INTEGER NOT NULL,  -- whether the item cancels the run
+            due_at REAL,              -- earliest time at which it is consumed; NULL for at once
+            taken  INTEGER NOT NULL,  -- whether it was consumed
             PRIMARY KEY (run, number),
             UNIQUE (run, key)
         ) WITHOUT ROWID
@@ -207,7 +207,7 @@ SCHEMA: Final = SQLiteSchema(
     },
 )
 
-# Texts are read as bytes: a record that is damaged is then ours to report, and not SQLite's.
+# Texts are read as bytes, so that this package reports damaged records, and not SQLite.
 _SELECT_RUN: Final = """
 SELECT number, token, crashes, alone, version, owner, state, stop_reason,
        (SELECT max(number) FROM inbox WHERE run = runs.number AND NOT taken)
@@ -226,7 +226,7 @@ SELECT id, company FROM runs
 WHERE agent = ? AND suspect = ? AND ready_at <= ? AND company >= ? ORDER BY ready_at, number LIMIT ?
 """
 _UPSERT_OWNER: Final = "INSERT INTO workers VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET until = excluded.until"
-# All owners, of runs or not; the index has an entry for each run, and only the first of each name is looked at.
+# All owners, with or without runs. The index has an entry for each run; the query reads only the first of each name.
 _SELECT_OWNERS: Final = """
 WITH RECURSIVE owners (name) AS (
     SELECT min(owner) FROM runs WHERE owner IS NOT NULL
@@ -234,7 +234,7 @@ WITH RECURSIVE owners (name) AS (
 SELECT name, until FROM owners LEFT JOIN workers USING (name) WHERE name IS NOT NULL
 UNION SELECT name, until FROM workers
 """
-# Runs of agents that are called belong to the runs of their callers.
+# The runs of subagents count as part of their callers' runs.
 _COUNT_OWNED_RUNS: Final = "SELECT count(*) FROM runs WHERE owner = ? AND parent IS NULL"
 _FREE_RUNS: Final = f"""
 UPDATE runs
@@ -249,8 +249,8 @@ SET owner = NULL, ready_at = {_READY_AT_SQL}, suspect = crashes > 1,
     seen = max(seen, :seen), seen_at = max(seen_at, :seen_at)
 WHERE id = :id AND token = :token AND owner = :owner
 """  # noqa: S608
-# A turn that was finished clears the crashes. A pause clears those that count against the run, and leaves one: open
-# calls may have begun. The values on the right are those before the update.
+# A finished turn resets the crashes. A pause resets those that count against the run, and leaves one, because open
+# calls may have begun. The expressions use the values before the update.
 _UPDATE_RUN: Final = """
 UPDATE runs
 SET state = ?, stop_reason = ?, waiting = ?, wakes_at = ?, turn = ?, version = ?, tokens = ?, updated_at = ?,
@@ -298,9 +298,9 @@ _IS_PRUNABLE: Final = "state IN ('done', 'error') AND updated_at < :before"
 _SELECT_PRUNE_BATCH: Final = (
     f"SELECT number FROM runs WHERE number > :start AND {_IS_PRUNABLE} ORDER BY number LIMIT :limit"  # noqa: S608
 )
-# All that can go only together with old runs: what goes on from them, their callers, the agents below, their sessions.
-# Of these, what may not go yet, and all that this needs: what it goes on from, too. Each step leads to runs and to
-# sessions, so that a long session is gone through once.
+# `kin` has the runs that can be removed only together with old runs: successors, callers, subagents and other runs of
+# the session. `kept` has those of them that must stay, and the runs that these need, including predecessors. Sessions
+# are steps of their own, so that a long session is visited once.
 _SELECT_REMOVABLE: Final = f"""
 WITH RECURSIVE
     step (way) AS (VALUES (0), (1), (2), (3)),
@@ -321,7 +321,7 @@ SELECT number FROM kin CROSS JOIN runs WHERE id = kin.run AND id NOT IN (SELECT 
 
 @attrs.frozen
 class _SQLiteRow(Value):
-    """What the statements need to know of a run, in the order of `_SELECT_RUN`."""
+    """The columns of a run that decide about operations, in the order of `_SELECT_RUN`."""
 
     number: int
     token: int
@@ -332,12 +332,12 @@ class _SQLiteRow(Value):
     state: str
     stop_reason: str | None
     newest: int | None
-    """The newest inbox number not taken yet."""
+    """Newest inbox number that is not consumed yet."""
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class _SQLiteBackend(DatabaseFile):
-    """The tables. It belongs to the writer's thread."""
+    """The store's operations on the tables. Only the store's thread uses it."""
 
     lease_s: float
     clock: Clock
@@ -345,13 +345,13 @@ class _SQLiteBackend(DatabaseFile):
     leases: LeaseTable
     worker_name: str
     _newest_token: int = attrs.field(default=0, init=False)
-    """That a new run was given here."""
+    """Largest token that this object gave to a new run."""
 
     @contextmanager
     def transaction(
         self, *, write: bool, durability: Durability = "full", runs: Collection[str] = ()
     ) -> Iterator[None]:
-        """Run the block in one transaction; where that is rolled back, leases are held as before."""
+        """Run the block in one transaction. A rollback also restores the table of leases."""
         block = DatabaseFile.transaction(self, write=write, durability=durability, runs=runs)
         with self.leases.transaction(), block:
             yield
@@ -380,11 +380,11 @@ class _SQLiteBackend(DatabaseFile):
         return continue_session(header, last)
 
     def _insert_run(self, header: Header, request: CreateRequest, lease_request: LeaseRequest) -> Lease:
-        """Insert a run, ours to drive."""
+        """Insert a run, and take its lease."""
         body, prompt = encode_header(header), preview_prompt(header)
         names = (header.id, header.session, header.after, header.parent, header.agent, header.user)
-        # Tokens count on from the time: those of a later run with the same id are larger, and no late word of a deleted
-        # run's owner is one of its successor's.
+        # Tokens start at the current time, so that a later run with the same id gets larger ones: late requests of a
+        # deleted run's owner are then refused.
         token = self._newest_token = max(self._newest_token + 1, time.time_ns() // 1000)
         *facts, _paused = request.columns
         self.execute(_INSERT_RUN, (*names, prompt, header.created_at, *facts, token, lease_request.owner.name))
@@ -395,7 +395,7 @@ class _SQLiteBackend(DatabaseFile):
         )
 
     def acquire_lease(self, run_id: str, lease_request: LeaseRequest, *, takeover: bool = False) -> Lease:
-        """Take the lease of a run that exists."""
+        """Take the lease of an existing run."""
         row = self._get_row(run_id)
         if not takeover and row.owner is not None and not self.leases.is_dropped(run_id, row.owner):
             if self._is_driven(run_id, row.owner):
@@ -405,7 +405,7 @@ class _SQLiteBackend(DatabaseFile):
         return self._assign_lease(run_id, row, lease_request)
 
     def claim(self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool) -> Claim:
-        """Take the leases of runs that a worker can move on now."""
+        """Take the leases of runs that are ready."""
         self._free_abandoned_runs()
         now = self.now()
         first = self.execute(_SELECT_CLAIMABLE, (agent, True, now, 0, 1)).fetchone()
@@ -433,7 +433,7 @@ class _SQLiteBackend(DatabaseFile):
         return self._register_lease(lease, lease_request)
 
     def _register_lease(self, lease: Lease, lease_request: LeaseRequest) -> Lease:
-        """Hold a lease that was taken, and renew its owner's leases if that was not done lately."""
+        """Register a new lease, and renew its owner's leases if they expire in less than half of `lease_s`."""
         lease.term, lease.durability = lease_request.owner, lease_request.durability
         if (before := self.leases.find_lease(lease.run_id)) is not None:
             self.after_commit(partial(self.leases.mark_lost, before))
@@ -442,7 +442,7 @@ class _SQLiteBackend(DatabaseFile):
         return lease
 
     def _renew(self, owner: LeaseOwner, at_least_s: float = math.inf) -> None:
-        """Renew the leases of an owner, unless they hold for so many seconds."""
+        """Renew the leases of an owner, unless they are valid for `at_least_s` more seconds."""
         now = self.boot_clock()
         if owner.until - now < at_least_s:
             until = now + self.lease_s
@@ -452,19 +452,19 @@ class _SQLiteBackend(DatabaseFile):
             self.after_commit(partial(setattr, owner, "until", until))
 
     def can_claim(self, agent: str) -> bool:
-        """Whether a claim may find something."""
+        """Whether a claim may find runs."""
         now = self.now()
         found = [self.execute(_SELECT_CLAIMABLE, (agent, suspect, now, 0, 1)).fetchone() for suspect in (False, True)]
         return found != [None, None] or bool(self._find_dead_owners())
 
     def _find_dead_owners(self) -> list[str]:
-        """Return the owners of runs that are dead."""
+        """Return the owners that are dead."""
         return [name for name, until in self.execute(_SELECT_OWNERS).fetchall() if not self._is_alive(name, until)]
 
     def _free_abandoned_runs(self) -> None:
-        """Free the runs of owners that died, all of them at once: one of them may be what they died of.
+        """Free the runs of owners that died, all at once, because one of them may have caused the death.
 
-        Owners of ours that run are renewed first: the machine may have slept through the end of their leases.
+        Live owners of this store are renewed first: the machine may have slept through the end of their leases.
         """
         for owner in self.leases.renewable_owners():
             self._renew(owner, at_least_s=self.lease_s / 2)
@@ -479,27 +479,27 @@ class _SQLiteBackend(DatabaseFile):
                 self.execute(_DELETE_WORKER, (name,))
 
     def _is_driven(self, run_id: str, owner: str | None) -> bool:
-        """Whether somebody who may be alive holds the lease. Of our own leases we know; others' end with their time."""
+        """Whether an owner that may be alive holds the lease. This store's leases are known; others expire."""
         if owner is None or self.leases.is_dropped(run_id, owner):
             return False
         (until,) = self.execute("SELECT max(until) FROM workers WHERE name = ?", (owner,)).fetchone()
         return self._is_alive(owner, until)
 
     def _is_alive(self, owner: str, until: float | None) -> bool:
-        """Whether an owner may be alive: its time is not up, and it cannot be seen that it is dead."""
+        """Whether an owner may be alive: its leases have not expired, and its process is not known to be dead."""
         other = OwnerIdentity.parse(owner)
         left_s = -math.inf if until is None else until - self.boot_clock()
         is_seen_dead = not self.leases.is_ours(owner) and other.is_dead
         return other.is_current_boot and -self.outage.grace_s < left_s <= MAX_LEASE_S and not is_seen_dead
 
     def release(self, lease: Lease) -> bool:
-        """Give the lease back."""
+        """Release the lease."""
         self.leases.release(lease)
         self._release_run(lease.run_id, lease.token, lease_owner(lease), lease)
         return True
 
     def _release_run(self, run_id: str, token: int, owner: LeaseOwner, lease: Lease | None = None) -> None:
-        """Let go of a lease; what its owner has looked at is known from the lease, where that is not lost."""
+        """Release a lease, and store the reads of its owner if the lease object still exists."""
         now = self.now()
         values: dict[str, Any] = {"id": run_id, "token": token, "owner": owner.name, "now": now}
         values |= {"rest": 0.0, "newest": 0}
@@ -515,7 +515,7 @@ class _SQLiteBackend(DatabaseFile):
     # The journal.
 
     def append(self, request: AppendRequest) -> bool:
-        """Write events and strike inbox rows; refusals come before the first write."""
+        """Write events and remove inbox rows; refuse before the first write."""
         lease = request.lease
         self.leases.check(lease)
         row = self._sync_lease(lease)
@@ -536,7 +536,7 @@ class _SQLiteBackend(DatabaseFile):
         return True
 
     def _sync_lease(self, lease: Lease) -> _SQLiteRow | None:
-        """Return the row of a run that we drive, None when we do not any more; tell the lease that, or what is new."""
+        """Return the row of a leased run, or None if the lease is lost. Update the lease accordingly."""
         row = self._find_row(lease.run_id)
         if row is None or (row.owner, row.token) != (lease_owner(lease).name, lease.token):
             self.after_commit(partial(self.leases.mark_lost, lease))
@@ -555,7 +555,7 @@ class _SQLiteBackend(DatabaseFile):
             self._write_chunk(run, last)
 
     def _write_chunk(self, run: int, last: int) -> None:
-        """Put the newest events of a long journal into one row."""
+        """Replace the events up to version `last` by one row with a chunk."""
         rows = (run, last - CHUNK_EVENTS + 1, last)
         body = compress_chunk([body for (body,) in self.execute(_SELECT_BODIES, rows).fetchall()])
         if body is not None:
@@ -563,11 +563,11 @@ class _SQLiteBackend(DatabaseFile):
             self.execute(_insert_events_sql(1), (run, last, body))
 
     def read(self, run_id: str, after: int) -> JournalRecords:
-        """Return the run's version, and the records: the header as 0, and those after that version."""
+        """Return the run's version, the header as record 0, and the events after `after`."""
         row = self._get_row(run_id)
         records = [(0, body) for (body,) in self.execute(_SELECT_HEADER, (row.number,)).fetchall()]
-        for version, body, is_pack in self.execute(_SELECT_EVENTS, (row.number, max(after, 0))).fetchall():
-            records += decompress_chunk(run_id, version, body) if is_pack else [(version, body)]
+        for version, body, is_chunk in self.execute(_SELECT_EVENTS, (row.number, max(after, 0))).fetchall():
+            records += decompress_chunk(run_id, version, body) if is_chunk else [(version, body)]
         return row.version, records
 
     def _header(self, run_id: str, number: int) -> Header:
@@ -577,7 +577,7 @@ class _SQLiteBackend(DatabaseFile):
     # The inbox.
 
     def post(self, post: InboxPost) -> PostedItem:
-        """Insert an item; the first of a key wins."""
+        """Insert an item; the first post of a key wins."""
         run_id, item = post.run_id, post.item
         row = self._get_row(run_id)
         if (found := self.execute(_SELECT_POST, (row.number, post.key)).fetchone()) is not None:
@@ -594,11 +594,11 @@ class _SQLiteBackend(DatabaseFile):
         return PostedItem(number=number, key=post.key, item=item)
 
     def inbox(self, run_id: str) -> list[tuple[int, str, bytes]]:
-        """Return the rows that are not taken yet, oldest first."""
+        """Return the rows that are not consumed yet, oldest first."""
         return self.execute(_SELECT_INBOX, (self._get_row(run_id).number,)).fetchall()
 
     def _has_more_due(self, run: int, taken: Sequence[int]) -> bool:
-        """Whether the inbox holds anything else; one row more than were taken is enough to know."""
+        """Whether other rows of the inbox are due; reading one row more than were consumed suffices."""
         rows = self.execute(_SELECT_DUE_POSTS, (run, self.now(), len(taken) + 1)).fetchall()
         return not {number for (number,) in rows} <= set(taken)
 
@@ -608,7 +608,7 @@ class _SQLiteBackend(DatabaseFile):
     # Lists.
 
     def runs(self, where: Filter, limit: int) -> tuple[RunSummary, ...]:
-        """Return the newest runs that the filter takes, newest first."""
+        """Return the newest runs that match the filter, newest first."""
         wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
         tests = [f"{'created_at <' if name == 'before' else f'{name} ='} ?" for name in wanted]
         clause = f"WHERE {' AND '.join(tests)}" if tests else ""
@@ -620,21 +620,21 @@ class _SQLiteBackend(DatabaseFile):
         values: dict[str, Any] = dict(zip(SUMMARY_COLUMNS, facts, strict=True))
         return parse_summary(values, driven=self._is_driven(values["id"], owner))
 
-    # The end of runs.
+    # Deletion.
 
     def delete(self, run_id: str) -> None:
-        """Remove a run that nobody drives, and the runs below it."""
+        """Remove a run that is not being executed, and the runs of its subagents."""
         self._get_row(run_id)
         self._remove(self._find_removable([run_id]))
 
     def delete_session(self, session: str) -> int:
-        """Remove all runs of a session, and the runs below them."""
+        """Remove all runs of a session, and the runs of their subagents. Return the number of runs in the session."""
         ids = [run_id for (run_id,) in self.execute(_SELECT_SESSION_RUNS, (session,)).fetchall()]
         self._remove(self._find_removable(ids))
         return len(ids)
 
     def prune(self, before: float, start: int, limit: int) -> tuple[int, int]:
-        """Remove a portion of what is over and old, and nothing still needs."""
+        """Remove a batch of old finished runs that no kept run needs."""
         portion = self.execute(_SELECT_PRUNE_BATCH, {"before": before, "start": start, "limit": limit}).fetchall()
         if not portion:
             return 0, -1
@@ -645,7 +645,7 @@ class _SQLiteBackend(DatabaseFile):
         return len(old), last
 
     def _find_removable(self, ids: Iterable[str]) -> list[int]:
-        """Return the numbers of runs and those below them, if nothing that stays needs one of them or drives it."""
+        """Return the numbers of these runs and of their subagents', after checking that all of them can be removed."""
         rows = [row for run_id in ids for row in self.execute(_SELECT_DESCENDANTS, (run_id,)).fetchall()]
         found = {run_id for _number, run_id, _owner in rows}
         for _number, run_id, owner in rows:
@@ -665,10 +665,10 @@ class _SQLiteBackend(DatabaseFile):
             self.execute("DELETE FROM events WHERE run = ?", (number,))
             self.execute("DELETE FROM runs WHERE number = ?", (number,))
 
-    # Upkeep.
+    # Maintenance.
 
     def renew_leases(self) -> None:
-        """Renew the leases of the event loops that run, let go of those that were dropped, learn of news and losses."""
+        """Renew the leases of live event loops, release dropped ones, and detect new posts and lost leases."""
         with self.transaction(write=True, durability="normal"):
             for owner in self.leases.renewable_owners():
                 self._renew(owner)
@@ -681,7 +681,7 @@ class _SQLiteBackend(DatabaseFile):
                     self._sync_lease(lease)
 
     def compact(self) -> None:
-        """Make the file as small as its content, where no run is driven."""
+        """Shrink the file to its content, if no run is being executed."""
         with self.transaction(write=False):
             leases = self.execute(_SELECT_OWNED).fetchall()
         if driven := [run_id for run_id, *lease in leases if self._is_driven(run_id, *lease)]:
@@ -692,7 +692,7 @@ class _SQLiteBackend(DatabaseFile):
         self.vacuum()
 
     def close(self) -> None:
-        """Let go of the leases, and close the file."""
+        """Release the leases, and close the file."""
         try:
             if self.leases:
                 with self.transaction(write=True, durability="normal"):
@@ -708,14 +708,14 @@ class _SQLiteBackend(DatabaseFile):
     def _get_row(self, run_id: str) -> _SQLiteRow:
         row = self._find_row(run_id)
         if row is None:
-            raise RunNotFoundError(f"{self.path} holds no run {run_id!r}; `agentfsm runs` lists those that it holds")
+            raise RunNotFoundError(f"{self.path} holds no run {run_id!r}; `agentfsm runs` lists its runs")
         return row
 
     def _find_row(self, run_id: str) -> _SQLiteRow | None:
         row = self.execute(_SELECT_RUN, (run_id,)).fetchone()
         if row is None:
             return None
-        if {*map(type, row[:5])} != {int}:  # SQLite keeps what it finds, whatever the column's type
+        if {*map(type, row[:5])} != {int}:  # SQLite does not enforce the types of columns
             raise CorruptError(f"run {run_id!r}: its row is damaged: restore a backup")
         return _SQLiteRow(*row)
 
@@ -726,7 +726,11 @@ def _insert_events_sql(count: int) -> str:
 
 
 def _absolute_path(path: str | os.PathLike[str]) -> str:
-    """Make the path absolute, so that it means the same file after a change of folder."""
+    """Return the path as absolute, so that it means the same file after a change of the working directory.
+
+    Raises:
+        MisuseError: if it is not the path of a file.
+    """
     if not isinstance(path, str | os.PathLike):
         raise MisuseError(f"SQLiteStore(path={path!r}): give the path of a file, for example 'runs.db'")
     text = os.fspath(path)
@@ -737,78 +741,73 @@ def _absolute_path(path: str | os.PathLike[str]) -> str:
 
 @attrs.define(eq=False, repr=False)
 class SQLiteStore(ThreadedStore[_SQLiteBackend]):
-    """Keeps journals in a SQLite file that several processes of one machine may share.
+    """A store that keeps journals in a SQLite file, which several processes of one machine may share.
 
-    A forked child may use it if the file was not open at the time of the fork. Only its owner may read a file that the
-    store makes (mode 0600, as of its log); one that exists keeps its mode.
+    A forked child may use it if the file was not open at the time of the fork. A new file and its log are readable only
+    for their owner (mode 0600); an existing file keeps its mode. A file that cannot be written can be read.
 
-    A lease lasts `lease_s` seconds and is renewed by the store's thread, as long as the event loop of its owner does
-    not stand still for more than `blocked_s` seconds. When an owner is killed its runs may be taken at once by another
-    process of the machine that can see that it is dead, else when the lease ends.
-
-    Args:
-        path: Of the file, made at first use; its folder has to exist.
-        connect: Opens the file instead of `sqlite3.connect`, for tests that inject faults.
-        lease_s: Seconds, up to 3,600: how long a worker that vanished keeps others waiting.
-        blocked_s: Seconds above 0: how long an event loop that stands still keeps its runs.
-        patience_s: Seconds, 0 or more, that a call waits for another connection's transaction before it fails. What a
-            run that is being driven has to write is tried again for ten minutes.
-        clock: Tells the date; a test may give its own.
+    A lease lasts `lease_s` seconds. The store's thread renews it, unless the event loop of its owner is blocked for
+    more than `blocked_s` seconds. If the owner is killed, another process of the machine takes its runs at once if it
+    can see that the owner is dead, else when the lease expires.
     """
 
     path: str = attrs.field(converter=_absolute_path)
     """Path of the file, made absolute. The file is created at first use; its folder must exist."""
 
     connect: Connect = attrs.field(default=connect_sqlite3, kw_only=True)
-    """Function that opens the file. Default `sqlite3.connect`; tests replace it to inject faults."""
+    """Function that opens the file, given its absolute path, or a `file:` URI if the file is read-only. Default
+    `sqlite3.connect`; tests replace it to inject faults.
+    """
 
     lease_s: float = attrs.field(default=LEASE_S, kw_only=True, validator=LEASE_SECONDS)
     """Seconds after which other workers take over the runs of a worker that vanished, up to 3,600."""
 
     patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=NOT_NEGATIVE)
-    """Seconds that a call waits for another connection's transaction before it fails, 0 or more."""
+    """Seconds that a call waits for another connection's transaction before it fails, 0 or more. The appends of a run
+    that is being executed are retried for ten minutes.
+    """
 
     clock: Clock = attrs.field(factory=SystemClock, kw_only=True)
     """Source of the current time; tests replace it."""
 
     _clock: Callable[[], float] = attrs.field(default=boot_clock, init=False)
-    """Clock of the leases. A test replaces it before the first use, so that it need not wait for leases to end."""
+    """Clock of the leases. Tests replace it before the first use, so that they need not wait for leases to expire."""
 
     async def claim(self, agent: str, *, limit: int, durability: Durability = "full", suspects: bool = False) -> Claim:
-        """Take the leases of runs that a worker can move on now; where there are none the file is only read."""
-        if not await self._run_job(lambda ledger: ledger.can_claim(agent), writes=False):
+        """Take the leases of runs that are ready. If there are none, the file is only read."""
+        if not await self._run_job(lambda backend: backend.can_claim(agent), writes=False):
             return Claim()
         return await super().claim(agent, limit=limit, durability=durability, suspects=suspects)
 
-    def _start_watching(self, writer: StoreWriter[_SQLiteBackend], topic: str) -> None:  # noqa: ARG002  the file tells of all
-        with suppress(AgentError):  # it is closed
-            writer.submit(StoreJob(lambda _ledger: None, writes=False))  # its thread looks at the file from now on
+    def _start_watching(self, writer: StoreWriter[_SQLiteBackend], topic: str) -> None:  # noqa: ARG002  a file has one counter for all changes
+        with suppress(AgentError):  # the store is closed
+            writer.submit(StoreJob(lambda _backend: None, writes=False))  # starts the thread, which then polls the file
 
     async def compact(self) -> int:
-        """Give the room of removed runs back to the disk; return by how many bytes file and log have become smaller.
+        """Shrink the file by the space of removed runs. Return by how many bytes the file and its log became smaller.
 
         A removed run is overwritten in the file, but the file keeps its size, and its log (-wal) may keep the content
-        until it is written over. This writes the file anew and empties the log. Other processes may have the file open:
-        they read meanwhile, and wait to write. It takes about a second for 100 MB, and as much free space as the file
-        has. Where it is cancelled it goes on by itself.
+        until it is overwritten. This method rewrites the file and empties the log. Other processes may have the file
+        open: they can read meanwhile, but writes wait. It takes about a second for 100 MB, and as much free space as
+        the file has now. A cancelled call continues in the background.
 
         Raises:
-            LeaseHeldError: when a run is being driven.
-            StoreError: when the file is locked for longer than `patience_s`, another process keeps the log busy, or the
-                disk is full; the file is as it was, or compacted.
+            LeaseHeldError: if a run is being executed.
+            StoreError: if the file is locked for longer than `patience_s`, another process keeps the log busy, or the
+                disk is full; the file is then unchanged, or compacted.
         """
         return await start_in_thread(self._compact).wait()
 
     def _compact(self) -> int:
-        ledger, before = self._create_backend(), self._measure_bytes()
+        backend, before = self._create_backend(), self._measure_bytes()
         try:
-            ledger.compact()
+            backend.compact()
         except AgentError:
             raise
         except Exception as error:
-            raise ledger.translate_error(error) from error
+            raise backend.translate_error(error) from error
         finally:
-            ledger.close_file()
+            backend.close_file()
         return before - self._measure_bytes()
 
     def _measure_bytes(self) -> int:
