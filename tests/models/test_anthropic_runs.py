@@ -178,7 +178,7 @@ async def test_an_answer_that_holds_its_own_kind_is_asked_for_as_a_call(wrapped)
         async with Agent(model, output_type=Tree) as grower:
             run = await grower.run("Draw the tree.")
         await model.aclose()
-        with pytest.raises(MisuseError, match="takes no schema that refers back to itself; leave output_mode out"):
+        with pytest.raises(MisuseError, match="does not support recursive schemas; leave output_mode out"):
             Agent(model, output_type=Tree, output_mode="schema")
     assert run.output == Tree(label="oak", children=[Tree(label="leaf")])
     body = server.requests[0].body

@@ -305,7 +305,7 @@ def test_a_reason_in_other_words_is_understood(said, reason):
 def test_a_reply_that_the_server_broke_off_is_none(said):
     """Mistral, DeepSeek and Z.ai have words for it: half an answer was taken for a whole one."""
     for read in (whole, streamed):
-        with pytest.raises(InBandError, match=f"broke the reply off: {said}"):
+        with pytest.raises(InBandError, match=f"aborted the reply: {said}"):
             read({"content": "Rome is"}, finish_reason=said)
 
 

@@ -160,7 +160,7 @@ def test_what_is_no_history_is_refused(messages, words):
 
 def test_what_chat_completions_cannot_carry_is_refused():
     """As a request with it would be."""
-    with pytest.raises(MisuseError, match="cannot be sent: chat completions take a file whole"):
+    with pytest.raises(MisuseError, match="cannot be sent: chat completions accept a file only"):
         to_openai([UserMessage(parts=(FilePart(url="https://a.test/a.pdf"),))])
     with pytest.raises(MisuseError, match=r"not dict; .*from_openai"):
         to_openai([ASK])

@@ -119,7 +119,7 @@ def test_a_recording_is_refused():
     """The wire has no form for it: that is said when asked, and nothing is sent without it."""
     recording = AudioPart.of(b"RIFF")
     assert "OpenAIChat" in unsupported_part(recording)
-    with pytest.raises(ModelError, match="takes no recordings"):
+    with pytest.raises(ModelError, match="accepts no recordings"):
         body_of(UserMessage(parts=(recording,)))
 
 

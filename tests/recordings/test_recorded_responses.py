@@ -53,7 +53,7 @@ def test_what_only_the_caller_can_carry_out_is_said(streamed):
     """A patch or a tool of free text waits for an answer that no run can give: that is no reply to go on with."""
     recorded = [each for each in of(Wire.RESPONSES, streamed=streamed) if sdk_readings.wants_the_caller(each)]
     for recording in recorded:
-        with pytest.raises(ModelError, match="only the caller can carry out"):
+        with pytest.raises(ModelError, match="which the caller has to execute"):
             read(recording)
     assert len(recorded) >= 2
 

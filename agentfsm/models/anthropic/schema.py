@@ -1,9 +1,8 @@
-"""The part of JSON Schema that Anthropic holds a model to: for answers in a form, and for strict tools.
+"""Adapt JSON Schemas to the keywords that Anthropic enforces, for structured answers and strict tools.
 
-Any other keyword is refused with status 400. It is told in the description instead, where the model reads it, and what
-comes is validated against the whole schema afterwards. A schema that refers back to itself is refused as a whole
-("Circular reference detected in schema definitions"): nothing says the same without that. Tools that are not strict
-take any schema.
+Anthropic refuses any other keyword with status 400. Such keywords are moved to the description, which the model reads,
+and the result is validated against the whole schema afterwards. A recursive schema is refused ("Circular reference
+detected in schema definitions"), and has no equivalent. Tools that are not strict accept any schema.
 
 Source: `transform_schema` of the anthropic package 2.12, and
 platform.claude.com/docs/en/build-with-claude/structured-outputs, "JSON Schema limitations".
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import JSON
 
 _SUPPORTED_KEYWORDS: Final = frozenset({"type", "$ref", "required", "title", "description"})
-# In place of what the provider does not take.
+# Marks a keyword that the provider does not support.
 _UNSUPPORTED: Final = object()
 _SUPPORTED_FORMATS: Final = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"}
@@ -29,16 +28,16 @@ _SUPPORTED_FORMATS: Final = frozenset(
 
 
 def unsupported_schema(schema: Mapping[str, JSON]) -> str | None:
-    """Say why the provider cannot hold a model to this schema; None where it can."""
-    return "Anthropic takes no schema that refers back to itself" if _is_circular(schema) else None
+    """Return the reason why the provider cannot enforce this schema; None if it can."""
+    return "Anthropic does not support recursive schemas" if _is_circular(schema) else None
 
 
 def _is_circular(schema: Mapping[str, JSON]) -> bool:
-    leads = {name: set(_iter_references(_resolve_reference(schema, name))) for name in _iter_references(schema)}
-    while ends := [name for name, others in leads.items() if not others & leads.keys()]:
+    targets = {name: set(_iter_references(_resolve_reference(schema, name))) for name in _iter_references(schema)}
+    while ends := [name for name, others in targets.items() if not others & targets.keys()]:
         for name in ends:
-            del leads[name]
-    return bool(leads)  # each of the rest leads to one of the rest
+            del targets[name]
+    return bool(targets)  # the remaining references lead only to each other
 
 
 def _iter_references(value: object) -> Iterator[str]:
@@ -54,9 +53,9 @@ def _iter_references(value: object) -> Iterator[str]:
 
 
 def _resolve_reference(schema: Mapping[str, JSON], name: str) -> object:
-    """Return what a reference stands for; None where it leads elsewhere.
+    """Return the target of a reference within the schema; None if there is none.
 
-    Source: RFC 6901, without the escapes of an address.
+    Source: RFC 6901, without percent-encoding.
     """
     target: Any = schema
     for step in name.removeprefix("#").split("/")[1:]:
@@ -71,18 +70,18 @@ def _resolve_reference(schema: Mapping[str, JSON], name: str) -> object:
 
 
 def adapt_schema(schema: Mapping[str, JSON]) -> dict[str, Any]:
-    """Return a copy of a schema with the keywords that Anthropic takes, and the others in its description."""
+    """Return a copy of a schema with the keywords that Anthropic supports, and the others in its description."""
     has_values = any(_has_plain_values(word, value) for word, value in schema.items())
     kept: dict[str, Any] = {}
-    told: list[str] = []
+    described: list[str] = []
     for word, value in schema.items():
-        taken = _adapt_keyword(word, value)
-        if taken is _UNSUPPORTED:
-            told.append(f"{word}: {json.dumps(to_mutable_json(value), ensure_ascii=False)}")
-        elif word != "type" or not has_values:  # the values that may stand there are of some type anyway
-            kept["anyOf" if word == "oneOf" else word] = taken
-    if told:
-        kept["description"] = "\n\n".join([*filter(None, [kept.get("description")]), "{" + ", ".join(told) + "}"])
+        adapted = _adapt_keyword(word, value)
+        if adapted is _UNSUPPORTED:
+            described.append(f"{word}: {json.dumps(to_mutable_json(value), ensure_ascii=False)}")
+        elif word != "type" or not has_values:  # the listed values imply their type
+            kept["anyOf" if word == "oneOf" else word] = adapted
+    if described:
+        kept["description"] = "\n\n".join([*filter(None, [kept.get("description")]), "{" + ", ".join(described) + "}"])
     return kept
 
 
@@ -106,10 +105,10 @@ def _adapt_keyword(keyword: str, value: Any) -> Any:
 
 
 def _has_plain_values(keyword: str, value: object) -> bool:
-    """Whether this says which values may stand there, and all are texts, numbers, booleans or null."""
+    """Return whether the keyword lists values that are all strings, numbers, booleans or null."""
     values = value if keyword == "enum" and isinstance(value, list | tuple) else [value]
     return keyword in {"enum", "const"} and all(each is None or isinstance(each, str | int | float) for each in values)
 
 
 def _adapt_subschema(value: Any) -> Any:
-    return adapt_schema(value) if isinstance(value, Mapping) else value  # True is a schema as well
+    return adapt_schema(value) if isinstance(value, Mapping) else value  # a schema may also be True or False

@@ -1,17 +1,17 @@
-"""The wire of Anthropic's messages, read and written: our messages as JSON, and JSON as our reply. Pure, and no vendor.
+"""Encode requests and decode replies of Anthropic's Messages API, without I/O or the SDK.
 
-**The provider's prompt cache.** What a request shares with an earlier one is read at a tenth of the price, up to a mark
-(`cache_control`) that an earlier request had at the same place too. Three of the four that a request may have are used:
+**The provider's prompt cache.** A prefix that a request shares with an earlier one costs a tenth, up to a mark
+(`cache_control`) that the earlier request had at the same place. Three of the four possible marks are used:
 
-1. on the instructions, which stand behind the tools; on the last tool where there are no instructions;
-2. where the request before ended: on the last block before the newest reply. The provider looks for what it has kept
-   only 20 blocks back from a mark, and a turn of ten calls has more (redpanda-data/ai-sdk-go#205);
-3. on the last block of all, which is mark 2 of the next request.
+1. on the instructions, which follow the tools; on the last tool if there are no instructions;
+2. at the end of the previous request: on the last block before the newest reply. The provider searches its cache only
+   20 blocks back from a mark, and a turn of ten calls has more (redpanda-data/ai-sdk-go#205);
+3. on the last block of the request, which is mark 2 of the next request.
 
-What stands before the newest reply never changes again. It is written once, kept as bytes (`EncodingCache`), and marked
-by putting the mark's bytes before its last brackets. The newest reply and what follows it are written for this request
-and once more when they are old: what follows may grow, as when a person writes on after a failed request, and is one
-message of the user's all the same.
+The messages before the newest reply do not change any more. They are encoded once, cached as bytes (`EncodingCache`),
+and marked by inserting the mark before the last brackets. The newest reply and the messages after it are encoded for
+this request, and again for the cache: user messages after it may be added, for example after a failed request, and all
+of them are encoded as a single message.
 """
 
 from __future__ import annotations
@@ -74,35 +74,36 @@ if TYPE_CHECKING:
     from agentfsm.models.wire import PartCheck
     from agentfsm.ports.model import Chunk, Request
 
-# Whose form a native reply is. Others speak this wire, too, and refuse what Anthropic has signed, as it refuses theirs.
+# Format of native replies. Other servers implement this API, too. They refuse reasoning that Anthropic signed, and
+# Anthropic refuses theirs.
 PROVIDER: Final = "anthropic"
 
-# The largest answer where none is set: the wire wants a number. Thinking and the arguments of calls are part of an
-# answer, so it is twice what the engine reserves (4,096); more would be refused by Claude 3.5, and answers that take
-# longer than `Limits.model_timeout_s` would come in vain where they are not streamed. What a budget of thinking takes
-# comes on top: "`max_tokens` must be greater than `thinking.budget_tokens`" (anthropics/claude-code#8756).
+# Limit of an answer if the settings have none: the API requires a number. Reasoning and the arguments of calls are part
+# of an answer, so it is twice the engine's reservation (4,096). Claude 3.5 refuses more, and an answer that is not
+# streamed would exceed `Limits.model_timeout_s`. A reasoning budget is added: "`max_tokens` must be greater than
+# `thinking.budget_tokens`" (anthropics/claude-code#8756).
 DEFAULT_MAX_TOKENS: Final = 8_192
 
 _CACHE_CONTROL: Final = b',"cache_control":{"type":"ephemeral"}'
-# Before a history that begins with a reply: the first message has to be the user's.
+# Inserted before a history that begins with a reply: the first message has to be the user's.
 _OPENING_MESSAGE: Final = (
     b'{"role":"user","content":[{"type":"text","text":"<system>The conversation goes on.</system>"}]}'
 )
 
 _IMAGE_TYPES: Final = ("image/jpeg", "image/png", "image/gif", "image/webp")
-# Characters of one, in base64: "image exceeds 5 MB maximum: 6275800 bytes > 5242880 bytes" (lobehub/lobehub#14711).
+# Base64 characters of an image: "image exceeds 5 MB maximum: 6275800 bytes > 5242880 bytes" (lobehub/lobehub#14711).
 _MAX_IMAGE_CHARS: Final = 5 * 2**20
 
 
-# Our messages as the wire writes them
+# Encoding
 
 
 def build_encoding_cache(provider: str = PROVIDER, part_check: PartCheck | None = None) -> EncodingCache:
-    """Return a memory for what is written of requests.
+    """Create an empty cache for encoded requests.
 
     Args:
-        provider: Who reads it, as in `decode`: nobody else gets its native replies back.
-        part_check: Says which parts of results the model cannot be shown; None where it is what the wire cannot carry.
+        provider: Server of the requests, as in `decode`. Native replies of other servers are not sent to it.
+        part_check: Returns why the model does not support a part of a result. None: `unsupported_part`.
     """
     wires = partial(_wire_messages, provider, part_check or unsupported_part)
     return EncodingCache(messages=EncodedListCache(wires, can_split=_can_split), tools=EncodedListCache(_wire_tools))
@@ -116,18 +117,18 @@ def encode(
     encoding_cache: EncodingCache | None = None,
     cache: bool = True,
 ) -> bytes:
-    """Write the body of a request. What is not set is not sent, but for the largest answer.
+    """Encode the body of a request. Settings that are not set are left out, except the limit of the answer.
 
     Args:
-        request: The whole question.
-        model: As the server knows it.
-        streamed: Whether to ask for a stream.
-        encoding_cache: What need not be written again; takes in what is written now.
-        cache: Whether to mark what the provider shall keep for the next request.
+        request: The request.
+        model: Name of the model at the server.
+        streamed: Whether to request a stream.
+        encoding_cache: Cache to read and extend.
+        cache: Whether to mark the parts that the provider's prompt cache keeps for the next request.
 
     Raises:
-        MisuseError: when a tool's parameters or a setting are not JSON.
-        ModelError: when the request holds what the wire has no word for: a seed, a recording, any JSON as the answer.
+        MisuseError: if a tool's parameters or a setting are not JSON.
+        ModelError: if the API does not support a part of the request: a seed, a recording, an answer in any JSON.
     """
     encoding_cache = encoding_cache or build_encoding_cache()
     try:
@@ -136,7 +137,7 @@ def encode(
             fields["stream"] = True
         return encode_object(fields, _encode_lists(request, encoding_cache, cache=cache))
     except (TypeError, ValueError, RecursionError) as error:
-        msg = f"the request cannot be written as JSON ({error}): look at the tools' parameters and the settings"
+        msg = f"the request cannot be written as JSON ({error}): check the tools' parameters and the settings"
         raise MisuseError(msg) from error
 
 
@@ -157,14 +158,14 @@ def _setting_fields(request: Request) -> dict[str, Any]:
 
 
 def unsupported_settings(settings: Settings) -> str | None:
-    """Say which of the settings the wire has no word for; None where it has one for all."""
+    """Return the reason why the API does not support one of the settings; None if it supports all."""
     if settings.seed is None:
         return None
-    return f"Anthropic's messages have no seed, and Settings(seed={settings.seed}) is set: leave it out"
+    return f"Anthropic's API has no seed, but Settings(seed={settings.seed}) is set: leave it out"
 
 
 def _thinking(effort: str | None) -> dict[str, Any] | None:
-    # An effort says how much of everything a model writes; that it may think at all, most models have to be told.
+    # The effort controls how much a model writes; for most models, reasoning has to be turned on separately.
     if effort is None:
         return None
     return {"type": "disabled" if effort == "none" else "adaptive"}
@@ -176,7 +177,7 @@ def _output_config(request: Request) -> dict[str, Any]:
         config["effort"] = request.settings.reasoning_effort
     if request.output is not None:
         if request.output.schema is None:
-            msg = "Anthropic's messages hold a model to a JSON Schema, and not to JSON of any form: give a schema"
+            msg = "Anthropic's API enforces a JSON Schema, but not JSON of any form: give a schema"
             raise ModelError(msg)
         config["format"] = {"type": "json_schema", "schema": adapt_schema(request.output.schema)}
     return config
@@ -189,8 +190,8 @@ def _tool_choice(request: Request) -> dict[str, Any] | None:
     if choice is None and not single:
         return None
     kind = {None: "auto", "auto": "auto", "none": "none", "required": "any"}.get(choice)
-    told: dict[str, Any] = {"type": kind} if kind is not None else {"type": "tool", "name": choice}
-    return told | {"disable_parallel_tool_use": True} if single and kind != "none" else told
+    fields: dict[str, Any] = {"type": kind} if kind is not None else {"type": "tool", "name": choice}
+    return fields | {"disable_parallel_tool_use": True} if single and kind != "none" else fields
 
 
 def _define_called_tools(request: Request) -> list[ToolDefinition]:
@@ -201,9 +202,9 @@ def _define_called_tools(request: Request) -> list[ToolDefinition]:
     if "tools" in request.settings.extra_body:
         return []
     calls = (call for message in request.messages if isinstance(message, AssistantMessage) for call in message.calls)
-    told = "Not on offer any more."
+    description = "No longer available."
     names = dict.fromkeys(call.name for call in calls)
-    return [ToolDefinition(name=name, description=told, parameters={"type": "object"}) for name in names]
+    return [ToolDefinition(name=name, description=description, parameters={"type": "object"}) for name in names]
 
 
 def _encode_lists(request: Request, encoding_cache: EncodingCache, *, cache: bool) -> dict[str, bytes]:
@@ -224,8 +225,8 @@ def _encode_lists(request: Request, encoding_cache: EncodingCache, *, cache: boo
 
 
 def _mark_last_block(text: bytes, end: bytes) -> bytes:
-    """Mark the last block of what is written; `end` is how it ends, from the bracket of that block on."""
-    return b"".join((memoryview(text)[: -len(end)], _CACHE_CONTROL, end))  # copies a long history once, and not twice
+    """Insert the mark into the last block of an encoded text, which ends with `end` from that block's bracket on."""
+    return b"".join((memoryview(text)[: -len(end)], _CACHE_CONTROL, end))  # copies a long history only once
 
 
 def _join_json(values: Iterable[object]) -> bytes:
@@ -238,24 +239,24 @@ def _encode_history(messages: Sequence[Message], encoding_cache: EncodingCache, 
     new = _join_json(encoding_cache.messages.to_wire(messages[start:]))
     if cache and old:
         old = _mark_last_block(old, b"}]}")
-    if cache and new and _is_user_side(messages[-1]):  # thinking, which a reply may end with, takes no mark
+    if cache and new and _is_user_side(messages[-1]):  # a reply may end with reasoning, which cannot be marked
         new = _mark_last_block(new, b"}]}")
     text = b",".join([text for text in (old, new) if text])
     return _OPENING_MESSAGE + b"," + text if text.startswith(b'{"role":"assistant"') else text
 
 
 def _find_newest_reply(messages: Sequence[Message]) -> int:
-    """Return where the newest reply begins; 0 where there is none."""
-    at = len(messages)
-    while at and _is_user_side(messages[at - 1]):
-        at -= 1
-    while at and not _is_user_side(messages[at - 1]):
-        at -= 1
-    return at
+    """Return the index of the newest reply's first message; 0 if there is no reply."""
+    index = len(messages)
+    while index and _is_user_side(messages[index - 1]):
+        index -= 1
+    while index and not _is_user_side(messages[index - 1]):
+        index -= 1
+    return index
 
 
 def _is_user_side(message: Message) -> bool:
-    """Whether it is part of a message of the user's: all but replies are, and replies that say nothing part nothing."""
+    """Return whether it is encoded in a user message: all messages but replies, and replies without content."""
     return not isinstance(message, AssistantMessage) or not (message.calls or message.text.strip() or message.native)
 
 
@@ -264,8 +265,8 @@ def _can_split(before: Message, after: Message) -> bool:
 
 
 def _wire_messages(provider: str, part_check: PartCheck, messages: Sequence[Message]) -> Iterator[object]:
-    # Neighbours of one role are one message: Anthropic itself would put them together, others that speak its wire
-    # refuse them. Results of a reply stand right behind it, so they come first in their message, as they have to.
+    # Neighbours of the same role are merged: Anthropic would merge them itself, and other servers refuse them.
+    # Results follow their reply directly, so they are first in their message, as the API requires.
     for is_users, run in groupby(messages, key=_is_user_side):
         if content := [block for message in run for block in _message_blocks(message, provider, part_check)]:
             yield {"role": "user" if is_users else "assistant", "content": content}
@@ -277,7 +278,7 @@ def _wire_tools(tools: Sequence[ToolDefinition]) -> Iterator[object]:
             yield tool.anthropic()
         elif unsupported_schema(tool.parameters) is None:
             yield tool.anthropic() | {"input_schema": adapt_schema(tool.parameters)}
-        else:  # it is not held to the schema while it writes: its arguments are validated all the same
+        else:  # the provider does not enforce the schema; the engine validates the arguments
             yield attrs.evolve(tool, strict=False).anthropic()
 
 
@@ -290,7 +291,7 @@ def _message_blocks(message: Message, provider: str, part_check: PartCheck) -> S
         case UserMessage():
             return [_part_block(part) for part in message.parts if not isinstance(part, TextPart) or part.text.strip()]
         case SystemMessage():
-            # Few models have the role "system" within a history. In tags, it is not taken for words of the user.
+            # Few models support the role "system" within a history. The tags show that the user did not write it.
             return _text_blocks(f"<system>{message.text}</system>" if message.text.strip() else "")
 
 
@@ -298,17 +299,17 @@ def _result_block(message: ToolResult, part_check: PartCheck) -> dict[str, Any]:
     text, parts = render_result(message, part_check) if message.parts else (message.text, {})
     content = [*_text_blocks(text), *map(_part_block, parts.values())] if parts else text
     result = {"type": "tool_result", "tool_use_id": escape_call_id(message.call_id), "content": content}
-    # "all content must be type `text` if `is_error` is true" (vellum-ai/vellum-assistant#18387): beside pictures, the
-    # text alone says that the call has failed.
+    # "all content must be type `text` if `is_error` is true" (vellum-ai/vellum-assistant#18387): with images, only the
+    # text shows that the call has failed.
     return result if message.outcome is Outcome.DONE or parts else {**result, "is_error": True}
 
 
 def _text_blocks(text: str) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": text}] if text.strip() else []  # a blank block is refused
+    return [{"type": "text", "text": text}] if text.strip() else []  # the API refuses a blank block
 
 
 def _plain_blocks(message: AssistantMessage) -> list[dict[str, Any]]:
-    # A last message that is the assistant's must not end with white space.
+    # The API refuses a last message of the assistant that ends with white space.
     return [*_text_blocks(message.text.rstrip()), *map(_tool_use_block, message.calls)]
 
 
@@ -317,14 +318,14 @@ def _tool_use_block(call: ToolCall) -> dict[str, Any]:
 
 
 def _native_blocks(message: AssistantMessage, provider: str) -> list[dict[str, Any]]:
-    """Return the reply as the provider wrote it, with our calls in place of its own; nothing where there is none."""
+    """Return the blocks of the native reply, with the calls of the message; an empty list if there are none."""
     if message.native is None or message.native.provider != provider:
         return []
     blocks = _parse_native(message.native)
     if sum(block["type"] == "tool_use" for block in blocks) != len(message.calls):
-        return []  # the message was changed: its thinking led to something else
+        return []  # the message was changed, so its reasoning does not fit
     calls = iter(message.calls)
-    # Only the ids are ours, and the arguments may be: a person may have edited them.
+    # Ids are replaced by those of the run, and a person may have edited the arguments.
     whole = [{**block, **_tool_use_block(next(calls))} if block["type"] == "tool_use" else block for block in blocks]
     return [block for block in whole if block["type"] != "text" or str(block.get("text")).strip()]
 
@@ -335,7 +336,7 @@ def _parse_native(native: NativeReply) -> list[dict[str, Any]]:
     except ValueError:
         blocks = None
     if not isinstance(blocks, list) or not all(isinstance(block, dict) and "type" in block for block in blocks):
-        msg = f"NativeReply(provider={native.provider!r}) holds no list of content blocks, as JSON: leave `native` out"
+        msg = f"NativeReply(provider={native.provider!r}) is not a JSON list of content blocks: leave `native` out"
         raise MisuseError(msg)
     return blocks
 
@@ -349,17 +350,17 @@ def _parse_int(text: str) -> int | str:
     return int(text) if len(text) <= _MAX_INT_DIGITS else text
 
 
-# Python refuses to read and to write whole numbers of more than 4,300.
+# Digits of the longest integer that is kept: Python refuses to parse or write one of more than 4,300.
 _MAX_INT_DIGITS: Final = 4_000
 
-# A call is sent for as long as its run goes on, so what its arguments hold must not end it.
+# A call is sent again in each request of its run, so no value in its arguments may make a request fail.
 _loads: Final = json.JSONDecoder(parse_float=_parse_float, parse_int=_parse_int, parse_constant=str).decode
 
 _ID_ESCAPES: Final = str.maketrans({"-": "--", ".": "-d", ":": "-c"})
 
 
 def escape_call_id(call_id: str) -> str:
-    """Return the id of a call with nothing in it but letters, digits, "_" and "-"; two ids never become the same.
+    """Return a call id of letters, digits, "_" and "-" only; different ids stay different.
 
     Source: "tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'" (tailcallhq/forgecode#1142).
     """
@@ -371,11 +372,11 @@ def escape_call_id(call_id: str) -> str:
 
 def _part_block(part: Part) -> dict[str, Any]:
     if reason := unsupported_part(part):
-        raise ModelError(f"The request holds a part that cannot be sent: {reason}.")
+        raise ModelError(f"The request contains a part that cannot be sent: {reason}.")
     match part:
         case TextPart():
             return {"type": "text", "text": part.text}
-        case ImagePart():  # how closely to look is not for the request to say here
+        case ImagePart():  # this API has no setting for `detail`
             return {"type": "image", "source": _part_source(part)}
         case _:
             title = part.name if isinstance(part, FilePart) else ""
@@ -401,38 +402,38 @@ def _decode_text(data: str) -> str | None:
 
 
 def unsupported_part(part: Part) -> str | None:
-    """Say why the wire cannot carry the part; None where it can."""
+    """Return the reason why the API does not support the part; None if it does."""
     match part:
         case TextPart():
             return None
         case AudioPart():
-            return "Anthropic's messages carry no recordings; send what is said in it as text"
+            return "Anthropic's API accepts no recordings: send a transcript as text"
         case ImagePart() | FilePart() if part.url.startswith("http://"):
-            what = type(part).__name__
-            return f"Anthropic fetches from https:// addresses only; give one, or the data itself ({what}.of)"
+            name = type(part).__name__
+            return f"Anthropic fetches from https:// addresses only: give one, or the data itself ({name}.of)"
     kind, data = read_inline_data(part) or ("", "")
     match part:
         case ImagePart() if len(data) > _MAX_IMAGE_CHARS:
-            return f"Anthropic takes images of {_MAX_IMAGE_CHARS * 3 // 4:,} bytes at most"
+            return f"Anthropic accepts images of {_MAX_IMAGE_CHARS * 3 // 4:,} bytes at most"
         case ImagePart() if kind and kind not in _IMAGE_TYPES:
-            return f"Anthropic's messages carry images as JPEG, PNG, GIF or WebP, and not as {kind}"
+            return f"Anthropic's API accepts images as JPEG, PNG, GIF or WebP, not as {kind}"
         case FilePart() if kind.startswith("text/") and _decode_text(data) is None:
-            return f"the file is {kind}, and its data is not UTF-8 in base64"
+            return f"the file is {kind}, but its data is not UTF-8 in base64"
         case FilePart() if kind and kind != "application/pdf" and not kind.startswith("text/"):
-            return f"Anthropic's messages carry files as PDF or as text, and not as {kind}"
+            return f"Anthropic's API accepts files as PDF or text, not as {kind}"
     return None
 
 
-# What the wire says
+# Decoding
 
 
 _FINISH_REASONS: Final = {
     "max_tokens": FinishReason.LENGTH,
     "model_context_window_exceeded": FinishReason.LENGTH,
-    # A turn of the provider's own tools that it laid down half-way: no more than half an answer, and not a whole one.
+    # The provider paused a turn of its own tools: the answer is incomplete.
     "pause_turn": FinishReason.LENGTH,
 }
-# Kind of a delta -> the field of the block that it goes on with, and its own field that holds the piece.
+# For each kind of delta: the field of the block that it extends, and the field of the delta with the new part.
 _DELTA_FIELDS: Final = {
     "text_delta": ("text", "text"),
     "thinking_delta": ("thinking", "thinking"),
@@ -442,15 +443,15 @@ _DELTA_FIELDS: Final = {
 
 
 def decode(data: bytes, *, provider: str = PROVIDER) -> Reply:
-    """Read a reply that came whole.
+    """Decode a reply that was not streamed.
 
     Args:
         data: The body.
-        provider: Who wrote it, for the reply's `NativeReply.provider`.
+        provider: The reply's `NativeReply.provider`.
 
     Raises:
-        FormError: when it is not a message.
-        SentError: when the server sent an error.
+        WireFormatError: if it is not a message.
+        InBandError: if the server sent an error.
     """
     answer = parse_reply(data)
     content = read_field(answer, "content", list, [])
@@ -470,7 +471,7 @@ def _build_reply(
     text = "".join(block.text for block in blocks)
     calls = tuple(block.to_proposed_call() for block in blocks if block.kind == "tool_use")
     reason = _finish_reason(stop, has_text=bool(text), has_calls=bool(calls))
-    # A thought that was cut off has no signature, and a search no result: nobody takes these back.
+    # Reasoning that was cut off has no signature, and a search no result: the server would refuse them.
     is_whole = reason in (FinishReason.STOP, FinishReason.TOOL_CALLS)
     return Reply(
         text=explanation if reason is FinishReason.REFUSAL else text,
@@ -483,13 +484,13 @@ def _build_reply(
 
 def _finish_reason(stop: str, *, has_text: bool, has_calls: bool) -> FinishReason:
     if stop == "refusal":
-        # Not the model's own word, but a filter's, which may cut it off in the middle: that is no answer to go on with.
+        # A filter refuses, and not the model. It may cut an answer in the middle, which is unusable then.
         return FinishReason.CONTENT_FILTER if has_text or has_calls else FinishReason.REFUSAL
     return _FINISH_REASONS.get(stop, FinishReason.TOOL_CALLS if has_calls else FinishReason.STOP)
 
 
 def _refusal_text(source: object) -> str:
-    """Return why the answer was refused."""
+    """Return the reason why the answer was refused."""
     details = read_field(source, "stop_details", dict, {})
     category = read_field(details, "category", str, "")
     usual = f"Anthropic's filter let no answer through{category and f' ({category})'}."
@@ -497,10 +498,7 @@ def _refusal_text(source: object) -> str:
 
 
 def read_usage(source: object) -> Usage | None:
-    """Return what was billed, by an answer or by the counts of a stream.
-
-    None where that is not said, or not in the wire's form: an odd bill spoils no reply.
-    """
+    """Return the usage of a message or a stream; None if it is missing or malformed, which must not fail the reply."""
     try:
         usage = read_field(source, "usage", dict, {})
         return _build_usage(usage) if usage else None
@@ -509,23 +507,23 @@ def read_usage(source: object) -> Usage | None:
 
 
 def _build_usage(usage: dict[str, Any]) -> Usage:
-    read, wrote = (
+    cached, written = (
         read_token_count(usage, "cache_read_input_tokens"),
         read_token_count(usage, "cache_creation_input_tokens"),
     )
     output_tokens = read_token_count(usage, "output_tokens")
     thinking_tokens = read_token_count(read_field(usage, "output_tokens_details", dict, {}), "thinking_tokens")
     return Usage(
-        input_tokens=read_token_count(usage, "input_tokens") + read + wrote,  # on this wire, what the cache has not
+        input_tokens=read_token_count(usage, "input_tokens") + cached + written,  # this API counts them separately
         output_tokens=output_tokens,
-        cached_tokens=read,
-        cache_write_tokens=wrote,
+        cached_tokens=cached,
+        cache_write_tokens=written,
         reasoning_tokens=min(thinking_tokens, output_tokens),
     )
 
 
 def _build_native(blocks: Sequence[_ContentBlock], provider: str) -> NativeReply | None:
-    """Return the reply as it is to go back; None where text and calls are all there is."""
+    """Return the blocks to send back; None if text and calls are enough."""
     if all(block.is_plain for block in blocks):
         return None
     content = json.dumps([block.to_dict() for block in blocks], ensure_ascii=False)
@@ -534,13 +532,13 @@ def _build_native(blocks: Sequence[_ContentBlock], provider: str) -> NativeReply
 
 @attrs.define(eq=False, repr=False)
 class _ContentBlock:
-    """A block of the content, as far as it has come."""
+    """Content block that is being received."""
 
     fields: dict[str, Any]
-    """As it began; whole, where the reply was not streamed."""
+    """Fields at the start of the block; all its fields if the reply was not streamed."""
 
     pieces: dict[str, list[str]] = attrs.field(factory=dict)
-    """What came since, by the field that it goes on with."""
+    """Parts from deltas, by the field that they extend."""
 
     @classmethod
     def of(cls, fields: object) -> _ContentBlock:
@@ -555,12 +553,12 @@ class _ContentBlock:
 
     @property
     def text(self) -> str:
-        """What it adds to the answer's text."""
+        """Text of the answer in this block; empty if it is not a text block."""
         return self._join_field("text") if self.kind == "text" else ""
 
     @property
     def is_plain(self) -> bool:
-        """Whether it can be written again from text and calls."""
+        """Whether text and calls are enough to encode it again."""
         if self.kind == "text":
             return not self.fields.get("citations")
         caller = read_field(self.fields, "caller", dict, {})
@@ -571,12 +569,12 @@ class _ContentBlock:
 
     @property
     def arguments(self) -> str:
-        """The input as JSON text, in the server's own words where it sent text."""
+        """The input as JSON text, unchanged if the server sent text."""
         text = "".join(self.pieces.get("input", ()))
         return text or json.dumps(self.fields.get("input") or {}, ensure_ascii=False)
 
     def add_delta(self, delta: object) -> tuple[str, str]:
-        """Add a piece; returns the field that it goes on with and the text; empty where it is none of ours."""
+        """Add a delta; return the field that it extends and the new text; empty strings for an unknown kind."""
         kind = read_field(delta, "type", str, "")
         if kind == "citations_delta":
             citations = read_field(self.fields, "citations", list, [])
@@ -593,12 +591,12 @@ class _ContentBlock:
         return ProposedCall(id=read_field(self.fields, "id", str, ""), name=name, arguments=self.arguments)
 
     def to_dict(self) -> dict[str, Any]:
-        """The block as a reply that is not streamed has it."""
+        """Return the block in the form of a reply that is not streamed."""
         texts = {name: self._join_field(name) for name in self.pieces if name != "input"}
         return {**self.fields, **texts, **({"input": self._parse_input()} if "input" in self.pieces else {})}
 
     def _parse_input(self) -> dict[str, Any]:
-        # What was cut off in the middle is not kept: an input has to be an object.
+        # An input that was cut off is dropped, since it has to be an object.
         try:
             value = _loads(self.arguments)
         except (ValueError, RecursionError):
@@ -608,23 +606,23 @@ class _ContentBlock:
 
 @attrs.define(eq=False, repr=False)
 class AnthropicStreamAssembler(StreamAssembler):
-    """A streamed reply, as far as it has come: blocks, each with its beginning, its pieces and its end."""
+    """Assembler of a streamed message: blocks, each with a start event, deltas and a stop event."""
 
     provider: str = PROVIDER
     blocks: dict[int, _ContentBlock] = attrs.field(factory=dict)
-    """By the server's index, in the order in which they began, which is that of the reply."""
+    """Blocks by the server's index, in the order in which they began."""
 
     call_indexes: dict[int, int] = attrs.field(factory=dict)
-    """The server's index of a call -> its place among the calls."""
+    """Position among the calls, by the server's index of the block."""
 
     stop_reason: str | None = None
     refusal_text: str = ""
     usage_fields: dict[str, Any] = attrs.field(factory=dict)
-    """Of the usage, as the server writes it: it counts on, and says each time only what has changed."""
+    """Merged fields of the usage: the server sends totals, and only those that changed."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the model has said why it stopped, and the server that this was all."""
+        """Whether the reply has a stop reason, and the server has announced the end of the stream."""
         return self.stop_reason is not None and self.is_done
 
     def _add_event(self, event: object, chunks: list[Chunk]) -> None:
@@ -648,7 +646,7 @@ class AnthropicStreamAssembler(StreamAssembler):
                 return self._finish(event)
             case "message_stop":
                 self.is_done = True
-        return ()  # "ping", and what may be added to the wire
+        return ()  # "ping" and unknown events
 
     def _add_usage(self, source: object) -> None:
         usage = source.get("usage") if isinstance(source, dict) else None
@@ -664,8 +662,8 @@ class AnthropicStreamAssembler(StreamAssembler):
         self.blocks[index] = block
         check_count(len(self.call_indexes) + (block.kind == "tool_use"), len(self.blocks))
         if block.kind == "tool_use":
-            place = self.call_indexes[index] = len(self.call_indexes)
-            yield CallChunk(index=place, name=read_field(block.fields, "name", str, ""))
+            position = self.call_indexes[index] = len(self.call_indexes)
+            yield CallChunk(index=position, name=read_field(block.fields, "name", str, ""))
         elif block.text:
             yield TextChunk(block.text)
         elif thought := read_field(block.fields, "thinking", str, ""):
@@ -684,14 +682,13 @@ class AnthropicStreamAssembler(StreamAssembler):
 
     def _end_block(self, index: int) -> Iterable[Chunk]:
         block = self._get_block(index)
-        if (
-            index in self.call_indexes and "input" not in block.pieces
-        ):  # a call without arguments, or with all of them at once
+        # The call has no arguments, or had all of them at its start.
+        if index in self.call_indexes and "input" not in block.pieces:
             yield CallChunk(index=self.call_indexes[index], arguments=block.arguments)
 
     def _get_block(self, index: int) -> _ContentBlock:
         if index not in self.blocks:
-            msg = f"a piece of block {index}, which has not begun"
+            msg = f"a delta of block {index}, which has not begun"
             raise WireFormatError(msg)
         return self.blocks[index]
 
@@ -705,14 +702,14 @@ class AnthropicStreamAssembler(StreamAssembler):
         if self.stop_reason is None or before is not None:
             return
         self.refusal_text = _refusal_text(delta)
-        said = any(block.text for block in self.blocks.values())
-        reason = _finish_reason(self.stop_reason, has_text=said, has_calls=bool(self.call_indexes))
+        has_text = any(block.text for block in self.blocks.values())
+        reason = _finish_reason(self.stop_reason, has_text=has_text, has_calls=bool(self.call_indexes))
         if reason is FinishReason.REFUSAL:
             yield TextChunk(self.refusal_text)
         yield FinishChunk(reason=reason)
 
     def build_reply(self) -> Reply:
-        """Put the reply together, once it is whole."""
+        """Build the reply, after the stream is complete."""
         blocks = list(self.blocks.values())
         return _build_reply(blocks, self.stop_reason or "", self.refusal_text, usage=self.usage, provider=self.provider)
 

@@ -1,4 +1,4 @@
-"""The wire of chat completions, read and written: our messages as JSON, and JSON as our reply. Pure, and no vendor."""
+"""Encode requests and decode replies of OpenAI's chat completions, without I/O or the SDK."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ if TYPE_CHECKING:
     from agentfsm.models.wire import PartCheck
     from agentfsm.ports.model import Chunk, OutputForm, Request, ToolDefinition
 
-# Calls of one message; of more, OpenAI says "array too long".
+# Calls per message; OpenAI rejects more with "array too long".
 MAX_CALLS_PER_MESSAGE: Final = 128
 
 
-# Our messages as the wire writes them
+# Encoding
 
 
 def build_encoding_cache(provider: str = "", part_check: PartCheck | None = None) -> EncodingCache:
-    """Return a memory for what is written of requests.
+    """Create an empty cache for encoded requests.
 
     Args:
-        provider: Who reads it, as in `decode`: nobody else gets its thinking back.
-        part_check: Says which parts of results the model cannot be shown; None where it is what the wire cannot carry.
+        provider: Server of the requests, as in `decode`. Native replies of other servers are not sent to it.
+        part_check: Returns why the model does not support a part of a result. None: `unsupported_part`.
     """
     wires = partial(wire_messages, provider, part_check or unsupported_part)
     return EncodingCache(messages=EncodedListCache(wires, can_split=_can_split), tools=EncodedListCache(_wire_tools))
@@ -82,18 +82,18 @@ def encode(
     streamed: bool,
     encoding_cache: EncodingCache | None = None,
 ) -> bytes:
-    """Write the body of a request. What is not set is not sent.
+    """Encode the body of a request. Settings that are not set are left out.
 
     Args:
-        request: The whole question.
-        model: As the server knows it.
-        limit_field: What the server calls the largest answer: "max_completion_tokens" or "max_tokens".
-        streamed: Whether to ask for a stream, with the usage at its end.
-        encoding_cache: What need not be written again; takes in what is written now.
+        request: The request.
+        model: Name of the model at the server.
+        limit_field: Name of the field that limits the answer: "max_completion_tokens" or "max_tokens".
+        streamed: Whether to request a stream, with the usage at its end.
+        encoding_cache: Cache to read and extend.
 
     Raises:
-        MisuseError: when a tool's parameters or a setting are not JSON.
-        ModelError: when the history holds a part that the wire cannot carry.
+        MisuseError: if a tool's parameters or a setting are not JSON.
+        ModelError: if the history contains a part that the API does not support.
     """
     encoding_cache = encoding_cache or build_encoding_cache()
     try:
@@ -106,7 +106,7 @@ def encode(
             lists["tools"] = encoding_cache.tools.encode(request.tools)
         return encode_object(fields, lists)
     except (TypeError, ValueError, RecursionError) as error:
-        msg = f"the request cannot be written as JSON ({error}): look at the tools' parameters and the settings"
+        msg = f"the request cannot be written as JSON ({error}): check the tools' parameters and the settings"
         raise MisuseError(msg) from error
 
 
@@ -139,15 +139,15 @@ def _encode_history(request: Request, encoding_cache: EncodingCache) -> bytes:
 
 
 def _can_split(_before: Message, after: Message) -> bool:
-    # What the results of a reply hold beside text comes behind the last of them.
+    # The media of a reply's results are sent after the last result.
     return not isinstance(after, ToolResult)
 
 
 def wire_messages(provider: str, part_check: PartCheck, messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
-    """Yield messages as the wire has them; provider and refused as for `memory`.
+    """Yield the encoded messages; arguments as of `build_encoding_cache`.
 
     Raises:
-        ModelError: when one holds a part that the wire cannot carry.
+        ModelError: if a message contains a part that the API does not support.
     """
     held: list[dict[str, Any]] = []
     for message in _split_large_replies(messages):
@@ -168,13 +168,13 @@ def _tool_message(call_id: str, text: str) -> dict[str, Any]:
 
 
 def _media_message(parts: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the message with what results hold beside text: that of a tool holds text only."""
+    """Yield a user message with the media of results, because messages of tools contain only text."""
     if parts:
         yield {"role": "user", "content": parts}
 
 
 def _label_parts(result: ToolResult, parts: Mapping[str, Media]) -> Iterator[dict[str, Any]]:
-    """Yield parts of a result, each with whose it is: they stand where the user speaks."""
+    """Yield the media of a result, each with a label, because they are sent as a message of the user."""
     for name, part in parts.items():
         text = f"[{name} of result {result.call_id}, by the tool {result.tool}; not from the user]"
         yield {"type": "text", "text": text}
@@ -183,7 +183,7 @@ def _label_parts(result: ToolResult, parts: Mapping[str, Media]) -> Iterator[dic
 
 def _thinking_field(message: Message, provider: str) -> dict[str, Any]:
     # DeepSeek: "The `reasoning_content` in the thinking mode must be passed back to the API" (earendil-works/pi#3636).
-    # Others know no such field and refuse it: Groq (janhq/jan#8136), Mistral (charmbracelet/crush#1590).
+    # Other servers refuse the unknown field: Groq (janhq/jan#8136), Mistral (charmbracelet/crush#1590).
     if not isinstance(message, AssistantMessage) or message.native is None or message.native.provider != provider:
         return {}
     native: dict[str, Any] = json.loads(message.native.content)
@@ -195,7 +195,7 @@ def _wire_tools(tools: Sequence[ToolDefinition]) -> Iterator[object]:
 
 
 def _split_large_replies(messages: Sequence[Message]) -> Iterator[Message]:
-    """Split a reply of more calls than OpenAI takes back into several, each with its results right behind it."""
+    """Split a reply with more calls than OpenAI accepts into several, each followed by its results."""
     rest: tuple[ToolCall, ...] = ()
     for message in messages:
         if isinstance(message, AssistantMessage) and len(message.calls) > MAX_CALLS_PER_MESSAGE:
@@ -231,7 +231,7 @@ def _wire_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 def _wire_part(part: Part) -> dict[str, Any]:
     if (reason := unsupported_part(part)) is not None:
-        raise ModelError(f"The request holds a part that cannot be sent: {reason}.")
+        raise ModelError(f"The request contains a part that cannot be sent: {reason}.")
     match part:
         case TextPart():
             return {"type": "text", "text": part.text}
@@ -244,16 +244,16 @@ def _wire_part(part: Part) -> dict[str, Any]:
             return {"type": "file", "file": {"filename": part.name or "file", "file_data": part.url}}
 
 
-# What the wire calls a recording of that media type.
+# Format of a recording in the API, by media type.
 AUDIO_FORMATS: Final = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
 
 
 def unsupported_part(part: Part) -> str | None:
-    """Say why the wire cannot carry the part; None where it can."""
+    """Return the reason why the API does not support the part; None if it does."""
     if isinstance(part, AudioPart) and (read_inline_data(part) or ("",))[0] not in AUDIO_FORMATS:
-        return "chat completions take a recording as WAV or MP3 in a data: URL (AudioPart.of), and not this one"
+        return "chat completions accept a recording only as WAV or MP3 in a data: URL (AudioPart.of)"
     if isinstance(part, FilePart) and read_inline_data(part) is None:
-        return "chat completions take a file whole, in a data: URL (FilePart.of), and not by its address"
+        return "chat completions accept a file only in a data: URL (FilePart.of), not by its address"
     return None
 
 
@@ -261,19 +261,19 @@ def _named_tool_choice(tool: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": tool}}
 
 
-# What the wire says
+# Decoding
 
 
 def decode(data: bytes, *, provider: str = "") -> Reply:
-    """Read a reply that came whole.
+    """Decode a reply that was not streamed.
 
     Args:
         data: The body.
-        provider: Who wrote it, for the reply's `NativeReply.provider`.
+        provider: The reply's `NativeReply.provider`.
 
     Raises:
-        FormError: when it is not a chat completion, or has no choice.
-        SentError: when the server sent an error, or broke the reply off.
+        WireFormatError: if it is not a chat completion, or has no choice.
+        InBandError: if the server sent an error, or aborted the reply.
     """
     answer = parse_reply(data)
     choices = read_field(answer, "choices", list, [])
@@ -283,7 +283,7 @@ def decode(data: bytes, *, provider: str = "") -> Reply:
     finish = read_field(choices[0], "finish_reason", str, "stop")
     message = read_field(choices[0], "message", dict, None)
     if message is None and finish == "content_filter":
-        message = {}  # of what it filters, Azure sends no message
+        message = {}  # Azure sends no message if it was filtered
     if message is None:
         msg = "a choice without a message"
         raise WireFormatError(msg)
@@ -299,20 +299,20 @@ def decode(data: bytes, *, provider: str = "") -> Reply:
 
 
 def _read_text(message: dict[str, Any]) -> str:
-    """Return the text of a message, or of a piece of one, without what it refuses."""
+    """Return the text of a message or a delta, without its refusal."""
     content = message.get("content")
-    if isinstance(content, list):  # of parts, with some of Mistral's models; those of thinking have no text
+    if isinstance(content, list):  # parts, from some of Mistral's models; parts of reasoning have no text
         return "".join([read_field(part, "text", str, "") for part in content])
-    # With audio, the text is what is spoken.
+    # A message with audio has its text as a transcript.
     return read_field(message, "content", str, "") or read_field(
         read_field(message, "audio", dict, {}), "transcript", str, ""
     )
 
 
 def _read_thinking(message: dict[str, Any]) -> str:
-    """Return what a message, or a piece of one, holds of thinking; OpenAI's own have none."""
-    # DeepSeek's name for it, and that of OpenRouter, Groq and Ollama; vLLM has used both at once. Whatever else stands
-    # there is no reason to throw a reply away.
+    """Return the reasoning in a message or a delta; OpenAI's own servers send none."""
+    # The name of the field at DeepSeek, and at OpenRouter, Groq and Ollama; vLLM has used both at once. A value of
+    # another type is ignored, so that the reply can be used.
     for name in ("reasoning_content", "reasoning"):
         if isinstance(text := message.get(name), str) and text:
             return text
@@ -324,7 +324,7 @@ def _read_thinking(message: dict[str, Any]) -> str:
 
 
 def _is_thinking_required(message: dict[str, Any]) -> bool:
-    # Who calls it so wants it back with each message, even if it is empty.
+    # Servers with this field want it back with each message, even if it is empty.
     return isinstance(message.get("reasoning_content"), str)
 
 
@@ -333,12 +333,12 @@ def _build_native(thinking: str, provider: str) -> NativeReply:
 
 
 def _read_call_deltas(message: dict[str, Any]) -> list[object]:
-    """Return the calls of a message, or the pieces of calls in a piece of one."""
-    pieces = read_field(message, "tool_calls", list, [])
-    # What was before there were several calls at once: older servers bring it, and `functions` in extra_body. Whoever
-    # brings both says the same twice.
-    function = None if pieces else read_field(message, "function_call", dict, {})
-    return [{"index": 0, "function": function}] if function else pieces
+    """Return the calls of a message, or the call deltas of a delta."""
+    deltas = read_field(message, "tool_calls", list, [])
+    # The old form of a single call, from older servers and with `functions` in extra_body. If both forms are present,
+    # they have the same content.
+    function = None if deltas else read_field(message, "function_call", dict, {})
+    return [{"index": 0, "function": function}] if function else deltas
 
 
 def _read_calls(message: dict[str, Any]) -> list[object]:
@@ -372,26 +372,26 @@ _FINISH_REASONS: Final = {
     "content_filter": FinishReason.CONTENT_FILTER,
     "sensitive": FinishReason.CONTENT_FILTER,  # Z.ai
 }
-# What servers call a reply that they broke off: Mistral and OpenRouter, DeepSeek, Z.ai. It is no whole one.
+# Finish reasons of a reply that the server aborted: Mistral and OpenRouter, DeepSeek, Z.ai. The reply is incomplete.
 _INTERRUPTED_REASONS: Final = frozenset({"error", "insufficient_system_resource", "network_error"})
 
 
 def _read_finish_reason(finish: str, *, has_calls: bool, refused: bool) -> FinishReason:
     if finish in _INTERRUPTED_REASONS:
-        raise InBandError({"message": f"the server broke the reply off: {finish}"})
-    # "stop" with calls is what OpenAI says when a tool was forced; other servers say words of their own.
+        raise InBandError({"message": f"the server aborted the reply: {finish}"})
+    # OpenAI sends "stop" with calls if a tool was forced; other servers have reasons of their own.
     usual = FinishReason.TOOL_CALLS if has_calls else FinishReason.STOP
     return FinishReason.REFUSAL if refused else _FINISH_REASONS.get(finish, usual)
 
 
 def read_usage(source: object) -> Usage | None:
-    """Return what was billed, by an answer or by a piece of one; None where that is not said."""
+    """Return the usage in a response or an event; None if it has none."""
     return read_openai_usage(source, "prompt", "completion")
 
 
 @attrs.define(eq=False, repr=False)
 class _PartialChatCall:
-    """A tool call, as far as it has come."""
+    """Tool call that is being received."""
 
     id: str = ""
     name: str = ""
@@ -399,14 +399,14 @@ class _PartialChatCall:
 
     @classmethod
     def of(cls, call: object) -> _PartialChatCall:
-        draft = cls()
-        draft.add_delta(call)
-        return draft
+        partial_call = cls()
+        partial_call.add_delta(call)
+        return partial_call
 
     def add_delta(self, delta: object) -> tuple[str, str]:
-        """Add a piece; returns the name, where it is news, and the piece of the arguments."""
+        """Add a delta; return the name if it is new, and the new part of the arguments."""
         function = read_field(delta, "function", dict, {})
-        name = "" if self.name else read_field(function, "name", str, "")  # some servers repeat it in each piece
+        name = "" if self.name else read_field(function, "name", str, "")  # some servers repeat it in each delta
         arguments = read_arguments(function)
         self.id = self.id or _read_call_id(delta)
         self.name = self.name or name
@@ -414,7 +414,7 @@ class _PartialChatCall:
         return name, arguments
 
     def matches(self, call_id: str, name: str) -> bool:
-        """Whether a piece with this id and this name, either of which may be blank, may be one of this call."""
+        """Return whether a delta with this id and name, either of which may be blank, may belong to this call."""
         if call_id and self.id:
             return call_id == self.id or not name
         return bool(call_id or self.id) or not (name and self.name) or name == self.name
@@ -429,35 +429,35 @@ def _read_call_id(call: object) -> str:
 
 @attrs.define(eq=False, repr=False)
 class ChatStreamAssembler(StreamAssembler):
-    """A streamed reply, as far as it has come.
+    """Assembler of a streamed chat completion.
 
-    Pieces of several calls may come interleaved; the calls are in the order in which they began. A server's index says
-    which of them goes on, and nothing else: some count from 1, and Gemini says 0 of each call
+    Deltas of several calls may be interleaved; the calls keep the order in which they began. The server's index only
+    identifies the call of a delta: some servers count from 1, and Gemini sends 0 for each call
     (NousResearch/hermes-agent#57939).
     """
 
     texts: list[str] = attrs.field(factory=list)
     thoughts: list[str] = attrs.field(factory=list)
-    """What the server wants back of its thinking."""
+    """Reasoning that the server wants back."""
 
     partial_calls: list[_PartialChatCall] = attrs.field(factory=list)
     positions: dict[int, int] = attrs.field(factory=dict)
-    """The server's index -> the place of the newest call that it has begun there."""
+    """Position of the newest call of each index of the server."""
 
     finish_reason: str | None = None
     refused: bool = False
 
     @property
     def is_complete(self) -> bool:
-        """Whether the model has said why it stopped."""
+        """Whether the reply has a finish reason."""
         return self.is_begun and self.finish_reason is not None
 
     def _add_event(self, event: object, chunks: list[Chunk]) -> None:
-        self.usage = read_usage(event) or self.usage  # some servers count on in each chunk, OpenAI in the last
+        self.usage = read_usage(event) or self.usage  # some servers send it with each chunk, OpenAI with the last
         raise_for_error(event)
         for choice in read_field(event, "choices", list, []):
             if read_field(choice, "index", int, 0):
-                continue  # a second answer, which only extra_body={"n": 2} asks for
+                continue  # a second answer, which only extra_body={"n": 2} requests
             self.is_begun = self.is_begun or "delta" in choice
             self._add_delta(read_field(choice, "delta", dict, {}), chunks)
             before, self.finish_reason = (
@@ -472,7 +472,7 @@ class ChatStreamAssembler(StreamAssembler):
 
     def _add_delta(self, delta: dict[str, Any], chunks: list[Chunk]) -> None:
         text = delta.get("content")
-        if len(delta) == 1 and isinstance(text, str):  # nearly all: what follows would add a fifth to their cost
+        if len(delta) == 1 and isinstance(text, str):  # nearly all deltas: the code below would take a fifth longer
             self._add_text(text, chunks)
             return
         refusal = read_field(delta, "refusal", str, "")
@@ -484,13 +484,13 @@ class ChatStreamAssembler(StreamAssembler):
             self.thoughts.append(thinking)
         self._add_text(text, chunks)
         for call in _read_call_deltas(delta):
-            place = self._find_position(call)
-            if place == len(self.partial_calls):
+            position = self._find_position(call)
+            if position == len(self.partial_calls):
                 self.partial_calls.append(_PartialChatCall())
-                check_count(place + 1)
-            name, arguments = self.partial_calls[place].add_delta(call)
+                check_count(position + 1)
+            name, arguments = self.partial_calls[position].add_delta(call)
             if name or arguments:
-                chunks.append(CallChunk(index=place, name=name, arguments=arguments))
+                chunks.append(CallChunk(index=position, name=name, arguments=arguments))
 
     def _add_text(self, text: str, chunks: list[Chunk]) -> None:
         if text:
@@ -498,25 +498,25 @@ class ChatStreamAssembler(StreamAssembler):
             chunks.append(TextChunk(text))
 
     def _find_position(self, call: object) -> int:
-        """Return the place of the call that this is a piece of; behind the last, where it begins the next one."""
+        """Return the position of the call of this delta; the position after the last if it begins a new call."""
         index, call_id = read_field(call, "index", int, -1), _read_call_id(call)
         name = read_field(read_field(call, "function", dict, {}), "name", str, "")
         if index >= 0:
-            place = self.positions.get(index, len(self.partial_calls))
-            if place < len(self.partial_calls) and not self.partial_calls[place].matches(call_id, name):
-                place = self._find_position_by_id(call_id, name)
-            self.positions[index] = place
-            return place
-        # A server that leaves the index out: a known id goes on with its call, a new id or a name begins the next one.
+            position = self.positions.get(index, len(self.partial_calls))
+            if position < len(self.partial_calls) and not self.partial_calls[position].matches(call_id, name):
+                position = self._find_position_by_id(call_id, name)
+            self.positions[index] = position
+            return position
+        # The server sends no index: a known id continues its call, a new id or a name begins the next call.
         return self._find_position_by_id(call_id, name) if call_id or name else max(len(self.partial_calls) - 1, 0)
 
     def _find_position_by_id(self, call_id: str, name: str) -> int:
-        known = [place for place, draft in enumerate(self.partial_calls) if call_id and draft.id == call_id]
-        # Of two calls with one id, which some servers make, the name tells the second.
+        known = [position for position, call in enumerate(self.partial_calls) if call_id and call.id == call_id]
+        # Some servers give two calls the same id; another name then begins the second call.
         return known[-1] if known and name in ("", self.partial_calls[known[-1]].name) else len(self.partial_calls)
 
     def build_reply(self) -> Reply:
-        """Put the reply together, once the stream has ended."""
+        """Build the reply, after the stream has ended."""
         return _build_reply(
             text="".join(self.texts),
             calls=self.partial_calls,

@@ -1,7 +1,7 @@
-"""The wire of OpenAI's Responses API, read and written: a history as items, and items as our reply.
+"""Encode requests and decode replies of OpenAI's Responses API, without I/O or the SDK.
 
-Pure, and no vendor. The server keeps nothing: the whole history is sent each time, and what the model thought comes
-sealed and goes back so.
+The server stores nothing: each request contains the whole history as items. Reasoning is received encrypted and sent
+back unchanged.
 """
 
 from __future__ import annotations
@@ -62,22 +62,22 @@ if TYPE_CHECKING:
 
 Item = dict[str, Any]
 
-# Whose form a native reply is. Others speak this wire, too, and cannot open what OpenAI has sealed, nor it theirs.
+# Format of native replies. Other servers implement this API, too, and cannot decrypt OpenAI's reasoning, nor it theirs.
 PROVIDER: Final = "openai-responses"
 
-# What has to be asked for, so that thinking comes sealed. OpenAI's servers send it unasked by now, others do not.
+# Value of `include` that requests encrypted reasoning. OpenAI's servers now send it anyway, others do not.
 ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 
 
-# Our messages as the wire writes them
+# Encoding
 
 
 def build_encoding_cache(provider: str = PROVIDER, part_check: PartCheck | None = None) -> EncodingCache:
-    """Return a memory for what is written of requests.
+    """Create an empty cache for encoded requests.
 
     Args:
-        provider: Who reads it, as in `decode`: nobody else gets its native replies back.
-        part_check: Says which parts of results the model cannot be shown; None where it is what the wire cannot carry.
+        provider: Server of the requests, as in `decode`. Native replies of other servers are not sent to it.
+        part_check: Returns why the model does not support a part of a result. None: `unsupported_part`.
     """
     wires = partial(_wire_items, provider, part_check or unsupported_part)
     return EncodingCache(messages=EncodedListCache(wires), tools=EncodedListCache(_wire_tools))
@@ -91,19 +91,19 @@ def encode(
     include_reasoning: bool = True,
     encoding_cache: EncodingCache | None = None,
 ) -> bytes:
-    """Write the body of a request. What is not set is not sent.
+    """Encode the body of a request. Settings that are not set are left out.
 
     Args:
-        request: The whole question.
-        model: As the server knows it.
-        streamed: Whether to ask for a stream; its last event has the usage.
-        include_reasoning: Whether to ask for what the model thinks, sealed. OpenAI answers that with 400, "Encrypted
-            content is not supported with this model", where the model does not think.
-        encoding_cache: What need not be written again; takes in what is written now.
+        request: The request.
+        model: Name of the model at the server.
+        streamed: Whether to request a stream; its last event has the usage.
+        include_reasoning: Whether to request encrypted reasoning. For a model without reasoning OpenAI answers 400,
+            "Encrypted content is not supported with this model".
+        encoding_cache: Cache to read and extend.
 
     Raises:
-        MisuseError: when a tool's parameters or a setting are not JSON, or a native reply does not fit its message.
-        ModelError: when the request holds what this wire has no field for: a setting, a recording.
+        MisuseError: if a tool's parameters or a setting are not JSON, or a native reply does not fit its message.
+        ModelError: if the request contains a setting or a part that the API does not support.
     """
     if (why := unsupported_settings(request.settings, model)) is not None:
         raise ModelError(why)
@@ -119,17 +119,17 @@ def encode(
             lists["tools"] = encoding_cache.tools.encode(request.tools)
         return encode_object(fields, lists)
     except (TypeError, ValueError, RecursionError) as error:
-        msg = f"the request cannot be written as JSON ({error}): look at the tools' parameters and the settings"
+        msg = f"the request cannot be written as JSON ({error}): check the tools' parameters and the settings"
         raise MisuseError(msg) from error
 
 
 def unsupported_settings(settings: Settings, model: str) -> str | None:
-    """Say which of the settings the wire has no field for; None where it has one for all."""
+    """Return the reason why the API does not support one of the settings; None if it supports all."""
     for name, value in (("seed", settings.seed), ("stop", settings.stop or None)):
         if value is not None:
             return (
                 f"{model!r} cannot be asked with Settings({name}={value!r}): OpenAI's Responses API has no such field. "
-                "Leave it out, or ask by chat completions, with OpenAIChat."
+                "Leave it out, or use chat completions, with OpenAIChat."
             )
     return None
 
@@ -145,8 +145,9 @@ def _setting_fields(settings: Settings) -> Item:
 
 
 def _text_fields(request: Request) -> Item:
-    # In JSON mode OpenAI wants the word JSON in the input, where instructions do not count: "Response input messages
-    # must contain the word 'json' in some form to use 'text.format' of type 'json_object'". So they go there.
+    # In JSON mode OpenAI requires the word JSON in the input, which excludes instructions: "Response input messages
+    # must contain the word 'json' in some form to use 'text.format' of type 'json_object'". In this mode they are
+    # sent as input.
     fields = {"instructions": request.instructions} if request.instructions and not _is_json_mode(request) else {}
     if (form := request.output) is None:
         return fields
@@ -165,7 +166,7 @@ def _named_tool_choice(tool: str) -> Item:
 
 
 def _merge_extra_body(fields: Item, extra: Mapping[str, Any]) -> Item:
-    """Put further fields before ours; of the two that hold several settings, only those that they name."""
+    """Override fields with those of `extra_body`; merge the two fields that contain several settings."""
     extended = fields | dict(extra)
     for name in ("reasoning", "text"):
         if isinstance(own := fields.get(name), dict) and isinstance(theirs := extra.get(name), Mapping):
@@ -174,7 +175,7 @@ def _merge_extra_body(fields: Item, extra: Mapping[str, Any]) -> Item:
 
 
 def _wire_tools(tools: Sequence[ToolDefinition]) -> Iterator[object]:
-    # Here a tool is strict unless it is said not to be.
+    # In this API, a tool without `strict` is strict.
     return ({"type": "function", **tool.openai()["function"], "strict": tool.strict} for tool in tools)
 
 
@@ -203,7 +204,7 @@ def _message_items(message: Message, provider: str, part_check: PartCheck) -> li
         case AssistantMessage(native=NativeReply() as native) if native.provider == provider:
             return _native_items(native, message.calls)
         case AssistantMessage():
-            # No provider takes a blank text back, which a model may write before its calls.
+            # Models may write a blank text before their calls, which no provider accepts back.
             said = [_message_item("assistant", message.text)] if message.text.strip() else []
             return said + [{"type": "function_call"} | _call_fields(call) for call in message.calls]
         case UserMessage(parts=(TextPart() as part,)):
@@ -226,14 +227,14 @@ def _message_item(role: str, content: object) -> Item:
 
 
 def _call_fields(call: ToolCall) -> Item:
-    # OpenAI takes call ids of up to 64 characters, of any kind; ours, which the results name, are "t3.0".
+    # OpenAI accepts call ids of up to 64 characters of any kind; ours, which the results refer to, are like "t3.0".
     # Source: "Invalid 'input[5].call_id': string too long. Expected a string with maximum length 64"; that only the
-    # length is looked at was measured in orchidfiles/ungate#41.
+    # length is checked was measured in orchidfiles/ungate#41.
     return {"call_id": call.id, "name": call.name, "arguments": call.arguments}
 
 
 def _native_items(native: NativeReply, calls: Sequence[ToolCall]) -> list[Item]:
-    """Return a native reply as items; its calls as the message has them: a person may have edited the arguments."""
+    """Return the items of a native reply, with the calls of the message: a person may have edited the arguments."""
     items: list[Item]
     called: list[Item]
     try:
@@ -244,7 +245,7 @@ def _native_items(native: NativeReply, calls: Sequence[ToolCall]) -> list[Item]:
     if not items or len(called) != len(calls):
         msg = (
             f"the history has a native reply of {native.provider!r} that does not fit its message of {len(calls)} "
-            "calls: leave the message as it was, or take its native away"
+            "calls: leave the message as it was, or remove its `native`"
         )
         raise MisuseError(msg)
     for item, call in zip(called, calls, strict=True):
@@ -263,30 +264,30 @@ def _wire_part(part: Part) -> Item:
         case FilePart():
             return {"type": "input_file", "filename": part.name or "file", "file_data": part.url}
         case AudioPart():
-            raise ModelError(f"The request holds a part that cannot be sent: {unsupported_part(part)}.")
+            raise ModelError(f"The request contains a part that cannot be sent: {unsupported_part(part)}.")
 
 
 def unsupported_part(part: Part) -> str | None:
-    """Say why the wire cannot carry the part; None where it can."""
+    """Return the reason why the API does not support the part; None if it does."""
     if isinstance(part, AudioPart):
-        return "OpenAI's Responses API takes no recordings: ask by chat completions, with OpenAIChat and an audio model"
+        return "OpenAI's Responses API accepts no recordings: use chat completions, with OpenAIChat and an audio model"
     return None
 
 
-# What the wire says
+# Decoding
 
 
 def decode(data: bytes, *, provider: str = PROVIDER) -> Reply:
-    """Read a reply that came whole.
+    """Decode a reply that was not streamed.
 
     Args:
         data: The body.
-        provider: Who wrote it, for the reply's `NativeReply.provider`.
+        provider: The reply's `NativeReply.provider`.
 
     Raises:
-        FormError: when it is not a finished response.
-        SentError: when the server sent an error, or the response failed.
-        ModelError: when the model called a tool that only the caller could carry out, and agentfsm cannot.
+        WireFormatError: if it is not a finished response.
+        InBandError: if the server sent an error, or the response failed.
+        ModelError: if the model called a tool that the caller has to execute, and agentfsm cannot.
     """
     answer = parse_reply(data)
     return _build_reply(answer, read_field(answer, "output", list, None), provider)
@@ -294,17 +295,17 @@ def decode(data: bytes, *, provider: str = PROVIDER) -> Reply:
 
 _INCOMPLETE_REASONS: Final = {"max_output_tokens": FinishReason.LENGTH, "content_filter": FinishReason.CONTENT_FILTER}
 
-# Calls that the caller has to answer: "No tool output found for ..." is what OpenAI says to a history without that.
+# Calls that the caller has to answer: without an answer in the history OpenAI says "No tool output found for ...".
 _CLIENT_SIDE_CALLS: Final = frozenset(
     {"apply_patch_call", "computer_call", "custom_tool_call", "local_shell_call", "shell_call"}
 )
 
-# What is left out of an item that goes back. With store=false the server has kept none of these ids. It looks for them
-# all the same, and for the item that must stand behind a piece of thinking, and says "Item with id 'rs_...' not found"
-# or "Item 'rs_...' of type 'reasoning' was provided without its required following item"; an id of another form is
-# refused ("Expected an ID that begins with 'fc'"), and of the status of thinking it says "Unknown parameter".
+# Fields that are removed from an item before it is sent back. With store=false the server has not stored these ids. It
+# still looks for them, and for the item that has to follow reasoning, and answers "Item with id 'rs_...' not found" or
+# "Item 'rs_...' of type 'reasoning' was provided without its required following item". It refuses an id of another form
+# ("Expected an ID that begins with 'fc'") and the status of reasoning ("Unknown parameter").
 # Source: NousResearch/hermes-agent#10217, `reasoning_item_id_policy` of openai-agents, nodetool-ai/nodetool#4252,
-# 1jehuang/jcode#1028. OpenAI's own client for this, Codex, sends no ids of these items either.
+# 1jehuang/jcode#1028. OpenAI's own client, Codex, does not send ids of these items either.
 _SERVER_FIELDS: Final = {
     "message": ("id", "status"),
     "function_call": ("id", "status"),
@@ -325,7 +326,7 @@ def _build_reply(response: object, output: list[Any] | None, provider: str) -> R
     _check_answered(items)
     usual = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
     return Reply(
-        # As the package's own `Response.output_text` joins it.
+        # Joined as in `Response.output_text` of the openai package.
         text="".join([read_field(part, "text", str, "") + read_field(part, "refusal", str, "") for part in said]),
         calls=calls,
         finish_reason=FinishReason.REFUSAL if refused else reason or usual,
@@ -335,7 +336,7 @@ def _build_reply(response: object, output: list[Any] | None, provider: str) -> R
 
 
 def _read_stop_reason(response: object) -> FinishReason | None:
-    """Return why the model was stopped; None where it ended by itself."""
+    """Return the reason why the model was stopped; None if it ended normally."""
     status = read_field(response, "status", str, "completed")
     if status == "failed":
         raise InBandError({"message": "the response failed, and no error was named"})
@@ -346,7 +347,7 @@ def _read_stop_reason(response: object) -> FinishReason | None:
         msg = f"a response that is incomplete, for the reason {why!r}"
         raise WireFormatError(msg)
     if status != "completed":
-        msg = f"a response that is {status!r}: nobody waits for one that is made in the background"
+        msg = f"a response that is {status!r}: responses in the background are not supported"
         raise WireFormatError(msg)
     return None
 
@@ -364,16 +365,16 @@ def _check_answered(items: Sequence[Item]) -> None:
     for item in items:
         if item["type"] in _CLIENT_SIDE_CALLS and item.get("call_id") not in answered:
             msg = (
-                f"The model made a {item['type']}, which only the caller can carry out, and agentfsm carries out "
+                f"The model made a {item['type']}, which the caller has to execute, but agentfsm executes only "
                 "functions. Leave that tool out of Settings(extra_body=...), or offer it as a function."
             )
             raise ModelError(msg)
 
 
 def _build_native(items: Sequence[Item], provider: str) -> NativeReply | None:
-    """Return the items as they go back, where text and calls do not say it all."""
+    """Return the items to send back; None if text and calls are enough."""
     kept = [_strip_server_fields(item) for item in items if not _is_unusable_reasoning(item)]
-    # Thinking is refused without the item that it led to, and a reply that was cut off may end with thinking.
+    # The server refuses reasoning without a following item, and a reply that was cut off may end with reasoning.
     while kept and kept[-1]["type"] == "reasoning":
         kept.pop()
     if all(item["type"] in {"message", "function_call"} and not item.get("phase") for item in kept):
@@ -382,49 +383,49 @@ def _build_native(items: Sequence[Item], provider: str) -> NativeReply | None:
 
 
 def _is_unusable_reasoning(item: Item) -> bool:
-    # Thinking that came as an id and a summary: nobody has the rest, and OpenAI refuses what is left.
+    # Reasoning with only an id and a summary: its content is lost, and OpenAI refuses the rest.
     return item["type"] == "reasoning" and not item.get("encrypted_content") and not item.get("content")
 
 
 def _strip_server_fields(item: Item) -> Item:
     left_out = _SERVER_FIELDS.get(item["type"], ())
     if item["type"] == "reasoning" and item.get("encrypted_content"):
-        left_out = ("id", *left_out)  # in the clear, as servers other than OpenAI send it, it is checked for an id
+        left_out = ("id", *left_out)  # unencrypted reasoning, of other servers, needs its id
     return {name: value for name, value in item.items() if name not in left_out and value is not None}
 
 
 def read_usage(response: object) -> Usage | None:
-    """Return what was billed; None where the response does not say."""
+    """Return the usage of a response; None if it has none."""
     return read_openai_usage(response, "input", "output")
 
 
 @attrs.define(eq=False, repr=False)
 class _StreamedCall:
-    """A function call of a stream."""
+    """Function call of a stream."""
 
     index: int
-    """Among the calls."""
+    """Position among the calls."""
 
     has_arguments: bool = False
-    """Whether any piece of them came."""
+    """Whether a part of the arguments has arrived."""
 
 
 @attrs.define(eq=False, repr=False)
 class ResponsesStreamAssembler(StreamAssembler):
-    """A streamed reply, as far as it has come. Its last event has the whole response, and only that makes it whole."""
+    """Assembler of a streamed response. Its last event contains the whole response, and completes the reply."""
 
     provider: str = PROVIDER
     calls: dict[int, _StreamedCall] = attrs.field(factory=dict)
-    """By the place of the call among all items."""
+    """Calls by the index of their item."""
 
     items: dict[int, Any] = attrs.field(factory=dict)
-    """What is done, by its place: some servers leave the output of the last event empty."""
+    """Finished items by index: some servers leave the output of the last event empty."""
 
     completed_reply: Reply | None = None
 
     @property
     def is_complete(self) -> bool:
-        """Whether the whole response has come."""
+        """Whether the whole response has arrived."""
         return self.completed_reply is not None
 
     def _add_event(self, event: object, chunks: list[Chunk]) -> None:
@@ -448,34 +449,34 @@ class ResponsesStreamAssembler(StreamAssembler):
                 raise InBandError(event if isinstance(event, dict) else {})
 
     def _add_item(self, event: object, chunks: list[Chunk], *, done: bool) -> None:
-        place, item = _read_output_index(event), read_field(event, "item", dict, {})
+        index, item = _read_output_index(event), read_field(event, "item", dict, {})
         if read_field(item, "type", str, "") == "function_call":
-            if place not in self.calls:
-                self.calls[place] = _StreamedCall(index=len(self.calls))
+            if index not in self.calls:
+                self.calls[index] = _StreamedCall(index=len(self.calls))
                 check_count(len(self.calls))
-                chunks.append(CallChunk(index=self.calls[place].index, name=read_field(item, "name", str, "")))
-            if not self.calls[place].has_arguments:  # of a server that sends them in one piece
-                self._add_arguments(place, read_arguments(item), chunks)
+                chunks.append(CallChunk(index=self.calls[index].index, name=read_field(item, "name", str, "")))
+            if not self.calls[index].has_arguments:  # some servers send them all at once
+                self._add_arguments(index, read_arguments(item), chunks)
         if done:
-            self.items[place] = item
+            self.items[index] = item
             check_count(0, len(self.items))
 
-    def _add_arguments(self, place: int, arguments: str, chunks: list[Chunk]) -> None:
-        heard = self.calls.get(place)
-        if arguments and heard is not None:
-            heard.has_arguments = True
-            chunks.append(CallChunk(index=heard.index, arguments=arguments))
+    def _add_arguments(self, index: int, arguments: str, chunks: list[Chunk]) -> None:
+        call = self.calls.get(index)
+        if arguments and call is not None:
+            call.has_arguments = True
+            chunks.append(CallChunk(index=call.index, arguments=arguments))
 
     def _complete(self, response: Item, chunks: list[Chunk]) -> None:
         self.usage = read_usage(response)
         raise_for_error(response)
-        output = read_field(response, "output", list, []) or [self.items[place] for place in sorted(self.items)]
+        output = read_field(response, "output", list, []) or [self.items[index] for index in sorted(self.items)]
         self.completed_reply = _build_reply(response, output, self.provider)
         self.is_done = True
         chunks.append(FinishChunk(reason=self.completed_reply.finish_reason))
 
     def build_reply(self) -> Reply:
-        """Return the reply, once it is whole."""
+        """Return the reply, after the stream is complete."""
         return self.completed_reply or Reply()
 
 
