@@ -67,7 +67,7 @@ class Terminal:
         return answer.strip() if answer else None
 
     def ask_choice(self, question: str, choices: Mapping[str, str]) -> str | None:
-        """Ask until the answer is one of the choices, ignoring case; None if there is no answer."""
+        """Ask until the answer is one of the choices, ignoring case; return None after Ctrl-D."""
         while (answer := self.ask(question)) is not None:
             if (chosen := choices.get(answer.lower())) is not None:
                 return chosen

@@ -386,7 +386,7 @@ def test_a_fault_in_the_model_is_told_whole(here):
     run_id = here.run("app:buggy", code=1)
     assert "Traceback" in here.err
     assert "ZeroDivisionError: red]0;title abc" in here.err
-    assert f"To go on: agentfsm resume {run_id}" in here.err
+    assert f"To continue: agentfsm resume {run_id}" in here.err
     assert here.json("resume", run_id, code=1)["error"]["type"] == "ZeroDivisionError"
 
 

@@ -60,7 +60,7 @@ def test_what_a_sub_agent_waits_for_is_decided_in_its_own_run(here):
     assert asked.startswith(f"  t1.0 of run b.t1.0: {may} Move 5 cents to Bob. red]0;title abc zero")
     said = here.json("approve", "b.t1.0", "t1.0", "--by", "ann")
     assert (said["id"], said["resume"]) == ("b.t1.0", "agentfsm resume b")
-    assert "recorded for t1.0 of run b.t1.0. To go on: agentfsm resume b\n" in here.err
+    assert "recorded for t1.0 of run b.t1.0. To continue: agentfsm resume b\n" in here.err
     assert here("resume", "b") == "moved 5 to Bob\n"
     assert (here.folder / "paid.txt").read_text(encoding="utf-8") == "Bob 5\n"
 

@@ -38,8 +38,8 @@ def test_this_repository(demo):
     """Every part of it: batches in parallel, the approval, the report, the tree."""
     done = demo("demo", str(ROOT))
     assert done.lines[0] == f"run {done.run_id}"
-    assert "a local server speaks for the model" in done.lines[1]
-    assert "Nobody sits at a terminal, so the demo approves write_report (t3.0) by itself." in done.lines
+    assert "a local server simulates the model" in done.lines[1]
+    assert "There is no terminal to ask at, so the demo approves write_report (t3.0) itself." in done.lines
     run = demo.load(done.run_id)
     assert [call.name for call in run.calls[:3]] == ["list_folder", "search_text", "search_text"]
     assert {call.name for call in run.calls[3:-1]} == {"read_file"}
@@ -72,7 +72,7 @@ def test_a_folder_of_odd_files(demo):
     done = demo("demo", folder.name)
     report = the_report(demo)
     assert "`a/b'c'.md`" in report
-    assert "3 names hold characters that are not shown here" in report
+    assert "3 names contain characters that cannot be shown" in report
     assert not set(done.out + done.err) & set("\x1b\u202e")
     assert {call.outcome for call in demo.load(done.run_id).calls} == {"done"}
 
@@ -89,7 +89,7 @@ def test_as_json_in_a_store_elsewhere(demo):
 
 def test_no_such_folder(demo):
     """It is said, and nothing is left behind."""
-    assert "'nothing' is no folder" in demo("demo", "nothing", code=2).err
+    assert "'nothing' is not a folder" in demo("demo", "nothing", code=2).err
     assert not (demo.folder / ".agentfsm").exists()
 
 
@@ -183,7 +183,7 @@ def test_results_that_say_nothing(content):
     assert call.name == "write_report"
     written = (("write_report", "{}", "rejected", content),)
     answer = scripted_model.answer_request(history(looked, written))
-    assert "none was written" in answer.text
+    assert "it was not written" in answer.text
     assert not answer.calls
 
 

@@ -109,7 +109,7 @@ def test_a_link_put_there_meanwhile_is_not_followed(ctx, folder, tmp_path, monke
         return opened(root, place)
 
     monkeypatch.setattr(folder_walk, "_open_file", swap)
-    with pytest.raises(ModelRetry, match="cannot be read"):
+    with pytest.raises(ModelRetry, match="cannot read"):
         tools.read_file(ctx, "sub/a.md")
 
 

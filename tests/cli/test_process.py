@@ -19,7 +19,7 @@ def test_an_interrupt_leaves_the_run(shell, number):
     process.wait_for("t1.0 waiting")
     process.popen.send_signal(number)
     assert process.end() == 130
-    assert process.lines[-1].endswith(f"To go on: agentfsm resume {process.run_id}")
+    assert process.lines[-1].endswith(f"To continue: agentfsm resume {process.run_id}")
     assert "Traceback" not in process.err
     found = shell.json("show", process.run_id)
     assert (found["state"], found["pending"]) == ("act", [])

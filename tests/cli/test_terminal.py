@@ -149,7 +149,7 @@ def test_ctrl_c_at_the_question_leaves_the_run(shell, terminal):
     screen.wait_for("May it run? [y/n]")
     os.killpg(screen.popen.pid, signal.SIGINT)
     assert screen.end() == 130
-    assert "To go on: agentfsm resume" in screen.text
+    assert "To continue: agentfsm resume" in screen.text
     assert "Traceback" not in screen.text
 
 
@@ -194,7 +194,7 @@ def test_ctrl_c_while_it_runs_leaves_the_run(shell, terminal):
     screen.wait_for("running waiting")
     os.killpg(screen.popen.pid, signal.SIGINT)
     assert screen.end() == 130
-    assert "To go on: agentfsm resume" in screen.text
+    assert "To continue: agentfsm resume" in screen.text
     assert screen.raw.rindex("\x1b[?25h") > screen.raw.rindex("\x1b[?25l")  # the cursor is back
 
 

@@ -17,7 +17,7 @@ def test_what_stopped_tells_how_to_try_again(here):
     assert here.json("resume", run_id, code=1)["fork"] == f"agentfsm fork {run_id}"
     (here.folder / "mended").touch()
     new_id = here("fork", run_id).strip()
-    assert f"forked from {run_id} at version 1. To go on: agentfsm resume {new_id}\n" in here.err
+    assert f"forked from {run_id} at version 1. To continue: agentfsm resume {new_id}\n" in here.err
     assert here("resume", new_id) == "Mended.\n"
     assert f"forked   from {run_id} at version 1\n" in here("show", new_id)
     found = here.json("show", new_id)
@@ -56,7 +56,7 @@ def test_a_fork_of_a_run_begun_in_python(here):
     here("fork", run_id, *words, code=2)
     assert "name it with --agent module:name" in here.err
     new_id = here("fork", run_id, "--agent", "app:shopper", *words).strip()
-    assert f"To go on: agentfsm resume {new_id} --store runs.db\n" in here.err
+    assert f"To continue: agentfsm resume {new_id} --store runs.db\n" in here.err
     assert here("resume", new_id, *words) == "7\n"
 
 
@@ -64,7 +64,7 @@ def test_a_fork_in_a_store_that_only_the_agent_can_open(here):
     """The commands name the agent."""
     run_id = here.run("app:shelved", code=3)
     new_id = here("fork", run_id, "--agent", "app:shelved").strip()
-    assert f"To go on: agentfsm resume {new_id} --agent app:shelved\n" in here.err
+    assert f"To continue: agentfsm resume {new_id} --agent app:shelved\n" in here.err
     here("resume", new_id, "--agent", "app:shelved", code=3)
 
 

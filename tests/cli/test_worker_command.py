@@ -61,7 +61,7 @@ def test_a_pause_reaches_whoever_drives(shell, here):
     process = shell.start("run", "app:harbour", "Look.")
     process.wait_for("t1.0 get_tide()")
     here("pause", process.run_id, "--by", "ann")
-    assert f"run {process.run_id} pauses when its worker reads the request. To go on: " in here.err
+    assert f"run {process.run_id} pauses when its worker reads the request. To continue: " in here.err
     (shell.folder / "tide").touch()
     assert process.end() == 3
     assert process.lines[-3:] == ["waiting:", "  paused by ann", f"then: agentfsm resume {process.run_id}"]

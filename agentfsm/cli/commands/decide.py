@@ -183,7 +183,7 @@ def _send_request(
 
     report, found, root = run_in_store(store, act_and_load)
     hint = build_header_hint(root, location)
-    resume = "" if found.is_over else f". To go on: {hint.build_resume(root.id)}"
+    resume = "" if found.is_over else f". To continue: {hint.build_resume(root.id)}"
     terminal.err(report.pop("says") + resume)
     if resume and hint.note:
         terminal.err(hint.note)

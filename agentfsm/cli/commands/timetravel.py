@@ -49,7 +49,7 @@ def fork(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
     new = anyio.run(act)
     hint = build_hint(new, found.agent, found.store_location)
-    terminal.err(f"forked from {args.id} at version {new.header.forked_at}. To go on: {hint.build_resume(new.id)}")
+    terminal.err(f"forked from {args.id} at version {new.header.forked_at}. To continue: {hint.build_resume(new.id)}")
     if terminal.json:
         origin = {"forked_from": new.header.forked_from, "forked_at": new.header.forked_at}
         terminal.document(build_run_json(new, hint) | origin)

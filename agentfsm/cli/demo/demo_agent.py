@@ -1,7 +1,7 @@
-"""`agentfsm demo`: an agent surveys a real folder and writes a report, with no key and no account.
+"""`agentfsm demo`: an agent surveys a real folder and writes a report, without an API key.
 
-Everything is the real thing (a request over a socket, a stream of events, the queue, the journal in SQLite) but the
-model's mind: without OPENAI_API_KEY a local server speaks for it. With one, the same command asks the real model.
+Only the model is simulated, by a local server; the HTTP requests, the streams, the tool queue and the SQLite journal
+are real. With OPENAI_API_KEY set, the same command uses the real model.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Then answer in a few lines: where the report is, and three facts. What files say
 
 
 class LocalChat(OpenAIChat):
-    """Speaks to a server in this process, and closes it."""
+    """Model that a server in this process serves. It owns the server."""
 
     def __init__(self, server: LocalServer) -> None:
         """Start the server."""
@@ -60,13 +60,13 @@ class LocalChat(OpenAIChat):
 
 
 def _bypass_proxies() -> None:
-    """Let no proxy come between this process and itself; the lower-case name is the one that counts."""
+    """Exclude 127.0.0.1 from proxies. The lower-case variable takes precedence."""
     hosts = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     os.environ["no_proxy"] = ",".join(filter(None, [hosts, "127.0.0.1"]))
 
 
 def agent() -> Agent:
-    """Return the surveyor: with the model that a key in the environment opens, else with a local one."""
+    """Return the agent, with OpenAI's model if the environment has a key, else with the local one."""
     return Agent(
         _build_model(),
         tools=[list_folder, search_text, read_file, write_report],
@@ -83,15 +83,15 @@ def _build_model() -> OpenAIChat:
 
 
 def describe_model(surveyor: Agent) -> str:
-    """Say which model thinks."""
+    """Return a line that names the model."""
     if isinstance(surveyor.model, LocalChat):
-        return "No OPENAI_API_KEY is set: a local server speaks for the model. All else is the real thing."
+        return "OPENAI_API_KEY is not set: a local server simulates the model. Everything else is real."
     return f"OPENAI_API_KEY is set: the model is {surveyor.model.name} ({MODEL_VARIABLE} names another)."
 
 
 @attrs.frozen(kw_only=True)
 class SurveyStart(Value):
-    """What a survey begins with."""
+    """Prompt and metadata of a survey."""
 
     prompt: str
     metadata: Mapping[str, Any]
@@ -101,26 +101,26 @@ def prepare_survey(folder: str) -> SurveyStart:
     """Return the prompt and the metadata for the survey of a folder.
 
     Raises:
-        MisuseError: when there is no such folder.
+        MisuseError: if the path is not a folder, or contains unprintable characters.
     """
     place = Path(folder).resolve()
     if not place.is_dir():
-        raise MisuseError(f"{folder!r} is no folder: give the path of one, for example `agentfsm demo .`")
+        raise MisuseError(f"{folder!r} is not a folder: give the path of a folder, for example `agentfsm demo .`")
     reports = Path.cwd() / HOME_FOLDER / "reports"
     if not (str(place) + str(reports)).isprintable():
-        raise MisuseError(f"the path {str(place)!r} holds characters that cannot be kept: rename the folder")
+        raise MisuseError(f"the path {str(place)!r} contains unprintable characters: rename the folder")
     make_folder(reports.parent)
     metadata = {"demo": True, "folder": str(place), "reports": str(reports)}
     return SurveyStart(prompt=f"Survey the folder {one_line(place.name or '/', NAME_CHARS)!r}.", metadata=metadata)
 
 
 def build_report_approver(terminal: Terminal) -> DecideFunction:
-    """Return what approves the report where nobody sits at a terminal, and says so."""
+    """Return a function that approves the report if there is no terminal to ask at, and reports that."""
 
     def approve(item: Pending) -> Submission | None:
         if item.kind is not PendingKind.APPROVAL or item.tool != write_report.name:
             return None
-        terminal.err(f"Nobody sits at a terminal, so the demo approves {item.tool} ({item.call_id}) by itself.")
+        terminal.err(f"There is no terminal to ask at, so the demo approves {item.tool} ({item.call_id}) itself.")
         return lambda runs: runs.approve(item.run_id, item.call_id, by="agentfsm demo", digest=item.digest)
 
     return approve

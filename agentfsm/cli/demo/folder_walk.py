@@ -1,4 +1,4 @@
-"""One folder, looked at with bounds: nothing in it leads out of it, blocks, or takes for ever."""
+"""Read the files of one folder with limits: on paths, file types, number of files and time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import attrs
 from agentfsm.core.errors import ModelRetry
 from agentfsm.core.value import Value
 
-# Folders that hold what machines made.
+# Folders with generated files.
 SKIPPED_FOLDERS: Final = frozenset(
     {
         ".agentfsm",
@@ -37,11 +37,11 @@ SKIPPED_FOLDERS: Final = frozenset(
         "venv",
     },
 )
-# Looked at by a listing: 0.2 s on a usual disk.
+# Entries that a walk visits at most, in about 0.2 s.
 MAX_FILES: Final = 20_000
-# A longer path is counted, but not named.
+# Files with a longer path are counted, but not named.
 MAX_PATH_CHARS: Final = 200
-# What the files that explain a folder are called, the most telling first.
+# Beginnings of the names of files that explain a folder, the most informative first.
 _DOCUMENT_NAMES: Final = (
     "readme",
     "pyproject",
@@ -52,7 +52,7 @@ _DOCUMENT_NAMES: Final = (
     "makefile",
     "license",
 )
-# Endings of what people write.
+# Suffixes of text files.
 _TEXT_SUFFIX: Final = re.compile(
     r"\.(c|cc|cfg|clj|cpp|cs|css|csv|ex|go|h|hpp|hs|html|ini|java|jl|js|json|jsx|kt|lua|md|ml|php|pl|proto|py|r|rb|rs|rst|"
     r"scala|sh|sql|swift|tex|toml|ts|tsx|txt|vue|xml|yaml|yml)",
@@ -64,58 +64,60 @@ class FolderFile(Value):
     """A regular file."""
 
     path: str
-    """From the folder on, with slashes."""
+    """Path relative to the folder, with slashes."""
 
     bytes: int
 
     @property
     def can_be_named(self) -> bool:
-        """Whether its path is plain text of a bearable length."""
+        """Whether its path is printable and at most MAX_PATH_CHARS long."""
         return self.path.isprintable() and len(self.path) <= MAX_PATH_CHARS
 
     @property
     def kind(self) -> str:
-        """The ending of its name, in lower case."""
-        return os.path.splitext(self.path)[1].lower()[:16]  # noqa: PTH122  it is a text here, not a place
+        """Suffix of its name, in lower case."""
+        return os.path.splitext(self.path)[1].lower()[:16]  # noqa: PTH122  the path is a str
 
     @property
     def is_text(self) -> bool:
-        """Whether it is worth reading, by its name; an empty one is not."""
+        """Whether its name is that of a text file, and it is not empty."""
         return self.bytes > 0 and (self.document_rank is not None or _TEXT_SUFFIX.fullmatch(self.kind) is not None)
 
     @property
     def document_rank(self) -> int | None:
-        """Its place among the files that explain a folder, from 0; None for any other."""
+        """Index of its name in _DOCUMENT_NAMES; None for any other file."""
         name = self.path.rpartition("/")[2].lower()
         return next((place for place, known in enumerate(_DOCUMENT_NAMES) if name.startswith(known)), None)
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """The order in which text is worth reading: what explains the whole folder first, then the largest."""
+        """Sort key for reading: documents at the top of the folder first, then the largest files."""
         document = None if "/" in self.path else self.document_rank
         return (len(_DOCUMENT_NAMES) if document is None else document), -self.bytes, len(self.path)
 
 
-# Staying inside.
+# Access limited to the folder.
 
 
 def resolve_inside(root: Path, path: str) -> Path:
-    """Return the place that a path means, symbolic links followed.
+    """Return the absolute path, with symbolic links followed.
 
     Raises:
-        ModelRetry: when it lies outside the folder, or means nothing.
+        ModelRetry: if it is outside the folder, or invalid.
     """
     try:
         place = (root / path).resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # a link that goes round in circles, a NUL
-        raise ModelRetry(f"{path!r} is no path that can be followed ({type(error).__name__})") from None
+    except (OSError, RuntimeError, ValueError) as error:  # a circle of links, a NUL
+        raise ModelRetry(
+            f"{path!r} is not a valid path ({type(error).__name__}): give a path inside the folder"
+        ) from None
     if not place.is_relative_to(root):
-        raise ModelRetry(f"{path!r} lies outside the folder: give a path inside it, such as 'README.md'")
+        raise ModelRetry(f"{path!r} is outside the folder: give a path inside it, such as 'README.md'")
     return place
 
 
 def _open_file(root: Path, place: Path) -> int:
-    """Open a file, going down folder by folder, so that a link put in place of one meanwhile is not followed."""
+    """Open a file folder by folder, so that a folder replaced by a link in the meantime is not followed."""
     if os.open not in os.supports_dir_fd:
         return os.open(place, os.O_RDONLY)
     *folders, name = place.relative_to(root).parts
@@ -130,31 +132,31 @@ def _open_file(root: Path, place: Path) -> int:
 
 
 def read_beginning(root: Path, place: Path, limit: int) -> tuple[bytes, int]:
-    """Return the beginning of a regular file, and its size.
+    """Return the beginning of a regular file, and its size in bytes.
 
     Raises:
-        OSError: when it cannot be read, or is no regular file.
+        OSError: if it cannot be read, or is not a regular file.
     """
     if place == root:
-        raise IsADirectoryError("it is the folder itself")
+        raise IsADirectoryError("it is a folder")
     with os.fdopen(_open_file(root, place), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise OSError("it is no regular file")
+            raise OSError("it is not a regular file")
         return file.read(limit), status.st_size
 
 
 def is_binary(data: bytes) -> bool:
-    """Tell whether it is no text: text holds no NUL."""
+    """Whether the data is binary: text files contain no NUL byte."""
     return b"\0" in data[:8192]
 
 
-# Looking around.
+# Walking through the folder.
 
 
 @attrs.define(eq=False, repr=False)
 class FolderWalk:
-    """Goes through the regular files below a place, the upper folders first. Links are not followed."""
+    """Iterator over the regular files below a folder, level by level. Links are not followed."""
 
     root: Path
     place: Path
@@ -163,7 +165,7 @@ class FolderWalk:
 
     folders: int = 0
     is_complete: bool = True
-    """Whether everything was looked at."""
+    """Whether all files were visited."""
 
     def __iter__(self) -> Iterator[FolderFile]:
         queue = deque([self.place])
@@ -185,7 +187,7 @@ class FolderWalk:
         try:
             with os.scandir(folder) as entries:
                 return sorted(islice(entries, limit), key=lambda entry: entry.name)
-        except OSError:  # not ours to read, or gone meanwhile
+        except OSError:  # unreadable, or removed in the meantime
             self.is_complete = False
             return []
 

@@ -1,6 +1,6 @@
-"""What the demo's model says where there is no real one: decided from the messages of each request alone.
+"""Scripted model of the demo, used without an API key. It derives each reply from the messages of the request.
 
-It keeps no state, so a run that was killed is gone on with by another process, whose model reads the same history.
+It keeps no state. So after a crash another process continues the run, and its model reads the same history.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from agentfsm.testing import WireReply, call, say
 from agentfsm.testing.models import Call
 
 DELAY_VARIABLE: Final = "AGENTFSM_DEMO_DELAY_S"
-# Between two pieces of a reply: slow enough to be seen, and the whole demo takes some three seconds.
+# Seconds between two pieces of a reply: slow enough to be seen. The whole demo takes about three seconds.
 DELAY_S: Final = 0.006
 PIECE_CHARS: Final = 20
-# Files that are read.
+# Number of files that the model reads.
 MAX_FILES_READ: Final = 5
 READ_CHARS: Final = 1_200
-# Lines of each file, quoted in the report.
+# Lines of each file that the report quotes.
 QUOTED_LINES: Final = 3
 _RESULT_HEAD: Final = re.compile(r"\[(\w+): (\w+)\]")
 
 
 @attrs.frozen
 class ParsedToolResult(Value):
-    """What a tool has answered."""
+    """Result of a tool call, parsed from the messages of a request."""
 
     arguments: Mapping[str, Any]
     outcome: str
@@ -39,7 +39,7 @@ class ParsedToolResult(Value):
 
     @property
     def data(self) -> dict[str, Any]:
-        """The answer as JSON; empty where it is none."""
+        """Result as a JSON object; empty if the call failed or returned something else."""
         try:
             value = json.loads(self.content)
         except ValueError:
@@ -47,22 +47,22 @@ class ParsedToolResult(Value):
         return value if isinstance(value, dict) and self.outcome == "done" else {}
 
 
-# The results so far, by tool.
+# Results so far, by name of the tool.
 History = dict[str, list[ParsedToolResult]]
 
 
 def answer_request(body: dict[str, Any]) -> WireReply:
-    """Answer a request: look around, read, write, tell."""
+    """Return the next reply: list and search, read, write the report, answer."""
     history = _parse_history(body["messages"])
     if not history:
-        return _build_reply("I will look at what is there.", *_FIRST_CALLS)
+        return _build_reply("I will list the folder first.", *_FIRST_CALLS)
     if "write_report" in history:
         return _build_reply(_build_answer(history))
     files = _choose_files(history)
     if files and "read_file" not in history:
         calls = [call("read_file", path=path, max_chars=READ_CHARS) for path in files]
-        return _build_reply(f"Now the {len(files)} files that say most.", *calls)
-    return _build_reply("I know enough to write.", call("write_report", **_build_report(history)))
+        return _build_reply(f"Now I read the {len(files)} most informative files.", *calls)
+    return _build_reply("I have enough for the report.", call("write_report", **_build_report(history)))
 
 
 _FIRST_CALLS: Final = (
@@ -133,9 +133,9 @@ def _format_counts(listing: dict[str, Any]) -> str:
     files, folders, size = (listing.get(name, 0) for name in ("files", "folders", "bytes"))
     lines = [f"{files:,} files in {folders:,} folders, {size:,} bytes in all."]
     if not listing.get("complete"):
-        lines.append("There is more that was not looked at: it is beyond the demo's bounds, or may not be read.")
+        lines.append("Some files were skipped: they are beyond the limits of the demo, or cannot be read.")
     if listing.get("odd_names"):
-        lines.append(f"{listing['odd_names']:,} names hold characters that are not shown here.")
+        lines.append(f"{listing['odd_names']:,} names contain characters that cannot be shown.")
     return "\n".join(lines)
 
 
@@ -183,8 +183,8 @@ def _describe_report(written: ParsedToolResult) -> str:
     if written.data:
         return f"The report is in {written.data['path']}."
     if written.outcome == "rejected":
-        return "You did not want the report, so none was written. What I found:"
-    return f"The report could not be written ({' '.join(written.content.split())[:200]}). What I found:"
+        return "You rejected the report, so it was not written. My findings:"
+    return f"The report could not be written ({' '.join(written.content.split())[:200]}). My findings:"
 
 
 def _iter_facts(history: History) -> Iterator[str]:
@@ -195,9 +195,9 @@ def _iter_facts(history: History) -> Iterator[str]:
     if largest:
         yield f"the largest is {largest[0]['path']} ({largest[0]['bytes']:,} bytes)"
     for pattern, data in _iter_searches(history):
-        yield f"{pattern.strip()!r} stands there {_bound_prefix(data)}{data['matches']:,} times"
+        yield f"{pattern.strip()!r} occurs {_bound_prefix(data)}{data['matches']:,} times"
 
 
 def _bound_prefix(data: dict[str, Any]) -> str:
-    """Return what a number has to be read with where not everything was looked at."""
+    """Return "at least " for the numbers of an incomplete search, else an empty text."""
     return "" if data.get("complete") else "at least "

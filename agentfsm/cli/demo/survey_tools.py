@@ -1,6 +1,6 @@
-"""The demo's tools: they look at one folder and at nothing outside it, and write one report.
+"""Tools of the demo: they read one folder and nothing outside it, and write one report.
 
-The folder stands in the run's metadata, so a run that is resumed by another process looks at the same one.
+The metadata of the run contains the folder, so that a process which resumes the run reads the same one.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from agentfsm.core.errors import ModelRetry
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.tool import tool
 
-# Files searched at most, and bytes of them: both together take about 0.2 s.
+# Maximum number and size of the files of one search, which takes about 0.2 s.
 MAX_SEARCHED_FILES: Final = 2_000
 MAX_SEARCHED_BYTES: Final = 32 * 1024 * 1024
-# Bytes of one file: a longer one is data, not text that somebody wrote.
+# Bytes of one file. Longer files are mostly data, not text.
 MAX_FILE_BYTES: Final = 512 * 1024
-# Files named in a listing.
+# Files in a listing.
 MAX_LISTED: Final = 30
-# Found lines quoted.
+# Matching lines that a search returns.
 MAX_LINES: Final = 8
 MAX_LINE_CHARS: Final = 160
-# Characters of a file that is read, at most.
+# Characters of a file that are read.
 MAX_READ_CHARS: Final = 8_000
 MAX_REPORT_CHARS: Final = 200_000
-# Looking ends so long before the call would be cut off: part of an answer is better than none.
+# A search ends this many seconds before the time-out of its call, so that it returns a partial result.
 SPARE_S: Final = 2.0
-# Bytes of a result: more than any here can have, so that the JSON is never cut in its middle.
+# Bytes of a result: more than any of these tools returns, so that its JSON is never cut.
 MAX_RESULT_BYTES: Final = 96_000
-# No two keys in this form make the same name, so it need not hold a hash.
+# Keys of this form get distinct file names without a hash.
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9]{1,64}:t\d{1,9}\.\d{1,9}(:[0-9a-f]{8})?")
 
 SurveyContext = RunContext[Any]
@@ -52,16 +52,16 @@ def _deadline(ctx: SurveyContext) -> float:
 
 
 @tool(read_only=True, shown_tokens=MAX_RESULT_BYTES, shown_bytes=MAX_RESULT_BYTES)
-def list_folder(ctx: SurveyContext, path: str = ".") -> dict[str, Any]:  # noqa: D417  the model is not told of ctx
-    """Count the files below a folder: how many, how large, of which kinds, and which are worth reading.
+def list_folder(ctx: SurveyContext, path: str = ".") -> dict[str, Any]:  # noqa: D417  the model does not see ctx
+    """Count the files below a folder: their number, size and kinds, and the ones worth reading.
 
     Args:
-        path: The folder, from the surveyed one on; "." for the whole.
+        path: The folder, relative to the surveyed one; "." for all of it.
     """
     root = _survey_root(ctx)
     place = resolve_inside(root, path)
     if not place.is_dir():
-        raise ModelRetry(f"{path!r} is no folder here: list '.' to see what there is")
+        raise ModelRetry(f"{path!r} is not a folder here: call list_folder with '.' to see the folders")
     walk = FolderWalk(root, place, _deadline(ctx))
     files = list(walk)
     named = [file for file in files if file.can_be_named]
@@ -89,11 +89,11 @@ def _to_plain_json(files: list[FolderFile]) -> list[dict[str, Any]]:
 
 
 @tool(read_only=True, shown_tokens=MAX_RESULT_BYTES, shown_bytes=MAX_RESULT_BYTES)
-def search_text(ctx: SurveyContext, pattern: str, glob: str = "*") -> dict[str, Any]:  # noqa: D417  the model is not told of ctx
+def search_text(ctx: SurveyContext, pattern: str, glob: str = "*") -> dict[str, Any]:  # noqa: D417  the model does not see ctx
     """Find a piece of text in the files of the folder.
 
     Args:
-        pattern: The text, exactly; no regular expression.
+        pattern: The exact text, not a regular expression.
         glob: Which files, for example "*.py".
     """
     if not pattern:
@@ -112,7 +112,7 @@ def search_text(ctx: SurveyContext, pattern: str, glob: str = "*") -> dict[str, 
 
 @attrs.define(eq=False, repr=False)
 class _Search:
-    """What a search has found so far."""
+    """Matches of a search so far."""
 
     pattern: str
     root: Path
@@ -155,12 +155,12 @@ class _Search:
 
 
 @tool(read_only=True, shown_tokens=MAX_RESULT_BYTES, shown_bytes=MAX_RESULT_BYTES)
-def read_file(ctx: SurveyContext, path: str, max_chars: int = 2_000) -> dict[str, Any]:  # noqa: D417  the model is not told of ctx
+def read_file(ctx: SurveyContext, path: str, max_chars: int = 2_000) -> dict[str, Any]:  # noqa: D417  the model does not see ctx
     """Read the beginning of a text file.
 
     Args:
-        path: The file, from the surveyed folder on.
-        max_chars: How much of it, 1 to 8,000 characters.
+        path: The file, relative to the surveyed folder.
+        max_chars: Number of characters to read, 1 to 8,000.
     """
     root = _survey_root(ctx)
     place = resolve_inside(root, path)
@@ -168,7 +168,7 @@ def read_file(ctx: SurveyContext, path: str, max_chars: int = 2_000) -> dict[str
     try:
         data, size = read_beginning(root, place, limit * 4)
     except OSError as error:
-        raise ModelRetry(f"{path!r} cannot be read ({error.strerror or error}): choose another file") from None
+        raise ModelRetry(f"cannot read {path!r} ({error.strerror or error}): choose another file") from None
     if is_binary(data):
         return {"path": path, "bytes": size, "binary": True, "text": ""}
     text = data.decode("utf-8", "replace")
@@ -179,17 +179,15 @@ def read_file(ctx: SurveyContext, path: str, max_chars: int = 2_000) -> dict[str
 
 
 @tool(idempotent=True, requires_approval=True)
-def write_report(ctx: SurveyContext, title: str, markdown: str) -> dict[str, Any]:  # noqa: D417  the model is not told of ctx
+def write_report(ctx: SurveyContext, title: str, markdown: str) -> dict[str, Any]:  # noqa: D417  the model does not see ctx
     """Write the report of the survey. Call it once, when you know enough.
 
     Args:
-        title: A line.
-        markdown: The whole report, without the title.
+        title: The title, one line.
+        markdown: The whole report without the title.
     """
     if len(markdown) > MAX_REPORT_CHARS:
-        raise ModelRetry(
-            f"the report has {len(markdown):,} characters, and {MAX_REPORT_CHARS:,} are the most: shorten it"
-        )
+        raise ModelRetry(f"the report has {len(markdown):,} characters, the limit is {MAX_REPORT_CHARS:,}: shorten it")
     folder = Path(str(ctx.metadata["reports"]))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{safe_name(ctx.idempotency_key)}.md"
@@ -199,7 +197,7 @@ def write_report(ctx: SurveyContext, title: str, markdown: str) -> dict[str, Any
 
 
 def safe_name(key: str) -> str:
-    """Return a key as a file's name: the same for the same key, another for another."""
+    """Return a file name for a key. Different keys get different names."""
     name = re.sub(r"[^A-Za-z0-9_-]", "-", key)[:100]
     return name if _PLAIN_KEY.fullmatch(key) else f"{name}-{_digest(key)}"
 
@@ -209,8 +207,8 @@ def _digest(key: str) -> str:
 
 
 def _write_durably(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all, durably. Cut off and done again, it leaves the one file behind."""
-    draft = path.with_suffix(".part")  # the same name each time: what a killed worker left is overwritten
+    """Write a file atomically and durably. A repetition after a crash leaves one file."""
+    draft = path.with_suffix(".part")  # a fixed name, so that a repetition overwrites the draft of a killed worker
     with draft.open("wb") as file:
         file.write(data)
         file.flush()
@@ -230,6 +228,6 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _relative_path(path: Path) -> Path:
-    """Return the path from the current folder on, where it lies below."""
+    """Return the path relative to the current folder if it is below it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

@@ -1,4 +1,4 @@
-"""Describe what a run waits for, and give the command lines that end the wait."""
+"""Describe the waits of a run, and build the command lines that end them."""
 
 from __future__ import annotations
 

@@ -415,8 +415,8 @@ def format_summaries(runs: Sequence[RunSummary], width: int | None = None) -> It
     rows = [dict(zip(_COLUMNS, _COLUMNS, strict=True)), *map(_format_cells, runs)]
     widths = {name: max(count_columns(row[name]) for row in rows) for name in _COLUMNS}
     shown = list(_COLUMNS)
-    for name in _OPTIONAL_COLUMNS if width is not None else ():
-        if sum(widths[each] + 2 for each in shown[:-1]) + _PROMPT_COLUMNS > width:
+    for name in _OPTIONAL_COLUMNS:
+        if width is not None and sum(widths[each] + 2 for each in shown[:-1]) + _PROMPT_COLUMNS > width:
             shown.remove(name)
     for row in rows:
         cells = [row[each].rjust(widths[each]) if each in _NUMBERS else row[each].ljust(widths[each]) for each in shown]

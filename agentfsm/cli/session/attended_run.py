@@ -97,7 +97,7 @@ class AttendedRun:
         except Exception as error:
             if self._is_stored:
                 error.add_note(
-                    f"Nothing that was acknowledged is lost. To go on: {self.hint.build_resume(self.run.id)}"
+                    f"Nothing that was acknowledged is lost. To continue: {self.hint.build_resume(self.run.id)}"
                 )
             raise
         return report_run(self.terminal, self.run, self.hint)
@@ -181,7 +181,7 @@ class AttendedRun:
             if self.run.is_over:  # it ended before the interruption
                 return report_run(self.terminal, self.run, self.hint)
             self.terminal.err(
-                f"interrupted at version {self.run.version}. To go on: {self.hint.build_resume(self.run.id)}"
+                f"interrupted at version {self.run.version}. To continue: {self.hint.build_resume(self.run.id)}"
             )
             if self.terminal.json:
                 self.terminal.document(build_run_json(self.run, self.hint))

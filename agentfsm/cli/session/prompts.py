@@ -1,4 +1,4 @@
-"""Ask the person at the terminal to decide what a run waits for."""
+"""Ask the person at the terminal about the waits of a run."""
 
 from __future__ import annotations
 
