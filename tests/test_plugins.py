@@ -60,6 +60,13 @@ def install_odd(folder, source, group=STORES, value="odd_package:make"):
     install(folder, "odd-package", f"[{group}]\nodd = {value}\n", source)
 
 
+def expect_misuse(folder, group, source, fault, value="odd_package:make"):
+    """Install a package that is at fault, use its entry point, and check that the error names both and the fault."""
+    install_odd(folder, source, group, value)
+    with pytest.raises(MisuseError, match=f"'odd' of package odd-package {fault}"):
+        GROUPS[group]()
+
+
 def test_the_package_uses_the_entry_points_itself():
     """Its own adapters are registered as those of other packages are."""
     assert {"openai", "openai-responses", "anthropic", "echo"} <= set(find_plugins(MODELS))
@@ -103,9 +110,7 @@ def test_a_package_that_cannot_be_loaded():
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_module_that_fails_when_it_is_imported(installed, group, source, fault):
     """Whatever it raises is a misuse that names the entry point, the package and the fault."""
-    install_odd(installed, source, group)
-    with pytest.raises(MisuseError, match=f"'odd' of package odd-package cannot be loaded: {fault}"):
-        GROUPS[group]()
+    expect_misuse(installed, group, source, f"cannot be loaded: {fault}")
 
 
 def test_an_interrupt_of_an_import_is_passed_on(installed):
@@ -126,9 +131,7 @@ def test_an_interrupt_of_an_import_is_passed_on(installed):
 @pytest.mark.parametrize("group", GROUPS)
 def test_an_entry_point_that_cannot_be_called(installed, group, value, fault):
     """The error names what stands in its place."""
-    install_odd(installed, "make = 42", group, value)
-    with pytest.raises(MisuseError, match=f"'odd' of package odd-package cannot be called: {fault}"):
-        GROUPS[group]()
+    expect_misuse(installed, group, "make = 42", f"cannot be called: {fault}", value)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +159,7 @@ def test_an_entry_point_that_cannot_be_called(installed, group, value, fault):
 )
 def test_what_an_entry_point_makes_is_checked(installed, group, source, fault):
     """It is refused where it is made, and not by an arithmetic error in the first run."""
-    install_odd(installed, source, group)
-    with pytest.raises(MisuseError, match=f"'odd' of package odd-package {fault}"):
-        GROUPS[group]()
+    expect_misuse(installed, group, source, fault)
 
 
 def test_a_misuse_that_a_package_tells_of_is_passed_on(installed):

@@ -84,11 +84,11 @@ class GuardedClient(httpx2.AsyncClient):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the other client was closed."""
+        """Whether the inner client was closed."""
         return self._inner.is_closed
 
     async def aclose(self) -> None:
-        """Close the other client."""
+        """Close the inner client."""
         await self._inner.aclose()
 
     def build_request(self, *args: Any, **options: Any) -> httpx2.Request:

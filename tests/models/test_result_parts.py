@@ -105,9 +105,7 @@ def test_responses_show_them_in_the_output():
     ]
     items = responses_of(HISTORIES["with what not every wire takes"])
     mixed, only = [item["output"] for item in items if item["type"] == "function_call_output"][:2]
-    assert (
-        "[recording 1: this model cannot be shown it (OpenAI's Responses API accepts no recordings" in mixed[0]["text"]
-    )
+    assert "[recording 1: this model cannot be shown it (OpenAI's Responses API accepts no" in mixed[0]["text"]
     assert [part["type"] for part in mixed] == ["input_text", "input_image"]
     assert only.startswith("[look: done]\nseen t1.1\n[recording 1: this model cannot be shown it (")
 

@@ -177,13 +177,15 @@ class _ChunkRelay:
 
 @attrs.define(eq=False, repr=False)
 class _ModelHealth:
-    """One of the models, and what is known of it; from any thread.
+    """Availability of one model; thread-safe.
 
-    A request that began before the newest change says nothing any more: twenty that fail in the same moment are one
-    failure. So each is let go with the number of the period that it began in.
+    A request that began before the newest change is ignored, so that twenty concurrent failures count as one. Each
+    request therefore carries the number of the period in which it began.
     """
 
     model: Model
+    """The model."""
+
     rest_s: float
     """Seconds of rest after a first failure."""
 
