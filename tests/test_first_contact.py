@@ -146,6 +146,7 @@ def test_a_context_without_a_hint_is_explained(function):
         (Limits, "zzz", r"its fields are turns, tokens,"),
         (Settings, "max_output_tokens", "did you mean 'max_tokens'"),
         (Settings, "stop_sequences", "did you mean 'stop'"),
+        (Filter, "status", "did you mean 'state'"),
     ],
 )
 def test_a_foreign_name_of_a_field_is_corrected(kind, name, message):

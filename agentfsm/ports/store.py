@@ -16,7 +16,7 @@ from agentfsm.core.inbox import InboxItem, PostedItem
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.run import Run
-from agentfsm.core.validation import BOOL, STRING, ValueRule, is_number, require_choice
+from agentfsm.core.validation import BOOL, STRING, ValueRule, is_number, require_choice, suggest_fields
 from agentfsm.core.value import Value
 
 
@@ -243,6 +243,8 @@ class Filter(Value):
         named = all(value is None or getattr(summary, name) == value for name, value in wanted.items())
         return named and (before is None or summary.created_at < before)
 
+
+suggest_fields(Filter, session_id="session", status="state")
 
 ALL_RUNS = Filter()
 """The filter that matches every run."""
