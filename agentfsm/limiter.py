@@ -1,7 +1,7 @@
-"""A limiter: so many permits at once, so many starts a minute, first come, first served; on threads and event loops.
+"""Limit concurrency and rate, first come, first served, across threads and event loops.
 
-Tools, models and MCP servers use it. A slot that becomes free is reserved for the waiter that came first, so that a
-later one cannot take it in between, and a run with many calls cannot keep all others out.
+Tools, models and MCP servers use the limiter. A slot that becomes free is reserved for the first waiter, so that a
+later caller cannot take it first, and a run with many calls cannot keep all others waiting.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from agentfsm.core.value import Value
 WakeCallback: TypeAlias = Callable[[], None]
 
 MINUTE_S: Final = 60.0
-# A waiter sleeps at least so long until it looks again: a shorter time may be lost in the digits of a clock.
+# Minimum sleep of a waiter between two checks, seconds. The precision of a clock may be too low for a shorter time.
 MIN_WAIT_S: Final = 0.001
-# A coroutine that waits looks at least so often whether an event loop was closed under a waiter before it.
+# Maximum sleep of a waiter between two checks whether the event loop of an earlier waiter was closed, seconds.
 MAX_WAIT_S: Final = 60.0
 
 _new_number: Final = count().__next__
-_NO_WAKE: Final[WakeCallback] = lambda: None  # noqa: E731  of a caller that does not wait
+_NO_WAKE: Final[WakeCallback] = lambda: None  # noqa: E731  for a caller that does not wait
 
 
 @attrs.define(eq=False, repr=False)
 class Permit:
-    """A slot that was taken."""
+    """A slot that a caller holds."""
 
     cost: int
-    """Estimated when it was taken; `Limiter.record_cost` corrects it."""
+    """Estimated cost of the use; `Limiter.record_cost` corrects it."""
 
     started_at: float = math.inf
-    """When its use began, by the limiter's clock, seconds; infinite as long as it has not. It counts for a rate from
-    the moment in which it was taken until a minute after this one.
+    """Start of the use, seconds by the limiter's clock; infinite before the start. The permit counts towards the rate
+    from its acquisition until a minute after the start.
     """
 
     is_expired: bool = False
-    """Whether that minute is over, and it counts for no rate any more."""
+    """Whether that minute has passed, so that the permit does not count towards the rate any more."""
 
 
 @attrs.frozen(kw_only=True)
@@ -55,107 +55,108 @@ class LimiterStatistics(Value):
     """The state of a limiter."""
 
     in_use: int
-    """Permits that were not released yet."""
+    """Number of permits that were not released yet."""
 
     waiting: int
-    """Callers that wait."""
+    """Number of callers that wait."""
 
     recent: int
-    """Permits whose use began in the last minute or has not begun yet; counted if a rate is limited, as is their cost.
-    """
+    """Number of permits whose use began in the last minute or has not begun yet; 0 if no rate is limited."""
 
     recent_cost: int
+    """Total cost of these permits."""
 
 
 @attrs.define(eq=False, repr=False)
 class Limiter:
-    """Limits how many hold a permit at once, and how many permits, or what cost, a minute may have.
+    """A limit of the permits that are held at once, and of the permits or their cost per minute.
 
-    `async with limiter.hold():` is the usual way. A caller that must not wait in one place is known by a `wake` of its
-    own: it asks `try_acquire(wake)`; if it gets no permit, it calls `notify_when_free(wake)` and asks again when it is
-    woken, or after `next_check_s(wake)` seconds. If it gives up, woken or not, it calls `cancel_wait(wake)`.
+    Use `async with limiter.hold():` in most cases. A caller that cannot block identifies itself by a `wake` callback:
+    it calls `try_acquire(wake)`, and if that returns None, `notify_when_free(wake)`, then tries again when it is woken
+    or after `next_check_s(wake)` seconds. To give up, it calls `cancel_wait(wake)`.
 
-    A rate counts from when the use of a permit begins: at once, unless the caller says otherwise (`start=False`).
+    The minute of a rate begins with the use of a permit: at its acquisition, unless the caller passes `start=False`.
 
     The limits hold in this process only. Registries that are given the same limiter for a tag share it:
     `ToolRegistry(tag_limits={"db": limiter})`.
     """
 
     concurrency: int | None = attrs.field(default=None, validator=COUNT.or_none())
-    """Permits held at once, 1 or more. None: any number."""
+    """Maximum number of permits held at once, 1 or more. None: no limit."""
 
     per_minute: int | None = attrs.field(default=None, validator=COUNT.or_none(), kw_only=True)
-    """Permits whose use begins in any 60 seconds, 1 or more. None: any number."""
+    """Maximum number of permits whose use begins within any 60 seconds, 1 or more. None: no limit."""
 
     cost_per_minute: int | None = attrs.field(default=None, validator=COUNT.or_none(), kw_only=True)
-    """The cost of these, 1 or more, for example in tokens. One that costs more than that passes alone. None: any cost.
+    """Maximum cost of these permits, 1 or more, for example in tokens. A permit that costs more is granted if it is the
+    only permit in the minute. None: no limit.
     """
 
     monotonic: Callable[[], float] = attrs.field(default=monotonic_time, kw_only=True)
-    """The clock, seconds; by default the machine's, and virtual time in `agentfsm.testing.run_virtual`. A limiter that
-    goes from one of the two to the other, or to the next virtual time, forgets the last minute: the times cannot be
-    compared. So it holds no rate over threads of which some are in virtual time.
+    """Clock, seconds. Default: the clock of the machine, and virtual time in `agentfsm.testing.run_virtual`. When the
+    limiter is used in another virtual time, or in none, it forgets the last minute, because the times are not
+    comparable. So it does not limit the rate across threads if some of them are in virtual time.
     """
 
     number: int = attrs.field(factory=_new_number, init=False)
-    """Higher than those of all limiters that were made before it. Callers that need permits of several limiters take
-    them in this order, so that they never wait for one another in a ring.
+    """Creation order of the limiters. Callers that need permits of several limiters acquire them in this order, which
+    prevents deadlocks.
     """
 
     _in_use: int = attrs.field(default=0, init=False)
-    """Reserved slots included."""
+    """Number of permits that are held or reserved."""
 
     _abandoned: int = attrs.field(default=0, init=False)
-    """Of these, slots of threads whose calls were given up."""
+    """Number of these whose calls were abandoned while their threads still run."""
 
     _waiting: dict[WakeCallback, int] = attrs.field(factory=dict, init=False)
     """The cost of each waiter, in the order of their arrival."""
 
     _reserved: dict[WakeCallback, Permit] = attrs.field(factory=dict, init=False)
-    """Permits of waiters that were woken and have not come yet."""
+    """Permits of waiters that were woken and have not acquired them yet."""
 
     _unstarted: set[Permit] = attrs.field(factory=set, init=False)
-    """Permits whose use has not begun, if a rate is limited; reserved ones included."""
+    """Permits whose use has not begun, including reserved ones, if a rate is limited."""
 
     _recent: deque[Permit] = attrs.field(factory=deque, init=False)
     """Permits whose use began in the last minute, oldest first, if a rate is limited."""
 
     _recent_cost: int = attrs.field(default=0, init=False)
-    """The cost of both."""
+    """Total cost of `_unstarted` and `_recent`."""
 
     _timeline: Callable[[], float] | None = attrs.field(default=None, init=False)
-    """The virtual time in which the starts of the last minute were counted; None: real time."""
+    """The virtual time of the starts in `_recent`; None for real time."""
 
     _timekeeper: WakeCallback | None = attrs.field(default=None, init=False)
-    """The first waiter, once it knows that it has to look at the time."""
+    """The first waiter, once it was woken to sleep for a given time."""
 
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     @property
     def in_use(self) -> int:
-        """How many permits are held."""
+        """Number of permits that are held."""
         return self._in_use - len(self._reserved)
 
     @property
     def waiting(self) -> int:
-        """How many callers wait, those included that were woken and have not come yet."""
+        """Number of callers that wait, including those that were woken and have not acquired their permits yet."""
         return len(self._waiting) + len(self._reserved)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a thread whose call was given up holds every slot, so that it is unknown when one becomes free."""
+        """Whether threads of abandoned calls hold all slots, so that it is unknown when one becomes free."""
         return self.concurrency is not None and self._abandoned >= self.concurrency
 
     def try_acquire(self, wake: WakeCallback, cost: int = 0, *, start: bool = True) -> Permit | None:
-        """Take the slot that is reserved for this `wake`, or a free one.
+        """Take the slot that is reserved for this `wake`, or a free one, without waiting.
 
         Args:
             wake: Identifies the caller.
-            cost: What it will cost, about; a waiter gives it to `notify_when_free`.
-            start: Whether its use begins now. If not, `start` must follow when it does, or `cancel` if it never will.
+            cost: Estimated cost of the use; a waiter passes it to `notify_when_free`.
+            start: Whether the use begins now. If False, call `start` when it begins, or `cancel` if it never will.
 
         Returns:
-            The permit, which `release` must give back; None if there is none yet, and nothing was changed.
+            The permit, which `release` must give back; None if there is none yet.
         """
         with self._lock:
             permit, woken = self._reserved.pop(wake, None), list[WakeCallback]()
@@ -170,21 +171,21 @@ class Limiter:
         return permit
 
     def start(self, permit: Permit) -> None:
-        """Note that the use of a permit begins now, which was taken with `start=False`."""
+        """Record that the use of a permit begins now, if it was taken with `start=False`."""
         with self._lock:
             self._start(permit)
 
     def cancel(self, permit: Permit) -> None:
-        """Give back a permit whose use has not begun and never will: it counts for no rate."""
+        """Give back a permit whose use will never begin. It does not count towards the rate."""
         with self._lock:
             self._discard(permit)
         self.release()
 
     def release(self) -> None:
-        """Give a permit back, and wake the waiter that came first.
+        """Give a permit back, and wake the first waiter.
 
         Raises:
-            MisuseError: if none is held; it was given back twice.
+            MisuseError: if no permit is held, because one was given back twice.
         """
         with self._lock:
             if self._in_use <= len(self._reserved):
@@ -194,31 +195,31 @@ class Limiter:
         _call(woken)
 
     def record_cost(self, permit: Permit, cost: int) -> None:
-        """Replace the estimated cost of a permit by what it did cost."""
+        """Replace the estimated cost of a permit by the actual cost."""
         with self._lock:
             if self.cost_per_minute is not None and not permit.is_expired:
                 self._recent_cost += cost - permit.cost
                 permit.cost = cost
 
     def mark_abandoned(self) -> None:
-        """Note that a permit's call was given up, while its thread still holds the permit until `release_abandoned`."""
+        """Record that a call was abandoned, while its thread holds the permit until `release_abandoned`."""
         with self._lock:
             self._abandoned += 1
 
     def release_abandoned(self) -> None:
-        """Give back a permit that was marked as abandoned: its thread has ended."""
+        """Give back a permit that was marked as abandoned, when its thread has ended."""
         with self._lock:
             self._abandoned -= 1
         self.release()
 
     def notify_when_free(self, wake: WakeCallback, cost: int = 0) -> None:
-        """Wait in line: `wake` is called when the caller should look again, at once or later, from any thread.
+        """Join the queue: `wake` is called when the caller should try again, at once or later, from any thread.
 
-        A slot that is reserved for it stays so until `try_acquire(wake)` or `cancel_wait(wake)`, one of which must
-        follow. To ask again before that changes nothing.
+        A slot reserved for the caller stays reserved until `try_acquire(wake)` or `cancel_wait(wake)`, one of which
+        must follow. A repeated call has no effect.
 
         Args:
-            wake: Must neither block nor raise, as those that `agentfsm._concurrency.make_waker` makes.
+            wake: Callback that neither blocks nor raises, for example from `agentfsm._concurrency.make_waker`.
             cost: As for `try_acquire`.
         """
         with self._lock:
@@ -228,28 +229,28 @@ class Limiter:
         _call(woken)
 
     def cancel_wait(self, wake: WakeCallback) -> None:
-        """Leave the line, if the caller is in it; a slot that is reserved for it goes to the next."""
+        """Leave the queue, if the caller is in it. A slot reserved for the caller goes to the next waiter."""
         with self._lock:
             self._leave(wake)
             woken = self._reserve()
         _call(woken)
 
     def next_check_s(self, wake: WakeCallback) -> float:
-        """Return after how many seconds a waiter should look again even if it is not woken; infinite for never.
+        """Return the seconds after which a waiter should try again even if it is not woken; infinite for never.
 
-        A rate makes the first in line wait for time to pass, and nothing else will wake it then. While a permit that
-        counts for the rate has not begun to be used, that is the shortest time that can be.
+        If a rate delays the first waiter, only time helps, and no event will wake it. The result is a lower bound while
+        the use of a counted permit has not begun.
         """
         with self._lock:
             first = next(iter(self._waiting), None)
             return max(MIN_WAIT_S, self._required_wait_s(self._waiting[wake])) if first == wake else math.inf
 
     async def acquire(self, cost: int = 0, *, max_wait_s: float = math.inf) -> Permit | None:
-        """Wait for a permit, in any event loop. A caller that is cancelled leaves the line and loses nothing of others.
+        """Wait for a permit, in any event loop. A cancelled caller leaves the queue.
 
         Args:
-            cost: What it will cost, about.
-            max_wait_s: Seconds to wait at most.
+            cost: Estimated cost of the use.
+            max_wait_s: Maximum wait, seconds.
 
         Returns:
             The permit, which `release` must give back; None if there was none in that time.
@@ -261,7 +262,7 @@ class Limiter:
         try:
             with anyio.move_on_after(max_wait_s):
                 while True:
-                    caller.woken = anyio.Event()  # before the look: what changes after it is heard
+                    caller.woken = anyio.Event()  # before the check, so that no later change is missed
                     self.notify_when_free(wake, cost)
                     if (permit := self.try_acquire(wake)) is not None:
                         return permit
@@ -274,7 +275,7 @@ class Limiter:
 
     @asynccontextmanager
     async def hold(self, cost: int = 0) -> AsyncIterator[None]:
-        """Hold a permit for the length of a block: wait for it, in any event loop, and give it back at the end."""
+        """Wait for a permit, in any event loop, hold it during the block, and give it back at the end."""
         await self.acquire(cost)
         try:
             yield
@@ -282,7 +283,7 @@ class Limiter:
             self.release()
 
     def statistics(self) -> LimiterStatistics:
-        """Return its state now."""
+        """Return the current state of the limiter."""
         with self._lock:
             self._drop_expired(self._read_clock())
             return LimiterStatistics(
@@ -292,12 +293,12 @@ class Limiter:
                 recent_cost=self._recent_cost,
             )
 
-    # Under the lock.
+    # The methods below run under the lock.
 
     def _reserve(self) -> list[WakeCallback]:
-        """Reserve what is free for the waiters that came first; return which to wake, outside the lock.
+        """Reserve free slots for the first waiters. Return the callbacks to call after the lock is released.
 
-        Waiters whose event loop was closed leave the line, since they will never come.
+        Waiters whose event loop was closed leave the queue, since they will never return.
         """
         woken: list[WakeCallback] = []
         for wake in [each for each in self._reserved if is_waker_dead(each)]:
@@ -314,7 +315,7 @@ class Limiter:
                 self._leave(wake)
                 self._reserved[wake] = self._take(cost)
             else:
-                self._timekeeper = wake  # from now on it looks at the time
+                self._timekeeper = wake  # it sleeps for the time until its turn
             woken.append(wake)
         return woken
 
@@ -369,7 +370,7 @@ class Limiter:
         return wait_s
 
     def _read_clock(self) -> float:
-        """Return the time; starts that were counted in another virtual time, or in none, are over."""
+        """Return the time. Forget the starts that were counted in another virtual time, or in none."""
         timeline = virtual_time.get()
         if timeline is not self._timeline:
             self._timeline = timeline
@@ -390,7 +391,7 @@ class _Caller:
     woken: anyio.Event | None = None
 
     def wake(self) -> None:
-        """Make it look again; called in its event loop."""
+        """Wake the coroutine; called in its event loop."""
         if self.woken is not None:
             self.woken.set()
 

@@ -1,4 +1,4 @@
-"""Runs in memory: for tests, and for runs that need not outlive the process."""
+"""Store runs in memory, for tests and for runs that need not outlive the process."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from agentfsm.core.events import Event
     from agentfsm.ports.store import PendingWrite
 
-# Finished runs kept: enough to look back in a test or a shell, too few to fill the memory of a service.
+# Number of finished runs to keep: enough to inspect in a test or a shell, too few to fill the memory of a service.
 MAX_FINISHED_RUNS: Final = 1_000
 
 
@@ -112,7 +112,7 @@ class _MemoryRecord:
 
 
 def _iter_required(runs: Mapping[str, Run], kept: Collection[str]) -> Iterator[str | None]:
-    """Yield the runs that kept runs need: predecessor, caller, runs of subagents and other runs of the session."""
+    """Yield the runs that kept runs need: predecessors, callers, subagents' runs and other runs of the session."""
     sessions = {runs[run_id].session for run_id in kept} - {None}
     for run_id, run in runs.items():
         if run_id in kept:
@@ -135,7 +135,7 @@ class MemoryStore(Store):
     _records: dict[str, _MemoryRecord] = attrs.field(factory=dict, init=False)
     _finished: OrderedDict[str, None] = attrs.field(factory=OrderedDict, init=False)
     _successor_counts: Counter[str] = attrs.field(factory=Counter, init=False)
-    """Number of kept runs that go on from a run, by its id."""
+    """Number of stored runs that continue a run, by its id."""
 
     _sessions: dict[str, list[str]] = attrs.field(factory=dict, init=False)
     """Ids of the runs of each session, oldest first."""
@@ -312,7 +312,7 @@ class MemoryStore(Store):
                 oldest = self._forget(oldest)
 
     def _forget(self, run_id: str) -> str | None:
-        """Drop a run. Return its `after` run if that is over and no other run goes on from it."""
+        """Drop a run. Return its `after` run if that is over and no other run continues it."""
         header = self._records.pop(run_id).run.header
         after = header.after
         self._finished.pop(run_id, None)
@@ -458,4 +458,6 @@ class MemoryStore(Store):
         try:
             return self._records[run_id]
         except KeyError:
-            raise RunNotFoundError(f"no run {run_id!r} in memory; MemoryStore forgets with the process") from None
+            raise RunNotFoundError(
+                f"no run {run_id!r} in memory; a MemoryStore loses its runs when the process ends"
+            ) from None

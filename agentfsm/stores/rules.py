@@ -52,8 +52,8 @@ def check_run_id(run_id: object) -> None:
         MisuseError: if it is not a str.
     """
     if not isinstance(run_id, str):
-        what = f"a Run ({run_id.id!r} here)" if isinstance(run_id, Run) else f"{run_id!r:.80}"
-        raise MisuseError(f"this takes a run's id, a text: give run.id, not {what}")
+        given = f"a Run ({run_id.id!r} here)" if isinstance(run_id, Run) else f"{run_id!r:.80}"
+        raise MisuseError(f"expected the id of a run, a string: give run.id, not {given}")
 
 
 def check_same_prompt(stored: Header, header: Header) -> None:
@@ -99,7 +99,7 @@ def missing_predecessor_error(header: Header) -> ConflictError:
     """Build the error for a run whose `after` run does not exist in this store."""
     return ConflictError(
         f"run {header.id!r} cannot go on from run {header.after!r}, which this store does not hold: it was deleted or "
-        "pruned, or is of another store; give what was said in it instead of after=: messages=first.messages",
+        "pruned, or is in another store; pass its messages instead of after=: messages=first.messages",
     )
 
 
@@ -117,9 +117,9 @@ def resolve_duplicate_post(run_id: str, winner: PostedItem, item: InboxItem) -> 
 def decided_already_error(run_id: str, winner: PostedItem) -> ConflictError:
     """Build the error for a post whose key is taken; the message contains the earlier decision and its author."""
     first = winner.item
-    what = f"{getattr(first, 'call_id', '') or 'it'} was {decision_word(first)} already"
-    words = f", as {first.content[:PROMPT_CHARS]!r}" if isinstance(first, Settle) else ""
-    return ConflictError(f"run {run_id!r}: {what} by {getattr(first, 'by', '') or 'somebody'!r}{words}")
+    decision = f"{getattr(first, 'call_id', '') or 'it'} was {decision_word(first)} already"
+    content = f", as {first.content[:PROMPT_CHARS]!r}" if isinstance(first, Settle) else ""
+    return ConflictError(f"run {run_id!r}: {decision} by {getattr(first, 'by', '') or 'an unnamed author'!r}{content}")
 
 
 def decision_word(item: InboxItem) -> str:
@@ -144,7 +144,7 @@ def check_deadline(run_id: str, before: float | None, now: float) -> None:
         ConflictError: if the deadline has passed.
     """
     if before is not None and now >= before:
-        raise ConflictError(f"run {run_id!r}: this was to be decided in time, and the time is up: that is a no")
+        raise ConflictError(f"run {run_id!r}: the time is up: this came after its deadline, and was not accepted")
 
 
 def check_inbox_capacity(run_id: str, item: InboxItem, waiting: int) -> None:
@@ -160,8 +160,8 @@ def check_inbox_capacity(run_id: str, item: InboxItem, waiting: int) -> None:
     """
     if waiting >= MAX_INBOX_ROWS and isinstance(item, Input):
         raise ConflictError(
-            f"run {run_id!r} has {waiting:,} posts waiting in its inbox, and takes no more input before it has taken "
-            "some in: have it driven, by a worker or agent.resume(), and send again; or put more into one input",
+            f"run {run_id!r} has {waiting:,} posts waiting in its inbox, and takes no more input until it has consumed "
+            "some: execute it by a worker or agent.resume(), then send again; or put more into one input",
         )
 
 
@@ -179,8 +179,8 @@ def check_prune_time(before: object) -> None:
     """
     if isinstance(before, bool) or not isinstance(before, int | float) or math.isnan(before):
         raise MisuseError(
-            f"prune({before!r:.80}): give seconds since 1970, such as time.time() - 30 * 86400, or when.timestamp() of "
-            "a datetime",
+            f"prune({before!r:.80}): give seconds since 1970, for example time.time() - 30 * 86400, or "
+            "moment.timestamp() of a datetime",
         )
 
 
@@ -192,15 +192,16 @@ def suspect_group_size(previous_size: int) -> int:
 def successor_exists_error(run_id: str, successor: str) -> ConflictError:
     """Build the error for the deletion of a run that another run goes on from."""
     return ConflictError(
-        f"run {successor!r} goes on from run {run_id!r} and needs its history: delete that first, or the whole session",
+        f"run {successor!r} goes on from run {run_id!r} and needs its history: delete run {successor!r} first, or the "
+        "whole session",
     )
 
 
 def caller_open_error(run_id: str, caller: str) -> ConflictError:
     """Build the error for the deletion of a subagent's run whose caller is not over."""
     return ConflictError(
-        f"run {run_id!r} works for run {caller!r}, which is not over: without it, that run would have its work done "
-        f"again; cancel it instead, or delete run {caller!r}, which removes both",
+        f"run {run_id!r} works for run {caller!r}, which is not over and would repeat the work: cancel it "
+        f"instead, or delete run {caller!r}, which removes both",
     )
 
 

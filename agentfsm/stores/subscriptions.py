@@ -11,7 +11,7 @@ import attrs
 
 _log = logging.getLogger("agentfsm.stores")
 
-# Sent if the name of the run's agent is unknown: it reaches the subscribers of every agent.
+# Topic for changes of a run whose agent is unknown; it reaches the subscribers of all agents.
 ALL_AGENTS_TOPIC: Final = "agent:"
 
 
@@ -21,19 +21,19 @@ def run_topic(run_id: str) -> str:
 
 
 def agent_topic(name: str) -> str:
-    """Return the topic of an agent: a worker may be able to take one of its runs. An empty name means every agent."""
+    """Return the topic of an agent: a worker may be able to claim one of its runs. An empty name means all agents."""
     return f"{ALL_AGENTS_TOPIC}{name}"
 
 
 @attrs.define(eq=False, repr=False)
 class Subscriptions:
-    """Callbacks by topic, thread-safe. Senders check first whether there are any `topics`."""
+    """Thread-safe callbacks by topic. Senders first check whether there are any `topics`."""
 
     topics: dict[str, dict[object, Callable[[], None]]] = attrs.field(factory=dict, init=False)
     """Callbacks by topic and subscription; empty if there are no subscriptions."""
 
     _lock: RLock = attrs.field(factory=RLock, init=False)
-    """Reentrant: a subscription may end in a garbage collection, in a thread that holds this."""
+    """Reentrant, because a garbage collection in a thread that holds the lock may end a subscription."""
 
     def subscribe(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` for each notification of the topic. Return an idempotent, thread-safe unsubscribe function."""
@@ -57,7 +57,7 @@ class Subscriptions:
         for wake in wakes:
             try:
                 wake()
-            except Exception:  # noqa: BLE001  the sender's own work is done, and the others have to be called
+            except Exception:  # noqa: BLE001  the other subscribers must be called too
                 _log.exception("a subscriber of the store raised")
 
     def _find_callbacks(self, topic: str) -> list[Callable[[], None]]:

@@ -79,7 +79,7 @@ async def test_a_thread_that_dies_fails_all_that_wait_and_refuses_what_comes(sto
     gate.set()
     with anyio.fail_after(HANG_S):
         for job in jobs:
-            with pytest.raises(StoreError, match=r"thread died.*rot.*make a new store"):
+            with pytest.raises(StoreError, match=r"thread died.*rot.*create a new store"):
                 await job.wait()
         for refused in (store.read("r1"), store.create(make_header("r2"))):
             with pytest.raises(StoreError, match="thread died"):

@@ -20,13 +20,13 @@ CHECK_INTERVAL_S: Final = 0.5
 # Seconds between two attempts to reach a server that is away; subscribers poll meanwhile.
 RECONNECT_DELAY_S: Final = 1.0
 
-# Yields what the server announces; and an empty text at the beginning, when it listens, and after each LOOK_S in which
-# nothing was announced.
+# Yields the server's notifications, and an empty string once it listens and after each `CHECK_INTERVAL_S` without a
+# notification.
 NotificationSource = Callable[[], Iterator[str]]
 
 
 class PushNotificationMixin:
-    """The part of a backend whose server announces changes, so that the store's thread need not look for them."""
+    """The part of a backend whose server announces changes, so that the store's thread need not poll."""
 
     @property
     def poll_interval_s(self) -> float:
@@ -73,7 +73,7 @@ class ChangeListener:
         while not self._stop_if_unused():
             try:
                 self._listen()
-            except Exception as error:  # noqa: BLE001  whatever it is: subscribers poll, and it may be back soon
+            except Exception as error:  # noqa: BLE001  subscribers poll meanwhile, and the server may be back soon
                 _log.info("changes by other processes are noticed late until the server is back: %s", type(error))
                 time.sleep(RECONNECT_DELAY_S)
 
@@ -91,7 +91,7 @@ class ChangeListener:
             topics = list(self.subscriptions.topics)
             if not topics:
                 return
-            if is_new:  # what was announced before it listened was missed
+            if is_new:  # earlier notifications were missed
                 self.subscriptions.notify(topics)
                 is_new = False
             if time.monotonic() >= refreshed_at + self.refresh_s:

@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 D = TypeVar("D", bound="TransactionBackend")
 
-# Jobs in one transaction at most, so that the first of them does not wait for ever: 1,000 take about 25 ms.
+# Maximum jobs in one transaction, which limits the wait of the first: 1,000 take about 25 ms.
 MAX_GROUP_JOBS = 1_000
-# Jobs that may wait. Appends do not block, so a disk that hangs has to be noticed here: some 100 MB of records.
+# Maximum queued jobs: some 100 MB of records. Appends do not block, so this limit detects a disk that hangs.
 MAX_QUEUED_JOBS = 100_000
-# Seconds without a job after which the backend is maintained: a pause that a row of quick appends does not have.
+# Seconds without a job after which the backend is maintained. Quick appends in a row have shorter pauses.
 MAINTENANCE_DELAY_S = 0.25
-# Seconds after which it is tidied all the same, so that what has to be tidied stays small under unbroken load.
+# Maximum seconds between two maintenances under continuous load, so that the work of each stays small.
 MAX_MAINTENANCE_DELAY_S = 5.0
-# Seconds for which a lasting job is tried again while the store is locked: a person who left a transaction open in a
-# shell has come back to it by then.
+# Seconds that jobs with `retry_if_locked` are retried while the store is locked, for example by a transaction that was
+# left open in a shell.
 MAX_LOCKED_S = 600.0
-# Seconds between two tries, in which other jobs may come.
+# Seconds between two retries; other jobs are executed meanwhile.
 RETRY_INTERVAL_S = 0.1
-# Seconds without a job after which the thread ends, if nothing is held; starting another costs less than 1 ms.
+# Seconds without a job after which the thread ends, if it holds no leases. Starting another takes less than 1 ms.
 IDLE_TIMEOUT_S = 5.0
 
 _log = logging.getLogger("agentfsm.stores")
@@ -149,10 +149,10 @@ class StoreJob(Generic[T, D]):
             writes: Whether the job needs a transaction that may write.
             on_failure: Called in the thread if the job failed for an external reason; not called for a refusal.
             durability: Durability of the job's writes.
-            notify_agent: The name of the agent whose workers may take the run after it; empty for an agent whose name
-                is not known, None where no worker is concerned.
-            retry_if_locked: Whether it is tried again for `MAX_LOCKED_S` while the store is locked, since it says what
-                has happened; other jobs are refused then.
+            notify_agent: Name of the agent whose workers may claim the run afterwards; empty if the name is not known,
+                None if no worker needs to be notified.
+            retry_if_locked: Whether to retry for `MAX_LOCKED_S` while the store is locked, for jobs that record past
+                events; other jobs then fail.
         """
         self.run_id = run_id
         self.writes = writes
@@ -169,7 +169,7 @@ class StoreJob(Generic[T, D]):
     @classmethod
     def done(cls, value: T) -> Self:
         """Return a job that is already done."""
-        job = cls(lambda _desk: value)
+        job = cls(lambda _backend: value)
         job._value = value
         job.finish()
         return job
@@ -182,17 +182,17 @@ class StoreJob(Generic[T, D]):
     async def wait(self) -> T:
         """Wait for the commit. Return the result of the work, or raise its error."""
         if not self._done:
-            bell = ThreadWaiter()
-            self._waiters.append(bell)
-            if not self._done:  # ended in between, it may not have seen this bell
-                await bell.event.wait()
+            waiter = ThreadWaiter()
+            self._waiters.append(waiter)
+            if not self._done:  # if it ended in between, the thread may not have seen this waiter
+                await waiter.event.wait()
         if self._error is not None:
-            raise copy(self._error) from self._error.__cause__  # raised itself, it would hold the waiter's frames
+            raise copy(self._error) from self._error.__cause__  # the original would keep the waiter's frames alive
         return self._value
 
     def attempt(self, backend: D) -> None:
         """Do the work inside a transaction; called again if another job made the transaction fail."""
-        assert self._work is not None  # noqa: S101  only a job that is done has none
+        assert self._work is not None  # noqa: S101  only a finished job has none
         self._error = None
         try:
             self._value = self._work(backend)
@@ -200,12 +200,12 @@ class StoreJob(Generic[T, D]):
             self._error = error.with_traceback(None)
         except Exception:
             raise
-        except BaseException as error:  # the thread is not the job's to end
+        except BaseException as error:  # a job must not end the thread
             raise RuntimeError(f"a job tried to end the thread: {error!r}") from error
 
     def record_failure(self, backend: D, error: AgentError) -> None:
         """Set an error that the work itself did not raise."""
-        self._value = None  # type: ignore[assignment]  # it was rolled back; a lease ends with it
+        self._value = None  # type: ignore[assignment]  # it was rolled back; drops the lease, if it is one
         self._error = error
         if self._on_failure is not None:
             self._on_failure(backend, error)
@@ -217,7 +217,7 @@ class StoreJob(Generic[T, D]):
 
     def finish(self) -> list[ThreadWaiter]:
         """Publish the outcome. Return the waiters to notify."""
-        self._work = self._on_failure = None  # what they hold need not live as long as the outcome
+        self._work = self._on_failure = None  # release the objects that they refer to
         self._done = True
         return self._waiters
 
@@ -233,7 +233,7 @@ def _find_changed_topics(jobs: Iterable[StoreJob[Any, D]]) -> Iterator[str]:
 
 def finish_jobs(jobs: Iterable[StoreJob[Any, D]]) -> None:
     """Finish jobs and notify their waiters."""
-    notify_all([bell for job in jobs for bell in job.finish()])
+    notify_all([waiter for job in jobs for waiter in job.finish()])
 
 
 @attrs.frozen(kw_only=True)
@@ -261,26 +261,27 @@ class GroupCommitWriter(Generic[D]):
 
     def __init__(self, backend: D) -> None:
         self.backend = backend
+        # Notified after each commit.
         self.subscriptions = Subscriptions()
-        # Sent after each commit.
+        # None in the queue means that the writer is being closed.
         self._queue: SimpleQueue[StoreJob[Any, D] | None] = SimpleQueue()
+        # Guards the start and the end of the thread, so that no job is queued for a thread that has just ended.
         self._lock = threading.Lock()
-        # Guards the start and the end of the thread, so that no job is queued for one that has just gone.
         self._thread: threading.Thread | None = None
         self._closing = False
-        self._close_job = StoreJob[None, D](lambda _desk: None)
+        self._close_job = StoreJob[None, D](lambda _backend: None)
         self._commits = self._jobs = self._largest_group = 0
+        # Times of the last job, lease renewal, probe of event loops, poll and maintenance, monotonic seconds.
         self._worked_at = self._renewed_at = self._probed_at = self._polled_at = self._maintained_at = 0.0
-        # Monotonic seconds: the last job, renewal, question to the event loops, look for changes, tidying.
         self._needs_maintenance = False
+        # Jobs to retry because the store was locked, oldest first.
         self._deferred: list[StoreJob[Any, D]] = []
-        # Lasting jobs that the store was locked for, oldest first.
+        # Time when the first of them was deferred, monotonic seconds.
         self._locked_since: float | None = None
-        # Monotonic seconds: when the first of them was put off.
+        # Jobs taken from the queue; some may not be finished yet.
         self._in_progress: list[StoreJob[Any, D]] = []
-        # Taken from the queue, and maybe not settled yet.
+        # Error that ended the thread.
         self._fatal_error: StoreError | None = None
-        # Why the thread died, where it did.
 
     def submit(self, job: StoreJob[T, D]) -> None:
         """Queue a job; never blocks.
@@ -291,7 +292,8 @@ class GroupCommitWriter(Generic[D]):
         """
         if self._queue.qsize() >= MAX_QUEUED_JOBS:
             raise StoreError(
-                f"{MAX_QUEUED_JOBS:,} jobs wait for the store already, so this one was refused: see why it hangs"
+                f"{MAX_QUEUED_JOBS:,} jobs wait for the store already, so this one was refused: check whether its disk "
+                "or server hangs"
             )
         with self._lock:
             if self._closing:
@@ -299,7 +301,7 @@ class GroupCommitWriter(Generic[D]):
             if self._fatal_error is not None:
                 raise copy(self._fatal_error)
             if self._thread is None:
-                self._start()  # first: a job that was refused shall not be done later
+                self._start()  # before the job is queued: if it fails, the job must not be executed later
             self._queue.put(job)
 
     async def close(self) -> None:
@@ -313,7 +315,7 @@ class GroupCommitWriter(Generic[D]):
                 self._queue.put(None)
         await self._close_job.wait()
         if thread is not None:
-            thread.join()  # it has nothing left to do but to return
+            thread.join()  # returns at once: the thread has finished its work
 
     def statistics(self) -> StoreStatistics:
         """Return the statistics so far."""
@@ -331,30 +333,30 @@ class GroupCommitWriter(Generic[D]):
         try:
             thread.start()
         except RuntimeError as error:
-            raise StoreError(f"no thread can be started: {error}; see to the limits of this process") from error
+            raise StoreError(f"no thread can be started: {error}; check the limits of this process") from error
         self._thread = thread
 
     def _run(self) -> None:
         try:
             while not self._stop_if_idle():
                 self._run_once()
-        except BaseException as error:  # noqa: BLE001  whatever it is, nobody may wait for a thread that is gone
+        except BaseException as error:  # noqa: BLE001  no caller may wait for a dead thread
             self._die(error)
 
     def _die(self, error: BaseException) -> None:
         """Fail all waiting jobs, refuse new ones, and close the backend, which may block others."""
         _log.critical("the store's thread died", exc_info=error)
-        told = StoreError(
-            f"the store's thread died by a fault of its own ({error!r}): please report it; then make a new store and "
-            "resume the runs"
+        fatal_error = StoreError(
+            f"the store's thread died because of a bug in it ({error!r}): please report it; then create a new store "
+            "and resume the runs"
         )
         with self._lock:
-            self._fatal_error, self._thread = told, None
+            self._fatal_error, self._thread = fatal_error, None
             self._in_progress += self._deferred
             while not self._queue.empty():
                 self._in_progress += filter(None, [self._queue.get()])
             for job in self._in_progress:
-                job.abort(told)
+                job.abort(fatal_error)
             finish_jobs([*self._in_progress, *([self._close_job] if self._closing else [])])
             self._in_progress = []
         self._run_quietly(self.backend.close)
@@ -382,10 +384,10 @@ class GroupCommitWriter(Generic[D]):
         return self._in_progress
 
     def _next_timeout_s(self) -> float:
-        holdings = self.backend.leases
+        leases = self.backend.leases
         due = self._worked_at + IDLE_TIMEOUT_S
-        if holdings:
-            due = min(self._renewed_at + holdings.renew_interval_s, self._probed_at + PROBE_INTERVAL_S)
+        if leases:
+            due = min(self._renewed_at + leases.renew_interval_s, self._probed_at + PROBE_INTERVAL_S)
         if self._needs_maintenance:
             due = min(due, self._worked_at + MAINTENANCE_DELAY_S)
         if self.subscriptions.topics:
@@ -395,7 +397,7 @@ class GroupCommitWriter(Generic[D]):
     def _serve(self, group: list[StoreJob[Any, D]]) -> None:
         writes = [job for job in group if job.writes]
         reads = [job for job in group if not job.writes]
-        if reads and self._locked_since is not None:  # a lock keeps out who writes
+        if reads and self._locked_since is not None:  # a lock delays writes only, so reads go first
             self._transact(reads, write=False)
             reads = []
         if writes:
@@ -414,7 +416,7 @@ class GroupCommitWriter(Generic[D]):
                 with self.backend.transaction(write=write, durability=durability, runs=runs):
                     for job in jobs:
                         job.attempt(self.backend)
-            except Exception as error:  # noqa: BLE001  whatever it is, everybody who waits has to hear of it
+            except Exception as error:  # noqa: BLE001  all waiters must get an outcome
                 if self.backend.wait_to_retry(error):
                     continue
                 self._fail(jobs, error, write=write)
@@ -431,16 +433,16 @@ class GroupCommitWriter(Generic[D]):
     def _fail(self, jobs: list[StoreJob[Any, D]], error: Exception, *, write: bool) -> None:
         if len(jobs) > 1 and self.backend.is_job_error(error):
             for job in jobs:
-                self._run_upkeep()  # a job may wait long for a lock of its own, and leases are held meanwhile
+                self._run_upkeep()  # a job may wait long for a lock, and leases must be renewed meanwhile
                 self._transact([job], write=write)
             return
-        lasting = [job for job in jobs if job.retry_if_locked]
-        if lasting and self.backend.is_lock_error(error) and self._may_defer():
+        retryable = [job for job in jobs if job.retry_if_locked]
+        if retryable and self.backend.is_lock_error(error) and self._may_defer():
             _log.warning(
-                "%d writes of runs wait until the store can be written: %s", len(lasting), self._as_agent_error(error)
+                "%d writes of runs wait until the store can be written: %s", len(retryable), self._as_agent_error(error)
             )
-            self._deferred += lasting
-            self._jobs -= len(lasting)
+            self._deferred += retryable
+            self._jobs -= len(retryable)
             jobs = [job for job in jobs if not job.retry_if_locked]
         for job in jobs:
             job.record_failure(self.backend, self._as_agent_error(error))
@@ -453,12 +455,12 @@ class GroupCommitWriter(Generic[D]):
 
     def _run_upkeep(self) -> None:
         now = time.monotonic()
-        holdings = self.backend.leases
-        if holdings and now >= self._probed_at + PROBE_INTERVAL_S:
+        leases = self.backend.leases
+        if leases and now >= self._probed_at + PROBE_INTERVAL_S:
             self._probed_at = now
-            if holdings.probe(now):
+            if leases.probe(now):
                 self._renewed_at = -math.inf
-        if holdings and now >= self._renewed_at + holdings.renew_interval_s:
+        if leases and now >= self._renewed_at + leases.renew_interval_s:
             self._renewed_at = now
             self._run_quietly(self.backend.renew_leases)
         if self.subscriptions.topics and now >= self._polled_at + self.backend.poll_interval_s:
@@ -480,7 +482,7 @@ class GroupCommitWriter(Generic[D]):
         idle = not self.backend.leases and not watches and time.monotonic() >= self._worked_at + IDLE_TIMEOUT_S
         if not (self._closing or idle) or self._deferred or not self._queue.empty():
             return False
-        self._run_quietly(self.backend.close)  # not under the lock: it may take long, and `submit` must not wait
+        self._run_quietly(self.backend.close)  # without the lock: this may take long, and `submit` must not wait
         with self._lock:
             if not self._queue.empty():
                 return False
@@ -500,6 +502,6 @@ class GroupCommitWriter(Generic[D]):
         """Return the error to raise to callers."""
         if isinstance(error, AgentError):
             return error
-        told = self.backend.translate_error(error)
-        told.__cause__ = error
-        return told
+        translated = self.backend.translate_error(error)
+        translated.__cause__ = error
+        return translated

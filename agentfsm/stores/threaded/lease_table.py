@@ -28,7 +28,7 @@ _log = logging.getLogger("agentfsm.stores")
 
 # Seconds between two probes of an event loop.
 PROBE_INTERVAL_S: Final = 0.5
-# Seconds without an answer after which a log line says where the loop stands still.
+# Seconds without an answer after which the stack of a blocked loop is logged.
 BLOCKED_LOG_S: Final = 1.0
 
 
@@ -39,27 +39,27 @@ class LeaseOwner(LeaseTerm):
     Created in the loop, and then used by the store's thread.
     """
 
-    # Where that time has passed, a store that renews it sees first which of its leases were taken over: with the
-    # renewal all of them would look as if they held.
+    # If `until` has passed, a store checks before a renewal which of the leases were taken over: afterwards all of them
+    # would look valid.
     name: str = ""
     """Unique name of the owner in the store."""
 
     silent_s: float = attrs.field(default=0.0, init=False)
-    """Seconds for which the loop has not run, as far as the store's thread was there to see it."""
+    """Seconds that the loop has not run, as observed by the store's thread."""
 
     is_closed: bool = attrs.field(default=False, init=False)
-    """Whether the loop was closed, so that whatever it drove is driven no more."""
+    """Whether the loop was closed, so that it does not execute its runs any more."""
 
     _loop: weakref.ref[object] = attrs.field(factory=lambda: weakref.ref(current_native_loop()), init=False)
     _thread: int = attrs.field(factory=threading.get_ident, init=False)
     _is_probe_pending: bool = attrs.field(default=False, init=False)
-    """Whether the loop has still to answer."""
+    """Whether the loop has not answered the last probe yet."""
 
     _probed_at: float = attrs.field(default=0.0, init=False)
-    """By the caller's clock."""
+    """Time of the last call of `probe`, by the caller's clock."""
 
     _probe_sent_at: float = attrs.field(default=0.0, init=False)
-    """Monotonic seconds."""
+    """Time when the unanswered probe was sent, monotonic seconds."""
 
     _is_logged: bool = attrs.field(default=False, init=False)
 
@@ -82,10 +82,10 @@ class LeaseOwner(LeaseTerm):
         self._probed_at = now
 
     def _on_probe_answer(self) -> None:
-        """Run in the loop."""
+        """Record the answer; runs in the loop."""
         if self._is_logged:
-            stood_s = time.monotonic() - self._probe_sent_at
-            _log.warning("the event loop of thread %d runs again after %.1f s", self._thread, stood_s)
+            blocked_s = time.monotonic() - self._probe_sent_at
+            _log.warning("the event loop of thread %d runs again after %.1f s", self._thread, blocked_s)
         self._is_probe_pending, self._is_logged, self.silent_s = False, False, 0.0
 
     def _log_block(self) -> None:
@@ -93,8 +93,8 @@ class LeaseOwner(LeaseTerm):
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001  the documented way to see another thread
         where = "".join(traceback.format_stack(frame)) if frame is not None else "its thread is gone\n"
         _log.warning(
-            "the event loop of thread %d has not run for %.1f s, and with it no run that it drives: something in it "
-            "blocks instead of awaiting. It stands here:\n%s",
+            "the event loop of thread %d has not run for %.1f s, so its runs stand still: some code in it blocks "
+            "instead of awaiting. Its stack:\n%s",
             self._thread,
             self.silent_s,
             where,
@@ -104,13 +104,13 @@ class LeaseOwner(LeaseTerm):
 def lease_owner(lease: Lease) -> LeaseOwner:
     """Return the event loop that owns a lease of a store with a thread."""
     owner = lease.term
-    assert isinstance(owner, LeaseOwner)  # noqa: S101  it was taken there
+    assert isinstance(owner, LeaseOwner)  # noqa: S101  the stores with a thread set it
     return owner
 
 
 @attrs.define(eq=False, repr=False)
 class HeldLease:
-    """A lease of ours."""
+    """A lease that this store object holds."""
 
     lease_ref: Callable[[], Lease | None]
     """A weak reference to the lease, so that an owner whose coroutine was discarded holds nothing."""
@@ -167,11 +167,11 @@ class LeaseTable:
         return bool(closed)
 
     def renewable_owners(self) -> list[LeaseOwner]:
-        """Return the event loops whose leases are to be renewed: those that run."""
+        """Return the event loops that run, whose leases are renewed."""
         return [owner for owner in self.owners() if self.is_renewable(owner)]
 
     def is_renewable(self, owner: LeaseOwner) -> bool:
-        """Whether the loop runs, as far as it is known."""
+        """Whether the loop runs, as far as the store's thread knows."""
         return owner.silent_s < self.blocked_s and not owner.is_closed
 
     @contextmanager
@@ -223,7 +223,7 @@ class LeaseTable:
         return self.is_ours(owner) and self.find_lease(run_id) is None
 
     def has_lease(self, run_id: str, token: int) -> bool:
-        """Whether this lease is known here, dropped or not."""
+        """Whether this table contains the lease, even if it was dropped."""
         held = self._held.get(run_id)
         return held is not None and held.token == token
 
@@ -244,7 +244,7 @@ class LeaseTable:
             raise LeaseLostError(f"run {lease.run_id!r}: its lease was given back or taken over: load it to see")
         if held.failure:
             raise StoreError(
-                f"run {lease.run_id!r}: an earlier append was not written, nor is this one: {held.failure}"
+                f"run {lease.run_id!r}: an earlier append was not written, so this one is refused: {held.failure}"
             )
 
     def mark_failed(self, lease: Lease, error: AgentError) -> None:
@@ -287,5 +287,5 @@ def _wake(lease: Lease) -> None:
     try:
         if lease.wake is not None:
             lease.wake()
-    except Exception:  # noqa: BLE001  whatever it is, the thread lives on for the others
+    except Exception:  # noqa: BLE001  the thread must continue for the other leases
         _log.exception("run %s: the wake of its lease failed", lease.run_id)

@@ -12,18 +12,20 @@ import attrs
 
 @attrs.define(eq=False, repr=False)
 class Outage:
-    """The last outage, as one store has seen it."""
+    """The last outage that one store has observed."""
 
     lease_s: float
-    """Seconds after its end for which it still counts: an owner that is alive has renewed its leases by then."""
+    """Seconds after its end for which the outage still counts: by then, live owners have renewed their leases."""
 
     _last_answer_at: float | None = attrs.field(default=None, init=False)
-    """Monotonic seconds, as below: the last answer; None before the first."""
+    """Time of the server's last answer, monotonic seconds, as all times here; None before the first answer."""
 
     _is_ongoing: bool = attrs.field(default=False, init=False)
     """Whether the server is away."""
 
     _began_at: float = attrs.field(default=0.0, init=False)
+    """Time of the last answer before the outage."""
+
     _counts_until: float = attrs.field(default=0.0, init=False)
 
     def begin(self) -> None:
@@ -31,7 +33,7 @@ class Outage:
         if self._is_ongoing or self._last_answer_at is None:
             return
         self._is_ongoing = True
-        if time.monotonic() >= self._counts_until:  # else it is the same one, that has only paused
+        if time.monotonic() >= self._counts_until:  # else the last outage continues after a short pause
             self._began_at = self._last_answer_at
 
     def end(self) -> None:

@@ -17,7 +17,7 @@ import attrs
 
 from agentfsm.core.value import Value
 
-# States of a process that will never run again: a zombie that nobody has reaped, and one on its way out.
+# States of a process that will never run again: a zombie, and a process that is being removed.
 _DEAD_STATES = "ZX"
 
 
@@ -26,21 +26,23 @@ class OwnerIdentity(Value):
     """Identifies a store object by boot, process and nonce. Text fields contain no spaces; "-" means unknown."""
 
     boot_id: str
-    """The machine's boot id: times of the boot clock compare within one boot only."""
+    """The machine's boot id: times of the boot clock are comparable within one boot only."""
 
     pid_namespace: str
-    """The inode of the process namespace: process numbers compare within one only (containers have their own)."""
+    """Inode of the process namespace: process ids are unique within a namespace only (each container has its own)."""
 
     pid: int
+    """Process id; 0 if unknown."""
+
     start_time: str
-    """When the process started, clock ticks since boot: numbers are used again, the pair is not."""
+    """Start of the process, clock ticks since boot. A process id may be reused, but not with the same start time."""
 
     nonce: str
-    """Random, so that two stores in one process are two owners."""
+    """Random text that distinguishes the stores of one process."""
 
     @classmethod
     def generate(cls) -> OwnerIdentity:
-        """Return a new owner in this process."""
+        """Return a new identity in this process."""
         pid = os.getpid()
         _, started = _read_process_stat(pid)
         return cls(_read_boot_id(), _read_pid_namespace(), pid, started, secrets.token_hex(6))
@@ -59,7 +61,7 @@ class OwnerIdentity(Value):
 
     @property
     def is_current_boot(self) -> bool:
-        """Whether the machine has not been restarted since; true also where it cannot be known."""
+        """Whether the machine has not been restarted since; True if this cannot be determined."""
         return self.boot_id == _read_boot_id() or "-" in (self.boot_id, _read_boot_id())
 
     @property
@@ -75,7 +77,7 @@ class OwnerIdentity(Value):
 
 
 def group_by_process(names: Iterable[str]) -> list[list[str]]:
-    """Return the names of owners in groups: those of one process died together."""
+    """Group the names of owners by process; the owners of one process died together."""
     groups: dict[Hashable, list[str]] = {}
     for name in names:
         owner = OwnerIdentity.parse(name)
@@ -102,17 +104,17 @@ def _read_pid_namespace() -> str:
 
 
 def _read_process_stat(pid: int) -> tuple[str, str]:
-    """Return state and start time of a process, from /proc (proc(5), fields 3 and 22); "-" for what cannot be read."""
+    """Return state and start time of a process from /proc (proc(5), fields 3 and 22); "-" for unknown values."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        fields = text.rpartition(")")[2].split()  # the name before it may hold anything, spaces and brackets too
+        fields = text.rpartition(")")[2].split()  # the preceding name may contain spaces and brackets
         return fields[0], fields[19]
     except (OSError, IndexError):
         return "-", "-"
 
 
 def _process_exists(pid: int) -> bool:
-    """Whether there is such a process; /proc may hide those of other users, a signal to one is refused instead."""
+    """Whether the process exists. /proc may hide processes of other users; a signal to these is refused."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,8 +1,8 @@
-"""A store whose work is done by one thread: the common base of the SQLite, PostgreSQL and Redis stores.
+"""Base class of the SQLite, PostgreSQL and Redis stores, whose work is done by one thread.
 
-Calls become jobs for a `StoreWriter`; the store's own `StoreBackend` does the work of a job. So a store works on
-asyncio and trio alike with the plain driver of its database, commits in groups across runs, and renews the leases of an
-event loop that is busy for a while.
+Calls become jobs for a `StoreWriter`, and the store's `StoreBackend` executes them. So a store works on asyncio and
+trio with a blocking driver, commits in groups across runs, and renews the leases of an event loop that is busy for a
+while.
 """
 
 from __future__ import annotations
@@ -55,23 +55,24 @@ L = TypeVar("L", bound="StoreBackend")
 
 _log = logging.getLogger("agentfsm.stores")
 
-# Long enough that a busy machine does not lose a lease by chance, short enough to wait for a worker that vanished.
+# Default duration of a lease, seconds: a busy machine renews it in time, and other workers can wait for it to expire.
 LEASE_S: Final = 10.0
-# Seconds: an hour without a word is no worker any more.
+# Maximum duration of a lease, seconds.
 MAX_LEASE_S: Final = 3600.0
 LEASE_SECONDS: Final = ValueRule(
     fits=lambda value: is_number(value) and 0 < value <= MAX_LEASE_S,
     wanted=f"seconds above 0 and up to {MAX_LEASE_S:.0f}",
 )
-# Seconds: longer than any call that a careful author makes by mistake, shorter than a person waits for a run to move.
+# Default of `ThreadedStore.blocked_s`, seconds: longer than most accidental blocking calls, shorter than a person waits
+# for a run to continue.
 BLOCKED_S: Final = 60.0
-# The largest integer of a database; a model may claim to have used more tokens than that.
+# The largest integer of a database. A model may report more tokens.
 MAX_INT64: Final = 2**63 - 1
 
-# Old runs that a prune takes up in one transaction, with all that hang together with them: so that it goes on between
-# the other jobs and renewals, and takes tens of milliseconds each time.
+# Old runs that `prune` processes in one transaction, together with related runs. A batch takes tens of milliseconds, so
+# other jobs and lease renewals can run between batches.
 PRUNE_BATCH: Final = 500
-# Characters of records in appends that are joined: some turns. So a job stays about as small as
+# Maximum characters of records in merged appends: some turns. So a job stays about as small as
 # `group_commit.MAX_QUEUED_JOBS` assumes.
 MAX_MERGED_CHARS: Final = 8_192
 
@@ -117,17 +118,20 @@ class AppendRequest(Value):
 
     lease: Lease
     bodies: tuple[str, ...]
-    """The events, as text."""
+    """Serialised events."""
 
     columns: RunColumns
-    """Of the run after them."""
+    """Columns of the run after the events."""
 
     taken: tuple[int, ...]
+    """Numbers of the consumed inbox rows."""
+
     final: bool
+    """Whether to write only if no other inbox row is due."""
 
     @property
     def expected_version(self) -> int:
-        """The version that the journal must be at."""
+        """Version that the journal must have before the append."""
         return self.columns.version - len(self.bodies)
 
 
@@ -137,10 +141,10 @@ class CreateRequest(Value):
 
     header: Header
     bodies: tuple[str, ...]
-    """The events that its journal begins with, as text."""
+    """Serialised first events of the journal."""
 
     columns: RunColumns
-    """Of the run after them."""
+    """Columns of the run after the events."""
 
 
 @attrs.frozen(kw_only=True)
@@ -151,9 +155,11 @@ class InboxPost(Value):
     key: str
     item: InboxItem
     text: str
-    """The item, as text."""
+    """The serialised item."""
 
     before: float | None
+    """Time from which on the post is refused, seconds since 1970; None for no deadline."""
+
     due_at: float | None
     """Earliest time at which the item is consumed, seconds since 1970; None for at once."""
 
@@ -166,7 +172,7 @@ class LeaseRequest(Value):
     durability: Durability
 
 
-# A run's version, and its records by number: the header as 0, and the events that were asked for.
+# The version of a run, and its records with their numbers: the header as 0, and the requested events.
 JournalRecords = tuple[int, Sequence[tuple[int, bytes]]]
 
 
@@ -178,7 +184,7 @@ class StoreBackend(TransactionBackend, Protocol):
         ...
 
     worker_name: str
-    """The name of the store object, unique; its event loops have names of their own behind it."""
+    """Unique name of the store object, and prefix of the names of its event loops."""
 
     def create(self, request: CreateRequest, lease_request: LeaseRequest) -> tuple[Header, Lease]:
         """As `Store.create`."""
@@ -229,35 +235,35 @@ class StoreBackend(TransactionBackend, Protocol):
 
         Args:
             before: Seconds since 1970.
-            start: Where the last portion has ended; 0 for the first.
-            limit: Runs that the portion takes up; what hangs together with one goes whole.
+            start: End of the previous batch; 0 for the first batch.
+            limit: Maximum number of old runs in the batch; runs related to them are removed in addition.
 
         Returns:
-            How many runs were removed, and the next `start`: -1 at the end.
+            The number of removed runs, and the next `start`; -1 at the end.
         """
         ...
 
 
 @attrs.define(eq=False, repr=False)
 class _AppendBuffer:
-    """An append that may still grow."""
+    """An append that following appends of the same lease may extend."""
 
     lease: Lease
     run: Run
-    """After the events."""
+    """The run after the events."""
 
     bodies: list[str]
     taken: list[int]
     final: bool
     chars: int = attrs.field(init=False)
-    """Of the bodies."""
+    """Total length of the bodies, characters."""
 
     def __attrs_post_init__(self) -> None:
         self.chars = sum(map(len, self.bodies))
 
     def try_merge(self, other: _AppendBuffer) -> bool:
         """Merge a following append of the same lease into this one. Return whether this was possible."""
-        follows = other.run.version - len(other.bodies) == self.run.version  # else it will be refused, and alone
+        follows = other.run.version - len(other.bodies) == self.run.version  # else the backend refuses it alone
         if self.final or other.final or not follows or self.chars + other.chars > MAX_MERGED_CHARS:
             return False
         self.run = other.run
@@ -267,7 +273,7 @@ class _AppendBuffer:
         return True
 
     def build_request(self) -> AppendRequest:
-        """Return what a backend writes."""
+        """Build the request for the backend."""
         return AppendRequest(
             lease=self.lease,
             bodies=tuple(self.bodies),
@@ -278,11 +284,11 @@ class _AppendBuffer:
 
 
 class _AppendJob(StoreJob[bool, L]):
-    """An append on its way. Until the thread begins with it, the next append of its lease may join it.
+    """A queued append. Until the thread begins with it, following appends of its lease are merged into it.
 
     So the appends of a turn, which come within microseconds of each other, are checked once and written by one
-    statement: 24 us of the thread's time, and not 62. They have one outcome, as they would have had anyway, since none
-    is written after one that was not.
+    statement, in 24 us of the thread's time instead of 62. They share an outcome, as they would anyway: after a failed
+    append, the later ones are refused.
     """
 
     __slots__ = ("_buffer", "_buffer_lock", "ends_run")
@@ -292,54 +298,53 @@ class _AppendJob(StoreJob[bool, L]):
         super().__init__(
             self._begin,
             run_id=lease.run_id,
-            on_failure=lambda ledger, error: ledger.leases.mark_failed(lease, error),
+            on_failure=lambda backend, error: backend.leases.mark_failed(lease, error),
             durability=lease.durability,
             retry_if_locked=True,
         )
+        # If the run is over, its release need not wake workers.
         self.ends_run = buffer.run.is_over
-        # So that no worker is woken when the lease is given back.
+        # None once the thread has begun with the job.
         self._buffer: _AppendBuffer | None = buffer
-        # None from when the thread has begun with it.
         self._buffer_lock = threading.Lock()
-        # Guards that moment.
 
     def try_merge(self, buffer: _AppendBuffer) -> bool:
-        """Whether an append that follows on this one has joined it."""
+        """Merge a following append into this one. Return whether this was possible."""
         with self._buffer_lock:
             return self._buffer is not None and self._buffer.try_merge(buffer)
 
     def finish(self) -> list[ThreadWaiter]:
-        """Let its outcome be known; return the bells of those who wait for it."""
+        """Publish the outcome. Return the waiters to notify."""
         self._seal()
         return super().finish()
 
-    def _begin(self, ledger: L) -> bool:
-        draft = self._seal()
-        assert draft is not None  # noqa: S101  it is begun once; what is tried again is what was made of it
-        entry = draft.build_request()
-        self._work = lambda ledger: ledger.append(entry)
-        return ledger.append(entry)
+    def _begin(self, backend: L) -> bool:
+        buffer = self._seal()
+        assert buffer is not None  # noqa: S101  a retry executes the request below
+        request = buffer.build_request()
+        self._work = lambda backend: backend.append(request)
+        return backend.append(request)
 
     def _seal(self) -> _AppendBuffer | None:
         with self._buffer_lock:
-            draft, self._buffer = self._buffer, None
-        return draft
+            buffer, self._buffer = self._buffer, None
+        return buffer
 
 
 class StoreWriter(GroupCommitWriter[L]):
-    """The thread of one process, the newest append that it was given of each lease, and the owners of leases."""
+    """The store's thread in one process, the newest append of each lease, and the owners of leases."""
 
     def __init__(self, backend: L) -> None:
         super().__init__(backend)
         self.appends: WeakKeyDictionary[Lease, _AppendJob[L]] = WeakKeyDictionary()
+        # Owners by event loop.
         self._owners: WeakKeyDictionary[object, LeaseOwner] = WeakKeyDictionary()
-        # By the event loop.
         self._numbers = count(1)
+        # Receives the notifications of a server; None before the first subscription, and for stores without a server.
         self.listener: ChangeListener | None = None
-        # To a server's announcements; None before the first subscription, and where there are none.
 
     def current_owner(self) -> LeaseOwner:
-        """Return the owner that the running event loop is."""
+        """Return the lease owner for the running event loop."""
         loop = current_native_loop()
         owner = self._owners.get(loop)
         if owner is None:
@@ -350,30 +355,30 @@ class StoreWriter(GroupCommitWriter[L]):
 
 @attrs.define(eq=False, repr=False)
 class ThreadedStore(Store, Generic[L]):
-    """A store that hands all work to a thread of its own.
+    """A store that executes all operations in its own thread.
 
-    Usable from any event loop and thread, several at a time too. The thread starts when the store is first used, ends
-    after 5 idle seconds in which no run is driven, and never holds the process at exit. So `aclose` is good manners,
-    not a duty.
+    It can be used from any event loop and thread, from several at once too. The thread starts at the first use of the
+    store, ends after 5 idle seconds without leases, and never delays the exit of the process. So calling `aclose` is
+    recommended, but not required.
 
-    An event loop owns the leases that were taken in it. One that does not run for a second is logged, with the stack of
-    what blocks it. After `blocked_s` seconds its leases are no longer renewed, and others take over its runs.
+    An event loop owns the leases that were taken in it. If a loop does not run for a second, the store logs the stack
+    of the code that blocks it. After `blocked_s` seconds the store stops renewing its leases, and other workers take
+    over its runs.
     """
 
     blocked_s: float = attrs.field(default=BLOCKED_S, kw_only=True, validator=SECONDS)
-    """Seconds for which an event loop may stand still until its runs are given to others, above 0."""
+    """Seconds that an event loop may be blocked before other workers may take over its runs, above 0."""
 
     _writers: dict[int, StoreWriter[L]] = attrs.field(factory=dict, init=False)
-    """By process id: a forked child has no thread of its parent's, and must not touch its connection, even to close it.
-    """
+    """Writers by process id: a forked child has no thread of its parent, and must not use or close its connection."""
 
     @abstractmethod
     def _create_backend(self) -> L:
-        """Return a new backend, for the thread of this process."""
+        """Create the backend for the store's thread in this process."""
 
     async def now(self) -> float:
-        """Seconds since 1970 by the store's clock."""
-        return await self._run_job(lambda ledger: ledger.now(), writes=False)
+        """Return seconds since 1970 by the store's clock."""
+        return await self._run_job(lambda backend: backend.now(), writes=False)
 
     async def create(
         self,
@@ -383,13 +388,13 @@ class ThreadedStore(Store, Generic[L]):
         durability: Durability = "full",
     ) -> tuple[Header, Lease]:
         """Insert the run if its id is new, and take its lease."""
-        header = codec.decode_header(codec.encode_header(header))  # as it will be read again
+        header = codec.decode_header(codec.encode_header(header))  # as later reads return it
         bodies = tuple([codec.encode_event(event, header) for event in events])
-        opening = CreateRequest(header=header, bodies=bodies, columns=extract_columns(begin_run(header).fold(events)))
-        taker = self._build_lease_request("create", durability)
+        request = CreateRequest(header=header, bodies=bodies, columns=extract_columns(begin_run(header).fold(events)))
+        lease_request = self._build_lease_request("create", durability)
 
-        def create(ledger: L) -> tuple[Header, list[Lease]]:
-            stored, lease = ledger.create(opening, taker)
+        def create(backend: L) -> tuple[Header, list[Lease]]:
+            stored, lease = backend.create(request, lease_request)
             return stored, [lease]
 
         stored, (lease,) = await self._acquire_leases(header.id, create, durability)
@@ -397,21 +402,21 @@ class ThreadedStore(Store, Generic[L]):
         return stored, lease
 
     async def lease(self, run_id: str, *, durability: Durability = "full", takeover: bool = False) -> Lease:
-        """Take the lease of a run that exists."""
-        taker = self._build_lease_request("lease", durability)
+        """Take the lease of an existing run."""
+        lease_request = self._build_lease_request("lease", durability)
 
-        def take(ledger: L) -> tuple[None, list[Lease]]:
-            return None, [ledger.acquire_lease(run_id, taker, takeover=takeover)]
+        def take(backend: L) -> tuple[None, list[Lease]]:
+            return None, [backend.acquire_lease(run_id, lease_request, takeover=takeover)]
 
         _, (lease,) = await self._acquire_leases(run_id, take, durability)
         return lease
 
     async def claim(self, agent: str, *, limit: int, durability: Durability = "full", suspects: bool = False) -> Claim:
-        """Take the leases of runs of that agent that a worker can move on now."""
-        taker = self._build_lease_request("claim", durability)
+        """Take the leases of runs of that agent that are ready."""
+        lease_request = self._build_lease_request("claim", durability)
 
-        def claim(ledger: L) -> tuple[Claim, tuple[Lease, ...]]:
-            claimed = ledger.claim(agent, max(limit, 0), taker, suspects=suspects)
+        def claim(backend: L) -> tuple[Claim, tuple[Lease, ...]]:
+            claimed = backend.claim(agent, max(limit, 0), lease_request, suspects=suspects)
             return claimed, claimed.leases
 
         claimed, _ = await self._acquire_leases("", claim, durability)
@@ -426,22 +431,22 @@ class ThreadedStore(Store, Generic[L]):
     async def _acquire_leases(
         self, run_id: str, work: Callable[[L], tuple[T, Sequence[Lease]]], durability: Durability
     ) -> tuple[T, Sequence[Lease]]:
-        """Do what takes leases; where the wait for it is cancelled they are given back, since nobody will use them."""
+        """Execute a job that takes leases. If the caller is cancelled meanwhile, release them."""
         taken: list[Lease] = []
 
-        def take(ledger: L) -> tuple[T, Sequence[Lease]]:
-            result = work(ledger)
+        def take(backend: L) -> tuple[T, Sequence[Lease]]:
+            result = work(backend)
             taken[:] = result[1]
             return result
 
         try:
             return await self._run_job(take, run_id=run_id, durability=durability)
         except AgentError:
-            raise  # refused or failed: nothing was taken
+            raise  # refused or failed: no lease was taken
         except BaseException:
             with suppress(AgentError):
                 self._writer.submit(
-                    StoreJob(lambda ledger: [ledger.release(lease) for lease in taken], notify_agent="")
+                    StoreJob(lambda backend: [backend.release(lease) for lease in taken], notify_agent="")
                 )
             raise
 
@@ -454,48 +459,48 @@ class ThreadedStore(Store, Generic[L]):
         taken: Sequence[int] = (),
         final: bool = False,
     ) -> PendingWrite:
-        """Write events and strike inbox rows; returns before it is durable.
+        """Write events and remove inbox rows. Return before the append is durable.
 
-        The events are encoded here and not in the thread: an event that cannot be is the caller's mistake, and shall
-        be raised there; and the interpreter does one thing at a time anyway.
+        The events are encoded in the caller's thread, so that the caller gets the error of an event that cannot be
+        encoded. The interpreter lock would serialise the work anyway.
 
         Raises:
-            MisuseError: when an event cannot be encoded.
+            MisuseError: if an event cannot be encoded.
             ClosedError: after `aclose`.
-            StoreError: when 100,000 jobs wait already, or no thread can be started.
+            StoreError: if 100,000 jobs wait already, or the thread cannot be started.
         """
         bodies = [codec.encode_event(event, run.header) for event in events]
-        draft = _AppendBuffer(lease, run, bodies, list(taken), final)
+        buffer = _AppendBuffer(lease, run, bodies, list(taken), final)
         writer = self._writer
         newest = writer.appends.get(lease)
-        if newest is not None and newest.try_merge(draft):
+        if newest is not None and newest.try_merge(buffer):
             return newest
-        job = _AppendJob[L](draft)
+        job = _AppendJob[L](buffer)
         lease.agent = run.header.agent
         writer.submit(job)
         writer.appends[lease] = job
         return job
 
     def release(self, lease: Lease) -> PendingWrite:
-        """Give the lease back, after the appends before. Where that cannot be written, the lease ends by itself."""
+        """Release the lease after the pending appends. If this cannot be written, the lease expires."""
 
-        def spoilt(ledger: L, error: AgentError) -> None:
-            _log.warning("run %s: its lease ends by itself: %s", lease.run_id, error)
-            ledger.leases.abandon(lease)
+        def on_failure(backend: L, error: AgentError) -> None:
+            _log.warning("run %s: its lease could not be released and ends by itself: %s", lease.run_id, error)
+            backend.leases.abandon(lease)
 
         writer = self._writer
         newest = writer.appends.pop(lease, None)
         job = StoreJob[bool, L](
-            lambda ledger: ledger.release(lease),
+            lambda backend: backend.release(lease),
             run_id=lease.run_id,
-            on_failure=spoilt,
+            on_failure=on_failure,
             durability="normal",
             retry_if_locked=True,
             notify_agent=None if newest is not None and newest.ends_run else lease.agent,
         )
         try:
             writer.submit(job)
-        except ClosedError:  # closing the store has given it back
+        except ClosedError:  # closing the store has released the lease
             return StoreJob[bool, L].done(value=True)
         return job
 
@@ -503,71 +508,71 @@ class ThreadedStore(Store, Generic[L]):
         """Put an item into the inbox, durably; the first post of a key wins."""
         text = codec.encode_item(item)
         post = InboxPost(run_id=run_id, key=key, item=item, text=text, before=before, due_at=due_at(item))
-        return await self._run_job(lambda ledger: ledger.post(post), run_id=run_id, notify_agent="")
+        return await self._run_job(lambda backend: backend.post(post), run_id=run_id, notify_agent="")
 
     async def inbox(self, run_id: str) -> tuple[PostedItem, ...]:
-        """Return the rows that are not taken yet, oldest first."""
-        rows = await self._run_job(lambda ledger: ledger.inbox(run_id), run_id=run_id, writes=False)
+        """Return the rows that are not consumed yet, oldest first."""
+        rows = await self._run_job(lambda backend: backend.inbox(run_id), run_id=run_id, writes=False)
         return await start_in_thread(lambda: tuple(decode_post(run_id, *row) for row in rows)).wait() if rows else ()
 
     async def read(self, run_id: str, after: int = 0) -> StoredRun:
-        """Return the header and the events after that version; they are decoded off the event loop."""
-        version, records = await self._run_job(lambda ledger: ledger.read(run_id, after), run_id=run_id, writes=False)
+        """Return the header and the events after that version, decoded in another thread."""
+        version, records = await self._run_job(lambda backend: backend.read(run_id, after), run_id=run_id, writes=False)
         return await start_in_thread(lambda: _decode_journal(run_id, after, version, records)).wait()
 
     async def runs(self, where: Filter = ALL_RUNS, *, limit: int = 100) -> tuple[RunSummary, ...]:
-        """Return the newest runs that the filter takes, newest first."""
-        return await self._run_job(lambda ledger: ledger.runs(where, max(limit, 0)), writes=False)
+        """Return the newest runs that match the filter, newest first."""
+        return await self._run_job(lambda backend: backend.runs(where, max(limit, 0)), writes=False)
 
     async def delete(self, run_id: str) -> None:
-        """Remove a run that nobody drives, with its inbox and the runs of agents below it."""
+        """Remove a run that is not being executed, with its inbox and the runs of its subagents."""
         check_run_id(run_id)
-        await self._run_job(lambda ledger: ledger.delete(run_id))
+        await self._run_job(lambda backend: backend.delete(run_id))
 
     async def delete_session(self, session: str) -> int:
-        """Remove all runs of a session; return how many they were."""
-        return await self._run_job(lambda ledger: ledger.delete_session(session))
+        """Remove all runs of a session. Return the number of runs in the session."""
+        return await self._run_job(lambda backend: backend.delete_session(session))
 
     async def prune(self, before: float) -> int:
-        """Remove what is over and has not changed since that moment; return how many runs that were.
+        """Remove the runs that are over and have not changed since that moment. Return the number of runs.
 
-        It goes in portions, each in a transaction of its own: what was removed before an error stays removed.
+        This works in batches, each in its own transaction: runs removed before an error stay removed.
 
         Args:
             before: Seconds since 1970.
 
         Raises:
-            MisuseError: when it is no such number; nothing is removed.
+            MisuseError: if `before` is not a valid time; nothing is removed.
         """
         check_prune_time(before)
         removed = start = 0
 
-        def portion(ledger: L) -> tuple[int, int]:
-            return ledger.prune(before, start, PRUNE_BATCH)
+        def prune_batch(backend: L) -> tuple[int, int]:
+            return backend.prune(before, start, PRUNE_BATCH)
 
         while start >= 0:
             began = time.monotonic()
-            count, start = await self._run_job(portion)
+            count, start = await self._run_job(prune_batch)
             removed += count
-            await anyio.sleep(time.monotonic() - began if count else 0)  # other processes want the file as well
+            await anyio.sleep(time.monotonic() - began if count else 0)  # let other processes use the file
         return removed
 
     def subscribe(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake` after commits that may have changed something under the topic, by other processes too."""
+        """Call `wake` after commits that may concern the topic, including commits of other processes."""
         writer = self._writer
         end = writer.subscriptions.subscribe(topic, wake)
         self._start_watching(writer, topic)
         return end
 
     def _start_watching(self, writer: StoreWriter[L], topic: str) -> None:
-        """See to it that changes by other processes are noticed, now that something is subscribed to."""
+        """Start watching for changes by other processes; called for each new subscription."""
 
     async def aclose(self) -> None:
-        """Write what is queued, give all leases back, let go of the database and end the thread."""
+        """Execute the queued jobs, release all leases, close the connection and end the thread."""
         await self._writer.close()
 
     def statistics(self) -> StoreStatistics:
-        """Return what the thread has done so far in this process."""
+        """Return the statistics of the store's thread in this process."""
         return self._writer.statistics()
 
     async def _run_job(
@@ -590,15 +595,20 @@ class ThreadedStore(Store, Generic[L]):
         return self._writers.get(pid) or self._writers.setdefault(pid, StoreWriter(self._create_backend()))
 
 
-def decode_record(decode: Callable[[str], T], body: object, what: str) -> T:
-    """Decode a record; say which one it is when it cannot be read."""
+def decode_record(decode: Callable[[str], T], body: object, name: str) -> T:
+    """Decode a record.
+
+    Raises:
+        CorruptError: if it is missing or damaged; the message contains `name`.
+        TooNewError: if a newer agentfsm has written it.
+    """
     try:
         return decode(body.decode() if isinstance(body, bytes) else "")
     except (CorruptError, UnicodeDecodeError) as error:
         why = "it is missing" if body is None else str(error)
-        raise CorruptError(f"{what}, cannot be read ({why}): restore a backup, or delete the run") from None
+        raise CorruptError(f"{name}, cannot be read ({why}): restore a backup, or delete the run") from None
     except TooNewError as error:
-        raise TooNewError(f"{what}: {error}") from None
+        raise TooNewError(f"{name}: {error}") from None
 
 
 def read_header(run_id: str, body: object) -> Header:
@@ -613,7 +623,7 @@ def decode_post(run_id: str, number: int, key: str, item: bytes) -> PostedItem:
 
 
 def _decode_journal(run_id: str, after: int, version: int, records: Sequence[tuple[int, bytes]]) -> StoredRun:
-    """Decode a journal, in which no version may be missing."""
+    """Decode a journal, and check that all versions are there."""
     bodies: dict[int, Any] = dict(records)
     header = read_header(run_id, bodies.get(0))
     events = [
