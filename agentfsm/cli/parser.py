@@ -19,16 +19,7 @@ from agentfsm.cli.argument_types import (
     parse_seconds,
     parse_time,
 )
-from agentfsm.cli.commands import (
-    audit_log,
-    decide,
-    execute,
-    inspect,
-    mcp_client,
-    mcp_serve,
-    retention,
-    timetravel,
-)
+from agentfsm.cli.commands import audit_log, decide, execute, inspect, mcp_client, mcp_serve, retention, timetravel
 from agentfsm.cli.resolve.agent_target import MCP_OPTION
 from agentfsm.cli.resolve.store_location import DEFAULT_STORE, STORE_VARIABLE
 from agentfsm.core.calls import Phase
@@ -99,9 +90,7 @@ def _add_execute(add: AddParser) -> None:
     demo = _add_command(add, execute.demo, text="let an agent survey a folder and write a report; no key is needed")
     demo.add_argument("folder", nargs="?", default=".", help="the folder (default: the current one)")
     run = _add_command(add, execute.run, text="run an agent to the end, or until it waits")
-    submit = _add_command(
-        add, execute.submit, text="put a run into the store for a worker to execute, and print its id"
-    )
+    submit = _add_command(add, execute.submit, text="store a run for a worker to execute, and print its id")
     for starts in (run, submit):
         _add_agent(starts)
         starts.add_argument("prompt", help="the task")
@@ -111,9 +100,7 @@ def _add_execute(add: AddParser) -> None:
             help="id of the run (default: a random one); repeating an id with the same prompt continues that run",
         )
         starts.add_argument("--session", help="continue this conversation")
-        starts.add_argument(
-            "--messages", metavar="FILE", help="start after these messages, a JSON list in OpenAI's format"
-        )
+        starts.add_argument("--messages", metavar="FILE", help="earlier messages, a JSON list in OpenAI's format")
         starts.add_argument(
             "--metadata",
             metavar="KEY=VALUE",
@@ -139,16 +126,10 @@ def _add_execute(add: AddParser) -> None:
         help="interval between two queries for ready runs (default: %(default)s)",
     )
     worker.add_argument("--until-idle", action="store_true", help="exit when no run is ready")
-    resume = _add_command(
-        add, execute.resume, text="resume a run from the end of its journal; if it is paused, the pause ends"
-    )
+    resume = _add_command(add, execute.resume, text="resume a run from the end of its journal, and end its pause")
     _add_run_id(resume)
     _add_agent_option(resume)
-    resume.add_argument(
-        "--takeover",
-        action="store_true",
-        help="take the run from the worker that executes it, for example because that worker hangs",
-    )
+    resume.add_argument("--takeover", action="store_true", help="take the run from a worker that hangs")
 
 
 def _add_inspect(add: AddParser) -> None:
@@ -159,12 +140,7 @@ def _add_inspect(add: AddParser) -> None:
     runs.add_argument("--state", choices=[str(state) for state in State], help="only runs in this state")
     runs.add_argument("--waiting", action="store_true", help="only runs that wait for a person or for input")
     runs.add_argument("--parent", metavar="RUN", help="only runs of sub-agents that this run called")
-    runs.add_argument(
-        "--before",
-        metavar="TIME",
-        type=parse_date,
-        help="only runs created before this time, a date or seconds since 1970",
-    )
+    runs.add_argument("--before", metavar="TIME", type=parse_date, help="only runs created before this date")
     runs.add_argument("--all", action="store_true", help="also list the runs of sub-agents")
     runs.add_argument("--limit", type=parse_count, default=20, help="maximum number (default: %(default)s)")
     show = _add_command(add, inspect.show, text="show a run: its turns, calls and outcomes")
@@ -175,14 +151,9 @@ def _add_inspect(add: AddParser) -> None:
     _add_run_id(export)
     export.add_argument("--messages", action="store_true", help="write only its messages, in OpenAI's format")
     _add_audit(add)
-    graph = _add_command(
-        add, inspect.graph, text="draw an agent with its tools, the path of a run, or the state machine"
-    )
+    graph = _add_command(add, inspect.graph, text="draw an agent, the path of a run, or the state machine")
     graph.add_argument(
-        "subject",
-        metavar="module:agent|RUN",
-        nargs="?",
-        help="the agent, or the id of the run (default: the state machine)",
+        "subject", metavar="module:agent|RUN", nargs="?", help="an agent or a run (default: the state machine)"
     )
     graph.add_argument(
         "--format", choices=["mermaid", "dot", "text"], default="mermaid", help="output format (default: %(default)s)"
@@ -197,9 +168,7 @@ def _add_audit(add: AddParser) -> None:
         add, audit_log.audit, text="list each call of a run, or of all runs: caller, arguments, approval, outcome"
     )
     audit.add_argument("id", metavar="RUN", nargs="?", help="id of the run (default: all runs, newest first)")
-    audit.add_argument(
-        "--tool", metavar="GLOB", default="*", help="only calls of tools with this name, for example 'files__*'"
-    )
+    audit.add_argument("--tool", metavar="GLOB", default="*", help="only calls of these tools, for example 'files__*'")
     audit.add_argument(
         "--status", choices=_STATUSES, metavar="STATUS", help=f"only calls with this status: {', '.join(_STATUSES)}"
     )
@@ -207,13 +176,9 @@ def _add_audit(add: AddParser) -> None:
     audit.add_argument("--user", metavar="NAME", help="only runs of this user")
     audit.add_argument("--session", help="only runs of this conversation")
     audit.add_argument("--since", metavar="TIME", type=parse_date, help="only calls that were open then or later")
-    audit.add_argument(
-        "--until", metavar="TIME", type=parse_date, help="only calls that the model requested before this time"
-    )
+    audit.add_argument("--until", metavar="TIME", type=parse_date, help="only calls requested before this time")
     audit.add_argument("--limit", type=parse_count, default=1_000, help="maximum number (default: %(default)s)")
-    audit.add_argument(
-        "--results", action="store_true", help="with --json: include the whole results, not only their hashes"
-    )
+    audit.add_argument("--results", action="store_true", help="with --json: include the results, not only hashes")
 
 
 _STATUSES: Final = [str(each) for each in (*Outcome, *Phase) if each is not Phase.FINISHED]
@@ -233,9 +198,7 @@ def _add_decide(add: AddParser) -> None:
         type=parse_object,
         help="run the call with these arguments instead of the model's",
     )
-    approve.add_argument(
-        "--digest", default="", help="digest of the call as you saw it; fails if the call has changed since"
-    )
+    approve.add_argument("--digest", default="", help="digest of the call as shown; fails if it has changed since")
     reject.add_argument("--message", default="", help="the reason, which the model reads")
     outcome = settle.add_mutually_exclusive_group(required=True)
     outcome.add_argument("--result", metavar="TEXT", help="the call succeeded and returned this")
@@ -259,9 +222,7 @@ def _add_decide(add: AddParser) -> None:
         _add_run_id(stops)
         stops.add_argument("--message", default="", help="the reason, for the journal")
     for signed in (approve, reject, settle, answer, pause, cancel):
-        signed.add_argument(
-            "--by", metavar="NAME", help="name of the person who decides (default: the user name of the system)"
-        )
+        signed.add_argument("--by", metavar="NAME", help="person who decides (default: your user name)")
 
 
 def _add_send(add: AddParser) -> None:
@@ -271,12 +232,8 @@ def _add_send(add: AddParser) -> None:
     kinds = [str(kind) for kind in InputKind if kind is not InputKind.REFLECTION]
     send.add_argument("--kind", choices=kinds, default="user", help="source of the input (default: %(default)s)")
     priorities = [str(priority) for priority in Priority]
-    send.add_argument(
-        "--priority", choices=priorities, default="normal", help="order in which inputs are read (default: %(default)s)"
-    )
-    send.add_argument(
-        "--at", metavar="TIME", type=parse_time, help="the run reads it then or later: +90s, +15m, +2h, +3d, or a date"
-    )
+    send.add_argument("--priority", choices=priorities, default="normal", help="reading order (default: %(default)s)")
+    send.add_argument("--at", metavar="TIME", type=parse_time, help="not before: +90s, +15m, +2h, +3d, or a date")
     send.add_argument("--key", help="idempotency key: the run accepts one input for each key")
 
 
@@ -284,18 +241,11 @@ def _add_timetravel(add: AddParser) -> None:
     fork = _add_command(add, timetravel.fork, text="start a run from the first events of another, and print its id")
     _add_run_id(fork)
     fork.add_argument(
-        "--at",
-        metavar="VERSION",
-        type=int,
-        help="number of events to copy (default: all but the last one of an ended run)",
+        "--at", metavar="VERSION", type=int, help="number of events to copy (default: all but a final one)"
     )
     fork.add_argument("--prompt", help="replace the first message")
     fork.add_argument("--id", dest="new_id", type=parse_new_id, help="id of the new run")
-    replay = _add_command(
-        add,
-        timetravel.replay,
-        text="replay the journal of a run, and check that today's agent would send the same requests",
-    )
+    replay = _add_command(add, timetravel.replay, text="check that the agent would repeat the requests of a run")
     _add_run_id(replay)
     for takes in (fork, replay):
         _add_agent_option(takes)
@@ -307,9 +257,7 @@ def _add_timetravel(add: AddParser) -> None:
 
 
 def _add_retention(add: AddParser) -> None:
-    delete = _add_command(
-        add, retention.delete, text="remove a run with the runs of its sub-agents, or a whole session"
-    )
+    delete = _add_command(add, retention.delete, text="remove a run with those of its sub-agents, or a session")
     delete.add_argument("id", nargs="?", metavar="RUN", help="id of the run")
     delete.add_argument("--session", help="the conversation whose runs are removed")
     prune = _add_command(add, retention.prune, text="remove runs that ended long ago")
@@ -321,13 +269,9 @@ def _add_retention(add: AddParser) -> None:
         help="they ended before this time: a date such as 2026-01-31, or seconds since 1970",
     )
     long.add_argument(
-        "--older-than", metavar="DAYS", type=parse_days, help="they ended this many days ago, by the clock of the store"
+        "--older-than", metavar="DAYS", type=parse_days, help="they ended this long ago, by the store's clock"
     )
-    _add_command(
-        add,
-        retention.compact,
-        text="return the space of removed runs to the disk (SQLite only, while no run is executed)",
-    )
+    _add_command(add, retention.compact, text="return the space of removed runs to the disk (SQLite only)")
 
 
 def _add_mcp(add: AddParser) -> None:
@@ -345,30 +289,18 @@ def _add_mcp(add: AddParser) -> None:
         const=mcp_serve.DEFAULT_ADDRESS,
         help="serve over HTTP at this address (default: %(const)s) instead of standard input and output",
     )
+    serve.add_argument("--token-env", metavar="NAME", help="variable with the bearer token for HTTP clients")
     serve.add_argument(
-        "--token-env", metavar="NAME", help="environment variable with the bearer token for HTTP clients"
-    )
-    serve.add_argument(
-        "--allow-host",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="further host name of the server, such as that of a proxy; may be given several times",
+        "--allow-host", metavar="NAME", action="append", default=[], help="another host name of the server"
     )
     serve.add_argument("--prefix", default="", help="prefix for the names of the tools that control runs")
     serve.add_argument("--no-tools", action="store_true", help="leave out the agent's own tools")
 
 
 def _add_mcp_client(sub: AddParser) -> None:
-    tools = _add_command(
-        sub,
-        mcp_client.tools,
-        text="list the servers of a file and their tools, with the reason for each tool that is not offered",
-    )
+    tools = _add_command(sub, mcp_client.tools, text="list the servers of a file, and their tools")
     approve = _add_command(
-        sub,
-        mcp_client.approve,
-        text="show how servers start and which tools they offer or have changed, and ask for approval",
+        sub, mcp_client.approve, text="show the start and the tools of servers, and ask for approval"
     )
     prompts = _add_command(sub, mcp_client.prompts, text="list the prompts of the servers of a file")
     prompt = _add_command(sub, mcp_client.prompt, text="show a prompt of a server with its arguments filled in")
