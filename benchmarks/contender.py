@@ -138,6 +138,8 @@ class Contender(ABC):
     burst: int = BURST
     # Texts of a streamed answer that arrive together, where the framework may merge them. It is set before `streams` is
     # called; who hands each on by itself leaves it alone.
+    mcp_server: str = ""
+    # The kind of its MCP server in `benchmarks.mcp_servers`; the peers are not compared in this.
 
     @abstractmethod
     def runs(self, script: Script) -> Job:

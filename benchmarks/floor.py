@@ -61,6 +61,7 @@ class Floor(Contender):
     name = "floor"
     imports = "import asyncio, json"
     first_tool = "tools = {'add': add}"
+    mcp_server = "sdk"
 
     def __init__(self) -> None:
         """Begin with nothing open."""

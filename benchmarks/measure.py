@@ -45,6 +45,8 @@ class Row:
     absolute: bool = False
     # Whether goal and stretch are in the unit; else they are ratios to the floor.
     repeats: int = 30
+    peers: bool = True
+    # Whether the peers are measured as well.
 
     @property
     def id(self) -> str:

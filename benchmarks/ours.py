@@ -78,6 +78,7 @@ class Ours(Contender):
     packages = ("agentfsm", "anyio", "attrs", "openai", "pydantic")
     imports = "from agentfsm import Agent"
     first_tool = "from agentfsm import tool; tool(add)"
+    mcp_server = "agentfsm"
     read_only = True
 
     def __init__(self) -> None:

@@ -300,6 +300,26 @@ async def heard(contender: Contender) -> AsyncIterator[Sample]:
 
 
 @asynccontextmanager
+async def served_over_mcp(contender: Contender, revision: str) -> AsyncIterator[Sample]:
+    """Give the time of a call of a tool of an MCP server, by the SDK's client over HTTP, one call after the other."""
+    from benchmarks.mcp_servers import connected, served_by  # noqa: PLC0415  not every environment has the package
+
+    with served_by(contender.mcp_server) as url:
+
+        async def sample() -> float:
+            async with connected(url, revision) as client:
+                await client.list_tools()  # so that the client knows the schema
+                begun = WALL()
+                results = [await client.call_tool("add", {"a": n, "b": 1}) for n in range(REQUESTS)]
+                took = WALL() - begun
+            texts = [block.text for result in results for block in result.content]
+            assert texts == [str(n + 1) for n in range(REQUESTS)], texts
+            return took / REQUESTS * MS
+
+        yield sample
+
+
+@asynccontextmanager
 async def imported(contender: Contender, program: Callable[[Contender], str]) -> AsyncIterator[Sample]:
     """Give the time of a process that does nothing but begin as a user's program does, its modules compiled before."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -355,6 +375,12 @@ def _import(case: str, what: str, program: Callable[[Contender], str], **goals: 
 def _http(history: int, **goals: Any) -> Row:
     what = f"a question over HTTP after {history} turns: CPU"
     return Row(name="http", case=str(history), what=what, unit="ms", ready=partial(asked, history=history), **goals)
+
+
+def _mcp(revision: str, **goals: Any) -> Row:
+    what = f"a call over MCP and HTTP of {revision}, floor: the SDK's server: wall"
+    ready = partial(served_over_mcp, revision=revision)
+    return Row(name="mcp", case=revision, what=what, unit="ms", ready=ready, peers=False, **goals)
 
 
 def rows() -> list[Row]:
@@ -432,6 +458,8 @@ def rows() -> list[Row]:
         _http(10, goal=0.7, stretch=0.4),
         _http(50, goal=0.15, stretch=0.1),
         Row(name="sse", what="a text of 240 streamed over HTTP: CPU", unit="us", ready=heard, goal=0.3, stretch=0.15),
+        _mcp("2025-11-25", goal=1.3, stretch=1),
+        _mcp("2026-07-28", goal=1.3, stretch=1),
         _import("", "imports it", lambda contender: contender.imports, goal=2),
         _import("tool", "makes its first tool", _with_tool),
     ]

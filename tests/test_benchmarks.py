@@ -27,6 +27,7 @@ QUICK = (
     "chunk:merged",
     "http:10",
     "sse",
+    "mcp:2026-07-28",
     "import:tool",
 )
 

@@ -106,7 +106,7 @@ def versions(results: dict[str, Entries]) -> str:
 def main(*words: str) -> int:
     """Measure, and write."""
     peers = [name for name in environments.PACKAGES if name in words] or list(environments.PACKAGES)
-    rows = chosen([word for word in words if word not in environments.PACKAGES])
+    rows = [row for row in chosen([word for word in words if word not in environments.PACKAGES]) if row.peers]
     about = machine()
     OUT.parent.mkdir(exist_ok=True)
     results: dict[str, Entries] = {}

@@ -1,6 +1,7 @@
 """A server over HTTP on a real socket of this machine: who gets in, what a request may be, how it ends."""
 
 import json
+import socket
 from contextlib import asynccontextmanager
 
 import anyio
@@ -14,6 +15,7 @@ from agentfsm import Agent, tool
 from agentfsm.core.errors import MisuseError
 from agentfsm.mcp import MCPServerError, MCPService, Resource
 from agentfsm.mcp.server.http_guard import HTTPGuard, build_allowed_hosts, is_loopback
+from agentfsm.mcp.server.http_server import bind_socket
 from agentfsm.testing import FunctionModel, ScriptedModel, say
 from agentfsm.testing.conformance.helpers import list_claimable
 
@@ -289,6 +291,17 @@ async def test_a_port_that_is_taken_is_a_clear_error():
         port = int(url.partition("127.0.0.1:")[2].partition("/")[0])
         with pytest.raises(MCPServerError, match="give another port"):
             await MCPService([add], name="demo").http(port=port)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_no_answer_waits_for_an_acknowledgement(host):
+    """Accepted connections send at once: the end of a streamed answer follows its beginning by less than 40 ms."""
+    with (
+        bind_socket(host, 0) as bound,
+        socket.create_connection(bound.getsockname()[:2]),
+        bound.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.parametrize(
