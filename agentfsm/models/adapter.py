@@ -115,6 +115,7 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         self._base_url = base_url
         self._price = find_price(name, price)
         self._secrets = _find_secrets(secrets)
+        self._tokens: tuple[str, ...] = ()
         self._clients: dict[object, _OpenClient[ClientT]] = {}  # by event loop
         self._error_types: tuple[type[Exception], ...] = (SizeLimitError, *_check_translations(self))
 
@@ -265,6 +266,11 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         error.usage = usage
         return error
 
+    def _mask(self, secret: str) -> None:
+        """Mask a token that replaces an earlier one, in errors from here on. The newest four are masked."""
+        if secret not in self._tokens:
+            self._tokens = (secret, *self._tokens[:3])
+
     def _build_failure(self, detail: str, **facts: Any) -> t.ProviderFailure:
         """Return a failure for `translations`, without secrets.
 
@@ -273,7 +279,7 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
             facts: Further fields of `ProviderFailure`: status, code, request_id, retry_after_s, is_unreachable.
         """
         detail = detail[:_MAX_RAW_DETAIL_CHARS]
-        for secret in self._secrets:
+        for secret in (*self._tokens, *self._secrets):
             detail = detail.replace(secret, "***")
         return t.ProviderFailure(
             adapter=type(self).__name__,

@@ -1,9 +1,10 @@
-"""Create models from names such as "openai:gpt-4o": the prefix names an adapter of an installed package."""
+"""Create models from names such as "openai:gpt-4o": the prefix names a provider or an adapter of a package."""
 
 from __future__ import annotations
 
 from agentfsm._plugins import MODELS, create_from_plugin, find_plugins
 from agentfsm.core.errors import MisuseError
+from agentfsm.models.openai.providers import PROVIDERS, create_compatible_model
 from agentfsm.ports.model import Model, ensure_model
 
 
@@ -12,16 +13,18 @@ def resolve(model: str) -> Model:
 
     Args:
         model: A prefix, a colon, and the model's name as the provider knows it. The prefix is `openai`,
-            `openai-responses` or `anthropic`, or one that an installed package provides as an entry point of the group
-            `agentfsm.models`.
+            `openai-responses` or `anthropic`, one of a provider with OpenAI's API (`PROVIDERS`), or one that an
+            installed package provides as an entry point of the group `agentfsm.models`.
 
     Raises:
         MisuseError: if the name has another form, no installed package knows the prefix, or the package that does is at
             fault; or, from the adapter, if no API key is found, or its package is missing.
     """
     prefix, _, name = model.partition(":")
-    if not name or prefix not in find_plugins(MODELS):
-        known = ", ".join(f"'{each}:'" for each in sorted(find_plugins(MODELS)))
+    if name and prefix in find_plugins(MODELS):  # an installed package goes before the table
+        return create_from_plugin(MODELS, prefix, name, ensure_model)
+    if not name or prefix not in PROVIDERS:
+        known = ", ".join(f"'{each}:'" for each in sorted({*find_plugins(MODELS), *PROVIDERS}))
         msg = (
             f"{model!r} does not name a model: give the provider, a colon and the model's name, such as "
             f"'openai:gpt-4o'. Known providers: {known}. For another server that speaks OpenAI's API, give "
@@ -30,7 +33,7 @@ def resolve(model: str) -> Model:
         if name:
             msg += f" A package provides '{prefix}:' by an entry point of the group {MODELS}; none is installed."
         raise MisuseError(msg)
-    return create_from_plugin(MODELS, prefix, name, ensure_model)
+    return create_compatible_model(prefix, name)
 
 
 def resolve_model(model: Model | str) -> Model:

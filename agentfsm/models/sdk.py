@@ -149,7 +149,8 @@ class SDKModel(AdapterModel[SDKConnection]):
         self._http_client = http_client
         self._is_client_shared = http_client is not None
         self._client_options: dict[str, Any] = {
-            "base_url": str(url),
+            "base_url": str(url.copy_with(query=None)),
+            "default_query": dict(url.params),
             "api_key": api_key,
             "default_headers": headers,
             "max_retries": 0,

@@ -73,7 +73,7 @@ def test_an_argument_of_the_wrong_type_is_refused_by_name(adapter, name, argumen
 
 
 @pytest.mark.parametrize("adapter", [OpenAIChat, OpenAIResponses, Anthropic])
-@pytest.mark.parametrize(("key", "kind"), [(3, "int"), (0, "int"), (b"sk-secret", "bytes"), (lambda: "sk", "function")])
+@pytest.mark.parametrize(("key", "kind"), [(3, "int"), (0, "int"), (b"sk-secret", "bytes")])
 def test_a_key_of_the_wrong_type_is_refused_and_not_shown(adapter, key, kind):
     """The error shows the type of the key, and not its value, which may be a secret."""
     with pytest.raises(MisuseError) as caught:

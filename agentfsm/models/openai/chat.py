@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from agentfsm.models.openai import chat_wire
 from agentfsm.models.openai.client import OpenAIModel
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from agentfsm.core.usage import Usage
     from agentfsm.models.wire import EncodingCache, StreamAssembler
     from agentfsm.ports.model import Reply, Request
+
+
+# OpenAI's reasoning models, also as gateways name them: "openai/gpt-5-mini", "o3".
+_REASONING_MODEL: Final = re.compile(r"(?:^|/)(?:o\d|gpt-5)(?![a-z])")
 
 
 class OpenAIChat(OpenAIModel):
@@ -34,9 +39,10 @@ class OpenAIChat(OpenAIModel):
         return chat_wire.build_encoding_cache(self._provider_id, self.unsupported_part)
 
     def _encode_request(self, request: Request, encoding_cache: EncodingCache, *, streamed: bool) -> bytes:
-        # OpenAI's reasoning models refuse the older max_tokens; other servers know it, and some (Mistral) refuse the
-        # newer name.
-        limit_field = "max_completion_tokens" if self.is_openai else "max_tokens"
+        # OpenAI's reasoning models refuse the older max_tokens, also behind a gateway; other servers know it, and some
+        # (Mistral) refuse the newer name.
+        is_new = self.is_openai or _REASONING_MODEL.search(self.name)
+        limit_field = "max_completion_tokens" if is_new else "max_tokens"
         return chat_wire.encode(
             request, model=self.name, limit_field=limit_field, streamed=streamed, encoding_cache=encoding_cache
         )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import time
-from typing import TYPE_CHECKING, ClassVar, Final
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias, cast
 
+import anyio.to_thread
 import httpx2
 import openai
 
@@ -18,6 +22,7 @@ from agentfsm.models.sdk import (
     SDKModel,
     check_arguments,
     check_header,
+    parse_base_url,
     read_error_message,
     read_retry_after_headers,
     read_transport_failure,
@@ -35,8 +40,13 @@ if TYPE_CHECKING:
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
 
+AZURE_HOSTS: Final = (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
 # Hosts that run OpenAI's own software.
-OPENAI_HOSTS: Final = ("api.openai.com", ".openai.azure.com")
+OPENAI_HOSTS: Final = ("api.openai.com", *AZURE_HOSTS)
+# Path of an Azure deployment in the classic API, which takes the key in a header of its own.
+_AZURE_DEPLOYMENTS: Final = "/openai/deployments/"
+
+ApiKey: TypeAlias = "str | Callable[[], str] | Callable[[], Awaitable[str]]"
 
 # HTTP status of an error that came with status 200, by its code: a number from other servers, a word from OpenAI. The
 # words that are not listed ("server_error", "rate_limit_exceeded", "vector_store_timeout") are of temporary errors.
@@ -74,13 +84,50 @@ def _translate_busy(failure: t.ProviderFailure) -> ModelError:
 _translate_status = t.build_status_translator(t.bad_request_error, _translate_busy)
 
 
+async def _call_provider(provide: Callable[[], object]) -> object:
+    """Call a plain function in a thread, since it may wait for a network, and await an async one."""
+    if inspect.iscoroutinefunction(provide) or inspect.iscoroutinefunction(getattr(provide, "__call__", None)):  # noqa: B004
+        return await cast("Awaitable[object]", provide())
+    return await anyio.to_thread.run_sync(provide)
+
+
+def _check_token(key: object) -> str:
+    if not isinstance(key, str):
+        raise MisuseError(f"it returned {type(key).__name__}, not a string")
+    return check_header("the token", key)
+
+
+def _is_azure_deployment(base_url: str) -> bool:
+    """Return whether an address is a deployment of Azure's classic API.
+
+    Raises:
+        MisuseError: if Azure would answer with 404: the address has neither the path of the v1 API nor a deployment with
+            an API version.
+    """
+    url = parse_base_url(base_url)
+    is_deployment = _AZURE_DEPLOYMENTS in url.path
+    if is_deployment and "api-version" not in url.params:
+        raise MisuseError(
+            f"base_url is an Azure deployment without an API version: append ?api-version=2024-10-21 to {url.path}, or "
+            "use the v1 API, https://NAME.openai.azure.com/openai/v1"
+        )
+    if url.host.endswith(AZURE_HOSTS) and not is_deployment and not url.path.rstrip("/").endswith("/v1"):
+        raise MisuseError(
+            f"base_url has the Azure host {url.host} and the path {url.path!r}: use https://{url.host}/openai/v1, or a "
+            "deployment, /openai/deployments/NAME?api-version=2024-10-21"
+        )
+    return is_deployment
+
+
 class OpenAIModel(SDKModel):
     """Model behind the openai package; see `OpenAIChat` and `OpenAIResponses`.
 
     Args:
         name: Name of the model at the server.
-        base_url: Address of the server, usually ending in /v1. Default: OPENAI_BASE_URL, then OpenAI itself.
-        api_key: API key. Default: OPENAI_API_KEY. A server of your own may need none.
+        base_url: Address of the server, usually ending in /v1. Default: OPENAI_BASE_URL, then OpenAI itself. A query
+            is sent with each request, for example `?api-version=2024-10-21` of a classic Azure deployment.
+        api_key: API key, or a function, plain or async, that returns the current token before each request. A plain
+            one runs in a thread. Default: OPENAI_API_KEY. A server of your own may need none.
         headers: Headers of each request.
         http_client: HTTP client of your own (proxies, certificates) for one event loop; you close it.
         window_tokens: Context window in tokens. Default: that of the model's family, else 128,000.
@@ -114,30 +161,38 @@ class OpenAIModel(SDKModel):
         name: str,
         *,
         base_url: str | None = None,
-        api_key: str | None = None,
+        api_key: ApiKey | None = None,
         headers: Mapping[str, str] | None = None,
         http_client: httpx.AsyncClient | httpx2.AsyncClient | None = None,
         window_tokens: int | None = None,
         price: Prices | None = None,
     ) -> None:
+        provide_key = api_key if callable(api_key) else None
+        fixed_key = None if callable(api_key) else api_key
         check_arguments(
             type(self).__name__,
             name=name,
             base_url=base_url,
-            api_key=api_key,
+            api_key=fixed_key,
             headers=headers,
             http_client=http_client,
         )
         base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
+        if provide_key is None:
+            fixed_key = self._check_api_key(fixed_key or os.environ.get("OPENAI_API_KEY"), needed=base_url is None)
+        if base_url is not None and _is_azure_deployment(base_url) and fixed_key is not None:
+            headers = {"api-key": fixed_key, **(headers or {})}  # the classic API ignores `Authorization` with a key
         super().__init__(
             name,
             base_url=base_url or OPENAI_URL,
-            api_key=self._check_api_key(api_key or os.environ.get("OPENAI_API_KEY"), needed=base_url is None),
+            api_key=fixed_key or "none",
             headers=headers,
             http_client=http_client,
             window_tokens=window_tokens,
             price=price,
         )
+        if provide_key is not None:
+            self._client_options["api_key"] = functools.partial(self._get_key, provide_key)
         self.is_openai = self.host.endswith(OPENAI_HOSTS)
         # Few other servers enforce a schema, and those that do not accept the field and ignore it.
         schema = (OutputMode.SCHEMA,) if self.is_openai else ()
@@ -153,6 +208,20 @@ class OpenAIModel(SDKModel):
             )
             raise MisuseError(msg)
         return "none"  # the package requires a key; a server without keys ignores it
+
+    async def _get_key(self, provide: Callable[[], str] | Callable[[], Awaitable[str]]) -> str:
+        """Return the current token of the user's function.
+
+        Raises:
+            ModelError: if the function fails, or returns something that cannot be a token.
+        """
+        try:
+            checked = _check_token(await _call_provider(provide))
+        except Exception as error:
+            failure = self._build_failure(f"the function given as api_key failed: {type(error).__name__}: {error}")
+            raise t.sdk_error(failure) from error
+        self._mask(checked)
+        return checked
 
     def _make_client(self, http_client: httpx2.AsyncClient | None) -> SDKClient:
         # The SDK's own default client, if it is not closed, starts a task on any loop that runs when it is collected.
