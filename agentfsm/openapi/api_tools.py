@@ -14,6 +14,7 @@ import httpx2
 
 from agentfsm._public_network import PublicAddressTransport, check_url
 from agentfsm.core.errors import MisuseError, ToolError
+from agentfsm.core.value import Value
 from agentfsm.openapi.document import Document
 from agentfsm.openapi.operations import READ_ONLY_METHODS, Operation, find_operations
 from agentfsm.tools.run_context import RunContext
@@ -155,7 +156,7 @@ class _BearerAuth(httpx2.Auth):
 
 
 @attrs.frozen(kw_only=True)
-class _API:
+class _API(Value):
     """The server of an OpenAPI document."""
 
     url: str

@@ -10,6 +10,7 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.value import Value
 
 _SCHEMAS: Final = "#/components/schemas/"
 # Keywords of OpenAPI 3.0 that JSON Schema does not have, or that would show the model data of the API's authors.
@@ -23,7 +24,7 @@ _MAX_REFERENCES: Final = 20
 
 
 @attrs.frozen
-class Document:
+class Document(Value):
     """An OpenAPI document."""
 
     content: Mapping[str, Any]

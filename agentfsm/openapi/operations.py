@@ -11,6 +11,7 @@ from urllib.parse import quote
 import attrs
 
 from agentfsm.core.errors import ArgumentsError, MisuseError
+from agentfsm.core.value import Value
 from agentfsm.openapi.document import Document
 
 METHODS: Final = ("get", "head", "options", "put", "post", "delete", "patch", "trace")
@@ -25,7 +26,7 @@ _SEPARATORS: Final = {"form": ",", "spaceDelimited": " ", "pipeDelimited": "|"}
 
 
 @attrs.frozen
-class Parameter:
+class Parameter(Value):
     """A parameter of an operation, outside of its body."""
 
     argument: str
@@ -77,7 +78,7 @@ class Parameter:
 
 
 @attrs.frozen
-class Body:
+class Body(Value):
     """The body of an operation's requests."""
 
     argument: str
@@ -106,7 +107,7 @@ class Body:
 
 
 @attrs.frozen
-class Operation:
+class Operation(Value):
     """An operation of the API."""
 
     name: str
