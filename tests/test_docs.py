@@ -52,7 +52,7 @@ def _weather(body: dict[str, object]) -> Line:
 
 BRAINS = {"weather": _weather}
 # Asks a client of the MCP package, whose answers are of many types: to tell them apart would be most of the example.
-UNTYPED = {"mcp.md-2"}
+UNTYPED = {"mcp.md-3"}
 
 
 def blocks() -> list[Block]:

@@ -31,7 +31,8 @@ from mcp.client.auth.extensions.identity_assertion import IdentityAssertionOAuth
 from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
 from pydantic import AnyUrl
 
-from agentfsm import Agent
+from agentfsm import Agent, Answer
+from agentfsm.core.pending import Pending
 from agentfsm.mcp import MCPServer
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.tool import make_tool
@@ -73,7 +74,7 @@ async def converse(server: MCPServer, *calls: tuple[str, Mapping[str, Any]]) -> 
     """
     lines = [say("", call(f"{server.name}__{name}", **arguments)) for name, arguments in calls]
     async with Agent(ScriptedModel(*lines, say("done")), tools=[server]) as agent:
-        run = await agent.run("go on")
+        run = await agent.run("go on", elicit=_fill_in)
         while run.pending:
             for each in run.pending:
                 (question,) = each.questions
@@ -85,6 +86,12 @@ async def converse(server: MCPServer, *calls: tuple[str, Mapping[str, Any]]) -> 
 def reached(scenario: Scenario, auth: httpx2.Auth | None = None) -> MCPServer:
     """Return the suite's server, with patience: dozens of scenarios are played on a core or two at once."""
     return MCPServer.http(scenario.url, auth=auth, name="s", start_s=PATIENCE_S, timeout_s=PATIENCE_S, confirm=False)
+
+
+def _fill_in(item: Pending) -> Answer:
+    """Answer inside the call, as a server of the handshake revision needs it."""
+    (question,) = item.questions
+    return Answer(_defaults(question.schema or {}))
 
 
 def _defaults(schema: Mapping[str, Any]) -> dict[str, Any]:

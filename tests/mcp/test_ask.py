@@ -175,7 +175,8 @@ def server_of(tmp_path, log):
     def make(source, *words):
         path = tmp_path / "server.py"
         path.write_text(source)
-        return MCPServer.stdio(sys.executable, [str(path), str(log), *words], name="desk", confirm=False)
+        again = {"confirm": False, "repeat_for_input": ["*"]}  # what the calls do before they ask may be done twice
+        return MCPServer.stdio(sys.executable, [str(path), str(log), *words], name="desk", **again)
 
     return make
 
@@ -335,7 +336,8 @@ from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
 
 async def main():
-    server = MCPServer.stdio(sys.executable, sys.argv[2:], name="desk", confirm=False)
+    again = {"confirm": False, "repeat_for_input": ["book"]}
+    server = MCPServer.stdio(sys.executable, sys.argv[2:], name="desk", **again)
     model = ScriptedModel(say("", call("desk__book", to="Rome")), "done")
     agent = Agent(model, tools=[server], store=SQLiteStore(sys.argv[1]))
     await agent.run("go", id="mine")

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from agentfsm import Agent
+from agentfsm import Agent, Answer
 from agentfsm.cli.demo import demo_agent
 from agentfsm.core.messages import ErrorType, ImagePart, ToolResult
 from agentfsm.mcp import MCPServer
@@ -114,19 +114,22 @@ async def test_resources_and_prompts(everything):
         await server.aclose()
 
 
-async def test_a_person_is_asked(everything):
-    """A server that asks in mid-call: the run is stored and waits, and goes on with the answer."""
+@pytest.mark.parametrize("attended", [True, False], ids=["attended", "unattended"])
+async def test_a_person_is_asked(everything, attended):
+    """A server that asks in mid-call: a person who is there answers in the call, otherwise the question is refused."""
+    asked = []
+
+    def elicit(item):
+        asked.extend(item.questions)
+        return Answer({"name": "Ada", "check": True})
+
     model = ScriptedModel(say("", call("all__trigger-elicitation-request")), "done")
     async with Agent(model, tools=[by_http(everything)]) as agent:
-        run = await agent.run("go on")
-        (asked,) = run.pending
-        (question,) = asked.questions
-        assert "name" in question.schema["properties"]
-        await agent.answer(run.id, asked.call_id, {"name": "Ada", "check": True}, digest=asked.digest)
-        run = await agent.resume(run.id)
-    assert run.output == "done"
+        run = await agent.run("go on", elicit=elicit if attended else None)
     (result,) = results(run)
-    assert "Ada" in result.content
+    assert (run.output, result.attempts) == ("done", 1)
+    assert ["name" in question.schema["properties"] for question in asked] == [True] * attended
+    assert ("Ada" if attended else "no person attends this run") in result.content
 
 
 async def test_a_long_call_tells_how_far_it_is(everything):

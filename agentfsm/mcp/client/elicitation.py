@@ -1,11 +1,13 @@
-"""Pause a call durably when a server asks a person for input, in both eras of the protocol.
+"""Handle the questions that a server asks a person during a call, in both eras of the protocol.
 
 A server of 2026-07-28 ends the call with `input_required`. The call is made again with the answers and the server's
 `request_state`. That state may expire or be lost with the server's process before a person answers. If the server
 refuses it, the call starts from its beginning, and known answers are reused, so that a person is asked only once.
 
-A server of the handshake era asks during its call, and waits. The call cannot stay open until a person answers: it is
-cancelled, and made again from its beginning when the answer is there. The repeated question is answered at once.
+A server of the handshake era asks during its call, and waits. A person who attends the run is asked while the call
+stays open. In an unattended run the call cannot wait for a person. If it may be repeated, it is cancelled, and made
+again from its beginning when the answer is there; the repeated question is then answered at once. In any other call
+the question is refused, since its effects before the question would happen twice.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pydantic import ValidationError
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.pending import Question
+from agentfsm.mcp.client.question_relay import CallEndedError, QuestionRelay
 from agentfsm.mcp.connection import request_errors
 from agentfsm.tools.run_context import InputRequired, RunContext
 
@@ -43,6 +46,7 @@ MAX_POLL_S: Final = 1.0
 MAX_ROUNDS: Final = 60
 # Digits of a question's hash: enough that two questions of a call do not collide.
 FINGERPRINT_DIGITS: Final = 16
+UNATTENDED: Final = "no person attends this run, and the call cannot be repeated safely"
 AMBIGUOUS_ELICITATION: Final = (
     "several calls of this server were in progress when more than one of them asked for input, and the server does not "
     "say which call a question belongs to. All were cancelled, so check their effects. Make the calls one at a time."
@@ -56,7 +60,7 @@ class ElicitationState:
     asked: list[tuple[str, str]]
     """Key and fingerprint of each question, in the order in which they were asked."""
 
-    answers: Mapping[str, Any]
+    answers: dict[str, Any]
     """Answers by the question's key; None: declined."""
 
     request_state: str | None = None
@@ -73,7 +77,7 @@ class ElicitationState:
         """Load the state of earlier attempts; it is empty on the first."""
         state: dict[str, Any] = ctx.state or {"asked": []}
         asked = [(key, mark) for key, mark in state["asked"]]
-        return cls(asked, ctx.answers, state.get("request_state"), state.get("now", {}))
+        return cls(asked, dict(ctx.answers), state.get("request_state"), state.get("now", {}))
 
     def take_answer(self, asked: ElicitParams) -> m.ElicitResult | None:
         """Return the answer to a question, or None. Each answer is used once, in order."""
@@ -113,6 +117,20 @@ class ElicitationState:
             return error_result(f"the server asks for input in a form that cannot be shown to a person: {error}")
 
 
+@attrs.define(eq=False, repr=False, kw_only=True)
+class QuestionHandling:
+    """What happens to the questions that a handshake-era server asks during one call."""
+
+    relay: QuestionRelay | None
+    """Asks the person who attends the run; None if there is none."""
+
+    may_repeat: bool
+    """Whether the call may be made again from its beginning when a question is answered later."""
+
+    refused: list[str] = attrs.field(factory=list, init=False)
+    """Questions that were refused, each with the reason."""
+
+
 def _to_question(key: str, asked: ElicitParams) -> Question:
     if isinstance(asked, m.ElicitRequestURLParams):
         return Question(key=key, message=asked.message, url=asked.url)
@@ -146,6 +164,7 @@ async def call_tool(
     client: Client,
     router: ElicitationRouter,
     ctx: RunContext[Any],
+    handling: QuestionHandling,
     *,
     name: str,
     arguments: dict[str, Any],
@@ -158,6 +177,7 @@ async def call_tool(
         client: The connection.
         router: Assigns the questions of a handshake-era server to calls.
         ctx: Context of our call.
+        handling: What happens to the questions of a handshake-era server.
         name: The tool's name on the server.
         arguments: Arguments of the call.
         report: Receives the progress.
@@ -173,7 +193,7 @@ async def call_tool(
     try:
         if client.protocol_version in MODERN_PROTOCOL_VERSIONS:
             return await attempt.run(elicitations)
-        return await router.run_call(elicitations, attempt)
+        return await router.run_call(elicitations, handling, attempt)
     except MCPError as error:
         if error.code != m.URL_ELICITATION_REQUIRED:
             raise
@@ -274,6 +294,7 @@ class _OngoingCall:
     """Call of a handshake-era server, while it is in progress."""
 
     elicitations: ElicitationState
+    handling: QuestionHandling
     scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
     ended: anyio.Event = attrs.field(factory=anyio.Event)
     outcome: AttemptResult | None = None
@@ -281,6 +302,18 @@ class _OngoingCall:
 
     has_returned: bool = False
     """Whether the server has answered the call, so that an open question cannot belong to it."""
+
+    async def ask_person(self, relay: QuestionRelay, pause: InputRequired, params: ElicitParams) -> m.ElicitResult:
+        """Ask the person who attends the run, while the call stays open."""
+        [question] = pause.questions
+        self.elicitations.asked.append((question.key, _fingerprint(params)))  # another question may come meanwhile
+        try:
+            answers = await relay.ask(pause)
+        except CallEndedError:
+            await self.ended.wait()  # the server has to learn first that the call is cancelled
+            return m.ElicitResult(action="cancel")
+        self.elicitations.answers.update(answers or {})
+        return self.elicitations.take_answer(params) or m.ElicitResult(action="cancel")
 
     def give_up(self, outcome: AttemptResult) -> None:
         """Cancel the call; `ended` is set once the server has been notified."""
@@ -305,11 +338,13 @@ class ElicitationRouter:
 
     _change_event: anyio.Event | None = attrs.field(default=None, init=False)
 
-    async def run_call(self, elicitations: ElicitationState, attempt: _CallAttempt) -> AttemptResult:
-        """Make a call; an unanswered question ends it."""
+    async def run_call(
+        self, elicitations: ElicitationState, handling: QuestionHandling, attempt: _CallAttempt
+    ) -> AttemptResult:
+        """Make a call. An unanswered question that no person can be asked now ends it, if it may be repeated."""
         while self.is_serial and self._calls:
             await self._wait_for_change()
-        own = _OngoingCall(elicitations)
+        own = _OngoingCall(elicitations, handling)
         self._calls.append(own)
         try:
             with own.scope:
@@ -323,14 +358,21 @@ class ElicitationRouter:
         return error_result("the call was cancelled") if own.outcome is None else own.outcome
 
     async def elicit(self, context: ClientRequestContext, params: m.ElicitRequestParams) -> m.ElicitResult:  # noqa: ARG002  it does not identify the call
-        """Answer a question of the server if a person has answered it; else cancel its call and pause for an answer."""
+        """Answer a question of the server, ask the attending person, pause the call for an answer, or refuse it."""
         own = await self._find_asking_call()
         if own is None:
             return m.ElicitResult(action="cancel")
         if (reply := own.elicitations.take_answer(params)) is not None:
             return reply
-        own.give_up(own.elicitations.pause_for({"": params}))
-        await own.ended.wait()
+        pause = own.elicitations.pause_for({"": params})
+        if own.handling.relay is not None and isinstance(pause, InputRequired):
+            return await own.ask_person(own.handling.relay, pause, params)
+        if own.handling.may_repeat:
+            own.give_up(pause)
+            await own.ended.wait()
+        else:
+            reason = UNATTENDED if isinstance(pause, InputRequired) else "it cannot be shown to a person"
+            own.handling.refused.append(f"{request_errors.shorten(params.message)!r} ({reason})")
         return m.ElicitResult(action="cancel")
 
     async def _find_asking_call(self) -> _OngoingCall | None:

@@ -47,6 +47,7 @@ class ServerOptions(TypedDict, total=False):
     confirm: Confirm | None
     allow: Iterable[str]
     deny: Iterable[str]
+    repeat_for_input: Iterable[str]
     constraints: Mapping[str, Constraint]
     pins: Pins
     consent: Consent | None

@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
+import attrs
 import mcp.types as m
 from mcp import Client
 
-from agentfsm.core.messages import ErrorType, Outcome
+from agentfsm.core.messages import ErrorType, Outcome, replace_surrogates
 from agentfsm.mcp.client.catalogue import Catalogue, ToolChangedError
 from agentfsm.mcp.client.content import convert_result
-from agentfsm.mcp.client.elicitation import ElicitationRouter
+from agentfsm.mcp.client.elicitation import ElicitationRouter, QuestionHandling
 from agentfsm.mcp.client.elicitation import call_tool as call_asking
 from agentfsm.mcp.client.output_check import OutputCheck
+from agentfsm.mcp.client.question_relay import QuestionRelay
 from agentfsm.mcp.connection import request_errors
 from agentfsm.mcp.connection.server_connection import ServerConnection
 from agentfsm.mcp.trust.names import tool_name
 from agentfsm.mcp.trust.tool_policy import ToolPolicy, find_title
+from agentfsm.tools.attendance import Attendance, AttendedQuestions
 from agentfsm.tools.run_context import InputRequired, RunContext, ToolReturn
 from agentfsm.tools.tool import Tool, make_tool
 
+_log = logging.getLogger("agentfsm.mcp")
+
+# Maximum of refused questions that a result quotes.
+MAX_REFUSALS_SHOWN: Final = 3
+_REFUSED_TEXT: Final = (
+    "[The MCP server {server!r} asked a person for input during this call, and was refused: {asked}. The call went on "
+    "without the input, and its effects before the question may have happened. Do not repeat it to get asked again: "
+    "tell the user that this tool needs a person who attends the run.]"
+)
+_REFUSED_LOG: Final = (
+    "the MCP server %r asked for input during a call of %r, and was refused: %s. Give the driving call elicit=; or "
+    "name the tool in repeat_for_input=, if its calls may be made again from the beginning"
+)
 WITHHELD_DESCRIPTION: Final = "Withheld: a person has to approve its current version."
 
 
@@ -42,15 +60,16 @@ def build_tool(server: ToolServer, listed: m.Tool) -> Tool[..., Any]:
     Raises:
         MisuseError: when one of its schemas cannot be used.
     """
-    name = tool_name(server.name, listed.name)
+    name, options = tool_name(server.name, listed.name), server.tool_policy.tool_options(server.name, listed)
+    may_repeat = options["read_only"] or options["idempotent"] or server.tool_policy.repeats_for_input(listed.name)
     check = None if listed.output_schema is None else OutputCheck.from_schema(listed.output_schema, name)
     return make_tool(
-        _build_function(server, listed, check),
+        _build_function(server, listed, check, may_repeat=may_repeat),
         name=name,
         description=listed.description or find_title(listed) or "",
         parameters=listed.input_schema,
         timeout_s=server.timeout_s,
-        **server.tool_policy.tool_options(server.name, listed),
+        **options,
     )
 
 
@@ -63,9 +82,13 @@ async def _do_nothing(**_arguments: Any) -> None:
     """Do nothing: the engine refuses calls of a disabled tool."""
 
 
-def _build_function(server: ToolServer, listed: m.Tool, check: OutputCheck | None) -> Callable[..., Any]:
+def _build_function(
+    server: ToolServer, listed: m.Tool, check: OutputCheck | None, *, may_repeat: bool
+) -> Callable[..., Any]:
     async def call(ctx: RunContext[Any], /, **arguments: Any) -> ToolReturn:
         is_sent = False
+        relay = None if ctx.attendance is None else QuestionRelay(partial(_ask_person, ctx, ctx.attendance))
+        handling = QuestionHandling(relay=relay, may_repeat=may_repeat)
 
         async def ask(client: Client) -> m.CallToolResult | InputRequired:
             nonlocal is_sent
@@ -82,6 +105,7 @@ def _build_function(server: ToolServer, listed: m.Tool, check: OutputCheck | Non
                 client,
                 server.elicitation_router,
                 ctx,
+                handling,
                 name=listed.name,
                 arguments=arguments,
                 report=report,
@@ -89,7 +113,8 @@ def _build_function(server: ToolServer, listed: m.Tool, check: OutputCheck | Non
             )
 
         try:
-            result = await server.connection.request(ask, patience_s=server.timeout_s)
+            request = server.connection.request(ask, patience_s=server.timeout_s)
+            result = await (request if relay is None else relay.run(request))
         except ToolChangedError as error:
             server.needs_refresh = True
             return _tool_changed_result(server, listed, error)
@@ -97,9 +122,24 @@ def _build_function(server: ToolServer, listed: m.Tool, check: OutputCheck | Non
             return request_errors.resolve_failure(error, server.name, listed.name, is_sent=is_sent)
         if isinstance(result, InputRequired):
             raise result
-        return _convert_result(result, check)
+        if handling.refused:
+            _log.warning(_REFUSED_LOG, server.name, listed.name, "; ".join(handling.refused))
+        return _add_refusals(_convert_result(result, check), server.name, handling.refused)
 
     return call
+
+
+async def _ask_person(ctx: RunContext[Any], attendance: Attendance, asked: InputRequired) -> Mapping[str, Any] | None:
+    return await attendance.ask(AttendedQuestions(questions=asked.questions, state=asked.state, attempt=ctx.attempt))
+
+
+def _add_refusals(result: ToolReturn, server: str, refused: Sequence[str]) -> ToolReturn:
+    """Return the result with a note for the model about the questions that were refused."""
+    if not refused:
+        return result
+    asked = "; ".join(refused[:MAX_REFUSALS_SHOWN])
+    text = _REFUSED_TEXT.format(server=server, asked=asked)
+    return attrs.evolve(result, content=f"{result.content}\n\n{replace_surrogates(text)}")
 
 
 def _tool_changed_result(server: ToolServer, listed: m.Tool, error: ToolChangedError) -> ToolReturn:

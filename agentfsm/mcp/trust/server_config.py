@@ -79,6 +79,7 @@ _POLICY_KEYS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "confirm": (_is_bool, "true or false"),
     "allow": (_is_string_list, "a list of texts"),
     "deny": (_is_string_list, "a list of texts"),
+    "repeat_for_input": (_is_string_list, "a list of texts"),
     "constraints": (_is_object, "an object of JSON Schemas, by tool"),
 }
 _EXTENSION_KEYS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {

@@ -32,10 +32,10 @@ _MAX_VALUE_CHARS: Final = 500
 
 def _as_globs(given: Iterable[str]) -> tuple[str, ...]:
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise MisuseError(f"allow= and deny= must be sequences of names or globs, not {given!r}: write ({given!r},)")
+        raise MisuseError(f"names or globs of tools must be a sequence, not {given!r}: write ({given!r},)")
     globs = tuple(given)
     if wrong := [glob for glob in globs if not isinstance(glob, str) or not glob]:
-        raise MisuseError(f"allow= and deny= must hold names or globs such as 'read_*', not {wrong[0]!r}")
+        raise MisuseError(f"tools must be given by names or globs such as 'read_*', not by {wrong[0]!r}")
     return globs
 
 
@@ -96,6 +96,12 @@ class ToolPolicy(Value):
     deny: tuple[str, ...] = attrs.field(default=(), converter=_as_globs)
     """Names or globs of tools that are not used, even if `allow` matches them."""
 
+    repeat_for_input: tuple[str, ...] = attrs.field(default=(), converter=_as_globs)
+    """Names or globs of tools whose calls may be made again from the beginning if the server asks for input and no
+    person attends the run, although they are neither read-only nor idempotent. It concerns servers of the handshake
+    revision; the work of a call before its question is then done twice. Default: none, and such questions are refused.
+    """
+
     constraints: Mapping[str, Callable[[Arguments], str | None]] = attrs.field(factory=dict, converter=_as_constraints)
     """Additional checks of arguments, by tool: a JSON Schema, or a function that returns an error text or None."""
 
@@ -103,12 +109,16 @@ class ToolPolicy(Value):
         """Return whether the tool with this name of the server may be used."""
         return _matches_any(self.allow, own) and not _matches_any(self.deny, own)
 
+    def repeats_for_input(self, own: str) -> bool:
+        """Return whether calls of the tool may be made again from the beginning, once a question is answered."""
+        return _matches_any(self.repeat_for_input, own)
+
     def unmatched_globs(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the globs that match none of the names, and thus have no effect."""
         known = tuple(names)
         return tuple(
             glob
-            for glob in (*self.allow, *self.deny)
+            for glob in (*self.allow, *self.deny, *self.repeat_for_input)
             if glob != "*" and not any(_matches_any((glob,), own) for own in known)
         )
 
