@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 import attrs
+from anyio.lowlevel import checkpoint
 
 from agentfsm.cli import codes
 from agentfsm.cli.codes import ExitCode
@@ -18,7 +19,7 @@ from agentfsm.cli.render.progress import PlainView
 from agentfsm.cli.render.text import format_used
 from agentfsm.cli.resolve.agent_target import join_target, split_target
 from agentfsm.cli.resolve.command_hint import CommandHint
-from agentfsm.cli.session.prompts import build_prompter, leave_undecided
+from agentfsm.cli.session.prompts import ask_during_call, build_prompter, leave_undecided
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import ConflictError, LeaseHeldError
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from agentfsm.cli.render.progress import RunView
     from agentfsm.cli.session.prompts import DecideFunction, Submission
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.core.pending import Pending
+    from agentfsm.core.pending import Answer, Pending
     from agentfsm.core.run import Run
     from agentfsm.streaming.stream import StreamEvent
 
@@ -158,12 +159,21 @@ class AttendedRun:
             self.view.end(self.run)
 
     async def _stream(self) -> None:
-        async with self.agent.stream(self.run, resume=self.resumes_pause) as stream:
+        elicit = self._elicit if self.terminal.can_ask else None
+        async with self.agent.stream(self.run, resume=self.resumes_pause, elicit=elicit) as stream:
             async for event in stream:
                 self.resumes_pause = False  # pauses from here on are new
                 self.run = stream.run or self.run
                 if event.run_id == self.run.id:  # AgentEvents of this run report the sub-agents
                     self._show_event(event)
+
+    async def _elicit(self, item: Pending) -> Answer | None:
+        """Ask the person at the terminal, while the call that asks stays open."""
+        self.view.end(self.run)
+        answer = ask_during_call(self.terminal, item, self.run.id)
+        await checkpoint()  # raises if the answer was Ctrl-C
+        self.view.begin(self.run)
+        return answer
 
     def _show_event(self, event: StreamEvent) -> None:
         """Show an event. A view that fails is replaced by plain lines, and the run continues."""

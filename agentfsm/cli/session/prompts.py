@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from agentfsm.cli.render.formatting import format_time
 from agentfsm.cli.render.pending import OUTCOME_UNKNOWN_TEXT, find_question, format_call, format_error_lines
 from agentfsm.cli.session.forms import ask_questions
-from agentfsm.core.pending import PendingKind
+from agentfsm.core.pending import Answer, PendingKind
 from agentfsm.core.text_safety import format_exact_json
 
 if TYPE_CHECKING:
@@ -101,10 +101,24 @@ def _ask_question(terminal: Terminal, item: Pending, run_id: str) -> Submission 
     return lambda runs: runs.answer(item.run_id, item.call_id, content, by=user_name())
 
 
+def ask_during_call(terminal: Terminal, item: Pending, run_id: str) -> Answer | None:
+    """Ask the questions of a call that waits for the answer. Return None if the person gives none."""
+    terminal.err(f"\n{item.tool} ({format_call(item, run_id)}) asks, and the call waits. Ctrl-D gives no answer.")
+    answers = ask_questions(terminal, item)
+    return None if answers is None else Answer(_join_answers(answers), by=user_name())
+
+
+def _join_answers(answers: Mapping[str, Any]) -> Any:
+    """Return answers by key as the content of an answer; None if all questions were declined."""
+    if all(each is None for each in answers.values()):
+        return None
+    return answers if len(answers) > 1 else next(iter(answers.values()))
+
+
 def _build_submission(item: Pending, answers: Mapping[str, Any]) -> Submission:
     """Return the submission of the answers to a tool's questions, by key. None as an answer declines the question."""
-    is_declined = all(each is None for each in answers.values())
-    content = None if is_declined else answers if len(answers) > 1 else next(iter(answers.values()))
+    content = _join_answers(answers)
+    is_declined = content is None
     return lambda runs: runs.answer(
         item.run_id, item.call_id, content, declined=is_declined, by=user_name(), digest=item.digest
     )
