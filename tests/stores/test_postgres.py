@@ -642,7 +642,7 @@ async def test_a_database_that_cannot_hold_all_text_is_refused(shared_postgres, 
     try:
         settings = psycopg.conninfo.conninfo_to_dict(shared_postgres, dbname=name)
         store = PostgresStore(psycopg.conninfo.make_conninfo(**settings))
-        with pytest.raises(StoreError, match="keeps text as LATIN1: make a database with ENCODING 'UTF8'"):
+        with pytest.raises(StoreError, match="keeps text as LATIN1: create a database with ENCODING 'UTF8'"):
             await store.runs()
         await store.aclose()
     finally:

@@ -366,7 +366,7 @@ async def test_a_lock_that_was_left_is_told(store, shared_postgres, schema, monk
         gate.set()
         with anyio.fail_after(60):
             assert [await commits[number].wait() for number in (0, 2)] == [True, True]
-            with pytest.raises(StoreError, match=r"lock timeout.*end the transaction that was left open there"):
+            with pytest.raises(StoreError, match=r"lock timeout.*end its open transaction"):
                 await commits[1].wait()
         await check_refused(drivers[1].append(*drivers[1].build_turn()), StoreError)
         other.rollback()
@@ -422,7 +422,7 @@ async def test_a_worker_that_stands_still_lets_others_go_on(store, shared_postgr
     other = PostgresStore(shared_postgres, schema=schema)
     await create_finished_run(store)
     gate, entered = threading.Event(), threading.Event()
-    taker = store._build_lease_request("full")
+    taker = store._build_lease_request("lease", "full")
 
     def stand_still(ledger):
         lease = ledger.acquire_lease("r1", taker)
@@ -483,7 +483,7 @@ async def test_patience_ends(server):
     server.kill()
     with pytest.raises(
         StoreError,
-        match=f"127.0.0.1:{server.port}/postgres says .*cannot be reached, lets nobody in, or the connection",
+        match=f"127.0.0.1:{server.port}/postgres says .*cannot be reached, refuses connections, or the connection",
     ):
         await lost.append(Observed()).wait()
     server.start()
@@ -533,7 +533,7 @@ async def test_a_commit_of_which_nobody_can_be_asked_is_told_as_such(server):
         driver = await LeasedRun.create(store)
         proxy.after, proxy.cut = True, b"COMMIT"
         proxy.address = ("127.0.0.1", 1)
-        with pytest.raises(StoreError, match="Whether the last writes were made is not known"):
+        with pytest.raises(StoreError, match="It is unknown whether the last writes were made"):
             await driver.append(Observed()).wait()
         proxy.address = ("127.0.0.1", server.port)
         assert (await store.read("r1")).events == (Observed(),)
@@ -545,7 +545,7 @@ async def test_a_commit_of_which_nobody_can_be_asked_is_told_as_such(server):
     [
         (
             {"port": 1},
-            "127.0.0.1:1/postgres says .*see its own words, whether it runs, and whether the address is right",
+            "127.0.0.1:1/postgres says .*see its message, check that it runs and that the address is right",
         ),
         ({"password": "hunter2"}, "password authentication failed"),
         ({"dbname": "nowhere"}, "nowhere. does not exist"),

@@ -67,7 +67,7 @@ async def test_a_serialisation_failure_that_does_not_end_is_told(server, desk):
     store = PostgresStore(server.url, patience_s=0.2)
     driver = await LeasedRun.create(store)
     desk.execute(FAILS.format(times=10**9, when=AT_COMMIT))
-    with pytest.raises(StoreError, match=r"could not serialize access.*again and again: call again"):
+    with pytest.raises(StoreError, match=r"could not serialize access.*conflicts with other sessions persisted"):
         await driver.append(Observed()).wait()
     desk.execute("DROP TRIGGER fails ON agentfsm.runs")
     await driver.release()
@@ -106,7 +106,7 @@ async def test_a_connection_that_is_not_left_is_waited_for(clerk, desk, monkeypa
 async def test_a_server_without_connections_is_told_in_its_own_words(clerk, desk):
     """A first connection is not waited for; the same store works when one is free."""
     store = PostgresStore(clerk)
-    told = r"connection slots are reserved.*lets nobody in.*see its own words"
+    told = r"connection slots are reserved.*refuses connections.*see its message"
     with psycopg.connect(clerk), psycopg.connect(clerk), pytest.raises(StoreError, match=told):
         await store.runs()
     left = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'clerk'"  # a server ends a session in its own time

@@ -1,10 +1,10 @@
-"""One connection to a PostgreSQL server: opened when it is needed, checked, and used in transactions.
+"""Open and check one connection to a PostgreSQL server, and run transactions on it.
 
-Knows how a server is asked and how it fails, not what a journal is. Nothing outlives a transaction (no prepared
-statements, no settings, no locks of the session), so PgBouncer may stand in between and pool by transaction.
+This module handles connections and their errors, but not journals. No state outlives a transaction (no prepared
+statements, settings or locks of the session), so PgBouncer may stand in between and pool by transaction.
 
-A statement goes out together with what has to come before it, in one message of the simple protocol: a group of jobs
-costs two round trips, one for its statement and one for the commit.
+A statement and the commands before it are sent in one message of the simple protocol: a group of jobs costs two round
+trips, one for its statement and one for the commit.
 """
 
 from __future__ import annotations
@@ -35,83 +35,83 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Seconds to wait for another session's lock. Ours last milliseconds: one that lasts longer was left behind.
+# Seconds to wait for another session's lock. Locks of stores last milliseconds; one that lasts longer was left behind.
 LOCK_TIMEOUT_S: Final = 5.0
-# Seconds after which the server ends a transaction in which nothing is asked: its worker was stopped in the middle, and
-# others wait for its locks. Less than LOCK_S, so that they do not fail before.
+# Seconds after which the server ends an idle transaction, whose worker was stopped in the middle while others wait for
+# its locks. Less than LOCK_TIMEOUT_S, so that these do not fail first.
 IDLE_TRANSACTION_TIMEOUT_S: Final = 2.0
-# Seconds after which the server ends a statement that nobody waits for any more. More than SILENT_S: it holds for a
-# COMMIT too, and one that waits for a standby would be acknowledged at its end, whether the standby has it or not.
+# Seconds after which the server ends a statement whose client has given up. More than SILENCE_TIMEOUT_S: the limit also
+# applies to a COMMIT, and one that waits for a standby would be acknowledged at its end, even if the standby lacks it.
 STATEMENT_TIMEOUT_S: Final = 60.0
-# Seconds of silence after which a server is given up that stands still: a statement takes milliseconds, a portion of a
-# prune a second, and a wait for a lock LOCK_S.
+# Seconds of silence after which the connection counts as lost: a statement takes milliseconds, a batch of a prune a
+# second, and a wait for a lock up to LOCK_TIMEOUT_S.
 SILENCE_TIMEOUT_S: Final = 20.0
-# Seconds between two attempts to reach a server that is away: a restart takes about one.
+# Minimum and maximum seconds between two attempts to reach a server that is away: a restart takes about one.
 MIN_PAUSE_S: Final = 0.05
 MAX_PAUSE_S: Final = 1.0
 
-# Seconds since 1970 by the server's clock. Not the time at which the transaction began, since a group of jobs may have
-# waited in it; and not clock_timestamp(), which moves on while one statement runs.
+# Seconds since 1970 by the server's clock, at the start of the statement: a group of jobs may have waited since the
+# transaction began, and clock_timestamp() changes during a statement.
 NOW: Final = "extract(epoch FROM statement_timestamp())::float8"
 
-# What the URL may say otherwise. Seconds, and milliseconds for the last.
+# Connection options, which the URL may override. Seconds, and milliseconds for the last.
 _CONNECTION_DEFAULTS: Final[Mapping[str, str]] = {
     "application_name": "agentfsm",
     "connect_timeout": "5",
-    "target_session_attrs": "read-write",  # a standby may be behind, and takes no writes
-    # The connection must end before long where the other machine vanished without a word.
+    "target_session_attrs": "read-write",  # a standby may be behind, and refuses writes
+    # End the connection soon if the other machine vanishes without closing it.
     "keepalives_idle": "10",
     "keepalives_interval": "5",
     "keepalives_count": "3",
     "tcp_user_timeout": "20000",
 }
-# The number of the lock that lets one worker at a time make the tables.
+# Id of the lock that allows only one worker at a time to create the tables.
 _MIGRATION_LOCK_ID: Final = int.from_bytes(b"agentfsm", "big")
 
-# Serialisation failure and deadlock: the other one goes first, and the connection is as good as before.
+# Serialisation failure and deadlock: another transaction wins, and the connection stays usable.
 _SERIALIZATION_FAILURES: Final = frozenset({"40001", "40P01"})
 _TRANSIENT: Final = _SERIALIZATION_FAILURES | {
     "25006",  # read only: after a failover, while the address still leads to the old server
-    "25P03",  # this worker stood still in mid-transaction
+    "25P03",  # this worker was stopped within a transaction
     "53300",
     "57P01",
     "57P02",
     "57P03",
     "57P05",
 }
-# Classes of what one job's own values or rows can bring about, a lock on its run too; and a statement cut short.
+# Classes of errors that the values or rows of one job can cause, including a lock on its run.
 _JOB_ERRORS: Final = frozenset({"22", "23", "54", "55", "XX"})
-# By SQLSTATE, or its class: why, and what next. "" is for an error of the connection, of which libpq tells none; a
-# pooler may tell the one with which the server refused it.
+# Cause and remedy by SQLSTATE or its class. "" stands for an error of the connection, for which libpq has no code; a
+# pooler may pass on the code of the server's refusal.
 _ADVICE: Final[Mapping[str, str]] = {
-    "": "it cannot be reached, lets nobody in, or the connection was lost: see its own words, whether it runs, and "
-    "whether the address is right, then resume the runs",
-    "08": "the connection failed: see whether the server runs, then resume the runs",
+    "": "it cannot be reached, refuses connections, or the connection was lost: see its message, check that it runs "
+    "and that the address is right, then resume the runs",
+    "08": "the connection failed: check that the server runs, then resume the runs",
     "22": "ids, keys and names are plain text, and numbers finite",
-    "23": "the tables hold what this agentfsm did not write: restore a backup",
+    "23": "the tables contain rows that this agentfsm did not write: restore a backup",
     "25006": "it is a standby, or was set to read only: give the address of the primary",
-    "25P03": "this process stood still in the middle of a transaction: see why, then resume the runs",
-    "28": "give a user and a password that the server takes",
-    "3D": "there is no such database: make it with `createdb`, or give another name",
-    "40": "other sessions were in the way again and again: call again",
+    "25P03": "this process was stopped within a transaction: find out why, then resume the runs",
+    "28": "give a user and a password that the server accepts",
+    "3D": "the database does not exist: create it with `createdb`, or give another name",
+    "40": "conflicts with other sessions persisted: call again",
     "42": "the tables are not as this agentfsm made them: restore a backup, or give another schema",
     "42501": "this user may not do that: grant it the schema and its tables, and CREATE on the database for the first "
     "use",
-    "53": "the server lacks something: see its own words, then resume the runs",
+    "53": "the server lacks a resource: see its message, then resume the runs",
     "53100": "its disk is full: free some space, then resume the runs",
     "53300": "it has no connection left: raise max_connections, or put a pooler in between",
     "54": "a value is too long: an id, key or name may have some 2,000 bytes",
-    "55P03": "another session holds a lock on the same rows: end the transaction that was left open there (see "
-    "pg_stat_activity), then call again",
+    "55P03": "another session holds a lock on the same rows: end its open transaction (see pg_stat_activity), "
+    "then call again",
     "57": "the server is going down or coming up: wait until it runs, then resume the runs",
-    "57014": f"the statement was cut short after {STATEMENT_TIMEOUT_S:.0f} s, or by an administrator: see what it "
+    "57014": f"the statement was ended after {STATEMENT_TIMEOUT_S:.0f} s, or by an administrator: check which lock it "
     "waited for",
     "58": "the server's disk or file system failed: check it, then resume the runs",
-    "XX": "the server is at fault: see its log; nothing of it was acknowledged",
+    "XX": "the server has an internal error: see its log; the write was not acknowledged",
     "XX001": "its files are damaged: restore a backup",
     "XX002": "an index is damaged: REINDEX the tables of this schema",
 }
-# PgBouncer's own words where it lets no transaction begin; its SQLSTATE is that of all its troubles.
+# Part of PgBouncer's message when it refuses transactions; it has one SQLSTATE for all of its errors.
 _STATEMENT_POOLING: Final = "statement pooling mode"
 _MISUSE: Final = ("22", "54")
 _CORRUPT: Final = ("23", "XX001", "XX002")
@@ -120,10 +120,10 @@ RowCursor: TypeAlias = psycopg.Cursor[tuple[Any, ...]]
 
 
 class WatchedConnection(psycopg.Connection[tuple[Any, ...]]):
-    """A connection that is lost once its server has said nothing for too long; libpq would wait without end."""
+    """A connection that counts as lost after too long a silence of its server; libpq would wait for ever."""
 
     def wait(self, gen: PQGen[T], *args: Any, **options: Any) -> T:
-        """Do what the generator does, and wait for the server where it has to."""
+        """Run the generator, and wait for the server when it asks to."""
         return super().wait(self._with_silence_timeout(gen), *args, **options)
 
     def _with_silence_timeout(self, gen: PQGen[T]) -> PQGen[T]:
@@ -132,7 +132,7 @@ class WatchedConnection(psycopg.Connection[tuple[Any, ...]]):
             wanted = next(gen)
             while True:
                 ready = yield wanted
-                if ready:  # nothing after each tenth of a second without a sign of the server
+                if ready:  # falsy after each tenth of a second of silence
                     heard_at = time.monotonic()
                 elif time.monotonic() >= heard_at + SILENCE_TIMEOUT_S:
                     self.close()
@@ -144,7 +144,7 @@ class WatchedConnection(psycopg.Connection[tuple[Any, ...]]):
 
 
 class _EscapingDumper(StrDumper):
-    """Writes text, NUL included, which PostgreSQL refuses: U+0001 stands before what was a 0 or a 1."""
+    """Writes text that may contain NUL, which PostgreSQL refuses: U+0000 and U+0001 are escaped with U+0001."""
 
     def dump(self, obj: str) -> Buffer | None:
         if "\x00" in obj or "\x01" in obj:
@@ -153,7 +153,7 @@ class _EscapingDumper(StrDumper):
 
 
 class _UnescapingLoader(TextLoader):
-    """Reads what `_EscapingDumper` wrote."""
+    """Reads text that `_EscapingDumper` wrote."""
 
     def load(self, data: Buffer) -> str:
         text = bytes(data).decode()
@@ -166,38 +166,41 @@ def _unescape(found: re.Match[str]) -> str:
 
 @attrs.frozen(kw_only=True)
 class PostgresTables(Value):
-    """What a schema of ours holds. One is `layout (version)`, one is `workers (name, until, mark)`."""
+    """The tables of a schema. They include `layout (version)` and `workers (name, until, mark)`."""
 
     version: int
-    """Kept in `layout`."""
+    """Version of the tables, stored in `layout`."""
 
     names: frozenset[str]
+    """Names of the tables."""
+
     statements: str
-    """Make them in an empty schema."""
+    """Statements that create the tables in an empty schema."""
 
     upgrades: Mapping[int, str]
-    """By version: what makes the next one of it."""
+    """Statements that upgrade the tables to the next version, by version."""
 
 
 @attrs.frozen
 class PostgresAddress(Value):
-    """Where a server is. Its text never shows the password."""
+    """Address of a server. Its `str` never contains the password."""
 
     settings: Mapping[str, Any] = attrs.field(repr=False)
+    """Connection options of libpq."""
 
     @classmethod
     def parse(cls, url: str) -> PostgresAddress:
-        """Read a URL or a connection string of libpq.
+        """Parse a URL or a connection string of libpq.
 
         Raises:
-            MisuseError: when libpq cannot read it. Its words are left out, since they may quote the password.
+            MisuseError: if libpq cannot parse it; without libpq's message, which may quote the password.
         """
         try:
             given = conninfo_to_dict(url)
         except (psycopg.Error, AttributeError, UnicodeError):
             raise MisuseError(
                 "PostgresStore(url): libpq cannot read this URL (it is not shown, since it may hold a password); give "
-                "'postgresql://user:password@host:5432/database', with %XX for what is special in a password",
+                "'postgresql://user:password@host:5432/database', with special characters of a password as %XX",
             ) from None
         return cls({**_CONNECTION_DEFAULTS, **given, "client_encoding": "UTF8"})
 
@@ -206,47 +209,57 @@ class PostgresAddress(Value):
         return f"PostgreSQL at {host}:{port}/{self.settings.get('dbname', '')}"
 
     def redact_password(self, text: str) -> str:
-        """Return the text without the password, should somebody have put it there."""
+        """Return the text without the password, in case it contains it."""
         password = self.settings.get("password")
         return text.replace(str(password), "***") if password else text
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class PostgresConnection(PushNotificationMixin):
-    """The connection. It belongs to the thread that uses it."""
+    """A connection, opened at its first transaction. Only the store's thread uses it."""
 
     address: PostgresAddress
+    """Address of the server."""
+
     schema: str
+    """Name of the schema of the tables."""
+
     tables: PostgresTables
+    """Tables that the schema must have."""
+
     worker_name: str
-    """The name of this store in `workers`."""
+    """Name of this store object in `workers`."""
 
     lease_s: float
+    """Seconds that a lease lasts without renewal."""
+
     patience_s: float
+    """Maximum wait for a server that is away, seconds."""
+
     outage: Outage = attrs.field(default=attrs.Factory(lambda self: Outage(self.lease_s), takes_self=True), init=False)
     _db: WatchedConnection | None = attrs.field(default=None, init=False)
     _has_connected: bool = attrs.field(default=False, init=False)
     _has_fsync: bool = attrs.field(default=True, init=False)
-    """Whether the server does, as it was when the connection was made."""
+    """Whether the server waited for its disk when the connection was opened."""
 
     _prefix_sql: str = attrs.field(default="", init=False)
-    """What has to come before the first statement of the transaction; empty once it was sent."""
+    """Statements to send before the first one of the transaction; empty once they were sent."""
 
     _prefix_values: tuple[Any, ...] = attrs.field(default=(), init=False)
-    """Its parameters."""
+    """Parameters of these statements."""
 
     _mark: int = attrs.field(default=0, init=False)
-    """The number of the last transaction that was to write."""
+    """Number of the last write transaction."""
 
     _failing_since: float | None = attrs.field(default=None, init=False)
-    """Monotonic seconds: when the trouble began that is being waited for."""
+    """Start of the current series of transient errors, monotonic seconds."""
 
     _pause_s: float = attrs.field(default=MIN_PAUSE_S, init=False)
     _commit_callbacks: list[Callable[[], None]] = attrs.field(factory=list, init=False)
-    """What has to be done once the transaction is committed."""
+    """Functions to call after the commit."""
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> RowCursor:
-        """Run statements inside a transaction; return what the last of them did."""
+        """Run statements inside a transaction. Return the cursor of the last one."""
         assert self._db is not None  # noqa: S101  a transaction opened it
         begin, self._prefix_sql = self._prefix_sql, ""
         given, self._prefix_values = self._prefix_values, ()
@@ -256,37 +269,37 @@ class PostgresConnection(PushNotificationMixin):
         return cursor
 
     def check_durability(self, durability: Durability) -> None:
-        """Refuse to promise more than the server does; inside a transaction.
+        """Check that the server provides the durability; inside a transaction.
 
         Raises:
-            MisuseError: when runs are to be durable in full, and the server does not wait for its disk.
+            MisuseError: if the durability is "full", and the server does not wait for its disk.
         """
         if durability == "full" and not self._has_fsync:
             raise MisuseError(
-                f"{self.address} does not wait for its disk (fsync = off), so a power cut may take or damage what "
-                "durability='full' has acknowledged: set fsync = on there, or drive runs with durability='normal'",
+                f"{self.address} does not wait for its disk (fsync = off), so a power cut may lose or damage writes "
+                "that were acknowledged: set fsync = on there, or execute runs with durability='normal'",
             )
 
     def prepend(self, sql: str, *parameters: Any) -> None:
-        """Have a statement run before the first of the transaction, and be sent with it."""
+        """Run a statement before the first one of the transaction, in the same message."""
         self._prefix_sql, self._prefix_values = f"{self._prefix_sql}{sql};", (*self._prefix_values, *parameters)
 
     def after_commit(self, act: Callable[[], None]) -> None:
-        """Do something once the transaction is committed; never when it is rolled back."""
+        """Call a function once the transaction is committed; never if it is rolled back."""
         self._commit_callbacks.append(act)
 
     @property
     def channel(self) -> str:
-        """The channel on which the stores of this schema announce changes."""
+        """Name of the channel for change notifications of this schema."""
         return f"agentfsm_{md5(self.schema.encode(), usedforsecurity=False).hexdigest()}"
 
     @contextmanager
     def open_transaction(self, *, write: bool, durability: Durability) -> Iterator[None]:
         """Run the block in one transaction, committed at its end or rolled back.
 
-        Reads see one moment. Writes are READ COMMITTED: each statement sees what was committed before it began, and a
-        run's row is locked before anything is decided on it. So what is then read of the run, in a statement of its
-        own, holds until the commit; SERIALIZABLE would have whole groups done again to learn the same.
+        Reads use one snapshot. Writes are READ COMMITTED: each statement sees the commits before its start, and a run's
+        row is locked before any decision about the run. So values read afterwards, in a separate statement, are valid
+        until the commit. SERIALIZABLE would repeat whole groups for the same guarantee.
         """
         self._commit_callbacks.clear()
         if self._db is None:
@@ -308,7 +321,7 @@ class PostgresConnection(PushNotificationMixin):
             act()
 
     def back_off(self, error: Exception) -> bool:
-        """Wait a little where the error will pass and has not lasted too long; return whether to try again."""
+        """Wait a little if the error is transient and `patience_s` is not used up. Return whether to try again."""
         if not self._is_transient(error):
             return False
         now = time.monotonic()
@@ -322,28 +335,28 @@ class PostgresConnection(PushNotificationMixin):
         return True
 
     def is_lock_error(self, error: Exception) -> bool:  # noqa: ARG002  a file backend uses it
-        """Return False: what waits for a lock is one run, and not the store."""
+        """Return False: locks concern single runs, not the whole store."""
         return False
 
     def is_job_error(self, error: Exception) -> bool:
-        """Whether the error came of one job's values or rows, not of the server or the connection."""
+        """Whether the values or rows of one job caused the error, not the server or the connection."""
         code = _sqlstate(error)
         if isinstance(error, psycopg.OperationalError) and not code:
             return False
         return not isinstance(error, AgentError) and (not code or code[:2] in _JOB_ERRORS or code == "57014")
 
     def translate_error(self, error: Exception) -> AgentError:
-        """Return what callers are told of an error of the server's, or of Python's."""
+        """Return the AgentError that reports an error of the server or of Python to callers."""
         code = _sqlstate(error)
         if code or isinstance(error, psycopg.OperationalError):
             kind = _error_class(code)
-            why = _ADVICE.get(code) or _ADVICE.get(code[:2], "see its own words; nothing of it was acknowledged")
+            why = _ADVICE.get(code) or _ADVICE.get(code[:2], "see its message; the write was not acknowledged")
             if _STATEMENT_POOLING in str(error):
                 why = "a transaction has to keep its connection: set pool_mode = transaction in PgBouncer"
             return kind(f"{self.address} says {self._server_message(error)!r}; {why}")
         if isinstance(error, ValueError | OverflowError | psycopg.Error):
-            return MisuseError(f"{self.address} cannot hold a value ({self._server_message(error)}): {_ADVICE['22']}")
-        return StoreError(f"{self.address}: the store failed by a fault of its own ({error!r}): please report it")
+            return MisuseError(f"{self.address} cannot store a value ({self._server_message(error)}): {_ADVICE['22']}")
+        return StoreError(f"{self.address}: the store failed because of a bug in it ({error!r}): please report it")
 
     def disconnect(self) -> None:
         """Close the connection; the next transaction opens another."""
@@ -355,7 +368,7 @@ class PostgresConnection(PushNotificationMixin):
     # Transactions.
 
     def _begin_write_sql(self, durability: Durability) -> str:
-        """Begin what writes: it renews this worker's leases, and leaves a mark to find out whether it was committed."""
+        """Build the start of a write: it renews this worker, and sets a mark that shows whether it was committed."""
         self._mark += 1
         return f"""
             BEGIN ISOLATION LEVEL READ COMMITTED;
@@ -369,7 +382,7 @@ class PostgresConnection(PushNotificationMixin):
         return f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {self._limits_sql()}"
 
     def _limits_sql(self) -> str:
-        """Set what holds for one transaction. No JIT: it compiles for seconds what then runs for milliseconds."""
+        """Build the settings of a transaction. JIT is off: compiling takes seconds, the statements milliseconds."""
         return f"""
             SET LOCAL jit = off;
             SET LOCAL search_path = "{self.schema}";
@@ -387,21 +400,23 @@ class PostgresConnection(PushNotificationMixin):
 
     def _end_transaction(self, command: str) -> None:
         assert self._db is not None  # noqa: S101  a transaction opened it
-        said = self._db.execute(command.encode()).statusmessage
-        if said != command:  # a COMMIT of what has failed is a ROLLBACK, without an error
-            raise StoreError(f"{self.address} answered {command} with {said}, so nothing was written: please report it")
+        status = self._db.execute(command.encode()).statusmessage
+        if status != command:  # a COMMIT of a failed transaction is a ROLLBACK, without an error
+            raise StoreError(
+                f"{self.address} answered {command} with {status}, so nothing was written: please report it"
+            )
 
-    def _was_committed(self, why: Exception) -> bool:
-        """Find out about a commit whose reply was lost, as soon as the server can be asked.
+    def _was_committed(self, cause: Exception) -> bool:
+        """Return whether a commit whose reply was lost has succeeded, as soon as the server answers again.
 
-        Its row in `workers` was written in the same transaction, and is locked until that has ended either way. So this
-        waits for a commit that is still being made, and one that arrives later finds no transaction any more.
+        The worker's row was written in the same transaction, and is locked until that has ended. So this waits for a
+        commit that is in progress, and a COMMIT that arrives later has no effect.
 
         Raises:
-            StoreError: when the server could not be asked for too long.
+            StoreError: if the server did not answer within `patience_s`.
         """
-        error = why
-        while self.back_off(why):
+        error = cause
+        while self.back_off(cause):
             try:
                 self.disconnect()
                 self._open()
@@ -412,7 +427,7 @@ class PostgresConnection(PushNotificationMixin):
                 error = again
             else:
                 return mark == (self._mark,)
-        raise StoreError(f"{self.translate_error(error)}. Whether the last writes were made is not known") from why
+        raise StoreError(f"{self.translate_error(error)}. It is unknown whether the last writes were made") from cause
 
     def _roll_back(self, error: BaseException) -> None:
         if self._is_disconnected(error):
@@ -421,20 +436,20 @@ class PostgresConnection(PushNotificationMixin):
         elif not self._prefix_sql:
             try:
                 self._end_transaction("ROLLBACK")
-            except Exception:  # noqa: BLE001  the connection is of no more use
+            except Exception:  # noqa: BLE001  the connection is unusable
                 self.disconnect()
 
     def _is_disconnected(self, error: BaseException) -> bool:
-        """Whether the connection was lost, or its server says that it goes away."""
+        """Whether the connection was lost, or its server is shutting down."""
         return self._db is None or self._db.closed or _sqlstate(error) in _TRANSIENT - _SERIALIZATION_FAILURES
 
-    # Opening.
+    # Open the connection.
 
     def _open(self) -> None:
         try:
             db = WatchedConnection.connect(
                 **self.address.settings,
-                autocommit=True,  # transactions are begun and ended here
+                autocommit=True,  # this class begins and ends transactions
                 prepare_threshold=None,
                 cursor_factory=ClientCursor,
             )
@@ -453,17 +468,21 @@ class PostgresConnection(PushNotificationMixin):
         self._has_connected = True
 
     def _read_version(self) -> int:
-        """Return the version of the tables, 0 where there are none, if the schema is ours; nothing is changed."""
+        """Return the version of the tables, 0 if there are none, after checking that the schema is this package's.
+
+        Raises:
+            StoreError: if the schema belongs to another program, is too new, or lacks tables.
+        """
         names, encoding, fsync = self.execute(_INSPECT_SCHEMA, (f'"{self.schema}"',)).fetchone() or ((), "", "")
         self._has_fsync = fsync != "off"
         if encoding != "UTF8":
-            raise StoreError(f"{self.address} keeps text as {encoding}: make a database with ENCODING 'UTF8'")
+            raise StoreError(f"{self.address} keeps text as {encoding}: create a database with ENCODING 'UTF8'")
         if not names:
             return 0
         if "layout" not in names:
             raise StoreError(
                 f"{self.address} has a schema {self.schema!r} with the tables of another program: give another schema; "
-                "it was left as it is",
+                "this one was not changed",
             )
         (found,) = self.execute(f'SELECT max(version) FROM "{self.schema}".layout').fetchone() or (None,)  # noqa: S608
         if found is not None and found > self.tables.version:
@@ -479,7 +498,7 @@ class PostgresConnection(PushNotificationMixin):
         return int(found or self.tables.version)
 
     def _migrate(self) -> None:
-        """Make the tables, or bring older ones up to date."""
+        """Create the tables, or upgrade older ones."""
         self._prefix_sql = f"BEGIN ISOLATION LEVEL READ COMMITTED; {self._limits_sql()}"
         self.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK_ID,))
         version = self._read_version()  # again: another worker may have been first
@@ -489,7 +508,7 @@ class PostgresConnection(PushNotificationMixin):
             self.execute("UPDATE layout SET version = %s", (self.tables.version,))
         else:
             if self.execute("SELECT to_regnamespace(%s) IS NULL", (f'"{self.schema}"',)).fetchone() == (True,):
-                self.execute(f'CREATE SCHEMA "{self.schema}"')  # with IF NOT EXISTS it asks for rights also where it is
+                self.execute(f'CREATE SCHEMA "{self.schema}"')  # IF NOT EXISTS always requires the right
             self.execute(self.tables.statements)
             self.execute("INSERT INTO layout (version) VALUES (%s)", (self.tables.version,))
         self._end_transaction("COMMIT")
@@ -497,10 +516,10 @@ class PostgresConnection(PushNotificationMixin):
     # Errors.
 
     def _is_transient(self, error: Exception) -> bool:
-        """Whether waiting can help.
+        """Whether a retry can help.
 
-        libpq gives no code for a connection that failed, so a first one is not tried again: a wrong address, user or
-        password shall be told at once.
+        libpq has no code for a failed connection. The first connection is not retried, so that a wrong address, user or
+        password is reported at once.
         """
         code = _sqlstate(error)
         if code:
@@ -508,13 +527,13 @@ class PostgresConnection(PushNotificationMixin):
         return self._has_connected and isinstance(error, psycopg.OperationalError)
 
     def _server_message(self, error: Exception) -> str:
-        """Return the server's own words, but not the values of rows that its details may quote."""
+        """Return the server's message, without its details, which may quote values of rows."""
         primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
         return self.address.redact_password(" ".join((primary or str(error)).split()))
 
 
 _DURABILITY_SQL: Final[Mapping[Durability, str]] = {
-    # What the server is set to, unless that does not wait for the disk.
+    # The server's setting, unless it does not wait for the disk.
     "full": """
         SELECT set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true);
     """,
@@ -532,12 +551,12 @@ SELECT ARRAY(SELECT relname::text FROM pg_class
 
 
 def hash_topic(topic: str) -> str:
-    """Return what a topic is announced as: a name may be longer than an announcement."""
+    """Return the notification of a topic: a hash, because a name may be too long for a notification."""
     return md5(topic.encode(), usedforsecurity=False).hexdigest()
 
 
 def iter_notifications(address: PostgresAddress, channel: str) -> Iterator[str]:
-    """Listen to a channel, on a connection of its own; see `NotificationSource`."""
+    """Yield the notifications of a channel, on a separate connection; see `NotificationSource`."""
     with psycopg.connect(**address.settings, autocommit=True) as db:
         db.execute(f"LISTEN {channel}".encode())
         yield ""
@@ -548,7 +567,7 @@ def iter_notifications(address: PostgresAddress, channel: str) -> Iterator[str]:
 
 
 def _sqlstate(error: BaseException) -> str:
-    """Return the SQLSTATE, or nothing where the server did not say one."""
+    """Return the SQLSTATE, or "" if the error has none."""
     return getattr(error, "sqlstate", None) or ""
 
 

@@ -1,6 +1,6 @@
-"""What `PostgresStore` keeps in a schema, and the statements that it asks.
+"""The tables of a `PostgresStore`, and its statements.
 
-The tables are named without their schema, which each transaction says. `%s` is a value.
+Tables are named without their schema, which each transaction sets as search path. `%s` stands for a value.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from agentfsm.stores.postgres.connection import NOW, PostgresTables
 from agentfsm.stores.rules import SUMMARY_COLUMNS
 from agentfsm.stores.threaded.store import MAX_LEASE_S
 
+# Seconds that the row of a worker is kept after its end, for the analysis of incidents.
 WORKER_RETENTION_S: Final = 7 * 86_400
-# Seconds that a worker is remembered after its end, for people who look what happened.
 
-# Columns and indexes that came with version 2.
+# Columns and indexes since version 2.
 _LEASE_COLUMNS: Final = """
-            alone       bigint NOT NULL DEFAULT 0,      -- of the crashes, owners that drove no other run
-            company     bigint NOT NULL DEFAULT 0,      -- runs that the last of them drove, this one included
-            suspect     boolean NOT NULL DEFAULT false, -- whether it is claimed apart from others
-            ready_at    float8,                         -- since or from when a worker may claim it; NULL while driven
-            watched_until float8                        -- until when appends are announced to who watches the run
+            alone       bigint NOT NULL DEFAULT 0,      -- of the crashes, owners with no other run
+            company     bigint NOT NULL DEFAULT 0,      -- number of runs of the last of these owners, with this one
+            suspect     boolean NOT NULL DEFAULT false, -- whether it is claimed separately
+            ready_at    float8,                         -- time from which a worker may claim it, or NULL
+            watched_until float8                        -- time until which appends are announced to subscribers
 """
 _LEASE_INDEXES: Final = """
         CREATE INDEX runs_ready ON runs (agent, suspect, ready_at, number) WHERE ready_at IS NOT NULL;
@@ -29,19 +29,19 @@ _LEASE_INDEXES: Final = """
 
 
 def _parse_columns(text: str) -> list[str]:
-    """Return the columns of a table's definition, without the comments on them."""
+    """Return the column definitions of a table, without comments."""
     lines = [line.partition("--")[0].strip().rstrip(",") for line in text.splitlines()]
     return [line for line in lines if line]
 
 
 def _ready_at_sql(seen: str, seen_at: str, rest: str = "0", newest: str = "0") -> str:
-    """Return when a worker may claim a run that nobody drives, as an expression: NULL for never.
+    """Return an expression for the time from which a worker may claim a run without owner; NULL for never.
 
     Args:
-        seen: The newest inbox number that its owners have looked at.
-        seen_at: When one last looked for timers.
-        rest: The earliest time.
-        newest: The inbox number up to which that holds for what has come.
+        seen: Newest inbox number that its owners have read.
+        seen_at: Time when an owner last checked timers.
+        rest: Earliest time of a claim.
+        newest: Newest inbox number to which `rest` applies.
     """
     return f"""
         CASE WHEN NOT runs.over AND runs.parent IS NULL THEN (
@@ -51,53 +51,53 @@ def _ready_at_sql(seen: str, seen_at: str, rest: str = "0", newest: str = "0") -
                 UNION ALL
                 SELECT greatest(coalesce(due_at, {NOW}), CASE WHEN number > {newest} THEN 0 ELSE {rest} END) FROM inbox
                 WHERE run = runs.number AND NOT taken AND (number > {seen} OR due_at > {seen_at})) AS times)
-        END"""  # noqa: S608  of our own names, as all below
+        END"""  # noqa: S608  of this module's names, as all below
 
 
 TABLES: Final = PostgresTables(
     version=2,
     names=frozenset({"layout", "workers", "runs", "events", "inbox"}),
-    # No index holds a column that changes with each append: so an update stays on its page and touches no index. For
-    # that the pages have room to spare, too.
+    # No index contains a column that changes with each append, and pages have free space: so an update stays on its
+    # page and changes no index.
     statements=f"""
         CREATE TABLE layout (version integer NOT NULL);
 
-        -- The store objects that drive runs, and behind their names the event loops that own leases: all leases of a
-        -- loop are renewed by its one row.
+        -- The store objects, and the event loops that own leases, whose names begin with that of their store object.
+        -- One row renews all leases of a loop.
         CREATE TABLE workers (
             name  text PRIMARY KEY,
-            until float8 NOT NULL,  -- the end of its leases, seconds since 1970 by the server's clock
-            mark  bigint NOT NULL,  -- its last transaction: tells whether a commit was made whose reply was lost
-            company bigint NOT NULL DEFAULT 0  -- runs that its process drove when it was seen to be dead
+            until float8 NOT NULL,  -- end of its leases, seconds since 1970 by the server's clock
+            mark  bigint NOT NULL,  -- number of its last transaction, to check a commit whose reply was lost
+            company bigint NOT NULL DEFAULT 0  -- number of runs of its process when it was found dead
         ) WITH (fillfactor = 50);
 
         CREATE SEQUENCE tokens;
 
-        -- What a list shows, and who drives the run. `number` stands for the id in the other tables.
+        -- The columns of a list, and the owner of each run. The other tables refer to a run by `number`.
         CREATE TABLE runs (
             number      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
             id          text NOT NULL UNIQUE,
             session     text,
-            after       text,              -- the run that this one goes on from
-            parent      text,              -- the run whose tool it is
+            after       text,              -- id of the run that this one continues
+            parent      text,              -- id of the run that called this one as a tool
             agent       text NOT NULL,
             "user"      text,
-            prompt      text NOT NULL,     -- its beginning, for people
+            prompt      text NOT NULL,     -- its first characters, for lists
             created_at  float8 NOT NULL,   -- seconds since 1970, as all times
             updated_at  float8 NOT NULL,
             state       text NOT NULL,
             over        boolean GENERATED ALWAYS AS (state IN ('done', 'error')) STORED,
             stop_reason text,
-            waiting     boolean NOT NULL,  -- whether only something from outside can move it on
-            wakes_at    float8,            -- when what it waits for is decided by time
+            waiting     boolean NOT NULL,  -- whether it waits for an external input or decision
+            wakes_at    float8,            -- next deadline of the calls that it waits for
             turn        bigint NOT NULL,
             version     bigint NOT NULL,   -- events in the journal
             tokens      bigint NOT NULL,
-            token       bigint NOT NULL,   -- the fencing token: grows with each owner, and is given once
-            crashes     bigint NOT NULL,   -- owners that died, since it finished a turn; a pause leaves one
-            owner       text,              -- the event loop that drives the run; NULL for nobody
-            seen        bigint NOT NULL,   -- the newest inbox number that its last owner had looked at
-            seen_at     float8 NOT NULL,   -- when one last looked for timers
+            token       bigint NOT NULL,   -- fencing token: grows with each owner, unique in the schema
+            crashes     bigint NOT NULL,   -- owners that died since it last finished a turn; a pause leaves 1
+            owner       text,              -- event loop that executes the run; NULL for none
+            seen        bigint NOT NULL,   -- newest inbox number that an owner has read
+            seen_at     float8 NOT NULL,   -- time when an owner last checked timers
             {_LEASE_COLUMNS}
         ) WITH (fillfactor = 80);
         CREATE INDEX runs_by_time ON runs (created_at, number);
@@ -106,7 +106,7 @@ TABLES: Final = PostgresTables(
         CREATE INDEX runs_by_parent ON runs (parent) WHERE parent IS NOT NULL;
         {_LEASE_INDEXES}
 
-        -- The journal; entry 0 is the header. JSON as text: jsonb refuses what JSON allows, and keeps no order.
+        -- The journal; entry 0 is the header. JSON as text: jsonb refuses some JSON, and reorders keys.
         CREATE TABLE events (
             run     bigint NOT NULL,
             version bigint NOT NULL,
@@ -114,15 +114,15 @@ TABLES: Final = PostgresTables(
             PRIMARY KEY (run, version)
         );
 
-        -- Every post there ever was, so that a key stays taken.
+        -- All posts, including consumed ones, so that each key stays taken.
         CREATE TABLE inbox (
             run    bigint NOT NULL,
             number bigint NOT NULL,
             key    text NOT NULL,
             item   text NOT NULL,
-            cancel boolean NOT NULL,  -- whether the item asks for the end of the run
-            due_at float8,            -- when it is taken in at the earliest; NULL for at once
-            taken  boolean NOT NULL,
+            cancel boolean NOT NULL,  -- whether the item cancels the run
+            due_at float8,            -- earliest time at which it is consumed; NULL for at once
+            taken  boolean NOT NULL,  -- whether it was consumed
             PRIMARY KEY (run, number),
             UNIQUE (run, key)
         );
@@ -149,7 +149,7 @@ SELECT number, token, crashes, alone, owner, version, state, stop_reason, {INBOX
 LOCK_RUN: Final = f"{SELECT_RUN} FOR NO KEY UPDATE OF runs"
 LOCK_RUNS: Final = "SELECT FROM runs WHERE id = ANY(%s) ORDER BY number FOR NO KEY UPDATE"
 LOCK_SESSION: Final = "SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || ' ' || %s, 0))"
-# KEY SHARE: it cannot be removed before the run that goes on from it is there for all to see.
+# KEY SHARE: the run cannot be removed before the insertion of its successor is committed.
 SELECT_SESSION_TAIL: Final = """
 SELECT id, state FROM runs WHERE session = %s ORDER BY number DESC LIMIT 1 FOR KEY SHARE
 """
@@ -180,8 +180,8 @@ SELECT_LIVING_OWNERS: Final = f"SELECT name FROM workers WHERE {_IS_ALIVE}"  # n
 _OLDEST_CLAIMABLE: Final = f"""
 FROM runs WHERE agent = %s AND suspect = %s AND ready_at <= {NOW} AND company >= %s ORDER BY ready_at, number LIMIT %s
 """
-# Owners of runs whose leases have ended, the other owners, and the company of the first suspect. The index of owners
-# has an entry for each run, and only the first of each name is looked at.
+# Owners whose leases have expired, other owners, and the company of the first suspect. The index of owners has an entry
+# for each run; the query reads only the first of each name.
 SELECT_OWNER_STATUS: Final = f"""
 WITH RECURSIVE owners (name) AS (
     (SELECT owner FROM runs WHERE owner IS NOT NULL ORDER BY owner LIMIT 1)
@@ -193,8 +193,8 @@ found AS (
 SELECT ARRAY(SELECT name FROM found WHERE NOT lives), ARRAY(SELECT name FROM found WHERE lives),
        (SELECT company {_OLDEST_CLAIMABLE})
 """  # noqa: S608
-# Rows that somebody else has locked are being decided on: they are left for the next claim. An array and no join: the
-# server would read a small table whole for it.
+# Rows locked by another session are left for the next claim. An array instead of a join, for which the server would
+# scan a small table.
 CLAIM_RUNS: Final = f"""
 WITH found AS MATERIALIZED (SELECT number, ready_at {_OLDEST_CLAIMABLE} FOR NO KEY UPDATE SKIP LOCKED),
 taken AS (
@@ -204,8 +204,8 @@ taken AS (
 SELECT id, token, version, crashes, alone, {INBOX_COLUMNS} FROM taken AS runs JOIN found USING (number)
 ORDER BY found.ready_at, number
 """  # noqa: S608
-# Runs of agents that are called belong to the runs of their callers. It is written down, since a run that somebody has
-# locked is freed later, when the others are gone.
+# The runs of subagents count as part of their callers' runs. The count is stored, because a run that another session
+# has locked is freed later, when the others do not belong to the owner any more.
 COUNT_OWNED_RUNS: Final = """
 WITH held AS (SELECT count(*) AS runs FROM runs WHERE owner = ANY(%s) AND parent IS NULL),
 noted AS (
@@ -218,7 +218,7 @@ SET owner = NULL, ready_at = {_ready_at_sql("runs.seen", "runs.seen_at")}, suspe
     alone = CASE WHEN crashes > 0 THEN alone ELSE 0 END + %s, crashes = crashes + 1
 WHERE number = ANY(ARRAY(SELECT number FROM runs WHERE owner = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED))
 """  # noqa: S608
-# What may be claimed at once is announced. Locked in a statement of its own: see DUE_NUMBERS.
+# Runs that can be claimed at once are announced. They are locked in a separate statement: see SELECT_DUE_POSTS.
 _RELEASE_RUNS: Final = f"""
 WITH left_alone AS (
     UPDATE runs
@@ -242,19 +242,19 @@ LOCK_RELEASED_RUNS: Final = "SELECT FROM runs WHERE id = ANY(%s) ORDER BY number
 RELEASE_RUNS: Final = f"{LOCK_RELEASED_RUNS}; {_RELEASE_RUNS.format(more='')}"
 _IF_UNLOCKED: Final = "AND runs.number IN (SELECT number FROM runs WHERE id = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED)"
 RELEASE_UNLOCKED_RUNS: Final = f"{LOCK_RELEASED_RUNS} SKIP LOCKED; {_RELEASE_RUNS.format(more=_IF_UNLOCKED)}"
-# What may not end over its inbox is locked before a look into that, in a statement of its own: whoever posts holds the
-# lock on the run, and a statement sees what was committed before it began, not before it got its locks.
+# Runs with a final append are locked before their inbox is read, in a separate statement: a post holds the lock of its
+# run, and a statement sees the commits before its start, not those before it got its locks.
 SELECT_DUE_POSTS: Final = f"""
 SELECT FROM runs WHERE id = ANY(%s) ORDER BY number FOR NO KEY UPDATE;
 SELECT runs.id, inbox.number FROM runs JOIN inbox ON inbox.run = runs.number
 WHERE runs.id = ANY(%s) AND NOT taken AND (due_at IS NULL OR due_at <= {NOW})
 """  # noqa: S608
 MARK_TAKEN: Final = """
-UPDATE inbox SET taken = true FROM unnest(%s::text[], %s::bigint[]) AS struck (id, number) JOIN runs USING (id)
-WHERE inbox.run = runs.number AND inbox.number = struck.number;
+UPDATE inbox SET taken = true FROM unnest(%s::text[], %s::bigint[]) AS consumed (id, number) JOIN runs USING (id)
+WHERE inbox.run = runs.number AND inbox.number = consumed.number;
 """
-# A turn that was finished clears the crashes. A pause clears those that count against the run, and leaves one: open
-# calls may have begun. The values on the right are those before the update.
+# A finished turn resets the crashes. A pause resets those that count against the run, and leaves one, because open
+# calls may have begun. The expressions use the values before the update.
 APPEND_EVENTS: Final = f"""
 WITH written AS (
     UPDATE runs
@@ -276,7 +276,7 @@ recorded AS (
 SELECT id, {INBOX_COLUMNS}, CASE WHEN watched_until > {NOW} THEN pg_notify(%s, md5('run:' || id)) END
 FROM written AS runs
 """  # noqa: S608
-# Leases of ours that we do not know of: the reply that told of them was lost on its way.
+# Leases of this store's owners that are missing in its table, because the reply that granted them was lost.
 SELECT_STRAY_LEASES: Final = "SELECT id, token, owner FROM runs WHERE owner = ANY(%s) AND id <> ALL(%s)"
 SELECT_INBOX_UPDATES: Final = f"SELECT id, token, owner, {INBOX_COLUMNS} FROM runs WHERE id = ANY(%s)"  # noqa: S608
 SELECT_EVENTS: Final = (
@@ -324,9 +324,9 @@ DELETE FROM inbox WHERE run = ANY(%s); DELETE FROM events WHERE run = ANY(%s); D
 SELECT_PRUNE_BATCH: Final = (
     "SELECT number FROM runs WHERE over AND updated_at < %s AND number > %s ORDER BY number LIMIT %s"
 )
-# All that can go only together with these: what goes on from them, their callers, the agents below, their sessions. A
-# session is a step of its own, so that a long one is gone through once. An array and no join: the server expects a
-# thousand times as much of a recursion, and would read the whole table for it.
+# The runs that can be removed only together with these: successors, callers, subagents and other runs of the session. A
+# session is a step of its own, so that a long session is visited once. An array instead of a join: the server expects a
+# thousand times as many rows of a recursion, and would scan the whole table.
 SELECT_RELATED: Final = """
 WITH RECURSIVE kin (is_run, name) AS (
     SELECT true, id FROM runs WHERE number = ANY(%s)
@@ -338,7 +338,7 @@ WITH RECURSIVE kin (is_run, name) AS (
         UNION ALL SELECT true, id FROM runs WHERE NOT is_run AND session = name) AS next ON true)
 SELECT id, number, over AND updated_at < %s FROM runs WHERE id = ANY(ARRAY(SELECT name FROM kin WHERE is_run))
 """
-# What may not go yet, and all that this needs: what it goes on from, too.
+# The runs that must stay, and the runs that these need, including predecessors.
 SELECT_RETAINED: Final = """
 WITH RECURSIVE kept (is_run, name) AS (
     SELECT true, unnest(%s::text[])

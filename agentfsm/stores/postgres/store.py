@@ -1,11 +1,11 @@
-"""Journals in PostgreSQL, for workers on many machines, on asyncio and trio alike.
+"""Store journals in PostgreSQL, for workers on many machines, on asyncio and trio.
 
-One thread owns the one connection and commits in groups (`threaded.group_commit`). `postgres.connection` connects to
-the server and judges its errors; `postgres.sql` has the tables and the statements.
+One thread owns the connection and commits in groups (`threaded.group_commit`). `postgres.connection` connects to the
+server and classifies its errors; `postgres.sql` has the tables and the statements.
 
-The appends of a group are written by one statement, which takes those that may be written and says which they were. All
-are expected to be: where one was not, the transaction is rolled back, and the group is done again with that one by
-itself, to find out why. So 1,000 appends cost two round trips, and each still has its own outcome.
+One statement writes all appends of a group that are allowed, and returns which were written. If an append is missing,
+the transaction is rolled back, and the group is executed again with that append in a statement of its own, which finds
+the reason. So 1,000 appends cost two round trips, and each still has its own outcome.
 """
 
 from __future__ import annotations
@@ -67,34 +67,32 @@ from agentfsm.stores.threaded.store import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Events that one statement copies at most.
+# Maximum events in one statement.
 MAX_EVENTS_PER_INSERT: Final = 1_000
-# The part of a lease that is left when the next transaction renews it: a renewal comes after each third of it.
+# A transaction renews leases whose remaining part is below this. Scheduled renewals come after a third of a lease.
 RENEW_FRACTION: Final = 0.7
-# Seconds for which appends to a run are announced after somebody has said that it is watched.
+# Seconds for which the server announces the appends of a run after a subscriber has requested it.
 WATCH_DURATION_S: Final = 30.0
 _RUN_TOPIC_PREFIX: Final = run_topic("")
-# Characters of records in one statement, about: a server keeps several copies of it while it works.
+# Approximate maximum of characters of records in one statement: a server keeps several copies of it.
 MAX_STATEMENT_CHARS: Final = 4_000_000
 
-# Appends by run id; those of one run follow on each other.
+# Appends by run id; the appends of one run have consecutive versions.
 AppendChains: TypeAlias = Mapping[str, Sequence[AppendRequest]]
-# A lease to be let go of: run id, token, owner, the newest inbox number that the owner has looked at, when it last
-# looked for timers, the seconds for which the run is to rest, and the inbox number up to which that holds.
+# A lease to release: run id, token, owner, newest inbox number that the owner has read, time when it last checked
+# timers, seconds of backoff, and inbox number up to which the backoff applies.
 LeaseRelease: TypeAlias = tuple[str, int, str, int, float, float, int]
-
-
-# Of runs, by id, token and owner: the newest inbox number not taken yet, and whether the run is to end.
+# Newest unconsumed inbox number and whether a cancellation is requested, by id, token and owner of the run.
 InboxUpdates: TypeAlias = Mapping[tuple[str, int, str], tuple[int | None, bool]]
 
 
-class _PartialAppend(Exception):  # noqa: N818  not an error of anybody: it has the group done again
+class _PartialAppend(Exception):  # noqa: N818  it makes the group execute again
     """Some of the appends of a statement were not written."""
 
 
 @attrs.frozen
 class _PostgresRow(Value):
-    """What the statements need to know of a run, in the order of `sql.SELECT_RUN`."""
+    """The columns of a run that decide about operations, in the order of `sql.SELECT_RUN`."""
 
     number: int
     token: int
@@ -105,27 +103,27 @@ class _PostgresRow(Value):
     state: str
     stop_reason: str | None
     newest: int | None
-    """The newest inbox number not taken yet."""
+    """Newest inbox number that is not consumed yet."""
 
     cancelled: bool
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class _PostgresBackend(PostgresConnection):
-    """The tables. It belongs to the writer's thread."""
+    """The store's operations on the tables. Only the store's thread uses it."""
 
     leases: LeaseTable
     _pending_appends: dict[str, list[AppendRequest]] = attrs.field(factory=dict, init=False)
-    """Appends that the next statement writes, by run; those of one run follow on each other."""
+    """Appends that the next statement writes, by run, with consecutive versions."""
 
     _pending_chars: int = attrs.field(default=0, init=False)
-    """In them."""
+    """Total length of their records, characters."""
 
     _isolated_ids: set[int] = attrs.field(factory=set, init=False)
-    """The ids of entries that were not written with others."""
+    """`id()` of the requests that could not be written with others."""
 
     _pending_releases: list[LeaseRelease] = attrs.field(factory=list, init=False)
-    """Leases that the transaction has still to let go of."""
+    """Leases that the transaction will release."""
 
     _has_written: bool = attrs.field(default=False, init=False)
     _is_maintained: bool = attrs.field(default=False, init=False)
@@ -136,8 +134,8 @@ class _PostgresBackend(PostgresConnection):
     ) -> Iterator[None]:
         """Run the block in one transaction, committed at its end or rolled back.
 
-        Where it is about several runs they are locked first, in the order that all workers keep. Two that lock them as
-        they come to them could wait for one another, until the server sees that, after a second.
+        Several runs are locked first, in an order that all workers share. Else two transactions could deadlock, until
+        the server detects this after a second.
         """
         try:
             with self.leases.transaction(), self.open_transaction(write=write, durability=durability):
@@ -156,11 +154,11 @@ class _PostgresBackend(PostgresConnection):
         self._has_written = self._has_written or write
 
     def wait_to_retry(self, error: Exception) -> bool:
-        """Wait a little where the error will pass; return whether the same jobs shall be done again."""
+        """Wait a little if the error is transient. Return whether to execute the same jobs again."""
         return isinstance(error, _PartialAppend) or self.back_off(error)
 
     def _renew(self, owners: Sequence[LeaseOwner], *, at_least_s: float) -> None:
-        """Renew the leases of event loops, where they hold for fewer seconds, with the next statement."""
+        """Renew leases that are valid for less than `at_least_s` seconds, together with the next statement."""
         now = boot_clock()
         due = [owner for owner in owners if owner.until - now < at_least_s]
         if due:
@@ -169,7 +167,7 @@ class _PostgresBackend(PostgresConnection):
             self._extend_leases(owner, now)
 
     def _extend_leases(self, owner: LeaseOwner, now: float) -> None:
-        """Let the leases of an event loop hold from now on; where they have ended, see first which are lost."""
+        """Extend the leases of an event loop from now on. If they have expired, first check which are lost."""
         leases = self.leases.find_leases(owner) if owner.until <= now else []
         if leases:
             self._sync_leases(leases)
@@ -181,7 +179,7 @@ class _PostgresBackend(PostgresConnection):
             self._apply_update(lease, news)
 
     def now(self) -> float:
-        """Seconds since 1970 by the server's clock."""
+        """Return seconds since 1970 by the server's clock."""
         (now,) = self._select_one(f"SELECT {NOW}")
         return float(now)
 
@@ -193,7 +191,7 @@ class _PostgresBackend(PostgresConnection):
         self._flush()
         header = request.header
         is_alone = header.session is None and header.after is None
-        row = None if is_alone else self._find_row(header.id)  # most are new: what they go on from is asked after that
+        row = None if is_alone else self._find_row(header.id)  # most runs are new: predecessors are checked afterwards
         if row is None:
             header = self._resolve_predecessor(header)
             if (lease := self._insert_run(header, request, lease_request)) is not None:
@@ -206,8 +204,8 @@ class _PostgresBackend(PostgresConnection):
     def _resolve_predecessor(self, header: Header) -> Header:
         last: Any = None
         if header.session is not None:
-            asked = f"{sql.LOCK_SESSION}; {sql.SELECT_SESSION_TAIL}"
-            last = self.execute(asked, (header.session, header.session)).fetchone()
+            statement = f"{sql.LOCK_SESSION}; {sql.SELECT_SESSION_TAIL}"
+            last = self.execute(statement, (header.session, header.session)).fetchone()
         if (
             last is None
             and header.after is not None
@@ -217,7 +215,7 @@ class _PostgresBackend(PostgresConnection):
         return continue_session(header, last)
 
     def _insert_run(self, header: Header, request: CreateRequest, lease_request: LeaseRequest) -> Lease | None:
-        """Insert a run, ours to drive, if its id is new."""
+        """Insert a run and take its lease; return None if its id exists."""
         names = (header.id, header.session, header.after, header.parent, header.agent, header.user)
         *facts, _paused = request.columns
         values = (
@@ -239,7 +237,7 @@ class _PostgresBackend(PostgresConnection):
         )
 
     def acquire_lease(self, run_id: str, lease_request: LeaseRequest, *, takeover: bool = False) -> Lease:
-        """Take the lease of a run that exists."""
+        """Take the lease of an existing run."""
         self.check_durability(lease_request.durability)
         self._flush()
         row = self._get_row(run_id)
@@ -255,7 +253,7 @@ class _PostgresBackend(PostgresConnection):
         return self._register_lease(lease, lease_request)
 
     def claim(self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool) -> Claim:
-        """Take the leases of runs that a worker can move on now."""
+        """Take the leases of runs that are ready."""
         self.check_durability(lease_request.durability)
         self._flush()
         gone, living, company = self._select_one(sql.SELECT_OWNER_STATUS, self._owner_status_values(agent, limit=1))
@@ -274,7 +272,7 @@ class _PostgresBackend(PostgresConnection):
         return (self.outage.grace_s, agent, True, 0, limit)
 
     def _register_lease(self, lease: Lease, lease_request: LeaseRequest) -> Lease:
-        """Hold a lease that was taken, and renew its owner's leases if that was not done lately."""
+        """Register a new lease, and renew its owner's leases if they expire in less than half of `lease_s`."""
         lease.term, lease.durability = lease_request.owner, lease_request.durability
         if (before := self.leases.find_lease(lease.run_id)) is not None:
             self.after_commit(partial(self.leases.mark_lost, before))
@@ -286,14 +284,14 @@ class _PostgresBackend(PostgresConnection):
         return lease
 
     def _free_abandoned_runs(self, gone: Sequence[str], living: Sequence[str]) -> bool:
-        """Free the runs of owners that died, all of them at once: one of them may be what they died of.
+        """Free the runs of owners that died, all at once, because one of them may have caused the death.
 
         Args:
-            gone: Owners whose leases have ended.
-            living: Other owners; of some it may be seen that they are dead.
+            gone: Owners whose leases have expired.
+            living: Other owners, some of which may be known to be dead.
 
         Returns:
-            Whether there were any.
+            Whether there were dead owners.
         """
         dead = [
             *gone,
@@ -305,16 +303,16 @@ class _PostgresBackend(PostgresConnection):
         return bool(dead)
 
     def _is_driven(self, run_id: str, owner: str | None, living: frozenset[str]) -> bool:
-        """Whether somebody who may be alive holds the lease. Of our own leases we know; others' end with their time."""
+        """Whether an owner that may be alive holds the lease. This store's leases are known; others expire."""
         return owner in living and not self.leases.is_dropped(run_id, owner)
 
     def _find_living_owners(self) -> frozenset[str]:
-        """Return the owners whose leases have not ended, and of whom it cannot be seen that they are dead."""
+        """Return the owners whose leases have not expired, without those that are known to be dead."""
         names = [name for (name,) in self.execute(sql.SELECT_LIVING_OWNERS, (self.outage.grace_s,)).fetchall()]
         return frozenset(name for name in names if self.leases.is_ours(name) or not OwnerIdentity.parse(name).is_dead)
 
     def release(self, lease: Lease) -> bool:
-        """Give the lease back."""
+        """Release the lease with the next flush."""
         self.leases.release(lease)
         self._pending_releases.append(
             (
@@ -332,7 +330,7 @@ class _PostgresBackend(PostgresConnection):
     # The journal.
 
     def append(self, request: AppendRequest) -> bool:
-        """Have events written and inbox rows struck with the next statement; all but refusals are found out there."""
+        """Queue events and consumed inbox rows for the next statement, which detects conflicts and lost leases."""
         self.leases.check(request.lease)
         if id(request) in self._isolated_ids:
             return self._append_isolated(request)
@@ -358,10 +356,10 @@ class _PostgresBackend(PostgresConnection):
         return True
 
     def _sync_lease(self, lease: Lease) -> _PostgresRow:
-        """Return the row of a run that we drive, locked, and tell the lease what is new.
+        """Lock the row of a leased run and return it. Update the lease with the state of the inbox.
 
         Raises:
-            LeaseLostError: when we do not drive it any more.
+            LeaseLostError: if the lease is lost.
         """
         row = self._find_row(lease.run_id)
         if row is None or (row.owner, row.token) != (lease_owner(lease).name, lease.token):
@@ -371,22 +369,22 @@ class _PostgresBackend(PostgresConnection):
         return row
 
     def _flush(self) -> None:
-        """Write the appends that wait for it, then let go of the leases that were given back."""
+        """Write the pending appends, then perform the pending releases."""
         chains, self._pending_appends, self._pending_chars = self._pending_appends, {}, 0
         if chains:
             missing = self._find_blocked_ends(chains) or chains.keys() - self._write_appends(chains)
             if missing:
-                self._isolated_ids.update(id(entry) for run_id in missing for entry in chains[run_id])
+                self._isolated_ids.update(id(request) for run_id in missing for request in chains[run_id])
                 raise _PartialAppend
-        leaving, self._pending_releases = self._pending_releases, []
-        if leaving:
-            ids = [run_id for run_id, *_rest in leaving]
-            self.execute(sql.RELEASE_RUNS, (ids, *_transpose(leaving), self.channel))
+        releases, self._pending_releases = self._pending_releases, []
+        if releases:
+            ids = [run_id for run_id, *_rest in releases]
+            self.execute(sql.RELEASE_RUNS, (ids, *_transpose(releases), self.channel))
 
     def _find_blocked_ends(self, chains: AppendChains) -> set[str]:
-        """Return the ids of the runs that shall end, and whose inbox holds more that is due."""
+        """Return the ids of the runs with a final append whose inbox has other rows that are due."""
         taken = {
-            run_id: {number for entry in chain for number in entry.taken}
+            run_id: {number for request in chain for number in request.taken}
             for run_id, chain in chains.items()
             if chain[-1].final
         }
@@ -394,7 +392,7 @@ class _PostgresBackend(PostgresConnection):
         return {run_id for run_id, number in rows if number not in taken[run_id]}
 
     def _write_appends(self, chains: AppendChains) -> set[str]:
-        """Write appends, by one statement; return the ids of the runs whose appends were written."""
+        """Write appends by one statement. Return the ids of the runs whose appends were written."""
         heads = [
             (
                 run_id,
@@ -405,23 +403,23 @@ class _PostgresBackend(PostgresConnection):
             )
             for run_id, chain in chains.items()
         ]
-        entries = [(run_id, entry) for run_id, chain in chains.items() for entry in chain]
+        requests = [(run_id, request) for run_id, chain in chains.items() for request in chain]
         records = [
             (run_id, version, body)
-            for run_id, entry in entries
-            for version, body in enumerate(entry.bodies, entry.expected_version + 1)
+            for run_id, request in requests
+            for version, body in enumerate(request.bodies, request.expected_version + 1)
         ]
         values = [*_transpose(heads), *_transpose(records), self.channel]
-        if struck := [(run_id, number) for run_id, entry in entries for number in entry.taken]:
-            rows = self.execute(sql.MARK_TAKEN + sql.APPEND_EVENTS, [*_transpose(struck), *values]).fetchall()
+        if taken := [(run_id, number) for run_id, request in requests for number in request.taken]:
+            rows = self.execute(sql.MARK_TAKEN + sql.APPEND_EVENTS, [*_transpose(taken), *values]).fetchall()
         else:
             rows = self.execute(sql.APPEND_EVENTS, values).fetchall()
-        for run_id, newest, cancelled, _told in rows:
+        for run_id, newest, cancelled, _notified in rows:
             self._notify_inbox(chains[run_id][0].lease, newest, cancelled=cancelled)
         return {run_id for run_id, *_news in rows}
 
     def read(self, run_id: str, after: int) -> JournalRecords:
-        """Return the run's version, and the records: the header as 0, and those after that version."""
+        """Return the run's version, the header as record 0, and the events after `after`."""
         row = self._get_row(run_id, sql.SELECT_RUN)
         records = self.execute(sql.SELECT_EVENTS, (row.number, max(after, 0))).fetchall()
         return row.version, [(version, body.encode()) for version, body in records]
@@ -433,7 +431,7 @@ class _PostgresBackend(PostgresConnection):
     # The inbox.
 
     def post(self, post: InboxPost) -> PostedItem:
-        """Insert an item; the first of a key wins."""
+        """Insert an item; the first post of a key wins."""
         self._flush()
         run_id, item = post.run_id, post.item
         row = self._get_row(run_id)
@@ -452,7 +450,7 @@ class _PostgresBackend(PostgresConnection):
         return PostedItem(number=number, key=post.key, item=item)
 
     def inbox(self, run_id: str) -> list[tuple[int, str, bytes]]:
-        """Return the rows that are not taken yet, oldest first."""
+        """Return the rows that are not consumed yet, oldest first."""
         rows = self.execute(sql.SELECT_INBOX, (self._get_row(run_id, sql.SELECT_RUN).number,)).fetchall()
         return [(number, key, item.encode()) for number, key, item in rows]
 
@@ -463,11 +461,11 @@ class _PostgresBackend(PostgresConnection):
     # Lists.
 
     def runs(self, where: Filter, limit: int) -> tuple[RunSummary, ...]:
-        """Return the newest runs that the filter takes, newest first."""
+        """Return the newest runs that match the filter, newest first."""
         wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
         tests = ["created_at < %s" if name == "before" else f'"{name}" = %s' for name in wanted]
         clause = f"WHERE {' AND '.join(tests)}" if tests else ""
-        values = [str(value) if isinstance(value, str) else value for value in wanted.values()]  # psycopg names enums
+        values = [str(value) if isinstance(value, str) else value for value in wanted.values()]  # not enums
         rows = self.execute(f"{sql.SELECT_SUMMARIES} {clause} {sql.NEWEST_FIRST}", (*values, limit)).fetchall()
         living = self._find_living_owners()
         return tuple(self._parse_summary(living, *row) for row in rows)
@@ -478,20 +476,20 @@ class _PostgresBackend(PostgresConnection):
         return parse_summary(values, driven=self._is_driven(values["id"], owner, living))
 
     def watch(self, run_ids: Sequence[str], seconds: float, subscriptions: Subscriptions) -> None:
-        """Have appends to these runs announced for a while; what came before that is looked for once."""
+        """Have the server announce appends to these runs for a while. Notify subscribers once, of earlier changes."""
         self.execute(sql.WATCH_RUNS, (seconds, list(run_ids)))
         self.after_commit(partial(subscriptions.notify, [run_topic(run_id) for run_id in run_ids]))
 
-    # The end of runs.
+    # Deletion.
 
     def delete(self, run_id: str) -> None:
-        """Remove a run that nobody drives, and the runs below it."""
+        """Remove a run that is not being executed, and the runs of its subagents."""
         self._flush()
         self._get_row(run_id)
         self._remove_idle([run_id])
 
     def delete_session(self, session: str) -> int:
-        """Remove all runs of a session, and the runs below them."""
+        """Remove all runs of a session, and the runs of their subagents. Return the number of runs in the session."""
         self._flush()
         ids = [
             run_id
@@ -503,7 +501,7 @@ class _PostgresBackend(PostgresConnection):
         return len(ids)
 
     def prune(self, before: float, start: int, limit: int) -> tuple[int, int]:
-        """Remove a portion of what is over and old, and nothing still needs."""
+        """Remove a batch of old finished runs that no kept run needs."""
         self._flush()
         portion = self._select_numbers(sql.SELECT_PRUNE_BATCH, before, start, limit)
         if not portion:
@@ -511,20 +509,20 @@ class _PostgresBackend(PostgresConnection):
         old = self._find_removable(portion, before)
         if old:
             self.execute(sql.LOCK_REMOVABLE, (old,))
-            still = self._find_removable(old, before)  # before they were locked something may have come to need them
+            still = self._find_removable(old, before)  # a new run may need them since the first check
             old = sorted({*old} & {*still})
             self._remove(old)
         return len(old), portion[-1]
 
     def _find_removable(self, numbers: list[int], before: float) -> list[int]:
-        """Return the numbers of what is over and old among these runs and their kin, and nothing still needs."""
+        """Return the numbers of the old finished runs among these and related runs that no kept run needs."""
         kin = self.execute(sql.SELECT_RELATED, (numbers, before)).fetchall()
         fresh = [run_id for run_id, _number, is_old in kin if not is_old]
         kept = {run_id for (run_id,) in self.execute(sql.SELECT_RETAINED, (fresh,)).fetchall()} if fresh else set()
         return [number for run_id, number, _is_old in kin if run_id not in kept]
 
     def _remove_idle(self, ids: list[str]) -> None:
-        """Remove runs and those below them, if nothing that stays needs one of them or drives it."""
+        """Remove runs and those of their subagents, after checking that all of them can be removed."""
         numbers = self._select_numbers(sql.SELECT_DESCENDANTS, ids)
         owners = {run_id: owner for _number, run_id, owner in self.execute(sql.LOCK_REMOVABLE, (numbers,)).fetchall()}
         if (follower := self.execute(sql.SELECT_SUCCESSOR, (list(owners), list(owners))).fetchone()) is not None:
@@ -540,10 +538,10 @@ class _PostgresBackend(PostgresConnection):
     def _remove(self, numbers: list[int]) -> None:
         self.execute(sql.DELETE_RUNS, (numbers, numbers, numbers))
 
-    # Upkeep.
+    # Maintenance.
 
     def renew_leases(self) -> None:
-        """Renew the leases that are held, let go of those that were dropped, learn of news and losses."""
+        """Renew the leases of live event loops, release dropped ones, and detect new posts and lost leases."""
         with self.transaction(write=True, durability="normal"):
             held = list(self.leases)
             ids, owners = [run_id for run_id, _each in held], [owner.name for owner in self.leases.owners()]
@@ -558,25 +556,25 @@ class _PostgresBackend(PostgresConnection):
                     self.leases.remove(run_id)
 
     def _release_leases(self, leases: Sequence[tuple[str, int, str]]) -> None:
-        """Let go of leases of which nobody knows any more, but of none whose row somebody else has locked.
+        """Release leases that are not used any more, except those whose rows another session has locked.
 
-        They are in no hurry, and to wait for one would cost those that are held.
+        They can be released later; waiting for a lock would delay the renewal of the other leases.
 
         Args:
             leases: Run id, token and owner of each.
         """
         if leases:
             ids = [run_id for run_id, *_rest in leases]
-            leaving = [(*lease, 0, 0.0, 0.0, 0) for lease in leases]
-            self.execute(sql.RELEASE_UNLOCKED_RUNS, (ids, *_transpose(leaving), ids, self.channel))
+            releases = [(*lease, 0, 0.0, 0.0, 0) for lease in leases]
+            self.execute(sql.RELEASE_UNLOCKED_RUNS, (ids, *_transpose(releases), ids, self.channel))
 
     def _read_inbox_updates(self, run_ids: Sequence[str]) -> InboxUpdates:
-        """Return what is new of runs."""
+        """Return the current inbox state of runs."""
         rows = self.execute(sql.SELECT_INBOX_UPDATES, (run_ids,)).fetchall()
         return {(run_id, token, owner): (newest, cancelled) for run_id, token, owner, newest, cancelled in rows}
 
     def _apply_update(self, lease: Lease, updates: InboxUpdates) -> None:
-        """Tell a lease what is new, or that it is lost."""
+        """Update a lease with the state of the inbox, or mark it as lost."""
         row = updates.get((lease.run_id, lease.token, lease_owner(lease).name))
         if row is None:
             self.after_commit(partial(self.leases.mark_lost, lease))
@@ -584,14 +582,14 @@ class _PostgresBackend(PostgresConnection):
             self._notify_inbox(lease, row[0], cancelled=row[1])
 
     def maintain(self) -> None:
-        """Forget workers that ended long ago, once."""
+        """Remove the rows of workers that ended long ago, once per backend."""
         if not self._is_maintained:
             with self.transaction(write=True, durability="normal"):
                 self.execute(sql.DELETE_ENDED_WORKERS)
             self._is_maintained = True
 
     def close(self) -> None:
-        """Let go of the leases, and close the connection."""
+        """Release the leases, and close the connection."""
         try:
             if self._has_written:
                 with self.transaction(write=True, durability="normal"):
@@ -607,7 +605,7 @@ class _PostgresBackend(PostgresConnection):
     def _get_row(self, run_id: str, how: str = sql.LOCK_RUN) -> _PostgresRow:
         row = self._find_row(run_id, how)
         if row is None:
-            raise RunNotFoundError(f"{self.address} holds no run {run_id!r}; `agentfsm runs` lists those that it holds")
+            raise RunNotFoundError(f"{self.address} holds no run {run_id!r}; `agentfsm runs` lists its runs")
         return row
 
     def _find_row(self, run_id: str, how: str = sql.LOCK_RUN) -> _PostgresRow | None:
@@ -618,14 +616,14 @@ class _PostgresBackend(PostgresConnection):
         return [number for (number,) in self.execute(statement, values).fetchall()]
 
     def _select_one(self, statement: str, parameters: Sequence[Any] = ()) -> tuple[Any, ...]:
-        """Return the one row of a statement that always has one."""
+        """Return the row of a statement that always returns one row."""
         row = self.execute(statement, parameters).fetchone()
-        assert row is not None  # noqa: S101  see above
+        assert row is not None  # noqa: S101  see the docstring
         return row
 
 
 def _build_lease(run_id: str, *facts: Any) -> Lease:
-    """Return the lease of a run from its token, version, crashes, those alone, newest inbox number and cancellation."""
+    """Build a lease from token, version, crashes, crashes without other runs, newest inbox number and cancellation."""
     token, version, crashes, alone, newest, cancelled = facts
     return Lease(
         run_id=run_id,
@@ -639,12 +637,12 @@ def _build_lease(run_id: str, *facts: Any) -> Lease:
 
 
 def _can_chain(request: AppendRequest, other: AppendRequest) -> bool:
-    """Whether one append of a run may be written together with the next."""
+    """Whether an append of a run can be written together with the next one."""
     return not request.final and request.lease is other.lease and request.columns.version == other.expected_version
 
 
 def _transpose(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Return rows as columns, which is how a statement takes any number of them."""
+    """Return rows as columns: a statement takes any number of rows as arrays."""
     return [list(column) for column in zip(*rows, strict=True)]
 
 
@@ -660,34 +658,28 @@ _SCHEMA_NAME: Final = ValueRule(
 
 @attrs.define(eq=False, repr=False)
 class PostgresStore(ThreadedStore[_PostgresBackend]):
-    """Keeps journals in a PostgreSQL database that any number of workers on any machines may share.
+    """A store that keeps journals in a PostgreSQL database, which any number of workers on any machines may share.
 
-    A lease lasts `lease_s` seconds and is renewed by the store's thread, as long as the event loop of its owner does
-    not stand still for more than `blocked_s` seconds. When an owner is killed its runs may be taken at once by another
-    process of its machine that can see that it is dead, else when the lease ends. All times are the server's.
+    A lease lasts `lease_s` seconds. The store's thread renews it, unless the event loop of its owner is blocked for
+    more than `blocked_s` seconds. If the owner is killed, another process of its machine takes its runs at once if it
+    can see that the owner is dead, else when the lease expires. All times are the server's.
 
-    A connection that is lost (a restart, a failover) is made again, and callers notice only the time that it takes, up
-    to `patience_s`. One whose server is silent for 20 seconds counts as lost. A commit whose reply was lost is looked
-    up, so what is told of it is true. PgBouncer may stand in between and pool by transaction.
+    After a lost connection (a restart, a failover) the store connects again, and calls only take longer, up to
+    `patience_s`. A connection whose server is silent for 20 seconds counts as lost. If the reply to a commit is lost,
+    the store looks up whether it was committed. PgBouncer may stand in between and pool by transaction.
 
-    With durability "full" a commit waits as the server is set to, and for its disk at least; with a server that does
-    not wait for its disk (fsync = off) no run is driven so. With "normal" it waits for nothing: a crash of the server
-    may lose what was acknowledged in the second before. The store looks at fsync each time that it connects.
-
-    Args:
-        url: As libpq takes it: `postgresql://user:password@host:5432/database`. It is never shown.
-        schema: Where the tables are: made at first use, which takes the right to create in the database; who may not do
-            that needs an empty schema of this name.
-        lease_s: Seconds, up to 3,600: how long a worker that vanished keeps others waiting.
-        blocked_s: Seconds above 0: how long an event loop that stands still keeps its runs.
-        patience_s: Seconds that a server which was reached before may be away until callers are told.
+    With durability "full", a commit waits as the server is configured, and at least for its disk. If the
+    server does not wait for its disk (fsync = off, checked at each connection), runs with "full" are refused. With
+    "normal", a commit does not wait: a crash of the server may lose the writes acknowledged in the second before.
     """
 
     url: str = attrs.field(repr=False)
     """Address of the database, in libpq's form `postgresql://user:password@host:5432/database`. It is never shown."""
 
     schema: str = attrs.field(default="agentfsm", kw_only=True, validator=_SCHEMA_NAME)
-    """Name of the schema of the tables, created at first use. Default "agentfsm"."""
+    """Name of the schema of the tables, created at first use, which requires the right to create schemas in the
+    database. A user without it needs an empty schema of this name. Default "agentfsm".
+    """
 
     lease_s: float = attrs.field(default=LEASE_S, kw_only=True, validator=LEASE_SECONDS)
     """Seconds after which other workers take over the runs of a worker that vanished, up to 3,600."""
@@ -714,13 +706,13 @@ class PostgresStore(ThreadedStore[_PostgresBackend]):
         self._watch(writer, [topic])
 
     def _watch(self, writer: StoreWriter[_PostgresBackend], topics: Iterable[str]) -> None:
-        """Have the server announce appends to the runs that are watched: to announce all would slow all writers."""
+        """Have the server announce appends to the watched runs. Announcing all appends would slow all writers."""
         run_ids = [topic.removeprefix(_RUN_TOPIC_PREFIX) for topic in topics if topic.startswith(_RUN_TOPIC_PREFIX)]
         if run_ids:
-            with suppress(AgentError):  # the store is closed, or its server away: whoever watches polls as well
+            with suppress(AgentError):  # the store is closed, or its server away: subscribers also poll
                 writer.submit(
                     StoreJob(
-                        lambda ledger: ledger.watch(run_ids, WATCH_DURATION_S, writer.subscriptions),
+                        lambda backend: backend.watch(run_ids, WATCH_DURATION_S, writer.subscriptions),
                         durability="normal",
                     )
                 )
