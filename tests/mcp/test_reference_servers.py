@@ -12,7 +12,7 @@ from agentfsm.mcp import MCPServer
 from agentfsm.streaming.stream import ToolEvent, ToolEventType
 from agentfsm.testing import LocalServer, ScriptedModel, call, say
 from tests.support.node_packages import program
-from tests.support.port_servers import listening
+from tests.support.port_servers import free_port, listening
 
 EVERYTHING = "@modelcontextprotocol/server-everything"
 FILESYSTEM = "@modelcontextprotocol/server-filesystem"
@@ -143,6 +143,23 @@ async def test_a_long_call_tells_how_far_it_is(everything):
         events = [event async for event in stream]
     told = [each for each in events if isinstance(each, ToolEvent) and each.type is ToolEventType.PROGRESS]
     assert [each.message for each in told] == ["1 of 3", "2 of 3", "3 of 3"]
+
+
+async def test_a_server_that_is_restarted_between_two_calls():
+    """It answers the old session with 400: it is handshaken anew, and the model is told nothing of effects."""
+    command, port = program(EVERYTHING, "streamableHttp"), free_port()
+    calls = [say("", call("all__echo", message=word)) for word in ("one", "two")]
+    url = f"http://127.0.0.1:{port}"
+    async with Agent(ScriptedModel(*calls, "done"), tools=[by_http(url)]) as agent:
+        run = agent.start("go on")
+        with listening(command, os.environ, port=port):
+            while not results(run):
+                run = await agent.step(run)
+        with listening(command, os.environ, port=port):
+            run = await agent.finish(run)
+    first, second = results(run)
+    assert (first.content, second.content) == ("Echo: one", "Echo: two")
+    assert (second.outcome, second.attempts) == ("done", 2)
 
 
 async def test_the_environment_is_not_ours(monkeypatch):

@@ -54,6 +54,8 @@ def test_what_came_instead_of_a_response_tells_the_fault(error, fault):
         (307, -32600, RequestFault.ADDRESS),
         (400, -32602, RequestFault.ARGUMENTS),
         (400, -32603, RequestFault.INTERNAL),
+        (400, -32000, RequestFault.REQUEST),
+        (400, -32600, RequestFault.REQUEST),
         (401, -32603, RequestFault.UNAUTHORIZED),
         (403, -32602, RequestFault.FORBIDDEN),
         (404, -32600, RequestFault.SESSION),
@@ -172,3 +174,21 @@ def test_words_are_bounded_and_on_one_line():
     assert request_errors.describe_error(group) == "OSError: one; ValueError"
     hostile = told(MCPError(7, "{server} \ud800 {0}"))
     assert "{server} \ufffd {0}" in hostile.content
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "has_session", "fault"),
+    [
+        (-32000, "Bad Request: No valid session ID provided", True, RequestFault.SESSION),
+        (-32600, "Bad Request: Session not found", True, RequestFault.SESSION),
+        (-32603, "Server returned an error response", True, RequestFault.SESSION),
+        (-32603, "Server returned an error response", False, RequestFault.REQUEST),
+        (-32000, "Bad Request: No valid session ID provided", False, RequestFault.REQUEST),
+        (-32000, "Bad Request: Unsupported protocol version", True, RequestFault.REQUEST),
+        (-32602, "no such session in the arguments", True, RequestFault.ARGUMENTS),
+    ],
+)
+def test_a_bad_request_is_refused(code, said, has_session, fault):
+    """Nothing was run. A session that the server does not know is answered so by many, instead of with 404."""
+    seen = WireStatus(status=400, has_session=has_session)
+    assert classify_error(MCPError(code, said), seen).fault is fault

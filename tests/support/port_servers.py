@@ -19,15 +19,18 @@ LAST_ANSWER_S: Final = 10.0
 
 
 @contextmanager
-def listening(command: Sequence[str], env: Mapping[str, str], *, cwd: Path | None = None) -> Iterator[str]:
+def listening(
+    command: Sequence[str], env: Mapping[str, str], *, cwd: Path | None = None, port: int | None = None
+) -> Iterator[str]:
     """Start a server that takes its port from the environment; yields its URL, without a path, once it listens.
 
     Args:
         command: With its arguments; "{port}" in them stands for the port.
         env: All that it gets beside the port, which is in PORT.
         cwd: The folder that it works in; by default ours.
+        port: The port; by default a free one.
     """
-    port = free_port()
+    port = free_port() if port is None else port
     words = [word.replace("{port}", str(port)) for word in command]
     told = {**env, "PORT": str(port)}
     with subprocess.Popen(words, env=told, cwd=cwd, stderr=subprocess.PIPE, text=True) as server:

@@ -16,6 +16,7 @@ from mcp.types import CONNECTION_CLOSED, JSONRPCNotification
 
 from agentfsm._http import parse_retry_after
 from agentfsm.mcp.connection.request_errors import (
+    BAD_REQUEST,
     FIRST_ERROR,
     NOT_FOUND,
     WIRE_STATUS,
@@ -36,6 +37,8 @@ RELEVANT_NOTIFICATIONS: Final = frozenset(
         "notifications/tools/list_changed",
     }
 )
+# Header with the session of the handshake revision.
+SESSION_HEADER: Final = "mcp-session-id"
 # Seconds to connect, or to send a part of a request; and seconds between two parts of an answer. Both are the values of
 # the SDK's own client. A call has its own timeout.
 CONNECT_TIMEOUT_S: Final = 30.0
@@ -67,6 +70,7 @@ class BoundedHTTPClient(httpx2.AsyncClient):
         asked = WIRE_STATUS.get(None) or WireStatus()
         # A failed follow-up does not show that the request itself was refused; it would be sent twice.
         seen = asked if _carries_request(request) else WireStatus()
+        seen.has_session = SESSION_HEADER in request.headers
         try:
             response = await super().send(request, **options)
         except Exception as error:  # noqa: BLE001  also an error of a user's `auth` must not end other requests
@@ -78,7 +82,9 @@ class BoundedHTTPClient(httpx2.AsyncClient):
             wait = response.headers.get("retry-after")
             seen.retry_after_s = None if wait is None else parse_retry_after(wait, time.time())
             self._on_failure()
-        if seen is not asked and response.status_code == NOT_FOUND:
+        if seen is not asked and (
+            response.status_code == NOT_FOUND or (response.status_code == BAD_REQUEST and seen.has_session)
+        ):
             asked.is_session_lost = True
         if not response.is_stream_consumed:
             response.stream = _BoundedStream(response, seen)

@@ -60,6 +60,9 @@ class WireStatus:
     was_accepted: bool = False
     """Whether the server accepted the call in an earlier request, and only postponed it."""
 
+    has_session: bool = False
+    """Whether the newest HTTP request named a session of the handshake revision."""
+
     is_session_lost: bool = False
     """Whether the server accepted the request, but has lost the session since."""
 
@@ -204,12 +207,17 @@ FAULT_BY_STATUS: Final[dict[int, RequestFault]] = dict.fromkeys(TRANSIENT_STATUS
     405: RequestFault.ADDRESS,
     429: RequestFault.BUSY,
 }
+BAD_REQUEST: Final = 400
 NOT_FOUND: Final = 404
 # First HTTP status of redirects, and of errors.
 FIRST_REDIRECT: Final = 300
 FIRST_ERROR: Final = 400
 # Text of the SDK for a response without a text.
 _SDK_PLACEHOLDER: Final = "Server returned an error response"
+
+# Codes of errors with which servers refuse an HTTP request itself. The SDK's own meaning of the first, a closed
+# connection, does not occur with a status.
+_REFUSAL_CODES: Final = frozenset({CONNECTION_CLOSED, INVALID_REQUEST})
 
 # All other codes are defined by the server, and do not show whether the call was executed.
 FAULT_BY_CODE: Final[dict[int, RequestFault]] = {
@@ -292,6 +300,8 @@ def _classify(error: MCPError, wire_status: WireStatus, end_reason: str | None) 
     said = shorten(_drop_validation_detail(error.message) if error.code == PARSE_ERROR else error.message)
     if wire_status.status == NOT_FOUND and error.code != METHOD_NOT_FOUND:
         return RequestError(error, RequestFault.SESSION, said)
+    if wire_status.status == BAD_REQUEST and (fault := _classify_bad_request(error, wire_status)) is not None:
+        return RequestError(error, fault, _format_status(BAD_REQUEST, said))
     if wire_status.status is not None and wire_status.status in FAULT_BY_STATUS:
         return RequestError(
             error,
@@ -305,6 +315,20 @@ def _classify(error: MCPError, wire_status: WireStatus, end_reason: str | None) 
         return RequestError(error, RequestFault.LOST, end_reason)
     fault = next((fault for beginning, fault in FAULT_BY_MESSAGE.items() if said.startswith(beginning)), None)
     return RequestError(error, fault or FAULT_BY_CODE.get(error.code, RequestFault.OTHER), said)
+
+
+def _classify_bad_request(error: MCPError, wire_status: WireStatus) -> RequestFault | None:
+    """Return the fault of a request that was refused with HTTP 400, or None if the code of the error is more specific.
+
+    The specification has 404 for a session that the server does not know. Many servers answer 400, with an error of
+    their own or none, among them those that follow the examples of the official SDKs.
+    """
+    has_placeholder = error.message == _SDK_PLACEHOLDER
+    if not has_placeholder and error.code not in _REFUSAL_CODES:
+        return None
+    if wire_status.has_session and (has_placeholder or "session" in error.message.lower()):
+        return RequestFault.SESSION
+    return RequestFault.REQUEST
 
 
 def _drop_validation_detail(message: str) -> str:
