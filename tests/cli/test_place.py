@@ -107,7 +107,7 @@ def test_runs_in_redis(here, monkeypatch):
         assert "accept_loss='everything'" in here.err
         monkeypatch.setenv(store_location.STORE_VARIABLE, f"{server.url}?accept_loss=everything&prefix=cli:")
         a_life(here)
-        assert "its restart costs everything" in here("doctor")
+        assert "a restart of the server loses everything" in here("doctor")
         assert PASSWORD not in here.out + here.err
 
 

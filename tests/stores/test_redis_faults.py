@@ -558,7 +558,7 @@ async def test_no_error_tells_a_password(make, server, caplog, is_there, told):
 async def test_a_fault_of_the_store_itself_is_said_to_be_one(make):
     """What nobody foresaw fails the group, by name; the next one is done."""
     store = make()
-    with pytest.raises(StoreError, match="a fault of its own"):
+    with pytest.raises(StoreError, match="a bug in it"):
         await store._run_job(lambda _ledger: 1 / 0)
     assert await store.now()
 

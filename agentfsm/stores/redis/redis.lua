@@ -1,30 +1,29 @@
--- The operations of a RedisStore. Each call is one of them, done whole or not at all: what decides is checked before
--- the first write, and a server without memory refuses the first write, never one in the middle. All times are the
--- server's own.
+-- The operations of a RedisStore. Each call executes one of them, atomically: all checks precede the first write, and a
+-- server without memory refuses the first write, never a later one. All times are the server's.
 --
--- Keys, behind the prefix:
---   run:ID        hash  what a list shows of the run, and who drives it
---   journal:ID    list  the records: the header, then the events; a record's place is its version
---   inbox:ID      hash  every post there ever was, by key: so a key stays taken
---   open:ID       zset  keys of the posts that are not taken in yet, by number
---   followers:ID  zset  the runs that go on from it, by number
---   below:ID      zset  the runs whose caller it is, by number
---   session:NAME  zset  the runs of a session, by number
---   ready:NAME    zset  the runs of an agent that a worker may claim, by since or from when
---   suspects:NAME zset  those of them whose owners died twice or more; they are claimed apart from the others
---   workers       hash  the event loops that own leases, and until when: a loop's leases end together
---   held:WORKER   zset  the runs that an event loop drives, by the number of their lease
+-- Keys, after the prefix:
+--   run:ID        hash  fields of a run for lists, and its owner
+--   journal:ID    list  records: the header, then the events; the index of a record is its version
+--   inbox:ID      hash  all posts by key, including consumed ones, so that each key stays taken
+--   open:ID       zset  keys of the posts that are not consumed yet, by number
+--   followers:ID  zset  runs that continue the run, by number
+--   below:ID      zset  runs that the run has called as tools, by number
+--   session:NAME  zset  runs of a session, by number
+--   ready:NAME    zset  runs of an agent that a worker may claim, by the time from which on
+--   suspects:NAME zset  those of them whose owners died twice or more, which are claimed separately
+--   workers       hash  event loops that own leases, and the end of these leases
+--   held:WORKER   zset  runs that an event loop executes, by their fencing token
 --   runs          zset  all runs, by the time of their creation
---   ending        zset  the runs that will expire, by when
---   done:QUESTION       how many runs a deletion has removed, for an hour: the answer may be lost on its way
---   count               the newest number: of runs and of fencing tokens
---   schema              of these keys
--- An index names a run by its number in 16 digits and its id: an id may be used again, that never is.
+--   ending        zset  runs that will expire, by the time of the expiry
+--   done:REQUEST        number of runs that a deletion has removed, kept for an hour in case the reply is lost
+--   count               last number of a run or fencing token
+--   schema              version of these keys
+-- An index entry consists of a run's number in 16 digits and its id: an id may be reused, an entry never is.
 
 local DIGITS = 16
-local PAGE = 500 -- runs looked at in one call: so other clients wait for milliseconds only
-local CHUNK = 1000 -- arguments of one command: Lua passes 8,000 at most
-local KEPT_S = 3600 -- of an answer that may be asked for again
+local PAGE = 500 -- runs per call, so that other clients wait for milliseconds only
+local CHUNK = 1000 -- arguments per command: Lua allows 8,000
+local KEPT_S = 3600 -- seconds that the result of a deletion is kept
 local SCHEMA = 2
 local FINAL = { done = true, error = true }
 local KINDS = { 'run', 'journal', 'inbox', 'open', 'followers', 'below' }
@@ -42,7 +41,7 @@ local function argument()
   return ARGV[place]
 end
 
--- Read a number, and so many arguments.
+-- Read a count, and this number of arguments.
 local function arguments()
   local list = {}
   for index = 1, tonumber(argument()) do
@@ -87,12 +86,12 @@ local function find(id)
   end
   local run = { id = id, entry = values[1] .. id }
   for index, field in ipairs(FIELDS) do
-    run[field] = values[index] -- false where there is none
+    run[field] = values[index] -- false if the field is missing
   end
   return run
 end
 
--- Return the run that an entry of an index stands for; one that has expired is struck.
+-- Return the run of an index entry. Remove the entry of an expired run.
 local function named(index, entry)
   local run = find(string.sub(entry, DIGITS + 1))
   if run and run.entry == entry then
@@ -113,14 +112,14 @@ local function last_of(session)
   end
 end
 
--- Return whether the leases of an owner hold.
+-- Return whether the leases of an owner are valid.
 local function lives(owner)
   local ends = call('HGET', prefix .. 'workers', owner)
   local left_s = ends and ends - now or -math.huge
-  return left_s > -outage_s and left_s <= tonumber(longest_s) -- more than that: the server's clock went back
+  return left_s > -outage_s and left_s <= tonumber(longest_s) -- later ends mean that the server's clock went back
 end
 
--- `free` has tokens of leases, and names of owners, of which whoever asks knows that they are no more.
+-- `free` contains tokens of dropped leases and names of dead owners, as known to the caller.
 local function is_driven(run, free)
   return run.owner and not free[run.token] and not free[run.owner] and lives(run.owner)
 end
@@ -133,15 +132,15 @@ local function driven(run)
   return { 'driven', run.id, run.owner, run.token }
 end
 
--- Return who drives the run, and by which lease; nothing when nobody does.
+-- Return the live owner of a run and its fencing token; nothing if there is none.
 local function lease_of(run)
   if is_driven(run, {}) then
     return run.owner, run.token
   end
 end
 
--- Return the runs that go when this one goes, itself included: those of its session, those that go on from it, callers
--- and called; also those that it goes on from, where told so. nil as soon as one does not fit.
+-- Return the runs that are removed together with this one, including it: those of its session, successors, callers and
+-- subagents, and predecessors if `back` is true. Return nil if one of them does not fit.
 local function kin(run, fits, back)
   local known, found, sessions, fit = {}, {}, {}, true
   local function add(each)
@@ -152,7 +151,7 @@ local function kin(run, fits, back)
     end
   end
   local function add_all(index)
-    for _, entry in ipairs(call('ZREVRANGE', index, 0, -1)) do -- newest first: it is the one that may not fit
+    for _, entry in ipairs(call('ZREVRANGE', index, 0, -1)) do -- newest first: most likely not to fit
       if fit and not known[entry] then
         add(named(index, entry))
       end
@@ -179,7 +178,7 @@ local function kin(run, fits, back)
   return fit and found or nil
 end
 
--- The end of runs.
+-- Expiry and removal of runs.
 
 local function for_each_key(runs, act)
   for _, run in ipairs(runs) do
@@ -192,7 +191,7 @@ local function for_each_key(runs, act)
   end
 end
 
--- Let a run that is over expire, with all that hang together with it, once all of them are over.
+-- Set the expiry of a run that is over and of the runs related to it, if all of them are over.
 local function let_expire(run)
   local runs = kin(run, function(each) return FINAL[each.state] end, true)
   if runs then
@@ -204,7 +203,7 @@ local function let_expire(run)
   end
 end
 
--- Lift the expiry of all that hang together with a new run.
+-- Cancel the expiry of the runs related to a new run.
 local function keep(run)
   local function expires(kind, name)
     return name and call('PTTL', key(kind, name)) > 0
@@ -242,7 +241,7 @@ local function remove(runs)
   end
 end
 
--- Return how many this very question has removed already, if it was asked before.
+-- Return the number of runs that this request has removed already, if it is repeated.
 local function recalled()
   return again == '1' and tonumber(call('GET', key('done', worker .. ' ' .. question)) or nil) or 0
 end
@@ -254,7 +253,7 @@ local function removed(count, more)
   return { 'removed', count, more }
 end
 
--- The inbox. A post is kept as "NUMBER DUE CANCEL ITEM"; DUE is "-" for at once.
+-- The inbox. A post is stored as "NUMBER DUE CANCEL ITEM"; DUE is "-" for at once.
 
 local function is_due(post)
   local due_at = string.match(post, '^%d+ (%S+)')
@@ -280,7 +279,7 @@ local function is_cancelled(id)
   return each_open(id, function(_, post) return string.match(post, '^%d+ %S+ (%d)') == '1' end)
 end
 
--- Return the newest number, and whether the run is cancelled, if that is news to one who was told of `told`.
+-- Return the newest inbox number, and 1 if it is above the known number `told` and the run is cancelled, else 0.
 local function news(id, told)
   local newest = newest_open(id)
   return newest, newest > tonumber(told) and is_cancelled(id) and 1 or 0
@@ -292,7 +291,8 @@ end
 
 -- Leases.
 
--- Return when a worker may claim a run that nobody drives; nil for never. A rest holds for what has come up to `newest`.
+-- Return the time from which a worker may claim a run without owner; nil for never. The backoff `rest_s` applies to
+-- posts up to number `newest`.
 local function ready_at(run, seen, seen_at, rest_s, newest)
   if FINAL[run.state] or run.parent then
     return nil
@@ -348,16 +348,16 @@ local function hand_over(run, owner, claim)
 end
 
 local function let_go(run)
-  call('HDEL', key('run', run.id), 'owner') -- first: it is granted also where there is no memory left
+  call('HDEL', key('run', run.id), 'owner') -- first: this is allowed even without free memory
   call('ZREM', key('held', run.owner), run.entry)
 end
 
--- Return the process that an owner is of; of one that says nothing of it, its own name.
+-- Return the process of an owner; its whole name if the process is unknown.
 local function process_of(owner)
   return string.match(owner, '^(%S+ %S+ [1-9]%d* %d+) %S+$') or owner
 end
 
--- Free the runs of owners that died, all of them at once: one of them may be what they died of.
+-- Free the runs of owners that died, all at once, because one of them may have caused the death.
 local function free_runs_of_the_dead(free)
   local groups = {}
   local ends = call('HKEYS', prefix .. 'workers')
@@ -375,7 +375,7 @@ local function free_runs_of_the_dead(free)
         local run = named(key('held', owner), entry)
         if run and run.owner == owner then
           runs[#runs + 1] = run
-          company = company + (run.parent and 0 or 1) -- runs of agents that are called belong to their callers'
+          company = company + (run.parent and 0 or 1) -- the runs of subagents count as part of their callers'
         end
       end
     end
@@ -424,7 +424,7 @@ function operations.create()
   end
   local run = map_of(fields)
   local newest = run.session and last_of(run.session)
-  if (newest and newest.entry or '') ~= last then -- whoever names it has seen that it is over
+  if (newest and newest.entry or '') ~= last then -- a caller that names it has checked that it is over
     return newest and { 'session', newest.entry, newest.id, newest.state } or { 'session', '', '', '' }
   end
   if run.after and not find(run.after) then
@@ -471,7 +471,7 @@ function operations.free()
   return { 'freed' }
 end
 
--- Return the leases that this very question has taken already, if it was asked before.
+-- Return the leases that this request has taken already, if it is repeated.
 local function claimed_before(owner)
   local leases = {}
   for _, entry in ipairs(again == '1' and call('ZRANGE', key('held', owner), 0, -1) or {}) do
@@ -528,7 +528,7 @@ function operations.release()
   return { 'released' }
 end
 
--- Let go of a lease that its owner does not know of.
+-- Release a lease that its owner does not know.
 function operations.disown()
   local owner, entry, token = argument(), argument(), argument()
   local run = named(key('held', owner), entry)
@@ -545,7 +545,7 @@ function operations.workers()
   return { 'workers', call('HKEYS', prefix .. 'workers') }
 end
 
--- Renew the leases of an owner, and return them: entries and tokens in turn.
+-- Renew the leases of an owner. Return them as alternating entries and tokens.
 function operations.renew_owner()
   local owner = argument()
   renew(owner)
@@ -570,7 +570,7 @@ function operations.append()
   local told, final = argument(), argument()
   local taken, fields, records = arguments(), arguments(), arguments()
   local run, after = find(id), map_of(fields)
-  -- Asked again it may have been written, and the lease may have been given back behind it, but not to another owner.
+  -- A repeated append may have been written, and its lease released, but another owner must not have taken the run.
   if again == '1' and run and run.token == token and is_written(id, before, records) then
     return { 'written', run.version, news(id, told) }
   end
@@ -583,8 +583,8 @@ function operations.append()
   if final == '1' and holds_more(id, set_of(taken)) then
     return { 'more', run.version, news(id, told) }
   end
-  -- A turn that was finished clears the crashes. A pause clears those that count against the run, and leaves one: calls
-  -- that are open may have begun. This is written first: striking would not need memory.
+  -- A finished turn resets the crashes. A pause resets those that count against the run, and leaves one, because open
+  -- calls may have begun. This is the first write: the removal of inbox rows would succeed without free memory.
   local crashes, alone = tonumber(run.crashes), run.alone or 0
   if after.turn ~= run.turn then
     crashes = 0
@@ -616,7 +616,7 @@ end
 
 function operations.post()
   local id, name, due_at, cancel, before, item = argument(), argument(), argument(), argument(), argument(), argument()
-  local most = tonumber(argument()) -- posts that may wait already; none where it is a decision
+  local most = tonumber(argument()) -- maximum of waiting posts; nil for a decision
   local run = find(id)
   if not run then
     return { 'gone' }
@@ -687,7 +687,7 @@ end
 
 -- Deletion.
 
--- Return the runs and those below them, and the set of their entries.
+-- Return the runs and those of their subagents, and the set of their entries.
 local function with_those_below(runs)
   local known, looked_at = {}, 0
   for _, run in ipairs(runs) do
@@ -707,7 +707,7 @@ local function with_those_below(runs)
   return runs, known
 end
 
--- Return the first of the runs that go on from this one and stay.
+-- Return the first run that continues this one and is not removed.
 local function follower(run, leaving)
   local index = key('followers', run.id)
   for _, entry in ipairs(call('ZRANGE', index, 0, -1)) do
@@ -718,7 +718,7 @@ local function follower(run, leaving)
   end
 end
 
--- Remove the runs and those below them, unless one is driven or needed, by what goes on from it or by its caller.
+-- Remove the runs and those of their subagents, unless one is executed, or needed by a successor or its caller.
 local function remove_whole(asked, free)
   local count = #asked
   local runs, leaving = with_those_below(asked)
@@ -775,14 +775,14 @@ function operations.prune()
         gone[each.entry] = true
       end
     elseif run then
-      kept[run.session or entry] = true -- a session goes whole or not at all
+      kept[run.session or entry] = true -- a session is removed as a whole
       start = start + 1
     end
   end
   return removed(count, #entries == limit and start or -1)
 end
 
--- Bring keys of version 1 up to date, a page of runs at a time: there, an index had all runs that were not over.
+-- Upgrade keys of version 1, a page of runs at a time. There, an index contained all runs that were not over.
 function operations.upgrade()
   local start = tonumber(argument())
   local entries = call('ZRANGE', prefix .. 'runs', start, start + PAGE - 1)
@@ -809,7 +809,7 @@ function operations.upgrade()
   return { 'upgraded', more and start + PAGE or -1 }
 end
 
--- Strike what has expired from the lists of all runs.
+-- Remove expired runs from the lists of all runs.
 function operations.sweep()
   local index = prefix .. 'ending'
   local entries = call('ZRANGEBYSCORE', index, '-inf', now * 1000, 'LIMIT', 0, PAGE)

@@ -1,10 +1,10 @@
-"""One Redis server: reached, looked at, and asked in pipelines. Knows what the server is, not what is kept in it.
+"""Connect to one Redis server, check its settings, and send requests in pipelines. The keys are defined elsewhere.
 
-A server that waits for the disk does so once for all that has come in together. So a group of jobs sends what it asks
-in one pipeline: a job whose answer is not there yet is stopped, and done again when all answers are. This also serves
-where a connection breaks: what was answered stands, and only the rest is asked again, marked as asked before, so that
-the script can find out whether it was done. Hence three rules for a job: it asks the same each time, it acts on answers
-in `after_commit` only, and what the script does is whole whenever it is asked.
+A server that waits for its disk does so once for all commands that arrive together. So a group of jobs sends its
+requests in one pipeline: a job whose reply is missing is stopped, and executed again when all replies have arrived.
+This also handles broken connections: replies are kept, and only the other requests are sent again, marked as repeated,
+so that the script can check whether they were executed. Hence three rules: a job makes the same requests each time, it
+acts on replies in `after_commit` only, and each operation of the script is atomic.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ from agentfsm.stores.threaded.outage import Outage
 
 _log = logging.getLogger("agentfsm.stores")
 
-# The most that a crash of the server may cost of what it has acknowledged.
+# The acknowledged writes that a crash of the server may lose.
 Loss: TypeAlias = Literal["nothing", "seconds", "snapshot", "everything"]
 
 # From the least to the most.
 LOSS_DESCRIPTIONS: Final[Mapping[Loss, str]] = {
-    "nothing": "what it acknowledged survives a crash of it and a power cut",
-    "seconds": "a crash of it or a power cut may cost the last seconds: two, or thirty with appendfsync no",
-    "snapshot": "a crash of it or a power cut costs what came after its last snapshot: minutes, at times an hour",
-    "everything": "its restart costs everything",
+    "nothing": "acknowledged writes survive a crash of the server and a power cut",
+    "seconds": "a crash of the server or a power cut may lose the last seconds: 2, or 30 with appendfsync no",
+    "snapshot": "a crash of the server or a power cut loses the writes since its last snapshot: minutes to an hour",
+    "everything": "a restart of the server loses everything",
 }
-# Seconds of silence after which a connection is given up: an answer takes milliseconds, with the slowest disk a second.
+# Seconds of silence after which a connection is given up: a reply takes milliseconds, with the slowest disk a second.
 TIMEOUT_S: Final = 5.0
-# Seconds between two attempts to reach a server that is away; up to this each is as long as all before it together.
+# Maximum seconds between two attempts to reach a server that is away. The pauses double up to this.
 MAX_PAUSE_S: Final = 1.0
-# The version of the keys; the script writes it down.
+# Version of the keys, which the script stores.
 SCHEMA_VERSION: Final = 2
-# The version of Redis that is tried here, as its successors are.
+# The oldest tested version of Redis.
 OLDEST_REDIS: Final = 6
 
-# Bytes of one argument; a server is set otherwise by proto-max-bulk-len, and hangs up on whoever sends more.
+# Default maximum bytes of one argument (proto-max-bulk-len). The server disconnects clients that send more.
 MAX_ARG_BYTES: Final = 512 * 2**20
 
-# What the server is asked for by CONFIG GET, which some do not answer.
+# Settings to read by CONFIG GET, which some servers refuse.
 _CONFIG_SETTINGS: Final = (
     "appendfsync",
     "no-appendfsync-on-rewrite",
@@ -76,7 +76,7 @@ _CONFIG_SETTINGS: Final = (
     "maxmemory-policy",
     "proto-max-bulk-len",
 )
-# The codes of errors whose code the driver cuts off; in the text of all others it can be read.
+# Codes of errors whose text lacks the code, because the driver removes it.
 _ERROR_CODES: Final[Mapping[type[Exception], str]] = {
     AuthenticationError: "NOAUTH",
     BusyLoadingError: "LOADING",
@@ -88,31 +88,31 @@ _ERROR_CODES: Final[Mapping[type[Exception], str]] = {
     ReadOnlyError: "READONLY",
     SilentError: "silent",
 }
-# By code: why, and what next.
+# Cause and remedy by code.
 _ADVICE: Final[Mapping[str, str]] = {
-    "lost": "see whether it runs and can be reached, then resume the runs",
-    "silent": "see what keeps it from answering, then resume the runs",
-    "BUSY": "somebody's script keeps it busy: end that with SCRIPT KILL, then resume the runs",
-    "LOADING": "it is still reading its data: resume the runs when it has",
+    "lost": "check that it runs and can be reached, then resume the runs",
+    "silent": "find out why it does not answer, then resume the runs",
+    "BUSY": "a script of another client blocks it: end that with SCRIPT KILL, then resume the runs",
+    "LOADING": "it is still loading its data: resume the runs when it has finished",
     "MASTERDOWN": "it is a replica: give the address of the master, or wait until there is one, then resume the runs",
-    "MISCONF": "it cannot write to its disk and therefore takes no writes: see its log, then resume the runs",
-    "NOAUTH": "it does not let us in: put user and password into the URL",
+    "MISCONF": "it cannot write to its disk and therefore refuses writes: see its log, then resume the runs",
+    "NOAUTH": "it refuses the login: put user and password into the URL",
     "NOPERM": "this user may not do that: allow it EVALSHA, SCRIPT LOAD, INFO, and all commands on keys of the prefix",
-    "NOREPLICAS": "it has too few replicas to take writes (min-replicas-to-write): see to them, then resume the runs",
-    "NOSCRIPT": "it forgets scripts at once: give the address of one server, not of a proxy before several",
+    "NOREPLICAS": "it has too few replicas to accept writes (min-replicas-to-write): add some, then resume the runs",
+    "NOSCRIPT": "it loses scripts at once: give the address of one server, not of a proxy in front of several",
     "OOM": "it has reached its maxmemory: raise that or prune old runs, then resume the runs",
     "READONLY": "it is a replica: give the address of the master, or wait until there is one, then resume the runs",
-    "WRONGTYPE": "a key of ours holds what agentfsm did not write: give another prefix, or restore a backup",
+    "WRONGTYPE": "a key with this prefix was not written by agentfsm: give another prefix, or restore a backup",
 }
 _CODE_PATTERN: Final = re.compile(r"(?:^|-)([A-Z]{3,})\b")
-# What comes with a restart or a failover. Redis has done nothing of what it answers so.
+# Errors of a restart or a failover. Redis has not executed a command that it answers so.
 _TRANSIENT: Final = frozenset(
     {"lost", "silent", "BUSY", "LOADING", "MASTERDOWN", "NOREPLICAS", "NOSCRIPT", "READONLY"},
 )
 
 
 class RedisConnection(Protocol):
-    """A connection of the driver, as far as it is used here."""
+    """The used part of a connection of the driver."""
 
     def connect(self) -> None:
         """Connect, and log in."""
@@ -127,51 +127,57 @@ class RedisConnection(Protocol):
         ...
 
     def pack_commands(self, commands: Sequence[tuple[bytes, ...]]) -> list[bytes]:
-        """Return the commands as they are sent."""
+        """Return the encoded commands."""
         ...
 
     def send_packed_command(self, command: list[bytes]) -> None:
-        """Send what was packed."""
+        """Send encoded commands."""
         ...
 
     def read_response(self) -> Any:
-        """Return the next answer, or raise it where it is an error."""
+        """Return the next reply, or raise it if it is an error."""
         ...
 
 
 class ReplyPendingError(AgentError):
-    """The answer is not there yet: the job is stopped, and done again when it is. No caller is ever told."""
+    """A reply has not arrived yet: the job is stopped, and executed again afterwards. Callers never see this error."""
 
 
 @attrs.define(eq=False, repr=False)
 class RedisRequest:
-    """One operation of the script."""
+    """One call of an operation of the script."""
 
     args: tuple[bytes, ...]
+    """Name of the operation, and its arguments."""
+
     number: int
-    """Among all of this process, so that what it came to can be looked up when the answer was lost on its way."""
+    """Number of the request in this process, by which the script finds the outcome if the reply was lost."""
 
     is_sent: bool = False
+    """Whether the request was sent before."""
+
     sent_at: float = 0.0
-    """Seconds by the boot clock, the last time."""
+    """Time when it was last sent, seconds by the boot clock."""
 
     reply: Any = None
-    """None until it is there: a list, or an error that is of this question alone."""
+    """The reply: a list, or an error of this request; None before it has arrived."""
 
 
 @attrs.frozen(kw_only=True)
 class DurabilityGuarantee(Value):
-    """What a server promises, and by which settings."""
+    """The durability of a server's writes, and the settings that determine it."""
 
     server: str
-    """Name and version."""
+    """Name and version of the server."""
 
     loss: Loss
+    """The most that a crash may lose."""
+
     shown: Mapping[str, str]
-    """The settings that decide."""
+    """Values of the relevant settings."""
 
     hidden: tuple[str, ...]
-    """Those that it does not show; of them the worst is assumed."""
+    """Relevant settings that the server does not show. The worst value is assumed."""
 
     def __str__(self) -> str:
         shown = [f"{name} {value or repr('')}" for name, value in self.shown.items()]
@@ -181,115 +187,129 @@ class DurabilityGuarantee(Value):
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class RedisServer(PushNotificationMixin):
-    """The server, reached when it is needed. It belongs to the thread that uses it."""
+    """A server, connected at the first request. Only the store's thread uses it."""
 
     url: str = attrs.field(repr=False)
+    """Address of the server, with user and password."""
+
     script: str = attrs.field(repr=False)
+    """The Lua script of the operations."""
+
     script_args: tuple[bytes, ...]
-    """What the script is told each time; first the prefix of all keys."""
+    """Arguments of all calls of the script: first the prefix of all keys."""
 
     accept_loss: Loss
+    """The most that a crash of the server may lose; other servers are refused."""
+
     patience_s: float
+    """Maximum wait for a server that is away, seconds."""
+
     outage: Outage
+    """The last outage, which extends leases."""
+
     last_sent_at: float = attrs.field(default=0.0, init=False)
-    """Seconds by the boot clock, when the question was sent whose answer `ask` has returned last."""
+    """Time when the request of the last returned reply was sent, seconds by the boot clock."""
 
     guarantee: DurabilityGuarantee | None = attrs.field(default=None, init=False)
-    """What was promised when the server was reached last; None until it was for the first time."""
+    """Durability of the server at the last connection; None before the first."""
 
     _max_arg_bytes: int = attrs.field(default=MAX_ARG_BYTES, init=False)
-    """Bytes that the server takes."""
+    """Maximum bytes of an argument that the server accepts."""
 
     _connection: RedisConnection | None = attrs.field(default=None, init=False)
     _away_since: float | None = attrs.field(default=None, init=False)
-    """Monotonic seconds; None while it answers."""
+    """Start of the outage, monotonic seconds; None while the server answers."""
 
     _requests: dict[tuple[tuple[object, ...], int], RedisRequest] = attrs.field(factory=dict, init=False)
-    """Those of the group, by their words and by how often the group had asked the same before."""
+    """Requests of the group, by arguments and by the number of earlier requests with the same arguments."""
 
     _call_counts: Counter[tuple[object, ...]] = attrs.field(factory=Counter, init=False)
-    """How often the words were asked since the group was begun, or begun again."""
+    """Number of requests with the same arguments since the group was last started."""
 
     _number: int = attrs.field(default=0, init=False)
     _commit_callbacks: list[Callable[[], None]] = attrs.field(factory=list, init=False)
-    """What has to be done once the group is done."""
+    """Functions to call when the group is done."""
 
     @property
     def address(self) -> str:
-        """Where it is, without user and password."""
+        """Address of the server, without user and password."""
         return format_address(self.url)
 
-    # Questions.
+    # Requests.
 
     @contextmanager
     def transaction(
         self,
         *,
-        write: bool,  # noqa: ARG002  it knows one way
+        write: bool,  # noqa: ARG002  all operations work the same way
         durability: Durability,  # noqa: ARG002
         runs: Collection[str],  # noqa: ARG002
     ) -> Iterator[None]:
-        """Run the block and send what it has asked; as long as that is something, the block has to be run again."""
+        """Run the block and send its requests.
+
+        Raises:
+            ReplyPendingError: if there were requests; the block must then be run again, with their replies.
+        """
         self._commit_callbacks.clear()
         self._call_counts.clear()
         yield
-        if questions := self._pending_requests():
-            self.send_pipeline(questions)
+        if requests := self._pending_requests():
+            self.send_pipeline(requests)
             raise ReplyPendingError
         self._requests.clear()
         for act in self._commit_callbacks:
             act()
 
     def after_commit(self, act: Callable[[], None]) -> None:
-        """Do something once the whole group is done; never when it failed."""
+        """Call a function once the whole group is done; never if it failed."""
         self._commit_callbacks.append(act)
 
     def call(self, *args: object, at_once: bool = False) -> list[Any]:
-        """Return the script's answer, inside a transaction.
+        """Return the script's reply, inside a transaction.
 
         Args:
             args: The operation and its arguments.
-            at_once: Wait for it here: for what takes many steps, and would be begun again for each.
+            at_once: Wait for the reply, for operations of many steps, which would be restarted for each.
 
         Raises:
-            UnansweredError: when it is not there yet.
-            MisuseError: when a word cannot be stored.
-            StoreError: when the server failed at this one question.
+            ReplyPendingError: if the reply has not arrived yet.
+            MisuseError: if an argument cannot be stored.
+            StoreError: if the server failed to execute this request.
         """
         key = args, self._call_counts[args]
         self._call_counts[args] += 1
-        question = self._requests.get(key)
-        if question is None:
-            question = self._requests[key] = self._build_request(args)
-        if question.reply is None and at_once:
+        request = self._requests.get(key)
+        if request is None:
+            request = self._requests[key] = self._build_request(args)
+        if request.reply is None and at_once:
             self.send_pipeline(self._pending_requests())
-        if question.reply is None:
+        if request.reply is None:
             raise ReplyPendingError
-        self.last_sent_at = question.sent_at
-        return self._unwrap_reply(question)
+        self.last_sent_at = request.sent_at
+        return self._unwrap_reply(request)
 
     def call_all(self, calls: Sequence[Sequence[object]]) -> list[list[Any]]:
-        """Return the answers to questions that no job asks, in their order."""
-        asked = [self._build_request(words) for words in calls]
-        self.send_pipeline(asked)
-        return [self._unwrap_reply(question) for question in asked]
+        """Send requests outside of jobs. Return their replies in the same order."""
+        requests = [self._build_request(args) for args in calls]
+        self.send_pipeline(requests)
+        return [self._unwrap_reply(request) for request in requests]
 
     def is_answered(self, *reply: bytes) -> bool:
-        """Whether something that the group has asked was answered like this, at least to begin with."""
-        answers = [question.reply for question in self._requests.values() if isinstance(question.reply, list)]
-        return any(each[: len(reply)] == list(reply) for each in answers)
+        """Whether a reply to the group's requests begins with these values."""
+        replies = [request.reply for request in self._requests.values() if isinstance(request.reply, list)]
+        return any(each[: len(reply)] == list(reply) for each in replies)
 
     def send_pipeline(self, requests: Sequence[RedisRequest]) -> None:
-        """Send questions in one pipeline, and read the answers as far as they come."""
+        """Send requests in one pipeline, and read the replies until the first failure."""
         try:
             connection = self._connect()
-            requests = [question for question in requests if self._check_size(question)]
-            commands = [self._build_command(question) for question in requests]
-            for question in requests:
-                question.is_sent, question.sent_at = True, boot_clock()
+            requests = [request for request in requests if self._check_size(request)]
+            commands = [self._build_command(request) for request in requests]
+            for request in requests:
+                request.is_sent, request.sent_at = True, boot_clock()
             connection.send_packed_command(connection.pack_commands(commands))
             _read_replies(connection, requests)
-        except BaseException:  # with answers left unread the next question would get another's
+        except BaseException:  # unread replies would be taken for those of the next requests
             self.outage.begin()
             self.disconnect()
             raise
@@ -299,32 +319,32 @@ class RedisServer(PushNotificationMixin):
     def _build_request(self, args: Sequence[object]) -> RedisRequest:
         self._number += 1
         try:
-            return RedisRequest(tuple([_encode_arg(word) for word in args]), self._number)
+            return RedisRequest(tuple([_encode_arg(arg) for arg in args]), self._number)
         except UnicodeEncodeError as error:
-            raise MisuseError(f"{self.address} cannot hold a value ({error}): ids, keys and names are text") from None
+            raise MisuseError(f"{self.address} cannot store a value ({error}): ids, keys and names are text") from None
 
     def _check_size(self, request: RedisRequest) -> bool:
-        """Whether the server would not hang up on the question; else that is its answer, and the others are asked."""
+        """Return whether the server accepts the size of the request. If not, set a MisuseError as its reply."""
         size = max(map(len, request.args))
         if size > self._max_arg_bytes:
             request.reply = MisuseError(
-                f"{self.address} takes records of at most {self._max_arg_bytes:,} bytes, and this one has {size:,}: "
+                f"{self.address} accepts records of at most {self._max_arg_bytes:,} bytes, and this one has {size:,}: "
                 "make it smaller, or raise proto-max-bulk-len there",
             )
         return request.reply is None
 
     def _pending_requests(self) -> list[RedisRequest]:
-        return [question for question in self._requests.values() if question.reply is None]
+        return [request for request in self._requests.values() if request.reply is None]
 
     def _build_command(self, request: RedisRequest) -> tuple[bytes, ...]:
-        again = b"1" if request.is_sent else b"0"
+        is_repeated = b"1" if request.is_sent else b"0"
         return (
             b"EVALSHA",
             _script_sha1(self.script),
             b"0",
             *self.script_args,
             b"%f" % self.outage.grace_s,
-            again,
+            is_repeated,
             b"%d" % request.number,
             *request.args,
         )
@@ -337,12 +357,12 @@ class RedisServer(PushNotificationMixin):
         result: list[Any] = request.reply
         return result
 
-    # Upkeep.
+    # Errors and retries.
 
     def wait_to_retry(self, error: Exception) -> bool:
-        """Return whether to do the jobs again: since there are answers now, or after a pause, since it may be back.
+        """Return whether to execute the jobs again: at once if replies arrived, or after a pause if the server is away.
 
-        A server that was never reached is waited for only while it starts: else the address is more likely wrong.
+        The first connection is only retried while the server starts, because otherwise the address is probably wrong.
         """
         if isinstance(error, ReplyPendingError):
             return True
@@ -363,18 +383,18 @@ class RedisServer(PushNotificationMixin):
         return False
 
     def is_job_error(self, error: Exception) -> bool:  # noqa: ARG002  a file backend uses it
-        """Return False: an error of one question is told to its own job."""
+        """Return False: the error of a request is raised in its own job."""
         return False
 
     def translate_error(self, error: Exception) -> AgentError:
-        """Return what callers are told of an error of the server's, or of Python's."""
+        """Return the AgentError that reports an error of the server or of Python to callers."""
         if not isinstance(error, RedisError):
-            return StoreError(f"{self.address}: the store failed by a fault of its own ({error!r}): please report it")
+            return StoreError(f"{self.address}: the store failed because of a bug in it ({error!r}): please report it")
         code = _error_code(error)
         kind = CorruptError if code == "WRONGTYPE" else StoreError
-        why = _ADVICE.get(code, "nothing of it was acknowledged: see Redis's own words, then resume the runs")
-        what = "Redis says" if isinstance(error, ResponseError) else "the connection failed:"
-        return kind(f"{self.address}: {what} {str(error)!r}; {why}")
+        why = _ADVICE.get(code, "the write was not acknowledged: see Redis's message, then resume the runs")
+        problem = "Redis says" if isinstance(error, ResponseError) else "the connection failed:"
+        return kind(f"{self.address}: {problem} {str(error)!r}; {why}")
 
     def _measure_wait_s(self) -> float:
         now = time.monotonic()
@@ -383,12 +403,12 @@ class RedisServer(PushNotificationMixin):
         return now - self._away_since
 
     def disconnect(self) -> None:
-        """Hang up; the next question calls again."""
+        """Close the connection; the next request opens another."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()
 
-    # Reaching it.
+    # Connect.
 
     def _connect(self) -> RedisConnection:
         if self._connection is None:
@@ -404,9 +424,9 @@ class RedisServer(PushNotificationMixin):
         return self._connection
 
     def _inspect_server(self, connection: RedisConnection) -> DurabilityGuarantee:
-        """Load the script, and see whether the server is one that we can rely on."""
+        """Load the script, and check that the server is suitable."""
         info = _parse_info(_send_command(connection, "INFO"))
-        if info.get("loading", "0") != "0":  # until it has read its log, it says that it keeps none
+        if info.get("loading", "0") != "0":  # while it loads its log, it reports that it has none
             raise BusyLoadingError("it is still reading its data")
         shown = _settings(connection)
         _send_command(connection, "SCRIPT", "LOAD", self.script)
@@ -419,17 +439,17 @@ class RedisServer(PushNotificationMixin):
         return self._check_guarantee(_assess_guarantee(info, shown))
 
     def _migrate(self, connection: RedisConnection) -> None:
-        """Bring the keys of an older agentfsm up to date."""
+        """Upgrade the keys of an older agentfsm."""
         schema, start = _send_command(connection, "GET", self.script_args[0] + b"schema"), 0
         while schema is not None and int(schema) < SCHEMA_VERSION and start >= 0:
-            question = RedisRequest((b"upgrade", b"%d" % start), 0)
-            _, start = _send_command(connection, *self._build_command(question))
+            request = RedisRequest((b"upgrade", b"%d" % start), 0)
+            _, start = _send_command(connection, *self._build_command(request))
 
     def _check_kind(self, info: Mapping[str, str]) -> None:
         if info.get("cluster_enabled") == "1":
             raise StoreError(
-                f"{self.address} is part of a Redis Cluster, which agentfsm does not support, since each operation "
-                "touches keys of many slots: give the address of a server that stands alone or has replicas",
+                f"{self.address} is part of a Redis Cluster, which agentfsm does not support, because each operation "
+                "uses keys of many slots: give the address of a single server, which may have replicas",
             )
         version = info.get("redis_version", "")
         if version.partition(".")[0].isdecimal() and int(version.partition(".")[0]) < OLDEST_REDIS:
@@ -439,8 +459,8 @@ class RedisServer(PushNotificationMixin):
         policy = shown.get("maxmemory-policy") or info.get("maxmemory_policy", "noeviction")
         if limit not in (None, "0") and policy != "noeviction":
             raise StoreError(
-                f"{self.address} throws keys away when its memory is full (maxmemory {limit}, maxmemory-policy "
-                f"{policy}), and with them journals: set maxmemory-policy noeviction there, or give another server",
+                f"{self.address} evicts keys, and so journals, when its memory is full (maxmemory {limit}, "
+                f"maxmemory-policy {policy}): set maxmemory-policy noeviction there, or give another server",
             )
 
     def _check_schema(self, schema: bytes | None) -> None:
@@ -451,14 +471,18 @@ class RedisServer(PushNotificationMixin):
             )
 
     def _check_guarantee(self, guarantee: DurabilityGuarantee) -> DurabilityGuarantee:
-        """Refuse a server that may lose more than was accepted."""
+        """Return the guarantee unchanged, if the server may not lose more than `accept_loss`.
+
+        Raises:
+            MisuseError: if it may lose more.
+        """
         kinds = list(LOSS_DESCRIPTIONS)
         if kinds.index(guarantee.loss) <= kinds.index(self.accept_loss):
             return guarantee
         raise MisuseError(
-            f"{self.address} promises less than was asked for (accept_loss={self.accept_loss!r}): {guarantee}. Set "
-            "there appendonly yes, appendfsync always and no-appendfsync-on-rewrite no; or accept it, for posts and "
-            f"for durability='full' too: RedisStore(..., accept_loss={guarantee.loss!r})",
+            f"{self.address} may lose more than accept_loss={self.accept_loss!r} allows: {guarantee}. Set appendonly "
+            "yes, appendfsync always and no-appendfsync-on-rewrite no there; or accept the loss, which also applies to "
+            f"posts and to durability='full': RedisStore(..., accept_loss={guarantee.loss!r})",
         )
 
 
@@ -466,18 +490,17 @@ _parse_options: Final[Callable[[str], dict[str, Any]]] = parse_url
 
 
 def build_connection(url: str) -> RedisConnection:
-    """Return a connection that is not connected yet: its driver does nothing of its own accord.
+    """Return a connection that is not connected yet, and does not retry.
 
     Raises:
-        MisuseError: when it is no URL of a Redis, or has an unknown option; without the URL, in which a password may
-            stand.
+        MisuseError: if the URL is invalid, or has an unknown option; without the URL, which may contain a password.
     """
     try:
         options = {"socket_timeout": TIMEOUT_S, **_parse_options(url)}
     except ValueError:
         raise MisuseError(
-            "this is no URL of a Redis: give redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE], rediss:// for TLS, or "
-            "unix://[[USER]:PASSWORD@]PATH[?db=DATABASE], with what is special in a password as %XX",
+            "invalid URL of a Redis: give redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE], rediss:// for TLS, or "
+            "unix://[[USER]:PASSWORD@]PATH[?db=DATABASE], with special characters of a password as %XX",
         ) from None
     kind: Callable[..., RedisConnection] = options.pop("connection_class", Connection)
     try:
@@ -488,7 +511,7 @@ def build_connection(url: str) -> RedisConnection:
 
 
 def iter_notifications(url: str, channel: str) -> Iterator[str]:
-    """Listen to a channel, on a connection of its own; see `NotificationSource`."""
+    """Yield the notifications of a channel, on a separate connection; see `NotificationSource`."""
     with Redis.from_url(url, socket_connect_timeout=TIMEOUT_S) as client, client.pubsub() as channels:
         channels.subscribe(channel)
         while True:
@@ -497,23 +520,23 @@ def iter_notifications(url: str, channel: str) -> Iterator[str]:
 
 
 def format_address(url: str) -> str:
-    """Return where the URL leads, without user and password."""
+    """Return the address in a URL, without user and password."""
     options = _parse_options(url)
     where = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
     return f"Redis at {where}, database {options.get('db', 0)}"
 
 
 def _read_replies(connection: RedisConnection, requests: Sequence[RedisRequest]) -> None:
-    """Read the answers; none counts behind a question that Redis put off, since it may have depended on that."""
-    put_off: ResponseError | None = None
-    for question in requests:
-        answer = _read_reply(connection)
-        if put_off is None and isinstance(answer, ResponseError) and _error_code(answer) in _TRANSIENT:
-            put_off = answer
-        if put_off is None:
-            question.reply = answer
-    if put_off is not None:
-        raise put_off
+    """Read the replies. Discard those after a transient error, since later requests may depend on the failed one."""
+    transient: ResponseError | None = None
+    for request in requests:
+        reply = _read_reply(connection)
+        if transient is None and isinstance(reply, ResponseError) and _error_code(reply) in _TRANSIENT:
+            transient = reply
+        if transient is None:
+            request.reply = reply
+    if transient is not None:
+        raise transient
 
 
 def _read_reply(connection: RedisConnection) -> Any:
@@ -534,23 +557,23 @@ def _parse_info(text: bytes) -> dict[str, str]:
 
 
 def _settings(connection: RedisConnection) -> dict[str, str]:
-    """Return the settings that the server shows; many that others manage show none."""
+    """Return the settings that the server shows; many managed servers show none."""
     shown = {}
     for name in _CONFIG_SETTINGS:
         connection.send_command("CONFIG", "GET", name)
-        answer = _read_reply(connection)
-        if isinstance(answer, list) and answer:
-            shown[name] = answer[1].decode(errors="replace")
+        reply = _read_reply(connection)
+        if isinstance(reply, list) and reply:
+            shown[name] = reply[1].decode(errors="replace")
     return shown
 
 
 def _assess_guarantee(info: Mapping[str, str], shown: Mapping[str, str]) -> DurabilityGuarantee:
-    """Judge what the settings come to; the worst is assumed of what is not shown."""
+    """Derive the guarantee from the settings. For hidden settings, assume the worst."""
     has_log = info.get("aof_enabled") == "1"
     names = ("appendfsync", "no-appendfsync-on-rewrite") if has_log else ("save",)
     decisive = {"appendonly": "yes" if has_log else "no", **{name: shown[name] for name in names if name in shown}}
     if has_log:
-        # While the log is rewritten, no-appendfsync-on-rewrite lets appendfsync always rest.
+        # no-appendfsync-on-rewrite suspends appendfsync always while the log is rewritten.
         waits = (shown.get("appendfsync"), shown.get("no-appendfsync-on-rewrite")) == ("always", "no")
         loss: Loss = "nothing" if waits else "seconds"
     else:
@@ -580,9 +603,9 @@ def _script_sha1(script: str) -> bytes:
 
 
 def _error_code(error: Exception) -> str:
-    """Return the code of an error of Redis; one inside a script is wrapped by Redis 6 ("ERR ...: -OOM ...")."""
+    """Return the code of an error of Redis. Redis 6 wraps an error inside a script ("ERR ...: -OOM ...")."""
     for kind in type(error).__mro__:
         if kind in _ERROR_CODES:
             return _ERROR_CODES[kind]
-    words = _CODE_PATTERN.findall(str(error)) if isinstance(error, RedisError) else []
-    return next((word for word in words if word in _ADVICE), "")
+    codes = _CODE_PATTERN.findall(str(error)) if isinstance(error, RedisError) else []
+    return next((code for code in codes if code in _ADVICE), "")

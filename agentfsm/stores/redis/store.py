@@ -1,7 +1,7 @@
-"""Journals in Redis or Valkey, for workers on several machines, on asyncio and trio alike.
+"""Store journals in Redis or Valkey, for workers on several machines, on asyncio and trio.
 
-One thread asks in groups (`threaded.group_commit`). `redis.server` connects to the server and judges it; `redis.lua`
-says how an operation changes the keys. Here are the operations as the thread sees them, and how their answers are read.
+One thread sends the requests in groups (`threaded.group_commit`). `redis.server` connects to the server and checks it;
+`redis.lua` implements the operations on the keys. This module calls the operations and parses their replies.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ from agentfsm.stores.threaded.store import (
 )
 
 DEFAULT_PREFIX: Final = "agentfsm:"
-# Characters of the number with which an entry of an index begins; the id of the run follows.
+# Digits of the number at the beginning of an index entry; the id of the run follows.
 INDEX_DIGITS: Final = 16
 
-# The fields of a summary, and how they are read.
+# The fields of a summary, and their parsers.
 _SUMMARY_PARSERS: Final[dict[str, Callable[[bytes], Any]]] = {
     "agent": bytes.decode,
     "session": bytes.decode,
@@ -95,31 +95,36 @@ _SUMMARY_PARSERS: Final[dict[str, Callable[[bytes], Any]]] = {
     "ready_at": float,
     "prompt": bytes.decode,
 }
-# Filters that have an index of their own, and its kind; for the others the list of all runs is searched.
+# Filters with an index, and the name of the index. For other filters, the list of all runs is searched.
 _INDEXED_FILTERS: Final = {"session": "session", "parent": "below"}
 _CANCEL_FIRST: Final = "is being driven; cancel it before you delete it"
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class _RedisBackend(RedisServer):
-    """The operations. It belongs to the writer's thread.
+    """The store's operations. Only the store's thread uses it.
 
-    A group of jobs is run until its last question is answered, so what is held changes after it only.
+    A group of jobs is executed until all replies have arrived, so the table of leases changes only afterwards.
     """
 
     worker_name: str
+    """Name of the store object."""
+
     lease_s: float
+    """Seconds that a lease lasts without renewal."""
+
     leases: LeaseTable
+    """Leases that this store object holds."""
 
     def now(self) -> float:
-        """Seconds since 1970 by the server's clock."""
+        """Return seconds since 1970 by the server's clock."""
         _, now = self.call("now")
         return float(now)
 
     def read_guarantee(self) -> DurabilityGuarantee:
-        """Return what the server promises."""
+        """Return the durability of the server's writes."""
         self.call("now", at_once=True)
-        assert self.guarantee is not None  # noqa: S101  it has just answered
+        assert self.guarantee is not None  # noqa: S101  the server has just answered
         return self.guarantee
 
     # Runs and their leases.
@@ -130,16 +135,15 @@ class _RedisBackend(RedisServer):
         self._renew_if_due(lease_request.owner)
         while True:
             fields, records = _build_fields(header, request.columns), (encode_header(header), *request.bodies)
-            words = (header.id, lease_request.owner.name, last, *_with_count(fields), *_with_count(records))
-            how, *rest = self.call("create", *words)
-            if how == b"taken":
+            args = (header.id, lease_request.owner.name, last, *_with_count(fields), *_with_count(records))
+            outcome, *rest = self.call("create", *args)
+            if outcome == b"taken":
                 return header, self._build_lease(header.id, lease_request, rest)
-            if how == b"alone":
+            if outcome == b"alone":
                 raise missing_predecessor_error(header)
-            if how == b"exists":
+            if outcome == b"exists":
                 return self._read_stored_header(header, rest[0]), self.acquire_lease(header.id, lease_request)
-            last, before, state = rest
-            # It may have been deleted since.
+            last, before, state = rest  # `last` is empty if that run was deleted meanwhile
             header = continue_session(request.header, (before.decode(), state.decode()) if last else None)
 
     def _read_stored_header(self, header: Header, record: bytes | None) -> Header:
@@ -148,24 +152,23 @@ class _RedisBackend(RedisServer):
         return stored
 
     def acquire_lease(self, run_id: str, lease_request: LeaseRequest, *, takeover: bool = False) -> Lease:
-        """Take the lease of a run that exists."""
+        """Take the lease of an existing run."""
         if (held := self.leases.find_lease(run_id)) is not None:
             self._renew_if_due(lease_owner(held))
         self._renew_if_due(lease_request.owner)
-        how, *facts = self._call_unleased(("take", run_id, lease_request.owner.name, takeover), LEASE_HELD_ADVICE)
-        if how == b"gone":
+        outcome, *facts = self._call_unleased(("take", run_id, lease_request.owner.name, takeover), LEASE_HELD_ADVICE)
+        if outcome == b"gone":
             raise self._not_found_error(run_id)
         return self._build_lease(run_id, lease_request, facts)
 
     def claim(self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool) -> Claim:
-        """Take the leases of runs that a worker can move on now."""
+        """Take the leases of runs that are ready."""
         for owner in self.leases.owners():
             self._renew_if_due(owner)  # else they could count as dead
         _, names = self.call("workers")
         if dead := [name for name in names if self._is_dead(name)]:
-            self.call(
-                "free", *_with_count(dead)
-            )  # no part of the claim: asked in other words, that would be another one
+            # Not a part of the claim: with other arguments, a repeated claim would be a new one.
+            self.call("free", *_with_count(dead))
         _, has_suspects, found = self.call("claim", agent, lease_request.owner.name, limit, suspects)
         leases = [self._build_lease(run_id.decode(), lease_request, facts) for run_id, *facts in found]
         return Claim(leases=tuple(leases), has_suspects=bool(has_suspects))
@@ -194,49 +197,49 @@ class _RedisBackend(RedisServer):
             self.leases.mark_lost(before)
 
     def _renew_if_due(self, owner: LeaseOwner) -> None:
-        """Renew the leases of an event loop that runs, where the machine has slept through the time for it."""
+        """Renew the leases of a live event loop, if the machine has slept through a scheduled renewal."""
         if owner.until - boot_clock() > self.lease_s / 2 or not self.leases.is_renewable(owner):
             return
         if leases := self.leases.find_leases(owner):
             self._renew([owner], leases)
 
     def _renew(self, owners: Sequence[LeaseOwner], leases: Sequence[Lease]) -> list[list[bytes]]:
-        """Renew what event loops hold, and tell leases what is new, those first that are lost.
+        """Renew the leases of event loops. Update the leases with their inboxes, and mark lost ones.
 
         Returns:
-            What the server knows of each loop: entries and tokens in turn.
+            For each loop the leases on the server: alternating index entries and tokens.
         """
         now = boot_clock()
-        news = [("renew", lease.run_id, lease_owner(lease).name, lease.token, lease.inbox_head) for lease in leases]
-        answers = self.call_all([*news, *[("renew_owner", owner.name) for owner in owners]])
-        for lease, (how, *told) in zip(leases, answers, strict=False):
-            if how == b"lost":
+        renewals = [("renew", lease.run_id, lease_owner(lease).name, lease.token, lease.inbox_head) for lease in leases]
+        replies = self.call_all([*renewals, *[("renew_owner", owner.name) for owner in owners]])
+        for lease, (outcome, *inbox) in zip(leases, replies, strict=False):
+            if outcome == b"lost":
                 self.leases.mark_lost(lease)
             else:
-                self.leases.notify_inbox(lease.run_id, told[0], cancelled=bool(told[1]))
+                self.leases.notify_inbox(lease.run_id, inbox[0], cancelled=bool(inbox[1]))
         for owner in owners:
             owner.until = now + self.lease_s
-        return [held for _, held in answers[len(leases) :]]
+        return [held for _, held in replies[len(leases) :]]
 
     def _call_unleased(self, args: Sequence[object], advice: str) -> list[Any]:
-        """Ask for what is refused while a run is driven; ask again where its owner is no more.
+        """Call an operation that requires that runs are not executed. Repeat it if their owners are dead.
 
         Raises:
-            LeaseHeldError: when it is driven.
+            LeaseHeldError: if a run is being executed.
         """
         free: list[bytes] = []
-        while (answer := self.call(*args, *_with_count(free)))[0] == b"driven":
-            _, run_id, owner, token = answer
+        while (reply := self.call(*args, *_with_count(free)))[0] == b"driven":
+            _, run_id, owner, token = reply
             if self._is_dropped(run_id.decode(), owner, token):
                 free.append(token)
             elif self._is_dead(owner):
                 free.append(owner)
             else:
                 raise LeaseHeldError(f"run {run_id.decode()!r} {advice}")
-        return answer
+        return reply
 
     def _is_dropped(self, run_id: str, owner: bytes, token: bytes) -> bool:
-        """Whether the lease is ours, and whoever had it has thrown it away."""
+        """Whether the lease belongs to this store object, and its coroutine has dropped it."""
         return self.leases.is_dropped(run_id, owner.decode()) and not self.is_answered(b"taken", token)
 
     def _is_dead(self, owner: bytes) -> bool:
@@ -244,16 +247,16 @@ class _RedisBackend(RedisServer):
         return not self.leases.is_ours(name) and OwnerIdentity.parse(name).is_dead
 
     def release(self, lease: Lease) -> bool:
-        """Give the lease back."""
-        looked = (lease.inbox_read, lease.timers_read_at, lease.backoff_s, lease.backoff_inbox_head)
-        self.call("release", lease.run_id, lease_owner(lease).name, lease.token, *looked)
+        """Release the lease."""
+        reads = (lease.inbox_read, lease.timers_read_at, lease.backoff_s, lease.backoff_inbox_head)
+        self.call("release", lease.run_id, lease_owner(lease).name, lease.token, *reads)
         self.after_commit(partial(self.leases.release, lease))
         return True
 
     # The journal.
 
     def append(self, request: AppendRequest) -> bool:
-        """Write events and strike inbox rows."""
+        """Write events and remove inbox rows."""
         lease = request.lease
         self.leases.check(lease)
         self._renew_if_due(lease_owner(lease))
@@ -264,31 +267,31 @@ class _RedisBackend(RedisServer):
             *_with_count(request.bodies),
         )
         try:
-            answer = self.call("append", lease.run_id, *numbers, *lists)
+            reply = self.call("append", lease.run_id, *numbers, *lists)
         except (StoreError, MisuseError) as error:
             self.after_commit(partial(self.leases.mark_failed, lease, error))
             raise
-        return self._parse_append_reply(request, *answer)
+        return self._parse_append_reply(request, *reply)
 
-    def _parse_append_reply(self, request: AppendRequest, how: bytes, *rest: Any) -> bool:
+    def _parse_append_reply(self, request: AppendRequest, outcome: bytes, *rest: Any) -> bool:
         lease = request.lease
-        if how == b"lost":
+        if outcome == b"lost":
             self.after_commit(partial(self.leases.mark_lost, lease))
             raise lease_lost_error(lease)
         version, newest, cancelled = map(int, rest)
         self._notify_inbox(lease, newest, cancelled)
-        if how == b"moved":
+        if outcome == b"moved":
             raise ConflictError(
                 f"run {lease.run_id!r} is at version {version}, not {request.expected_version}; load it again"
             )
-        return how == b"written"
+        return outcome == b"written"
 
     def _notify_inbox(self, lease: Lease, inbox_head: int, cancelled: int) -> None:
         if inbox_head > lease.inbox_head:
             self.after_commit(partial(self.leases.notify_inbox, lease.run_id, inbox_head, cancelled=bool(cancelled)))
 
     def read(self, run_id: str, after: int) -> JournalRecords:
-        """Return the run's version, and the records: the header as 0, and those after that version."""
+        """Return the run's version, the header as record 0, and the events after `after`."""
         after = max(after, 0)
         _, version, header, events = self._call_for_run(run_id, "read", after)
         return int(version), [(0, header), *enumerate(events, after + 1)]
@@ -296,26 +299,26 @@ class _RedisBackend(RedisServer):
     # The inbox.
 
     def post(self, post: InboxPost) -> PostedItem:
-        """Insert an item; the first of a key wins."""
+        """Insert an item; the first post of a key wins."""
         run_id, is_cancel = post.run_id, isinstance(post.item, Cancel)
         due_at = "-" if post.due_at is None else post.due_at
-        most = MAX_INBOX_ROWS if isinstance(post.item, Input) else ""
-        how, *rest = self._call_for_run(run_id, "post", post.key, due_at, is_cancel, post.before, post.text, most)
-        if how == b"decided":
+        limit = MAX_INBOX_ROWS if isinstance(post.item, Input) else ""
+        outcome, *rest = self._call_for_run(run_id, "post", post.key, due_at, is_cancel, post.before, post.text, limit)
+        if outcome == b"decided":
             number, item = _parse_post(run_id, post.key, rest[0])
             return resolve_duplicate_post(run_id, decode_post(run_id, number, post.key, item), post.item)
-        if how == b"over":
-            check_not_over(run_id, *[word.decode() for word in rest])
-        if how == b"late":
+        if outcome == b"over":
+            check_not_over(run_id, *[value.decode() for value in rest])
+        if outcome == b"late":
             check_deadline(run_id, post.before, float(rest[0]))
-        if how == b"full":
+        if outcome == b"full":
             check_inbox_capacity(run_id, post.item, int(rest[0]))
         number = rest[0]
         self.after_commit(partial(self.leases.notify_inbox, run_id, number, cancelled=is_cancel))
         return PostedItem(number=number, key=post.key, item=post.item)
 
     def inbox(self, run_id: str) -> list[tuple[int, str, bytes]]:
-        """Return the rows that are not taken yet, oldest first."""
+        """Return the rows that are not consumed yet, oldest first."""
         _, rows = self._call_for_run(run_id, "inbox")
         posts = ((key.decode(), row) for key, row in rows)
         return [(number, key, item) for key, row in posts for number, item in [_parse_post(run_id, key, row)]]
@@ -323,30 +326,30 @@ class _RedisBackend(RedisServer):
     # Lists.
 
     def runs(self, where: Filter, limit: int) -> tuple[RunSummary, ...]:
-        """Return the newest runs that the filter takes, newest first."""
+        """Return the newest runs that match the filter, newest first."""
         index = next((name for name in _INDEXED_FILTERS if getattr(where, name) is not None), None)
         lines = (line for line in self._iter_summaries(where, index) if where.matches(line))
         if index is None:
             return tuple(islice(lines, limit))
-        # An index has the order in which the runs were created, whatever the time was said to be.
+        # An index has the order of the insertions, which may differ from that of `created_at`.
         return tuple(sorted(lines, key=lambda line: line.created_at, reverse=True)[:limit])
 
     def _iter_summaries(self, where: Filter, index: str | None) -> Iterator[RunSummary]:
         wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
         before = wanted.pop("before", math.inf)
         key, score = ("runs", before) if index is None else (f"{_INDEXED_FILTERS[index]}:{wanted[index]}", math.inf)
-        filters = [word for pair in wanted.items() for word in pair]
+        filters = _flatten_pairs(wanted)
         entry, more = b"", 1
         while more:
-            words = ("runs", key, entry, score, *_with_count(filters), *_with_count(_SUMMARY_PARSERS))
-            _, more, entry, score, lines = self.call(*words, at_once=True)
+            args = ("runs", key, entry, score, *_with_count(filters), *_with_count(_SUMMARY_PARSERS))
+            _, more, entry, score, lines = self.call(*args, at_once=True)
             yield from (self._parse_summary(*line) for line in lines)
 
     def _parse_summary(self, run_id: bytes, fields: Sequence[bytes | None], *lease: bytes) -> RunSummary:
         values: dict[str, Any] = {"id": run_id.decode()}
         try:
-            for (name, read), field in zip(_SUMMARY_PARSERS.items(), fields, strict=True):
-                values[name] = None if field is None else read(field)
+            for (name, parse), field in zip(_SUMMARY_PARSERS.items(), fields, strict=True):
+                values[name] = None if field is None else parse(field)
         except ValueError as error:
             raise CorruptError(f"run {values['id']!r}: {error}; restore a backup, or delete the run") from None
         return parse_summary(values, driven=self._is_driven(values["id"], *lease))
@@ -354,39 +357,39 @@ class _RedisBackend(RedisServer):
     def _is_driven(self, run_id: str, *lease: bytes) -> bool:
         return bool(lease) and not (self._is_dropped(run_id, *lease) or self._is_dead(lease[0]))
 
-    # The end of runs.
+    # Deletion.
 
     def delete(self, run_id: str) -> None:
-        """Remove a run that nobody drives, and the runs below it."""
-        answer = self._call_unleased(("delete", run_id), _CANCEL_FIRST)
-        if answer[0] == b"gone":
+        """Remove a run that is not being executed, and the runs of its subagents."""
+        reply = self._call_unleased(("delete", run_id), _CANCEL_FIRST)
+        if reply[0] == b"gone":
             raise self._not_found_error(run_id)
-        _parse_removed_count(answer)
+        _parse_removed_count(reply)
 
     def delete_session(self, session: str) -> int:
-        """Remove all runs of a session, and the runs below them."""
+        """Remove all runs of a session, and the runs of their subagents. Return the number of runs in the session."""
         return _parse_removed_count(self._call_unleased(("delete_session", session), _CANCEL_FIRST))
 
     def prune(self, before: float, start: int, limit: int) -> tuple[int, int]:
-        """Remove a portion of what is over and old, and nothing still needs; a million runs take half a minute."""
+        """Remove a batch of old finished runs that no kept run needs; a million runs take half a minute."""
         _, count, start = self.call("prune", before, start, limit)
         return count, start
 
-    # Upkeep.
+    # Maintenance.
 
     def renew_leases(self) -> None:
-        """Renew the leases that are held, let go of those that were dropped, learn of news and losses."""
+        """Renew the leases of live event loops, release dropped ones, and detect new posts and lost leases."""
         kept = [lease for _, held in self.leases if (lease := held.lease_ref()) is not None]
         dropped = [(run_id, held) for run_id, held in self.leases if held.lease_ref() is None]
         owners = self.leases.renewable_owners()
-        known = self._renew(owners, kept)
+        stored = self._renew(owners, kept)
         self.call_all([_build_release_args(*each) for each in dropped])
         for run_id, _ in dropped:
             self.leases.remove(run_id)
-        self._disown(owners, [list(zip(words[::2], words[1::2], strict=True)) for words in known])
+        self._disown(owners, [list(zip(held[::2], held[1::2], strict=True)) for held in stored])
 
     def _disown(self, owners: Sequence[LeaseOwner], leases: Sequence[Sequence[tuple[bytes, bytes]]]) -> None:
-        """Let go of leases that we do not know of: the answer that told of them was lost on its way."""
+        """Release leases on the server that are missing here, because the reply that granted them was lost."""
         stray = [
             ("disown", owner.name, entry, token)
             for owner, held in zip(owners, leases, strict=True)
@@ -397,18 +400,18 @@ class _RedisBackend(RedisServer):
             self.call_all(stray)
 
     def maintain(self) -> None:
-        """Strike from the lists what has expired."""
+        """Remove expired runs from the lists."""
         more = 1
         while more:
             ((_, more),) = self.call_all([("sweep",)])
 
     def close(self) -> None:
-        """Let go of the leases, and hang up."""
+        """Release the leases, and close the connection."""
         try:
             if self.leases:
                 owners = self.leases.owners()
-                leaving = [_build_release_args(run_id, held) for run_id, held in self.leases]
-                self.call_all([*leaving, *[("forget", owner.name) for owner in owners]])
+                releases = [_build_release_args(run_id, held) for run_id, held in self.leases]
+                self.call_all([*releases, *[("forget", owner.name) for owner in owners]])
                 for owner in owners:
                     owner.until = 0.0
         finally:
@@ -416,17 +419,17 @@ class _RedisBackend(RedisServer):
             self.disconnect()
 
     def _call_for_run(self, run_id: str, operation: str, *args: object) -> list[Any]:
-        answer = self.call(operation, run_id, *args)
-        if answer[0] == b"gone":
+        reply = self.call(operation, run_id, *args)
+        if reply[0] == b"gone":
             raise self._not_found_error(run_id)
-        return answer
+        return reply
 
     def _not_found_error(self, run_id: str) -> RunNotFoundError:
-        return RunNotFoundError(f"{self.address} holds no run {run_id!r}; `agentfsm runs` lists those that it holds")
+        return RunNotFoundError(f"{self.address} holds no run {run_id!r}; `agentfsm runs` lists its runs")
 
 
 def _build_release_args(run_id: str, held: HeldLease) -> tuple[object, ...]:
-    """Return the release of a lease by which nobody has seen anything new."""
+    """Return the arguments that release a lease without any reads."""
     return "release", run_id, held.owner.name, held.token, 0, 0.0, 0.0, 0
 
 
@@ -435,7 +438,7 @@ def _with_count(values: Collection[object]) -> tuple[object, ...]:
 
 
 def _build_fields(header: Header, facts: RunColumns) -> list[object]:
-    """Return what a list shows of a new run, names and values in turn; what is None is not kept."""
+    """Return the fields of a new run for lists, as alternating names and values; fields that are None are omitted."""
     names = ("session", "after", "parent", "agent", "user", "created_at")
     values = {name: getattr(header, name) for name in names}
     fields = {"prompt": preview_prompt(header)} | {name: value for name, value in values.items() if value is not None}
@@ -443,11 +446,11 @@ def _build_fields(header: Header, facts: RunColumns) -> list[object]:
 
 
 def _flatten_pairs(values: Mapping[str, object]) -> list[object]:
-    return [word for pair in values.items() for word in pair]
+    return [each for pair in values.items() for each in pair]
 
 
 def _parse_post(run_id: str, key: str, row: bytes) -> tuple[int, bytes]:
-    """Return number and item of a row of an inbox."""
+    """Return the number and the item of an inbox row."""
     try:
         number, _due_at, _cancel, item = row.split(b" ", 3)
         return int(number), item
@@ -455,17 +458,17 @@ def _parse_post(run_id: str, key: str, row: bytes) -> tuple[int, bytes]:
         raise CorruptError(f"run {run_id!r}: post {key!r} is damaged: restore a backup, or delete the run") from None
 
 
-def _parse_removed_count(answer: list[Any]) -> int:
-    """Return how many runs were removed.
+def _parse_removed_count(reply: list[Any]) -> int:
+    """Return the number of removed runs.
 
     Raises:
-        ConflictError: when another run goes on from one of them, or the caller of one of them is not over.
+        ConflictError: if another run goes on from one of them, or the caller of one of them is not over.
     """
-    if answer[0] == b"followed":
-        raise successor_exists_error(answer[1].decode(), answer[2].decode())
-    if answer[0] == b"called":
-        raise caller_open_error(answer[1].decode(), answer[2].decode())
-    return int(answer[1])
+    if reply[0] == b"followed":
+        raise successor_exists_error(reply[1].decode(), reply[2].decode())
+    if reply[0] == b"called":
+        raise caller_open_error(reply[1].decode(), reply[2].decode())
+    return int(reply[1])
 
 
 @cache
@@ -479,54 +482,42 @@ def _check_url(_store: object, _attribute: object, url: str) -> None:
 
 @attrs.define(eq=False, repr=False)
 class RedisStore(ThreadedStore[_RedisBackend]):
-    """Keeps journals in a Redis or Valkey that workers of several machines may share.
+    """A store that keeps journals in a Redis or Valkey server, which workers of several machines may share.
 
-    Redis keeps what it was told to keep, so the store looks at its settings each time that it connects, and refuses a
-    server that may lose more than was accepted. `describe_durability` says what it found. With appendonly yes,
-    appendfsync always and no-appendfsync-on-rewrite no, what is acknowledged survives a crash of the server and a power
-    cut: that is what is asked for unless `accept_loss` says otherwise. A server that throws keys away when its memory
-    is full (maxmemory with a policy other than noeviction) is always refused. A change of settings under way goes
-    unnoticed until the next connection.
+    The settings of the server determine its durability, so the store checks them at each connection, and refuses a
+    server that may lose more than `accept_loss`. `describe_durability` returns the result. With appendonly yes,
+    appendfsync always and no-appendfsync-on-rewrite no, acknowledged writes survive a crash of the server and a power
+    cut. A server that evicts keys when its memory is full (maxmemory with a policy other than noeviction) is always
+    refused. Later changes of the settings are noticed at the next connection.
 
-    Replication is Redis's own, which does not wait: neither WAIT nor WAITAOF is used, as neither keeps a replica that
-    lacks writes from being promoted. So a failover may lose the newest acknowledged writes, whatever the settings; the
-    owner of a run of which something was lost is refused at its next append, and what it had done since is not undone.
-    Redis Cluster is not supported, and is refused.
+    Replication in Redis is asynchronous. The store uses neither WAIT nor WAITAOF, since neither prevents the promotion
+    of a replica that lacks writes. So a failover may lose the newest acknowledged writes with any settings. The owner
+    of such a run is refused at its next append, and its effects since then are not undone. Redis Cluster is refused.
 
-    A lease lasts `lease_s` seconds of the server's clock and is renewed by the store's thread, as long as the event
-    loop of its owner does not stand still for more than `blocked_s` seconds. When an owner is killed its runs may be
-    taken at once by another process of the machine that can see that it is dead, else when the lease ends. While the
-    server restarts or fails over calls wait for it; what was under way is asked again, and done once.
-
-    Args:
-        url: "redis://HOST:PORT/DATABASE", "rediss://..." for TLS, or "unix://PATH".
-        accept_loss: The most that a crash of the server may cost, in so many words: "nothing", "seconds" (appendonly
-            yes with another appendfsync), "snapshot" (no log, but snapshots) or "everything" (neither). It holds for
-            all that is written, posts and what is asked for with durability "full" included: Redis has one way for all.
-        prefix: Of all keys; stores with different ones share a server and know nothing of each other. No prefix may
-            begin with another one.
-        ttl_s: Seconds that a session is kept after the last of its runs is over, and a run without session likewise,
-            with what hangs together with it (callers and called, and what goes on from what). A new run of the session
-            keeps all of it again. None: for ever. That of the store which ends the last run holds.
-        lease_s: Seconds, up to 3,600: how long a worker that vanished keeps others waiting.
-        blocked_s: Seconds above 0: how long an event loop that stands still keeps its runs.
-        patience_s: Seconds for which a server that is away is waited for, once it was reached; then calls fail.
+    A lease lasts `lease_s` seconds of the server's clock. The store's thread renews it, unless the event loop of its
+    owner is blocked for more than `blocked_s` seconds. If the owner is killed, another process of the machine takes its
+    runs at once if it can see that the owner is dead, else when the lease expires. While the server restarts or fails
+    over, calls wait for it; requests in progress are sent again, and executed once.
     """
 
     url: str = attrs.field(repr=False, validator=_check_url)
     """Address of the server: "redis://HOST:PORT/DATABASE", "rediss://..." for TLS, or "unix://PATH"."""
 
     accept_loss: Loss = attrs.field(default="nothing", kw_only=True, validator=require_choice(*LOSS_DESCRIPTIONS))
-    """The most that a crash of the server may lose: "nothing" (the default), "seconds", "snapshot" or "everything". The
-    store refuses a server whose settings may lose more.
+    """The most that a crash of the server may lose: "nothing" (the default), "seconds" (appendonly yes with another
+    appendfsync), "snapshot" (snapshots without a log) or "everything" (neither). It applies to all writes, including
+    posts and durability "full". The store refuses a server whose settings may lose more.
     """
 
     prefix: str = attrs.field(default=DEFAULT_PREFIX, kw_only=True)
-    """Prefix of all keys, so that several stores can share a server."""
+    """Prefix of all keys, so that several stores can share a server. A prefix must not begin with another one. Default
+    "agentfsm:".
+    """
 
     ttl_s: float | None = attrs.field(default=None, kw_only=True, validator=SECONDS.or_none())
-    """Seconds that a session, or a run without session, is kept after it is over, above 0. None, the default, keeps it
-    for ever.
+    """Seconds that a session, or a run without session, is kept after all of its runs are over, above 0, together with
+    related runs (callers, subagents, predecessors and successors). A new run of the session keeps all of them again.
+    The setting of the store that ends the last run applies. None, the default: for ever.
     """
 
     lease_s: float = attrs.field(default=LEASE_S, kw_only=True, validator=LEASE_SECONDS)
@@ -537,18 +528,18 @@ class RedisStore(ThreadedStore[_RedisBackend]):
 
     @property
     def address(self) -> str:
-        """Where the server is, without user and password."""
+        """Address of the server, without user and password."""
         return format_address(self.url)
 
     async def describe_durability(self) -> str:
-        """Return in words what the server promises, as it was when it was reached last.
+        """Return a description of the server's durability, as of the last connection.
 
         Raises:
-            StoreError: when it cannot be reached, or is not one to rely on.
-            MisuseError: when it may lose more than was accepted.
+            StoreError: if the server cannot be reached, or is unsuitable.
+            MisuseError: if it may lose more than `accept_loss`.
         """
-        promise = await self._run_job(lambda ledger: ledger.read_guarantee(), writes=False)
-        return f"{promise}; its replicas are not waited for, so a failover may cost the newest writes"
+        guarantee = await self._run_job(lambda backend: backend.read_guarantee(), writes=False)
+        return f"{guarantee}; writes do not wait for replicas, so a failover may lose the newest ones"
 
     def _start_watching(self, writer: StoreWriter[_RedisBackend], topic: str) -> None:  # noqa: ARG002  it announces all
         if writer.listener is None:
