@@ -98,8 +98,8 @@ async def run_with(api_key) -> tuple[Model, list[str]]:
     """Run two requests with a key; return the model and the keys that the server got."""
     with LocalServer(["one", "two"]) as server:
         model = OpenAIChat("m", base_url=server.base_url, api_key=api_key)
-        agent = Agent(model)
-        assert [(await agent.run("go")).output for _ in range(2)] == ["one", "two"]
+        async with Agent(model) as agent:
+            assert [(await agent.run("go")).output for _ in range(2)] == ["one", "two"]
         return model, [each.headers["authorization"] for each in server.requests]
 
 
@@ -127,7 +127,8 @@ async def test_a_function_provides_the_token():
 async def test_a_function_that_fails_ends_the_run_with_the_reason(provide):
     """It is a model error, not a raw exception of the function."""
     with LocalServer(["never"]) as server:
-        run = await Agent(OpenAIChat("m", base_url=server.base_url, api_key=provide)).run("go")
+        async with Agent(OpenAIChat("m", base_url=server.base_url, api_key=provide)) as agent:
+            run = await agent.run("go")
         assert not server.requests
     assert run.stop_reason == "model_error"
     assert "the function given as api_key failed" in run.stop_message

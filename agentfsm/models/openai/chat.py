@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from agentfsm.models.openai import chat_wire
 from agentfsm.models.openai.client import OpenAIModel
+from agentfsm.models.openai.dialects import Dialect, find_dialect
 from agentfsm.models.wire import read_billed_usage
 
 if TYPE_CHECKING:
@@ -27,16 +28,21 @@ class OpenAIChat(OpenAIModel):
     describes the arguments, `AdapterModel` the life of its connections.
     """
 
+    resource = "chat.completions"
     path = "/chat/completions"
     expected_reply = "a chat completion"
     provider = "chat completions"
+
+    @property
+    def _dialect(self) -> Dialect:
+        return find_dialect(self.host, self.name)
 
     def unsupported_part(self, part: Part) -> str | None:
         """Return the reason why the model does not support this part of a message or result; None if it does."""
         return chat_wire.unsupported_part(part)
 
     def _make_encoding_cache(self) -> EncodingCache:
-        return chat_wire.build_encoding_cache(self._provider_id, self.unsupported_part)
+        return chat_wire.build_encoding_cache(self._provider_id, self.unsupported_part, self._dialect)
 
     def _encode_request(self, request: Request, encoding_cache: EncodingCache, *, streamed: bool) -> bytes:
         # OpenAI's reasoning models refuse the older max_tokens, also behind a gateway; other servers know it, and some
@@ -44,7 +50,12 @@ class OpenAIChat(OpenAIModel):
         is_new = self.is_openai or _REASONING_MODEL.search(self.name)
         limit_field = "max_completion_tokens" if is_new else "max_tokens"
         return chat_wire.encode(
-            request, model=self.name, limit_field=limit_field, streamed=streamed, encoding_cache=encoding_cache
+            request,
+            model=self.name,
+            limit_field=limit_field,
+            streamed=streamed,
+            encoding_cache=encoding_cache,
+            field_names=self._dialect.field_names,
         )
 
     def _decode(self, data: bytes) -> Reply:

@@ -7,15 +7,17 @@ import inspect
 import os
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, cast
 
 import anyio.to_thread
 import httpx2
 import openai
 
 from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm.core.validation import BOOL
 from agentfsm.models import provider_errors as t
 from agentfsm.models.guarded_http import GuardedClient, read_redirect_url
+from agentfsm.models.openai.create import is_patched, send_by_create
 from agentfsm.models.sdk import (
     TRANSPORT_ERRORS,
     SDKClient,
@@ -101,7 +103,7 @@ def _is_azure_deployment(base_url: str) -> bool:
     """Return whether an address is a deployment of Azure's classic API.
 
     Raises:
-        MisuseError: if Azure would answer with 404: the address has neither the path of the v1 API nor a deployment with
+        MisuseError: if Azure would answer with 404: the address has neither the v1 path nor a deployment with
             an API version.
     """
     url = parse_base_url(base_url)
@@ -130,6 +132,9 @@ class OpenAIModel(SDKModel):
             one runs in a thread. Default: OPENAI_API_KEY. A server of your own may need none.
         headers: Headers of each request.
         http_client: HTTP client of your own (proxies, certificates) for one event loop; you close it.
+        plain: Whether requests go through the SDK's `create` with keyword arguments, which tools that patch the SDK
+            observe. Default False: they do if `create` or the client's `request` is patched, and otherwise skip its
+            conversions, whose cost grows with the history.
         window_tokens: Context window in tokens. Default: that of the model's family, else 128,000.
         price: Price of the model, or a table of prices by prefixes of models' names. Default: the public list of
             genai-prices, if that package is installed.
@@ -137,6 +142,9 @@ class OpenAIModel(SDKModel):
     Raises:
         MisuseError: if there is no key for OpenAI, or an argument is invalid.
     """
+
+    resource: ClassVar[str]
+    """Resource of the SDK's client whose `create` makes a request: "chat.completions" or "responses"."""
 
     api_key_env = "OPENAI_API_KEY"
     translations: ClassVar[Mapping[type[Exception], t.Translate]] = {
@@ -164,9 +172,11 @@ class OpenAIModel(SDKModel):
         api_key: ApiKey | None = None,
         headers: Mapping[str, str] | None = None,
         http_client: httpx.AsyncClient | httpx2.AsyncClient | None = None,
+        plain: bool = False,
         window_tokens: int | None = None,
         price: Prices | None = None,
     ) -> None:
+        BOOL.check(type(self).__name__, "plain", plain)
         provide_key = api_key if callable(api_key) else None
         fixed_key = None if callable(api_key) else api_key
         check_arguments(
@@ -191,6 +201,7 @@ class OpenAIModel(SDKModel):
             window_tokens=window_tokens,
             price=price,
         )
+        self._is_plain = plain
         if provide_key is not None:
             self._client_options["api_key"] = functools.partial(self._get_key, provide_key)
         self.is_openai = self.host.endswith(OPENAI_HOSTS)
@@ -222,6 +233,14 @@ class OpenAIModel(SDKModel):
             raise t.sdk_error(failure) from error
         self._mask(checked)
         return checked
+
+    async def _send(self, client: Any, body: bytes, timeout_s: float) -> httpx2.Response:
+        if not self._is_plain and not is_patched(client, self.resource):
+            return await super()._send(client, body, timeout_s)
+        try:
+            return await send_by_create(client, self.resource, body, timeout_s)
+        except self._error_types as error:
+            raise self._translate_error(error) from None
 
     def _make_client(self, http_client: httpx2.AsyncClient | None) -> SDKClient:
         # The SDK's own default client, if it is not closed, starts a task on any loop that runs when it is collected.

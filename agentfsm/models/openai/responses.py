@@ -30,6 +30,7 @@ class OpenAIResponses(OpenAIModel):
     arguments, `AdapterModel` the life of its connections.
     """
 
+    resource = "responses"
     path = "/responses"
     expected_reply = "a finished response"
     provider = responses_wire.PROVIDER
