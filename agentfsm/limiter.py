@@ -47,7 +47,7 @@ class Permit:
     """
 
     is_expired: bool = False
-    """Whether that minute has passed, so that the permit does not count towards the rate any more."""
+    """True if that minute has passed, so that the permit does not count towards the rate any more."""
 
 
 @attrs.frozen(kw_only=True)
@@ -144,7 +144,7 @@ class Limiter:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether threads of abandoned calls hold all slots, so that it is unknown when one becomes free."""
+        """True if threads of abandoned calls hold all slots, so that it is unknown when one becomes free."""
         return self.concurrency is not None and self._abandoned >= self.concurrency
 
     def try_acquire(self, wake: WakeCallback, cost: int = 0, *, start: bool = True) -> Permit | None:

@@ -82,7 +82,7 @@ class Lease:
     """Number of owners that died while they executed only this run, since it last finished a turn or was paused."""
 
     abandoned: bool = False
-    """Whether an owner failed to release the run since it last finished a turn. The work of that owner may have come
+    """True if an owner failed to release the run since it last finished a turn. The work of that owner may have come
     further than the journal says, even if the run was paused since.
     """
 
@@ -105,10 +105,10 @@ class Lease:
     """Newest inbox number when the backoff was set."""
 
     cancelled: bool = False
-    """Whether a cancellation of the run was requested."""
+    """True if a cancellation of the run was requested."""
 
     lost: bool = False
-    """Whether another owner has taken over the run."""
+    """True if another owner has taken over the run."""
 
     wake: Callable[[], None] | None = None
     """Callback, called from any thread when `cancelled` or `lost` becomes True."""
@@ -130,7 +130,7 @@ class Claim(Value):
     """Leases of runs that are ready, longest waiting first."""
 
     has_suspects: bool = False
-    """Whether runs are ready whose owners died twice or more. Only a worker that executes nothing else claims them."""
+    """True if runs are ready whose owners died twice or more. Only a worker that executes nothing else claims them."""
 
 
 def lease_lost_error(lease: Lease) -> LeaseLostError:
@@ -177,10 +177,10 @@ class RunSummary(Value):
     """The reason why the run ended; None while it is not over."""
 
     waiting: bool
-    """Whether the run waits for an external input or decision."""
+    """True if the run waits for an external input or decision."""
 
     driven: bool
-    """Whether a worker holds the lease of the run now."""
+    """True if a worker holds the lease of the run now."""
 
     turn: int
     """Number of the current turn."""
@@ -237,7 +237,7 @@ class Filter(Value):
     """
 
     def matches(self, summary: RunSummary) -> bool:
-        """Whether the run with this summary is selected."""
+        """Return whether the run with this summary is selected."""
         wanted = attrs.asdict(self)
         before = wanted.pop("before")
         named = all(value is None or getattr(summary, name) == value for name, value in wanted.items())
@@ -255,7 +255,7 @@ class PendingWrite(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether the outcome is known, so that `wait` returns at once."""
+        """True if the outcome is known, so that `wait` returns at once."""
         ...
 
     async def wait(self) -> bool:

@@ -1,4 +1,4 @@
-"""Where journals live. A store that needs a driver is loaded when it is first used."""
+"""Stores of journals. A store that needs a driver is imported at its first use."""
 
 from __future__ import annotations
 

@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 MODULES: Final = {"PostgresStore": "postgres.store", "RedisStore": "redis.store", "SQLiteStore": "sqlite.store"}
 # The extra and the driver of each store that needs one.
 _EXTRAS: Final = {"PostgresStore": ("postgres", "psycopg"), "RedisStore": ("redis", "redis")}
-# Up to the last @: a password that should have been escaped may hold anything.
+# Up to the last @, because an unescaped password may contain any character.
 _URL_PASSWORD: Final = re.compile(r"(://[^:]*):(.*)@")
 _QUERY_PASSWORD: Final = re.compile(r"([?&][^=&]*pass[^=&]*)=([^&\s]*)", re.IGNORECASE)
 
 
 def open_store(location: str | os.PathLike[str]) -> Store:
-    """Return the store at a path or URL. It connects, or makes its file, when it is first used.
+    """Return the store at a path or URL. It connects, or creates its file, at its first use.
 
     Args:
         location: The path of a SQLite file, or a URL. The scheme of a URL selects the store: `postgresql://` and
             `postgres://`, `redis://`, `rediss://` and `unix://`, and those that installed packages provide as entry
-            points of the group `agentfsm.stores`. Options of the store stand in the query:
+            points of the group `agentfsm.stores`. The query contains options of the store:
             `postgresql://db/shop?schema=agents`, `redis://cache?prefix=shop`.
 
     Raises:
-        MisuseError: if no installed package knows the scheme, the package that does is at fault, or the driver is
-            missing. It shows no password of the URL.
+        MisuseError: if no installed package knows the scheme, its package is faulty, or the driver is missing. The
+            message masks the password of the URL.
     """
     text = os.fspath(location)
     scheme, is_url, _ = text.partition("://")
@@ -56,22 +56,22 @@ def open_store(location: str | os.PathLike[str]) -> Store:
     except AgentError as error:
         if not (passwords := _find_passwords(text)):
             raise
-        # The errors that it comes from may quote the password, too.
+        # The original errors may also quote the password.
         raise MisuseError(_mask_words(mask_password(str(error)), passwords)) from None
 
 
 def open_postgres(url: str) -> Store:
-    """Return the `PostgresStore` of a URL; `schema` may stand in its query."""
+    """Return the `PostgresStore` at a URL, whose query may contain `schema`."""
     return _open("PostgresStore", url, ("schema",))
 
 
 def open_redis(url: str) -> Store:
-    """Return the `RedisStore` of a URL; `accept_loss` and `prefix` may stand in its query."""
+    """Return the `RedisStore` at a URL, whose query may contain `accept_loss` and `prefix`."""
     return _open("RedisStore", url, ("accept_loss", "prefix"))
 
 
 def load_store_class(name: str) -> Any:
-    """Return a store's class, imported when it is first asked for.
+    """Return the class of a store, imported at the first call.
 
     Raises:
         ImportError: if its driver is not installed; the message names the extra.
@@ -87,7 +87,7 @@ def _import_store_class(name: str) -> Any:
 
 
 def mask_password(text: str) -> str:
-    """Return a URL, or a text with one in it, without its password."""
+    """Mask the password of a URL, or of the URLs in a text."""
     return _QUERY_PASSWORD.sub(r"\1=***", _URL_PASSWORD.sub(r"\1:***@", text))
 
 
@@ -98,7 +98,7 @@ def _find_passwords(url: str) -> list[str]:
 
 
 def _mask_words(text: str, words: list[str]) -> str:
-    for word in words:  # only whole words: many passwords are "postgres"
+    for word in words:  # whole words only, because many passwords are "postgres"
         text = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", "***", text)
     return text
 

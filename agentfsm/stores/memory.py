@@ -106,7 +106,7 @@ class _MemoryRecord:
         return self.lease_ref() if self.lease_ref is not None else None
 
     def is_unread(self, row: PostedItem) -> bool:
-        """Whether no owner has read the row since it was posted or became due."""
+        """Return whether no owner has read the row since it was posted or became due."""
         at = due_at(row.item)
         return row.number > self.seen or (at is not None and at > self.seen_at)
 

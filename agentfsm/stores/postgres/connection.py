@@ -240,7 +240,7 @@ class PostgresConnection(PushNotificationMixin):
     _db: WatchedConnection | None = attrs.field(default=None, init=False)
     _has_connected: bool = attrs.field(default=False, init=False)
     _has_fsync: bool = attrs.field(default=True, init=False)
-    """Whether the server waited for its disk when the connection was opened."""
+    """True if the server waited for its disk when the connection was opened."""
 
     _prefix_sql: str = attrs.field(default="", init=False)
     """Statements to send before the first one of the transaction; empty once they were sent."""
@@ -339,7 +339,7 @@ class PostgresConnection(PushNotificationMixin):
         return False
 
     def is_job_error(self, error: Exception) -> bool:
-        """Whether the values or rows of one job caused the error, not the server or the connection."""
+        """Return whether the values or rows of one job caused the error, not the server or the connection."""
         code = _sqlstate(error)
         if isinstance(error, psycopg.OperationalError) and not code:
             return False
@@ -440,7 +440,7 @@ class PostgresConnection(PushNotificationMixin):
                 self.disconnect()
 
     def _is_disconnected(self, error: BaseException) -> bool:
-        """Whether the connection was lost, or its server is shutting down."""
+        """Return whether the connection was lost, or its server is shutting down."""
         return self._db is None or self._db.closed or _sqlstate(error) in _TRANSIENT - _SERIALIZATION_FAILURES
 
     # Open the connection.
@@ -516,7 +516,7 @@ class PostgresConnection(PushNotificationMixin):
     # Errors.
 
     def _is_transient(self, error: Exception) -> bool:
-        """Whether a retry can help.
+        """Return whether a retry can help.
 
         libpq has no code for a failed connection. The first connection is not retried, so that a wrong address, user or
         password is reported at once.

@@ -303,7 +303,7 @@ class _PostgresBackend(PostgresConnection):
         return bool(dead)
 
     def _is_driven(self, run_id: str, owner: str | None, living: frozenset[str]) -> bool:
-        """Whether an owner that may be alive holds the lease. This store's leases are known; others expire."""
+        """Return whether an owner that may be alive holds the lease. This store's leases are known; others expire."""
         return owner in living and not self.leases.is_dropped(run_id, owner)
 
     def _find_living_owners(self) -> frozenset[str]:
@@ -637,7 +637,7 @@ def _build_lease(run_id: str, *facts: Any) -> Lease:
 
 
 def _can_chain(request: AppendRequest, other: AppendRequest) -> bool:
-    """Whether an append of a run can be written together with the next one."""
+    """Return whether an append of a run can be written together with the next one."""
     return not request.final and request.lease is other.lease and request.columns.version == other.expected_version
 
 

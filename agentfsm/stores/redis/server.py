@@ -154,7 +154,7 @@ class RedisRequest:
     """Number of the request in this process, by which the script finds the outcome if the reply was lost."""
 
     is_sent: bool = False
-    """Whether the request was sent before."""
+    """True if the request was sent before."""
 
     sent_at: float = 0.0
     """Time when it was last sent, seconds by the boot clock."""
@@ -295,7 +295,7 @@ class RedisServer(PushNotificationMixin):
         return [self._unwrap_reply(request) for request in requests]
 
     def is_answered(self, *reply: bytes) -> bool:
-        """Whether a reply to the group's requests begins with these values."""
+        """Return whether a reply to the group's requests begins with these values."""
         replies = [request.reply for request in self._requests.values() if isinstance(request.reply, list)]
         return any(each[: len(reply)] == list(reply) for each in replies)
 

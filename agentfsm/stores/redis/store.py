@@ -239,7 +239,7 @@ class _RedisBackend(RedisServer):
         return reply
 
     def _is_dropped(self, run_id: str, owner: bytes, token: bytes) -> bool:
-        """Whether the lease belongs to this store object, and its coroutine has dropped it."""
+        """Return whether the lease belongs to this store object, and its coroutine has dropped it."""
         return self.leases.is_dropped(run_id, owner.decode()) and not self.is_answered(b"taken", token)
 
     def _is_dead(self, owner: bytes) -> bool:

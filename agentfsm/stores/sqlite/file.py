@@ -241,7 +241,7 @@ class DatabaseFile:
         return False
 
     def is_lock_error(self, error: Exception) -> bool:
-        """Whether the only cause is another connection's transaction."""
+        """Return whether the only cause is another connection's transaction."""
         return _result_code(error) in _BUSY
 
     def maintain(self) -> None:
@@ -255,7 +255,7 @@ class DatabaseFile:
         return POLL_INTERVAL_S
 
     def has_changed(self) -> bool:
-        """Whether another process has committed something since the last poll."""
+        """Return whether another process has committed something since the last poll."""
         if self._db is None:
             with self.transaction(write=False):
                 return True  # changes may have been missed while it was closed
@@ -279,7 +279,7 @@ class DatabaseFile:
             )
 
     def is_job_error(self, error: Exception) -> bool:
-        """Whether the values or rows of one job caused the error, not the file, the disk or a lock."""
+        """Return whether the values or rows of one job caused the error, not the file, the disk or a lock."""
         code = _result_code(error)
         return not isinstance(error, AgentError) and (code is None or code in _JOB_ERRORS)
 
@@ -388,7 +388,7 @@ class DatabaseFile:
     # Read a file that cannot be written.
 
     def _is_writable(self) -> bool:
-        """Whether this process may write the file and create a log in its folder."""
+        """Return whether this process may write the file and create a log in its folder."""
         return _may_write(self._location) and _may_write(self._location.parent)
 
     def _open_snapshot(self, cause: Exception) -> None:
@@ -433,7 +433,7 @@ class DatabaseFile:
     # Files that were deleted or replaced.
 
     def _is_stale(self) -> bool:
-        """Whether a path no longer names the file that was opened, so that other processes would not find new writes.
+        """Return whether a path no longer names the opened file, so that other processes would not find new writes.
 
         Each transaction calls this, so it does nothing else.
         """
@@ -449,7 +449,7 @@ class DatabaseFile:
         return False
 
     def _is_replaced(self) -> bool:
-        """Whether the file was replaced or deleted, or another process has created a new log."""
+        """Return whether the file was replaced or deleted, or another process has created a new log."""
         now = _read_inodes(self.path)
         file, *logs = _find_changed(self._inodes, now)
         return file or any(changed and log is not None for changed, log in zip(logs, now[1:], strict=True))

@@ -452,7 +452,7 @@ class _SQLiteBackend(DatabaseFile):
             self.after_commit(partial(setattr, owner, "until", until))
 
     def can_claim(self, agent: str) -> bool:
-        """Whether a claim may find runs."""
+        """Return whether a claim may find runs."""
         now = self.now()
         found = [self.execute(_SELECT_CLAIMABLE, (agent, suspect, now, 0, 1)).fetchone() for suspect in (False, True)]
         return found != [None, None] or bool(self._find_dead_owners())
@@ -479,14 +479,14 @@ class _SQLiteBackend(DatabaseFile):
                 self.execute(_DELETE_WORKER, (name,))
 
     def _is_driven(self, run_id: str, owner: str | None) -> bool:
-        """Whether an owner that may be alive holds the lease. This store's leases are known; others expire."""
+        """Return whether an owner that may be alive holds the lease. This store's leases are known; others expire."""
         if owner is None or self.leases.is_dropped(run_id, owner):
             return False
         (until,) = self.execute("SELECT max(until) FROM workers WHERE name = ?", (owner,)).fetchone()
         return self._is_alive(owner, until)
 
     def _is_alive(self, owner: str, until: float | None) -> bool:
-        """Whether an owner may be alive: its leases have not expired, and its process is not known to be dead."""
+        """Return whether an owner may be alive: its leases are valid, and its process is not known to be dead."""
         other = OwnerIdentity.parse(owner)
         left_s = -math.inf if until is None else until - self.boot_clock()
         is_seen_dead = not self.leases.is_ours(owner) and other.is_dead
@@ -598,7 +598,7 @@ class _SQLiteBackend(DatabaseFile):
         return self.execute(_SELECT_INBOX, (self._get_row(run_id).number,)).fetchall()
 
     def _has_more_due(self, run: int, taken: Sequence[int]) -> bool:
-        """Whether other rows of the inbox are due; reading one row more than were consumed suffices."""
+        """Return whether other rows of the inbox are due; reading one row more than were consumed suffices."""
         rows = self.execute(_SELECT_DUE_POSTS, (run, self.now(), len(taken) + 1)).fetchall()
         return not {number for (number,) in rows} <= set(taken)
 

@@ -76,11 +76,11 @@ class TransactionBackend(Protocol):
         ...
 
     def is_lock_error(self, error: Exception) -> bool:
-        """Whether the only cause is a lock on the whole store, which may last but will end."""
+        """Return whether the only cause is a lock on the whole store, which may last but will end."""
         ...
 
     def is_job_error(self, error: Exception) -> bool:
-        """Whether a single job caused the error, so that the others of its group can be executed without it."""
+        """Return whether a single job caused the error, so that the others of its group can be executed without it."""
         ...
 
     def translate_error(self, error: Exception) -> AgentError:
@@ -101,7 +101,7 @@ class TransactionBackend(Protocol):
         ...
 
     def has_changed(self) -> bool:
-        """Whether another process may have changed something since the last poll."""
+        """Return whether another process may have changed something since the last poll."""
         ...
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class StoreJob(Generic[T, D]):
 
     @property
     def is_done(self) -> bool:
-        """Whether the outcome of the job is known."""
+        """True if the outcome of the job is known."""
         return self._done
 
     async def wait(self) -> T:

@@ -48,12 +48,12 @@ class LeaseOwner(LeaseTerm):
     """Seconds that the loop has not run, as observed by the store's thread."""
 
     is_closed: bool = attrs.field(default=False, init=False)
-    """Whether the loop was closed, so that it does not execute its runs any more."""
+    """True if the loop was closed, so that it does not execute its runs any more."""
 
     _loop: weakref.ref[object] = attrs.field(factory=lambda: weakref.ref(current_native_loop()), init=False)
     _thread: int = attrs.field(factory=threading.get_ident, init=False)
     _is_probe_pending: bool = attrs.field(default=False, init=False)
-    """Whether the loop has not answered the last probe yet."""
+    """True if the loop has not answered the last probe yet."""
 
     _probed_at: float = attrs.field(default=0.0, init=False)
     """Time of the last call of `probe`, by the caller's clock."""
@@ -171,7 +171,7 @@ class LeaseTable:
         return [owner for owner in self.owners() if self.is_renewable(owner)]
 
     def is_renewable(self, owner: LeaseOwner) -> bool:
-        """Whether the loop runs, as far as the store's thread knows."""
+        """Return whether the loop runs, as far as the store's thread knows."""
         return owner.silent_s < self.blocked_s and not owner.is_closed
 
     @contextmanager
@@ -215,15 +215,15 @@ class LeaseTable:
         return None if held is None else held.lease_ref()
 
     def is_ours(self, owner: str) -> bool:
-        """Whether the owner is an event loop of this store object."""
+        """Return whether the owner is an event loop of this store object."""
         return owner.startswith(self.worker_name)
 
     def is_dropped(self, run_id: str, owner: str) -> bool:
-        """Whether the lease belongs to this store object, and its coroutine has dropped it."""
+        """Return whether the lease belongs to this store object, and its coroutine has dropped it."""
         return self.is_ours(owner) and self.find_lease(run_id) is None
 
     def has_lease(self, run_id: str, token: int) -> bool:
-        """Whether this table contains the lease, even if it was dropped."""
+        """Return whether this table contains the lease, even if it was dropped."""
         held = self._held.get(run_id)
         return held is not None and held.token == token
 

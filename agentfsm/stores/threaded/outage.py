@@ -21,7 +21,7 @@ class Outage:
     """Time of the server's last answer, monotonic seconds, as all times here; None before the first answer."""
 
     _is_ongoing: bool = attrs.field(default=False, init=False)
-    """Whether the server is away."""
+    """True if the server is away."""
 
     _began_at: float = attrs.field(default=0.0, init=False)
     """Time of the last answer before the outage."""

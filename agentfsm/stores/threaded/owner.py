@@ -61,12 +61,12 @@ class OwnerIdentity(Value):
 
     @property
     def is_current_boot(self) -> bool:
-        """Whether the machine has not been restarted since; True if this cannot be determined."""
+        """True if the machine has not been restarted since, or if this cannot be determined."""
         return self.boot_id == _read_boot_id() or "-" in (self.boot_id, _read_boot_id())
 
     @property
     def is_dead(self) -> bool:
-        """Whether its process has certainly ended."""
+        """True if its process has certainly ended."""
         known = "-" not in (self.boot_id, self.pid_namespace, self.start_time)
         if not known or self.boot_id != _read_boot_id() or self.pid_namespace != _read_pid_namespace():
             return False
@@ -114,7 +114,7 @@ def _read_process_stat(pid: int) -> tuple[str, str]:
 
 
 def _process_exists(pid: int) -> bool:
-    """Whether the process exists. /proc may hide processes of other users; a signal to these is refused."""
+    """Return whether the process exists. /proc may hide processes of other users; a signal to these is refused."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

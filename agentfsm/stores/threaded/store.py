@@ -83,7 +83,7 @@ class RunColumns(NamedTuple):
     state: str
     stop_reason: str | None
     waiting: bool
-    """Whether the run waits for an external input or decision."""
+    """True if the run waits for an external input or decision."""
 
     wakes_at: float | None
     """Next deadline of the calls that the run waits for, seconds since 1970; None if there is none."""
@@ -93,7 +93,7 @@ class RunColumns(NamedTuple):
     tokens: int
     updated_at: float
     paused: bool
-    """Whether the run is paused until it is resumed. A pause resets the crashes counted against the run."""
+    """True if the run is paused until it is resumed. A pause resets the crashes counted against the run."""
 
 
 def extract_columns(run: Run) -> RunColumns:
@@ -127,7 +127,7 @@ class AppendRequest(Value):
     """Numbers of the consumed inbox rows."""
 
     final: bool
-    """Whether to write only if no other inbox row is due."""
+    """If True, write only if no other inbox row is due."""
 
     @property
     def expected_version(self) -> int:
