@@ -140,10 +140,18 @@ async def test_a_client_that_fails_to_ask_ends_the_call(desk):
     assert "no screen" in as_text(result)
 
 
-@MODES
-async def test_a_client_that_cannot_ask_is_told_so(desk, mode):
-    """Without elicitation the call ends with what to do about it."""
-    async with Client(served(desk.tool([WHO])), mode=mode) as client:
+async def test_a_client_that_cannot_ask_gets_the_error_of_its_revision(desk):
+    """In 2026-07-28 that is -32021, with the capability that it would have to declare."""
+    async with Client(served(desk.tool([WHO]))) as client:
+        with pytest.raises(MCPError, match="has not declared elicitation") as caught:
+            await client.call_tool("book", {"city": "Rome"})
+    required = {"requiredCapabilities": {"elicitation": {"form": {}}}}
+    assert (caught.value.error.code, caught.value.error.data, len(desk.seen)) == (-32021, required, 1)
+
+
+async def test_a_client_of_the_handshake_that_cannot_ask_is_told_so(desk):
+    """That revision has no such error: the call ends with what to do about it."""
+    async with Client(served(desk.tool([WHO])), mode="legacy") as client:
         result = await client.call_tool("book", {"city": "Rome"})
     assert (result.is_error, len(desk.seen)) == (True, 1)
     assert "has not declared elicitation" in as_text(result)
@@ -155,9 +163,17 @@ async def test_only_what_the_client_has_declared_is_asked(desk, mode, declared, 
     """Form and address are two capabilities, and an empty declaration means forms."""
     kinds = ClientCapabilities(elicitation=ElicitationCapability(**declared))
     monkeypatch.setattr(ClientSession, "_build_capabilities", lambda _session, *_: kinds)
-    result = await call(served(desk.tool([question])), mode, {question.message: AGREED})
-    assert result.is_error
-    assert f"has not declared elicitation by {'URL' if question is PAY else 'form'}" in as_text(result)
+    way = "url" if question is PAY else "form"
+    words = f"has not declared elicitation by {'URL' if question is PAY else 'form'}"
+    if mode == "legacy":
+        result = await call(served(desk.tool([question])), mode, {question.message: AGREED})
+        assert result.is_error
+        assert words in as_text(result)
+        return
+    async with Client(served(desk.tool([question])), elicitation_callback=person({}, [])) as client:
+        with pytest.raises(MCPError, match=words) as caught:
+            await client.call_tool("book", {"city": "Rome"})
+    assert caught.value.error.data == {"requiredCapabilities": {"elicitation": {way: {}}}}
 
 
 @MODES

@@ -133,6 +133,24 @@ _META = {
 }
 
 
+async def test_a_client_that_cannot_ask_gets_http_400():
+    """With -32021, as the revision 2026-07-28 wants it."""
+
+    @tool(requires_approval=True)
+    async def wipe(path: str) -> str:
+        """Remove a file."""
+        return f"removed {path}"
+
+    params = {"name": "wipe", "arguments": {"path": "/etc"}, "_meta": _META}
+    body = {**HELLO, "method": "tools/call", "params": params}
+    headers = {"mcp-protocol-version": "2026-07-28", "mcp-method": "tools/call", "mcp-name": "wipe"}
+    async with serving(MCPService([wipe], name="demo")) as url:
+        answer = await posted(url, body, **headers)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, -32021)
+    assert error["data"] == {"requiredCapabilities": {"elicitation": {"form": {}}}}
+
+
 @pytest.mark.parametrize(
     ("authorization", "status"),
     [

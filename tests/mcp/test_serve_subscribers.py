@@ -7,7 +7,7 @@ from mcp.types import ResourceUpdatedNotification
 
 from agentfsm import Agent
 from agentfsm.mcp import MCPService, Resource
-from agentfsm.mcp.server import resource_subscriptions
+from agentfsm.mcp.server import handshake_clients
 from agentfsm.testing import ScriptedModel, say
 
 pytestmark = pytest.mark.filterwarnings("ignore:resources/(un)?subscribe is removed")
@@ -56,7 +56,7 @@ async def test_a_connection_that_has_gone_is_told_no_more():
 @pytest.mark.parametrize("uri", ["other://1", "n://3", f"n://{'1' * 3_000}"])
 async def test_what_cannot_be_subscribed_to_is_an_error(monkeypatch, uri):
     """What is no resource, one too many, and an address that nobody has."""
-    monkeypatch.setattr(resource_subscriptions, "MAX_URIS", 2)
+    monkeypatch.setattr(handshake_clients, "MAX_URIS", 2)
     service = MCPService([], name="demo", resources=[STEP])
     async with Client(service.server, mode="legacy") as client:
         for known in ("n://1", "n://2", "n://1"):

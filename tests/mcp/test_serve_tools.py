@@ -6,12 +6,13 @@ import anyio
 import anyio.lowlevel
 import pytest
 from mcp import Client, MCPError
-from mcp.types import ElicitResult
+from mcp.types import ElicitResult, ToolListChangedNotification
 
 from agentfsm import Permissions, RunContext, ToolRegistry, tool
 from agentfsm.core.errors import ModelRetry
 from agentfsm.mcp import MCPServerError, MCPService
 from agentfsm.mcp.server import call_sequencer as serve_turns
+from agentfsm.mcp.server import service as serve
 from agentfsm.tools.builtin import ask_user
 from agentfsm.tools.permission import Rule
 
@@ -343,13 +344,16 @@ async def test_nobody_is_asked_where_nobody_need_be(service, mode):
     assert seen == []
 
 
-@MODES
-async def test_a_client_that_cannot_ask_runs_nothing(service, mode):
-    """It is told why, and what to do."""
-    async with Client(service.server, mode=mode) as client:
+async def test_a_client_that_cannot_ask_runs_nothing(service):
+    """It is told why, and what to do: by an error in 2026-07-28, by a result before."""
+    words = "has not declared elicitation"
+    async with Client(service.server) as client:
+        with pytest.raises(MCPError, match=words) as caught:
+            await client.call_tool("wipe", {"path": "/etc"})
+    async with Client(service.server, mode="legacy") as client:
         result = await client.call_tool("wipe", {"path": "/etc"})
-    assert (result.is_error, WIPED) == (True, [])
-    assert "has not declared elicitation" in as_text(result)
+    assert (caught.value.error.code, result.is_error, WIPED) == (-32021, True, [])
+    assert words in as_text(result)
 
 
 async def test_arguments_too_long_to_be_read_are_put_to_nobody(service):
@@ -418,6 +422,54 @@ async def test_a_tool_that_brings_others_is_heard_at_once():
         async for event in news:
             assert type(event).__name__ == "ToolsListChanged"
             break
+
+
+class Ear:
+    """Waits until a client of the handshake revision is told of a change."""
+
+    def __init__(self, kind):
+        self.kind, self.heard = kind, anyio.Event()
+
+    async def __call__(self, message):
+        if isinstance(message, self.kind):
+            self.heard.set()
+
+
+@pytest.mark.parametrize("grows", ["in a call", "by itself"])
+async def test_clients_of_the_handshake_are_told_of_tools(grows, monkeypatch):
+    """That they will be is part of the handshake; they need not subscribe, nor ask for anything meanwhile."""
+    monkeypatch.setattr(serve, "WATCH_S", 0.01)
+    registry = ToolRegistry.of([add])
+
+    @tool
+    async def grow() -> str:
+        """Bring another tool."""
+        registry.register(put)
+        return "grown"
+
+    registry.register(grow)
+    ear = Ear(ToolListChangedNotification)
+    async with Client(MCPService(registry, name="demo").server, mode="legacy", message_handler=ear) as client:
+        assert client.server_capabilities.tools.list_changed
+        if grows == "in a call":
+            await client.call_tool("grow", {})
+        else:
+            registry.register(put)
+        with anyio.fail_after(10):
+            await ear.heard.wait()
+
+
+async def test_a_client_that_listens_need_not_ask_for_tools(monkeypatch):
+    """The server looks by itself whether there are others."""
+    monkeypatch.setattr(serve, "WATCH_S", 0.01)
+    registry = ToolRegistry.of([add])
+    async with (
+        Client(MCPService(registry, name="demo").server) as client,
+        client.listen(tools_list_changed=True) as news,
+    ):
+        registry.register(put)
+        with anyio.fail_after(10):
+            assert type(await anext(aiter(news))).__name__ == "ToolsListChanged"
 
 
 class Away:

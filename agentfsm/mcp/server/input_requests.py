@@ -119,7 +119,8 @@ class InputBroker:
             expires_s: Seconds for which an answer is valid.
 
         Raises:
-            InputNotGivenError: when the client cannot ask this, or no answer comes in time.
+            MCPError: when a client of 2026-07-28 has not declared that it can ask this.
+            InputNotGivenError: when another client cannot ask this, or no answer comes in time.
         """
         for asked in requests.values():
             _check_can_ask(ctx, asked, lead)
@@ -162,20 +163,35 @@ class InputBroker:
 
 
 def _check_can_ask(ctx: RequestContext, asked: ElicitParams, lead: str) -> None:
+    """Refuse a call whose client cannot ask this question.
+
+    Raises:
+        MCPError: for a client of 2026-07-28, with the capability that it would have to declare.
+        InputNotGivenError: for a client of the handshake revision, which has no such error.
+    """
     declared = ctx.session.client_capabilities
     elicitation = None if declared is None else declared.elicitation
-    has_way = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS or ctx.session.can_send_request
-    if elicitation is None or not has_way:
+    is_modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
+    by_url = isinstance(asked, m.ElicitRequestURLParams)
+    if elicitation is None or not (is_modern or ctx.session.can_send_request):
         missing = "elicitation"
-    elif isinstance(asked, m.ElicitRequestURLParams) and elicitation.url is None:
+    elif by_url and elicitation.url is None:
         missing = "elicitation by URL"
-    elif isinstance(asked, m.ElicitRequestFormParams) and elicitation.form is None and elicitation.url is not None:
+    elif not by_url and elicitation.form is None and elicitation.url is not None:
         missing = "elicitation by form"
     else:
         return
-    raise InputNotGivenError(
+    text = (
         f"{lead}: it has to ask a person, but this client has not declared {missing}. Use a client that has, or run it "
         "in an agent, where questions can wait."
+    )
+    if not is_modern:
+        raise InputNotGivenError(text)
+    way = {"url": m.UrlElicitationCapability()} if by_url else {"form": m.FormElicitationCapability()}
+    required = m.ClientCapabilities(elicitation=m.ElicitationCapability(**way))
+    data = m.MissingRequiredClientCapabilityErrorData(required_capabilities=required)
+    raise MCPError(
+        m.MISSING_REQUIRED_CLIENT_CAPABILITY, text, data.model_dump(by_alias=True, mode="json", exclude_none=True)
     )
 
 

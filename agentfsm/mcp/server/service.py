@@ -17,7 +17,8 @@ import mcp.types as m
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.lowlevel import current_token
 from mcp import MCPError
-from mcp.server import Server
+from mcp.server import NotificationOptions, Server
+from mcp.server.models import InitializationOptions
 from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import ListenHandler
 from mcp.server.transport_security import TransportSecuritySettings
@@ -27,6 +28,7 @@ from agentfsm.core.errors import MisuseError, first_error
 from agentfsm.mcp.server import http_server as web
 from agentfsm.mcp.server.call_sequencer import MAX_CALLS
 from agentfsm.mcp.server.event_bus import EventBus
+from agentfsm.mcp.server.handshake_clients import MAX_URI_CHARS, attach, subscribe, unsubscribe
 from agentfsm.mcp.server.http_guard import (
     TOKEN_VARIABLE,
     App,
@@ -37,7 +39,6 @@ from agentfsm.mcp.server.http_guard import (
 )
 from agentfsm.mcp.server.http_sessions import SESSION_IDLE_TIMEOUT_S, SessionLimiter
 from agentfsm.mcp.server.input_requests import RequestContext
-from agentfsm.mcp.server.resource_subscriptions import MAX_URI_CHARS, subscribe, unsubscribe
 from agentfsm.mcp.server.resources import Prompt, Resource, propose_completions
 from agentfsm.mcp.server.served_runs import ServedRuns
 from agentfsm.mcp.server.served_tools import ServedTools
@@ -49,6 +50,8 @@ from agentfsm.tools.tool import Tool
 
 # The default HTTP port, which is usual for MCP servers.
 DEFAULT_PORT: Final = 8000
+# Seconds between two checks whether tools were added or removed outside of a call.
+WATCH_S: Final = 1.0
 # Prefix of a cursor into the runs, which are listed after the resources.
 RUN_CURSOR_PREFIX: Final = "runs:"
 
@@ -79,6 +82,22 @@ def _check_resources(_service: object, _attribute: object, given: Sequence[Resou
 
 def _check_prompts(_service: object, _attribute: object, given: Sequence[Prompt]) -> None:
     _check_unique("prompts", (each.name for each in given))
+
+
+class _AnnouncingServer(Server[TaskGroup]):
+    """Server that promises clients of the handshake revision to announce changes of its tools and resources."""
+
+    def create_initialization_options(
+        self,
+        notification_options: NotificationOptions | None = None,
+        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
+        extensions: dict[str, dict[str, Any]] | None = None,
+    ) -> InitializationOptions:
+        """Return the server's part of the handshake."""
+        announced = NotificationOptions(tools_changed=True, resources_changed=True)
+        return super().create_initialization_options(
+            notification_options or announced, experimental_capabilities, extensions
+        )
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -153,7 +172,7 @@ class MCPService:
         has_resources = bool(self.resources) or self.runs is not None
         has_tools = any(len(each.registry) or each.registry.sources for each in self._tools)
         has_completion = any(each.complete for each in self.prompts) or any(each.complete for each in self.resources)
-        return Server(
+        server = _AnnouncingServer(
             self.name,
             version=self.version or version("agentfsm"),
             instructions=self.instructions or None,
@@ -171,6 +190,8 @@ class MCPService:
             on_completion=self._complete if has_completion else None,
             on_subscriptions_listen=self._listen,
         )
+        server.add_notification_handler("notifications/initialized", m.NotificationParams, self._attach_client)
+        return server
 
     # Transports.
 
@@ -260,8 +281,17 @@ class MCPService:
     @asynccontextmanager
     async def _lifespan(self, _server: Server[TaskGroup]) -> AsyncIterator[TaskGroup]:
         async with anyio.create_task_group() as tasks, nullcontext() if self.runs is None else self.runs.lifespan():
+            tasks.start_soon(self._watch_tools)
             yield tasks
             tasks.cancel_scope.cancel()
+
+    async def _watch_tools(self) -> None:
+        """Announce changes of the tools that no client has caused."""
+        while True:
+            await anyio.sleep(WATCH_S)
+            if any(source.is_stale for source in self.registry.sources):
+                await self._refresh()
+            self._announce_tools()
 
     def _release_clients(self) -> None:
         """Answer the clients that listen or wait for a run, so that they do not delay the shutdown."""
@@ -291,6 +321,9 @@ class MCPService:
         if self.registry.version != self._announced_version:
             self._announced_version = self.registry.version
             self._bus.notify_tools_changed()
+
+    async def _attach_client(self, ctx: RequestContext, _params: m.NotificationParams) -> None:
+        attach(ctx, self._bus, ctx.lifespan_context)
 
     async def _list_tools(self, _ctx: RequestContext, params: m.PaginatedRequestParams | None) -> m.ListToolsResult:
         _check_no_cursor(params)
@@ -353,7 +386,7 @@ class MCPService:
         uri = str(params.uri)
         if len(uri) > MAX_URI_CHARS or all(each.match(uri) is None for each in self._readable_resources):
             raise _unknown_resource_error(uri)
-        subscribe(ctx, uri, self._bus, ctx.lifespan_context)
+        subscribe(ctx, uri)
         return m.EmptyResult()
 
     async def _unsubscribe(self, ctx: RequestContext, params: m.UnsubscribeRequestParams) -> m.EmptyResult:
