@@ -55,6 +55,22 @@ async def test_an_agent_closes_its_store(kind, tmp_path, monkeypatch):
     await agent.aclose()
 
 
+@pytest.mark.parametrize("kind", [MemoryStore, partial(SQLiteStore, "runs.db")], ids=["memory", "sqlite"])
+async def test_a_wrong_durability_is_named(kind, tmp_path, monkeypatch):
+    """By the rule that agents and clients use, also if there is no run to claim."""
+    monkeypatch.chdir(tmp_path)
+    store = kind()
+    uses = {
+        "create": partial(store.create, make_header()),
+        "lease": partial(store.lease, "r1"),
+        "claim": partial(store.claim, "agent", limit=1),
+    }
+    for name, use in uses.items():
+        with pytest.raises(MisuseError, match=rf"^{name}\(durability='ful'\): give 'full' or 'normal'$"):
+            await use(durability="ful")
+    await store.aclose()
+
+
 async def test_a_closed_store_refuses_every_call(store):
     """As the other stores do; only a lease can still be given back."""
     driver = await LeasedRun.create(store)

@@ -31,7 +31,17 @@ from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, PostedItem
 from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.core.value import Value
-from agentfsm.ports.store import Claim, Clock, Durability, Filter, Lease, RunSummary, SystemClock, lease_lost_error
+from agentfsm.ports.store import (
+    DURABILITY,
+    Claim,
+    Clock,
+    Durability,
+    Filter,
+    Lease,
+    RunSummary,
+    SystemClock,
+    lease_lost_error,
+)
 from agentfsm.stores.rules import (
     LEASE_HELD_ADVICE,
     PATIENCE_S,
@@ -775,6 +785,7 @@ class SQLiteStore(ThreadedStore[_SQLiteBackend]):
 
     async def claim(self, agent: str, *, limit: int, durability: Durability = "full", suspects: bool = False) -> Claim:
         """Take the leases of runs that are ready. If there are none, the file is only read."""
+        DURABILITY.check("claim", "durability", durability)
         if not await self._run_job(lambda backend: backend.can_claim(agent), writes=False):
             return Claim()
         return await super().claim(agent, limit=limit, durability=durability, suspects=suspects)
