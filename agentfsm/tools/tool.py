@@ -88,6 +88,11 @@ class Tool(Generic[P, R]):
     parameters: Mapping[str, JSON]
     """JSON Schema of the arguments, without the RunContext parameter."""
 
+    dialect: str | None = None
+    """Draft of JSON Schema that `parameters` are written in, as the given schema names it in `$schema`. Clients of an
+    MCP server are shown it, models are not. None: the schema names none.
+    """
+
     bind: Callable[[str], BoundArguments]
     """Converts the JSON text of the arguments to positional and keyword arguments; raises ArgumentsError."""
 
@@ -388,6 +393,7 @@ def make_tool(
         name=name,
         description=signature.description if description is None else description,
         parameters=signature.parameters,
+        dialect=None if parameters is None else str(parameters.get("$schema", "")) or None,
         bind=signature.bind,
         to_namespace=signature.to_namespace,
         takes_context=signature.context_parameter is not None,

@@ -15,6 +15,7 @@ from agentfsm.mcp.server import call_sequencer as serve_turns
 from agentfsm.mcp.server import service as serve
 from agentfsm.tools.builtin import ask_user
 from agentfsm.tools.permission import Rule
+from agentfsm.tools.tool import make_tool
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 
@@ -83,6 +84,21 @@ async def test_tools_are_listed_with_what_is_declared_of_them(service, mode):
         "broken": (False, False, True),
         "wipe": (False, False, True),
     }
+
+
+@MODES
+@pytest.mark.parametrize(
+    "draft", ["https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"]
+)
+async def test_the_draft_of_a_schema_is_listed(draft, mode):
+    """Else a client would read it by the rules of 2020-12, where `items` as a list means nothing."""
+    pair = {"type": "array", "items": [{"type": "string"}, {"type": "integer"}]}
+    schema = {"$schema": draft, "type": "object", "properties": {"pair": pair if "07" in draft else {"type": "array"}}}
+    drafted = make_tool(lambda **arguments: str(arguments), name="drafted", parameters=schema)
+    async with Client(MCPService([drafted, add], name="demo").server, mode=mode) as client:
+        tools = {each.name: each.input_schema for each in (await client.list_tools()).tools}
+    assert tools == {"drafted": schema, "add": add.parameters}
+    assert "$schema" not in drafted.definition.parameters
 
 
 @MODES

@@ -41,7 +41,7 @@ from agentfsm.mcp.server.http_sessions import SESSION_IDLE_TIMEOUT_S, SessionLim
 from agentfsm.mcp.server.input_requests import RequestContext
 from agentfsm.mcp.server.resources import Prompt, Resource, propose_completions
 from agentfsm.mcp.server.served_runs import ServedRuns
-from agentfsm.mcp.server.served_tools import ServedTools
+from agentfsm.mcp.server.served_tools import ServedTools, build_input_schema
 from agentfsm.tools.permission import Permissions
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.scheduler import DEFAULT_LIMIT, DEFAULT_TIMEOUT_S
@@ -309,7 +309,7 @@ class MCPService:
 
     def _input_schema(self, name: str) -> dict[str, Any] | None:
         found = self._find_tool(name)
-        return None if found is None else dict(found[1].parameters)
+        return None if found is None else build_input_schema(found[1])
 
     async def _refresh(self) -> str:
         """Update the tool sources. Returns the error text, or "" if that succeeded."""
