@@ -10,6 +10,7 @@ from openai.resources.responses import AsyncResponses
 
 from agentfsm import Agent, Settings, tool
 from agentfsm.models import OpenAIChat, OpenAIResponses
+from agentfsm.models.openai.create import is_patched
 from agentfsm.testing import LocalServer, call, say
 
 SCRIPT = [say("Looking.", call("look", place="Rome")), "It is sunny."]
@@ -74,6 +75,28 @@ async def test_a_tool_that_wraps_create_sees_each_request(kind, stream, monkeypa
     assert [each["model"] for each in seen] == ["m", "m"]
     assert all(each.get("messages") or each.get("input") for each in seen)
     assert seen[0]["tools"]
+
+
+def test_a_proxy_that_looks_like_the_method_is_found(monkeypatch):
+    """As wrapt makes them for OpenTelemetry: `isinstance` and `__code__` are those of the method."""
+
+    class Proxy:
+        def __init__(self, method):
+            self.__wrapped__ = method
+
+        @property
+        def __class__(self):
+            return type(self.__wrapped__)
+
+        @property
+        def __code__(self):
+            return self.__wrapped__.__code__
+
+    client = openai.AsyncOpenAI(api_key="k")
+    assert not is_patched(client, "chat.completions")
+    monkeypatch.setattr(AsyncCompletions, "create", Proxy(AsyncCompletions.create))
+    assert is_patched(client, "chat.completions")
+    assert not is_patched(client, "responses")
 
 
 async def test_a_tool_that_replaces_request_answers_itself(monkeypatch):

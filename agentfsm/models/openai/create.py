@@ -31,8 +31,9 @@ def is_patched(client: openai.AsyncOpenAI, resource: str) -> bool:
 
 
 def _is_own(method: object) -> bool:
-    # A wrapper copies name and module of what it wraps, but its code is in its own file.
-    return isinstance(method, FunctionType) and method.__code__.co_filename.startswith(_PACKAGE)
+    # A decorator copies the name and the module of the method, but its code is in its own file. The proxies of wrapt
+    # copy class and code too, but not the type.
+    return type(method) is FunctionType and method.__code__.co_filename.startswith(_PACKAGE)
 
 
 async def send_by_create(client: openai.AsyncOpenAI, resource: str, body: bytes, timeout_s: float) -> httpx2.Response:
