@@ -47,7 +47,7 @@ VENDORS = {
     "genai_prices": "models/prices.py",
     "jsonschema_rs": "tools/schema/validator.py",
     "mcp": "mcp/",
-    "openai": "models/openai/client.py",
+    "openai": "models/openai/",
     "psycopg": "stores/postgres/connection.py",
     "redis": "stores/redis/server.py",
     "rich": "cli/render/live.py",

@@ -21,12 +21,13 @@ from agentfsm.cli.argument_types import (
 )
 from agentfsm.cli.commands import audit_log, decide, execute, inspect, mcp_client, mcp_serve, retention, timetravel
 from agentfsm.cli.resolve.agent_target import MCP_OPTION
-from agentfsm.cli.resolve.store_location import DEFAULT_STORE, STORE_VARIABLE
+from agentfsm.cli.resolve.store_location import STORE_VARIABLE
 from agentfsm.core.calls import Phase
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
+from agentfsm.stores.home import DEFAULT_STORE
 from agentfsm.stores.loading import mask_password
 
 if TYPE_CHECKING:

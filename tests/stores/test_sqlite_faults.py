@@ -68,6 +68,16 @@ async def test_a_missing_folder_is_named(tmp_path):
     await refuses(tmp_path / "nowhere" / "runs.db", StoreError, "nowhere does not exist; create it first")
 
 
+async def test_the_folder_of_the_command_line_is_created(tmp_path):
+    """`.agentfsm` is private and excluded from git, so that a program and the command line share the default store."""
+    folder = tmp_path / ".agentfsm"
+    store = SQLiteStore(folder / "runs.db")
+    assert list(await store.runs()) == []
+    await store.aclose()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / ".gitignore").read_text() == "*\n"
+
+
 async def test_a_folder_is_no_file(tmp_path):
     """The error says what to give instead."""
     await refuses(tmp_path, StoreError, "is a folder: give the path of a file in it")

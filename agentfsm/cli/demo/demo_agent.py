@@ -16,13 +16,14 @@ import attrs
 from agentfsm.agent import Agent
 from agentfsm.cli.demo.scripted_model import answer_request
 from agentfsm.cli.demo.survey_tools import list_folder, read_file, search_text, write_report
-from agentfsm.cli.resolve.store_location import HOME_FOLDER, make_folder
+from agentfsm.cli.resolve.store_location import make_folder
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.limits import Limits
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.text_safety import one_line
 from agentfsm.core.value import Value
 from agentfsm.models.openai.chat import OpenAIChat
+from agentfsm.stores.home import HOME_FOLDER
 from agentfsm.testing.fake_llm.server import LocalServer
 
 if TYPE_CHECKING:

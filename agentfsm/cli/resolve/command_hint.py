@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from agentfsm.cli.resolve.store_location import DEFAULT_STORE, STORE_VARIABLE, is_url
+from agentfsm.cli.resolve.store_location import STORE_VARIABLE, is_url
 from agentfsm.core.machine import State
 from agentfsm.core.value import Value
+from agentfsm.stores.home import DEFAULT_STORE
 from agentfsm.stores.loading import mask_password
 
 if TYPE_CHECKING:

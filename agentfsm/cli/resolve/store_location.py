@@ -8,10 +8,9 @@ from typing import Final
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.ports.store import Store
+from agentfsm.stores.home import DEFAULT_STORE, create_private_folder
 from agentfsm.stores.loading import open_store
 
-HOME_FOLDER: Final = ".agentfsm"
-DEFAULT_STORE: Final = f"{HOME_FOLDER}/runs.db"
 STORE_VARIABLE: Final = "AGENTFSM_STORE"
 
 
@@ -58,10 +57,7 @@ def make_folder(folder: Path) -> None:
         MisuseError: if the folder cannot be created.
     """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ignore = folder / ".gitignore"
-        if folder.name == HOME_FOLDER and not ignore.exists():
-            ignore.write_text("*\n", encoding="ascii")
+        create_private_folder(folder)
     except OSError as error:
         raise MisuseError(
             f"cannot create the folder {folder} ({error.strerror}): name a store elsewhere with --store PATH",

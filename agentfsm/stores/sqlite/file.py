@@ -28,6 +28,7 @@ import attrs
 from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
 from agentfsm.core.value import Value
 from agentfsm.ports.store import Durability
+from agentfsm.stores.home import HOME_FOLDER, create_private_folder
 from agentfsm.stores.threaded.outage import Outage
 
 if TYPE_CHECKING:
@@ -525,6 +526,9 @@ class DatabaseFile:
         folder = self._location.parent
         if self._location.is_dir():
             raise StoreError(f"{self.path} is a folder: give the path of a file in it")
+        if folder.name == HOME_FOLDER:
+            with suppress(OSError):  # the checks below say why
+                create_private_folder(folder)
         if not folder.is_dir():
             problem = "is not a folder" if folder.exists() else "does not exist"
             raise StoreError(f"{self.path} cannot be opened: {folder} {problem}; create it first, or give another path")
