@@ -459,7 +459,7 @@ class Agent(Generic[A_co]):
             elicit: Function, plain or async, that asks a person the questions of a tool whose call has to stay open for
                 the answer (an MCP server of the handshake revision). It takes a `Pending` with the `questions`, and
                 returns an `Answer`, or None if the person gave none. The time that it takes is not the run's. None:
-                nobody attends, and such questions are refused unless the call may be repeated.
+                such questions are refused, unless the call may be repeated.
             **start: As in `start`.
 
         Returns:
