@@ -19,6 +19,11 @@ import attrs
 from agentfsm.core.errors import AgentError
 from agentfsm.core.text_safety import strip_unsafe
 
+try:
+    import termios
+except ImportError:  # Windows
+    termios = None  # type: ignore[assignment]
+
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class Terminal:
@@ -66,12 +71,34 @@ class Terminal:
             self.err("")
         return answer.strip() if answer else None
 
+    def ask_secret(self, question: str) -> str | None:
+        """Ask as `ask` does, without showing the answer while it is typed."""
+        with _hidden_input(sys.stdin):
+            return self.ask(question)
+
     def ask_choice(self, question: str, choices: Mapping[str, str]) -> str | None:
         """Ask until the answer is one of the choices, ignoring case; return None after Ctrl-D."""
         while (answer := self.ask(question)) is not None:
             if (chosen := choices.get(answer.lower())) is not None:
                 return chosen
         return None
+
+
+@contextmanager
+def _hidden_input(stream: TextIO) -> Iterator[None]:
+    """Do not echo the input; on platforms without such terminals it is shown."""
+    if termios is None:
+        yield
+        return
+    before = termios.tcgetattr(stream)
+    hidden = [*before]
+    hidden[3] = before[3] & ~termios.ECHO
+    termios.tcsetattr(stream, termios.TCSADRAIN, hidden)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(stream, termios.TCSADRAIN, before)
+        _write_stderr("\n")  # the line break was not shown either
 
 
 def _wait_for_line(stream: TextIO, signal_fd: int) -> bool:

@@ -18,7 +18,7 @@ def written(tmp_path, servers, key="mcpServers", **others):
 
 
 def read(tmp_path, servers, **parts):
-    return load_entries(written(tmp_path, servers, **parts), ENVIRONMENT)
+    return load_entries(written(tmp_path, servers, **parts), ENVIRONMENT).entries
 
 
 def test_what_every_host_writes(tmp_path):
@@ -105,11 +105,11 @@ def test_our_own_keys(tmp_path):
         ({}, "expected either 'command' or 'url', found neither"),
         ({"command": "x", "url": "https://example.org"}, "found command and url"),
         ({"command": "x", "arg": []}, "unknown key 'arg'; did you mean 'args'?"),
-        ({"command": "x", "trust": True}, "did you mean 'trusted'?"),
+        ({"command": "x", "trustd": True}, "did you mean 'trusted'?"),
         ({"command": "x", "zzz": 1}, "known keys: command, args"),
-        ({"command": ["x"]}, "'command' must be a text"),
+        ({"command": 5}, "'command' must be a text"),
         ({"command": "x", "args": "y"}, "'args' must be a list of texts, not 'y'"),
-        ({"command": "x", "env": {"A": 1}}, "'env' must be an object of texts"),
+        ({"command": "x", "env": {"A": []}}, "'env' must be an object of texts"),
         ({"command": "x", "timeout": 0}, "'timeout' must be a number of seconds above 0"),
         ({"command": "x", "type": "http"}, "a server of 'type' 'http' cannot have 'command'"),
         ({"command": "x", "type": "ws"}, "'type' must be 'stdio' or 'http'"),
@@ -117,7 +117,9 @@ def test_our_own_keys(tmp_path):
         ({"url": "https://example.org", "sandbox": True}, "a server with 'url' cannot have 'sandbox'"),
         ({"command": "x", "sandbox": {"reads": []}}, "did you mean 'read'?"),
         ({"command": "${NONE}"}, "the variable NONE is not set"),
-        ({"command": "x", "args": ["${input:token}"]}, "unsupported variable '${input:token}'"),
+        ({"command": "x", "args": ["${input:token}"]}, "'token' has no value: set the variable AGENTFSM_INPUT_TOKEN"),
+        ({"command": "x", "args": ["${a b}"]}, "unsupported variable '${a b}'"),
+        ({"url": "https://example.org", "headersHelper": "get.sh"}, "'headersHelper' is not supported: it runs"),
         ({"url": "http://example.org/mcp"}, "plain HTTP"),
         ({"url": "ftp://example.org"}, "is not a URL of an MCP server"),
         ({"url": "https://"}, "is not a URL of an MCP server"),
@@ -133,9 +135,25 @@ def test_what_makes_no_sense_in_an_entry(tmp_path, entry, told):
 
 
 def test_a_name_that_tools_cannot_carry(tmp_path):
-    """A server's name is checked where it is written."""
-    with pytest.raises(MCPServerError, match=r"servers\.json: server 'a__b': invalid name"):
-        read(tmp_path, {"a__b": {"command": "x"}})
+    """It becomes one that they can; two that become the same are not both used."""
+    path = written(
+        tmp_path,
+        {name: {"command": "x"} for name in ("a__b", "Brave Search", "github.com/x/src/git", "git", "a  b", "a-b")},
+    )
+    loaded = load_entries(path, ENVIRONMENT)
+    assert [each.name for each in loaded.entries] == ["Brave-Search", "git", "a-b"]
+    assert [each.name for each in loaded.refused] == ["a__b", "github.com/x/src/git", "a  b"]
+    assert "rename it" in loaded.refused[0].why
+
+
+def test_one_entry_that_makes_no_sense(tmp_path, caplog):
+    """It is left out by name, and the others are loaded."""
+    path = written(tmp_path, {"a": {"command": "x"}, "b": {"command": "x", "arg": []}, "c": {"command": "y"}})
+    assert [each.name for each in MCPServer.load(path, pins=MemoryPins())] == ["a", "c"]
+    assert "the MCP server 'b' is left out" in caplog.text
+    found = []
+    MCPServer.load(path, pins=MemoryPins(), on_refused=found.append)
+    assert [(each.name, "did you mean 'args'" in each.why) for each in found] == [("b", True)]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ NAME_CHARS: Final = 200
 
 def tools(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """List the tools of the servers, including the refused and the withheld ones."""
-    servers = load_servers(args.file, None)
+    servers = load_servers(args.file, terminal)
     reports = anyio.run(_ask_all, servers, _report_tools)
     if terminal.json:
         terminal.document({"servers": reports})
@@ -128,7 +128,7 @@ def _list_features(
             found = ()
         return {kind: [attrs.asdict(each) for each in found]}
 
-    reports = anyio.run(_ask_all, load_servers(args.file, None), report)
+    reports = anyio.run(_ask_all, load_servers(args.file, terminal), report)
     if terminal.json:
         terminal.document({"servers": reports})
         return _exit_code(reports)
@@ -181,7 +181,7 @@ def _exit_code(reports: Iterable[dict[str, Any]]) -> ExitCode:
 def prompt(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Show a prompt with its arguments filled in."""
     given = dict(args.arguments)
-    messages: tuple[Message, ...] = _ask_one(args, lambda server: server.prompt(args.name, **given))
+    messages: tuple[Message, ...] = _ask_one(args, terminal, lambda server: server.prompt(args.name, **given))
     if terminal.json:
         terminal.document({"messages": [message_to_json(message) for message in messages]})
         return ExitCode.DONE
@@ -195,7 +195,7 @@ def prompt(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 def read(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Read a resource."""
-    parts: tuple[Part, ...] = _ask_one(args, lambda server: server.read(args.uri))
+    parts: tuple[Part, ...] = _ask_one(args, terminal, lambda server: server.read(args.uri))
     if terminal.json:
         terminal.document({"contents": [{"is": type(part).__name__, **attrs.asdict(part)} for part in parts]})
     else:
@@ -211,14 +211,14 @@ def _format_parts(parts: Iterable[Part]) -> str:
     )
 
 
-def _ask_one(args: argparse.Namespace, ask: Callable[[MCPServer], Awaitable[T]]) -> T:
+def _ask_one(args: argparse.Namespace, terminal: Terminal, ask: Callable[[MCPServer], Awaitable[T]]) -> T:
     """Connect to the server that the arguments name, and ask it.
 
     Raises:
         MisuseError: if the file has no such server.
         MCPServerError: if its start is not approved, or it does not answer.
     """
-    [server] = select_servers(load_servers(args.file, None), args)
+    [server] = select_servers(load_servers(args.file, terminal), args)
 
     async def act() -> T:
         try:
@@ -249,7 +249,7 @@ def select_servers(servers: Sequence[MCPServer], args: argparse.Namespace) -> Se
 def approve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Show how servers start and which tools they offer, as far as not yet approved, and ask."""
     asking = TerminalConsent(terminal=terminal, approves_all=args.yes, shows_all=True)
-    servers = select_servers(load_servers(args.file, asking), args)
+    servers = select_servers(load_servers(args.file, terminal, asking), args)
     reports = [anyio.run(_review_server, server, asking) for server in servers]
     if terminal.json:
         terminal.document({"servers": reports})

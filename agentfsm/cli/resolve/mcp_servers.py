@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,7 @@ from anyio.lowlevel import checkpoint
 
 from agentfsm.cli.resolve.command_hint import find_program
 from agentfsm.core.errors import AgentError, MisuseError
+from agentfsm.core.text_safety import one_line
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -24,9 +26,12 @@ if TYPE_CHECKING:
     from agentfsm.agent import Agent
     from agentfsm.cli.terminal import Terminal
     from agentfsm.mcp import MCPServer
+    from agentfsm.mcp.trust.config_variables import InputField
     from agentfsm.mcp.trust.consent import Proposal
 
 APPROVAL_QUESTION: Final = "Do you approve this? [y/n]"
+# Characters of a text of the file in a question.
+_SHOWN_CHARS: Final = 200
 _ANSWERS: Final = {"y": "y", "yes": "y", "n": "n", "no": "n"}
 
 
@@ -77,21 +82,38 @@ class TerminalConsent:
         return answer == "y"
 
 
-def load_servers(file: str, consent: TerminalConsent | None) -> tuple[MCPServer, ...]:
-    """Return the servers of a file, without starting them.
+def load_servers(file: str, terminal: Terminal, consent: TerminalConsent | None = None) -> tuple[MCPServer, ...]:
+    """Return the servers of a file, without starting them. Entries that cannot be used are reported and left out.
 
     Args:
         file: Path of the file.
+        terminal: Asks for inputs of the file, and gets the reports.
         consent: Callback that approves proposals of servers; None to refuse all of them.
 
     Raises:
-        MisuseError: if the file cannot be read, or is not a valid list of servers.
+        MisuseError: if the file cannot be read, or none of its servers can be used.
     """
     mcp: Any = load_mcp()
     try:
-        return tuple(mcp.MCPServer.load(file, pins=mcp.PinFile(), consent=consent))
+        return tuple(
+            mcp.MCPServer.load(
+                file,
+                pins=mcp.PinFile(),
+                consent=consent,
+                ask=partial(_ask_input, terminal) if terminal.can_ask else None,
+                on_refused=lambda refused: terminal.err(f"left out: {refused.why}"),
+            )
+        )
     except AgentError as error:
         raise MisuseError(str(error)) from None
+
+
+def _ask_input(terminal: Terminal, field: InputField) -> str | None:
+    """Ask for the value of an input of a configuration file. An empty answer is its default."""
+    described = f" ({one_line(field.description, _SHOWN_CHARS)})" if field.description else ""
+    choices = f" [{', '.join(field.choices)}]" if field.choices else ""
+    question = f"Value of {one_line(field.id, _SHOWN_CHARS)}{described}{choices}, or {field.variable}:"
+    return (terminal.ask_secret if field.is_secret else terminal.ask)(question) or None
 
 
 def join_servers(agent: Agent, files: Sequence[str], terminal: Terminal) -> Agent:
@@ -105,7 +127,10 @@ def join_servers(agent: Agent, files: Sequence[str], terminal: Terminal) -> Agen
         return agent
     asking = TerminalConsent(terminal=terminal)
     tools = agent.tools.filter()
-    for source in (*agent.tools.sources, *(server for file in files for server in load_servers(file, asking))):
+    for source in (
+        *agent.tools.sources,
+        *(server for file in files for server in load_servers(file, terminal, asking)),
+    ):
         tools.attach(source)
     extended = agent.with_(tools=tools)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypedDict, Unpack
 
@@ -27,10 +27,11 @@ from agentfsm.mcp.connection.transports import (
     StreamableHTTPTransport,
 )
 from agentfsm.mcp.errors import MCPServerError
+from agentfsm.mcp.trust.config_variables import AskInput
 from agentfsm.mcp.trust.consent import Consent, ConsentGate, build_start_text
-from agentfsm.mcp.trust.names import check_server_name, derive_server_name
+from agentfsm.mcp.trust.names import SEPARATOR, check_server_name, derive_server_name
 from agentfsm.mcp.trust.pins import ApprovedText, MemoryPins, PinFile, Pins
-from agentfsm.mcp.trust.server_config import load_entries
+from agentfsm.mcp.trust.server_config import RefusedEntry, load_entries
 from agentfsm.mcp.trust.tool_policy import Confirm, Constraint, ToolPolicy
 from agentfsm.tools.tool import Tool
 
@@ -64,6 +65,10 @@ def _build_server_options(options: ServerOptions) -> dict[str, Any]:
     given: dict[str, Any] = dict(options)
     policy = ToolPolicy(**{name: given.pop(name) for name in _POLICY_FIELDS & given.keys()})
     return {**given, "tool_policy": policy}
+
+
+def _log_refused(refused: RefusedEntry) -> None:
+    _log.warning("the MCP server %r is left out: %s", refused.name, refused.why)
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -168,6 +173,17 @@ class MCPServer:
         return self.admitted.tools
 
     @property
+    def instructions(self) -> str:
+        """Instructions of the server for the model, if it is trusted; else empty.
+
+        Those of other servers are in `admitted.instructions`, and a person sees them when the server is approved.
+        """
+        found = self.admitted.instructions
+        if not found or not self.tool_policy.trusted:
+            return ""
+        return f"Instructions of the MCP server {self.name!r} for its tools ({self.name}{SEPARATOR}...):\n{found}"
+
+    @property
     def refused(self) -> Mapping[str, str]:
         """Reasons why tools cannot be used, by the server's own names for them."""
         return self.admitted.refused
@@ -239,20 +255,34 @@ class MCPServer:
 
     @classmethod
     def load(
-        cls, path: Path | str, *, pins: Pins | None = None, consent: Consent | None = None
+        cls,
+        path: Path | str,
+        *,
+        pins: Pins | None = None,
+        consent: Consent | None = None,
+        ask: AskInput | None = None,
+        on_refused: Callable[[RefusedEntry], object] | None = None,
     ) -> tuple[MCPServer, ...]:
-        """Create the servers listed under `mcpServers` in a configuration file. None of them is started yet.
+        """Create the servers listed in a configuration file of an MCP host. None of them is started yet.
+
+        The file is one with `mcpServers` or `servers`, a `server.json` of the registry, or a bundle (`.mcpb`). An entry
+        that cannot be used is left out.
 
         Args:
             path: The file.
             pins: Storage for approvals. Default: `PinFile()`, which `agentfsm mcp approve` also uses.
             consent: Function that asks a person to approve a server. Without it, an unapproved server is not started.
+            ask: Function that gives the values of the file's inputs. They are taken from the environment first.
+            on_refused: Called with each entry that cannot be used. Default: it is logged.
 
         Raises:
-            MCPServerError: when the file cannot be read, or an entry in it is invalid.
+            MCPServerError: when the file cannot be read, or none of its entries can be used.
         """
         place = Path(path).absolute()
         kept = pins or PinFile()
+        loaded = load_entries(place, ask=ask)
+        for refused in loaded.refused:
+            (on_refused or _log_refused)(refused)
         return tuple(
             cls(
                 name=entry.name,
@@ -263,7 +293,7 @@ class MCPServer:
                 start=build_start_text(entry.transport, entry.raw),
                 **entry.options,
             )
-            for entry in load_entries(place)
+            for entry in loaded.entries
         )
 
     async def update(self) -> None:

@@ -22,13 +22,18 @@ _TOOL_PATTERN: Final = re.compile(r"[A-Za-z0-9_-]+")
 _HASHED_PATTERN: Final = re.compile(rf".*-[0-9a-f]{{{_HASH_CHARS}}}")
 
 
+def is_server_name(name: object) -> bool:
+    """Return whether a name is valid for a server; see `check_server_name`."""
+    return isinstance(name, str) and len(name) <= SERVER_CHARS and _SERVER_PATTERN.fullmatch(name) is not None
+
+
 def check_server_name(name: str) -> None:
     """Check that a server's name can prefix the names of its tools.
 
     Raises:
         MisuseError: when it is not 1 to 32 ASCII letters, digits, "-" and single "_", with none of these at its ends.
     """
-    if not isinstance(name, str) or len(name) > SERVER_CHARS or not _SERVER_PATTERN.fullmatch(name):
+    if not is_server_name(name):
         raise MisuseError(
             f"invalid name {str(name)[:NAME_CHARS]!r} for an MCP server: it prefixes the names of its tools, so use 1 "
             f"to {SERVER_CHARS} ASCII letters, digits, '-' or single '_' inside, for example name='files'"

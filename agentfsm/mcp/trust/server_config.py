@@ -1,23 +1,22 @@
-"""Read the usual configuration file of MCP hosts: a JSON object with `mcpServers`, by name.
+"""Read the servers of a configuration file: a JSON object with `mcpServers`, by name.
 
     {"mcpServers": {"files": {"command": "npx", "args": ["-y", "..."], "env": {"TOKEN": "${TOKEN}"}},
                     "search": {"url": "https://example.org/mcp", "headers": {"Authorization": "Bearer ${KEY:-none}"}}}}
 
-If `mcpServers` is absent, `servers` is read instead, as VS Code writes it. Other top-level keys belong to other
-programs and are ignored. Within a server's entry, an unknown key is an error: ignoring it might be a security problem.
+`host_formats` finds the servers in the files of other hosts, and translates their keys. Within a server's entry, an
+unknown key is an error: ignoring it might be a security problem. An entry with an error is refused, and the others are
+read.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import attrs
-import jiter
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import JSON
@@ -30,14 +29,10 @@ from agentfsm.mcp.connection.transports import (
     StreamableHTTPTransport,
 )
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.trust.names import check_server_name
+from agentfsm.mcp.trust.config_variables import AskInput, ConfigVariables, read_env_file, shorten_repr
+from agentfsm.mcp.trust.host_formats import ConfigDocument, is_gemini_entry, read_document, translate_entry
+from agentfsm.mcp.trust.names import check_server_name, derive_server_name, is_server_name
 from agentfsm.mcp.trust.tool_policy import ToolPolicy
-
-# Maximum size of the file in bytes; a hundred servers take some 30,000.
-MAX_FILE_BYTES: Final = 1_000_000
-
-# The last branch matches unsupported forms: with `${input:token}`, other hosts ask the user.
-_VARIABLE_PATTERN: Final = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{[^}]*\}?")
 
 
 def _is_string(value: Any) -> bool:
@@ -84,6 +79,7 @@ _POLICY_KEYS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
 }
 _EXTENSION_KEYS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     **_POLICY_KEYS,
+    "envFile": (_is_string, "a text"),
     "timeout": (_is_seconds, "a number of seconds above 0"),
     "start_timeout": (_is_seconds, "a number of seconds above 0"),
     "required": (_is_bool, "true or false"),
@@ -112,7 +108,7 @@ _KEY_BY_TYPE: Final = {
 _STANDARD_KEYS: Final = {
     **_STDIO_KEYS,
     **_HTTP_KEYS,
-    "type": (lambda value: value in _KEY_BY_TYPE, " or ".join(map(repr, _KEY_BY_TYPE))),
+    "type": (lambda value: _is_string(value) and value in _KEY_BY_TYPE, " or ".join(map(repr, _KEY_BY_TYPE))),
 }
 _OPTION_BY_KEY: Final = {"timeout": "timeout_s", "start_timeout": "start_s"}
 
@@ -128,43 +124,99 @@ class ServerEntry(Value):
     """Transport that the entry describes, with variables expanded."""
 
     raw: Mapping[str, JSON]
-    """Entry as it is in the file, before variables are expanded."""
+    """Entry as it is in the file, before variables are expanded. It is approved with the start of the server."""
 
     options: Mapping[str, Any] = attrs.field(factory=dict)
     """Options of `MCPServer` that the entry sets."""
 
 
-def load_entries(path: Path, environment: Mapping[str, str] = os.environ) -> tuple[ServerEntry, ...]:
+@attrs.frozen(kw_only=True)
+class RefusedEntry(Value):
+    """Entry of a configuration file that cannot be used."""
+
+    name: str
+    """Name of the server in the file."""
+
+    why: str
+    """Reason, with the file and the key."""
+
+
+@attrs.frozen(kw_only=True)
+class LoadedEntries(Value):
+    """Servers of a configuration file."""
+
+    entries: tuple[ServerEntry, ...]
+    """Servers that can be used, in the order of the file."""
+
+    refused: tuple[RefusedEntry, ...] = ()
+    """Servers that cannot be used."""
+
+
+def load_entries(path: Path, environment: Mapping[str, str] = os.environ, ask: AskInput | None = None) -> LoadedEntries:
     """Read the servers of a file, without those that are disabled.
 
+    Args:
+        path: The file.
+        environment: Values of the variables.
+        ask: Function that gives the values of the file's inputs, if the environment has none.
+
     Raises:
-        MCPServerError: when the file cannot be read, or is invalid; the text names the file, server and key.
+        MCPServerError: when the file cannot be read, or each of its entries is refused.
     """
-    document = _read_document(path)
-    servers = document.get("mcpServers", document.get("servers"))
-    if not isinstance(servers, dict):
-        raise MCPServerError(f'{path}: it has no object "mcpServers", which holds the servers by name')
-    found = [
-        (name, plain) for name, plain in servers.items() if not (_is_object(plain) and plain.get("disabled") is True)
-    ]
-    return tuple(parse_entry(name, plain, where=str(path), environment=environment) for name, plain in found)
+    document = read_document(path)
+    variables = ConfigVariables(
+        environment=None if document.is_foreign else environment,
+        answers=environment,
+        folders=document.folders,
+        inputs=document.inputs,
+        ask=ask,
+    )
+    reader = _FileReader(path, document, variables)
+    entries: list[ServerEntry] = []
+    refused: list[RefusedEntry] = []
+    for name, written in _derive_names(document.servers):
+        try:
+            entries.append(reader.read_entry(name, written))
+        except MCPServerError as error:
+            refused.append(RefusedEntry(name=written, why=str(error)))
+    if refused and not entries:
+        raise MCPServerError("\n".join(each.why for each in refused))
+    return LoadedEntries(entries=tuple(entries), refused=tuple(refused))
 
 
-def _read_document(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise MCPServerError(f"the MCP servers in {path} cannot be read: {error}") from error
-    if len(content) > MAX_FILE_BYTES:
-        raise MCPServerError(f"{path}: a list of servers must not be larger than {MAX_FILE_BYTES:,} bytes")
-    try:
-        document = jiter.from_json(content.removeprefix(b"\xef\xbb\xbf"), catch_duplicate_keys=True)
-    except ValueError as error:
-        raise MCPServerError(f"{path}: invalid JSON ({error})") from error
-    if not isinstance(document, dict):
-        raise MCPServerError(f'{path}: expected a JSON object with "mcpServers"')
-    return document
+def _derive_names(servers: Iterable[str]) -> Iterator[tuple[str | None, str]]:
+    """Yield each server's name here and in the file, such as "Brave Search". None: another server has the name."""
+    taken = {written for written in servers if is_server_name(written)}
+    for written in servers:
+        if written in taken:
+            yield written, written
+            continue
+        name = derive_server_name(written.rstrip("/").rpartition("/")[2])  # of "github.com/a/b" it is the end
+        yield None if name in taken else name, written
+        taken.add(name)
+
+
+@attrs.frozen
+class _FileReader(Value):
+    """Reader of the entries of one file."""
+
+    path: Path
+    document: ConfigDocument
+    variables: ConfigVariables
+
+    def read_entry(self, name: str | None, written: str) -> ServerEntry:
+        """Return a server of the file."""
+        where = f"{self.path}: server {written!r}"
+        if name is None:
+            raise MCPServerError(f"{where}: its tools would have the names of another server's tools: rename it")
+        raw = self.document.servers[written]
+        is_own = not self.document.is_foreign
+        try:
+            plain = translate_entry(raw) if is_own else raw
+        except MisuseError as error:
+            raise MCPServerError(f"{where}: {error}") from error
+        parser = _EntryParser(where, self.variables, self.path, is_gemini=is_own and is_gemini_entry(raw, self.path))
+        return parser.parse(name, plain, raw=raw, allow_extensions=is_own)
 
 
 def parse_entry(
@@ -187,18 +239,8 @@ def parse_entry(
     Raises:
         MCPServerError: when the entry is invalid.
     """
-    parser = _EntryParser(f"{where}: server {name!r}", environment)
-    try:
-        check_server_name(name)
-        known = {**_STANDARD_KEYS, **_EXTENSION_KEYS} if allow_extensions else _STANDARD_KEYS
-        parser.check_keys(raw, known)
-        transport = parser.parse_transport(raw)
-        policy = ToolPolicy(**{key: raw[key] for key in _POLICY_KEYS if key in raw})
-    except MisuseError as error:
-        raise MCPServerError(f"{parser.where}: {error}") from error
-    options = {option: raw[key] for key, option in _OPTION_BY_KEY.items() if key in raw}
-    options |= {key: raw[key] for key in ("required", "resources_as_tools") if key in raw}
-    return ServerEntry(name=name, transport=transport, raw=raw, options={**options, "tool_policy": policy})
+    parser = _EntryParser(f"{where}: server {name!r}", ConfigVariables(environment=environment))
+    return parser.parse(name, raw, raw=raw, allow_extensions=allow_extensions)
 
 
 @attrs.frozen
@@ -206,18 +248,36 @@ class _EntryParser(Value):
     """Parser of one entry."""
 
     where: str
-    environment: Mapping[str, str] | None
+    variables: ConfigVariables
+    path: Path | None = None
+    is_gemini: bool = False
+
+    def parse(self, name: str, plain: Any, *, raw: Any, allow_extensions: bool) -> ServerEntry:
+        """Return the server of an entry with our keys."""
+        try:
+            check_server_name(name)
+            known = {**_STANDARD_KEYS, **_EXTENSION_KEYS} if allow_extensions else _STANDARD_KEYS
+            self.check_keys(plain, known)
+            transport = self.parse_transport(plain)
+            policy = ToolPolicy(**{key: plain[key] for key in _POLICY_KEYS if key in plain})
+        except MisuseError as error:
+            raise MCPServerError(f"{self.where}: {error}") from error
+        options = {option: plain[key] for key, option in _OPTION_BY_KEY.items() if key in plain}
+        options |= {key: plain[key] for key in ("required", "resources_as_tools") if key in plain}
+        if "envFile" in plain:  # the names of its variables belong to what is approved
+            raw = {**raw, "variables": sorted(getattr(transport, "env", ()))}
+        return ServerEntry(name=name, transport=transport, raw=raw, options={**options, "tool_policy": policy})
 
     def check_keys(self, plain: Any, known: Mapping[str, tuple[Callable[[Any], bool], str]], part: str = "") -> None:
         """Check the keys and the types of the values of an object."""
         if not isinstance(plain, dict):
-            raise MCPServerError(f"{self.where}: {part or 'its entry'} must be an object, not {_shorten_repr(plain)}")
+            raise MCPServerError(f"{self.where}: {part or 'its entry'} must be an object, not {shorten_repr(plain)}")
         for key, value in plain.items():
             if key not in known:
                 raise MCPServerError(f"{self.where}: unknown key {key!r}{_suggest_key(key, known)}")
             fits, expected = known[key]
             if not fits(value):
-                raise MCPServerError(f"{self.where}: {key!r} must be {expected}, not {_shorten_repr(value)}")
+                raise MCPServerError(f"{self.where}: {key!r} must be {expected}, not {shorten_repr(value)}")
 
     def parse_transport(self, plain: Mapping[str, Any]) -> ServerTransport:
         """Return the transport of the server."""
@@ -229,60 +289,48 @@ class _EntryParser(Value):
         way = ways[0]
         if _KEY_BY_TYPE.get(plain.get("type", ""), way) != way:
             raise MCPServerError(f"{self.where}: a server of 'type' {plain['type']!r} cannot have {way!r}; remove one")
-        others = _HTTP_KEYS.keys() | {"allow_private"} if way == "command" else _STDIO_KEYS.keys() | {"sandbox"}
+        others = (
+            _HTTP_KEYS.keys() | {"allow_private"} if way == "command" else _STDIO_KEYS.keys() | {"sandbox", "envFile"}
+        )
         if wrong := sorted(others & plain.keys()):
             raise MCPServerError(f"{self.where}: a server with {way!r} cannot have {wrong[0]!r}; remove it")
         return self._parse_stdio(plain) if way == "command" else self._parse_http(plain)
 
     def _parse_stdio(self, plain: Mapping[str, Any]) -> StdioTransport:
-        env = {name: self.expand_variables(value) for name, value in plain.get("env", {}).items()}
+        env = {name: self._expand(value) for name, value in plain.get("env", {}).items()}
         return StdioTransport(
-            command=self.expand_variables(plain["command"]),
-            args=[self.expand_variables(each) for each in plain.get("args", ())],
-            env=env,
-            cwd=self.expand_variables(plain["cwd"]) if "cwd" in plain else None,
+            command=self._expand(plain["command"]),
+            args=self.variables.expand_all(plain.get("args", ()), bare=self.is_gemini),
+            env=self._read_env_file(plain) | env,
+            cwd=self._expand(plain["cwd"]) if "cwd" in plain else None,
             sandbox=self._parse_sandbox(plain.get("sandbox", False)),
         )
+
+    def _read_env_file(self, plain: Mapping[str, Any]) -> dict[str, str]:
+        if "envFile" not in plain:
+            return {}
+        folder = self.path.absolute().parent if self.path else Path.cwd()
+        return read_env_file(folder / self._expand(plain["envFile"]))
 
     def _parse_sandbox(self, plain: Any) -> Sandbox | None:
         if isinstance(plain, bool):
             return Sandbox() if plain else None
         self.check_keys(plain, _SANDBOX_KEYS, "sandbox")
-        paths = {key: [self.expand_variables(path) for path in plain.get(key, ())] for key in ("read", "write")}
+        paths = {key: [self._expand(path) for path in plain.get(key, ())] for key in ("read", "write")}
         return Sandbox(**paths, network=plain.get("network", False))
 
     def _parse_http(self, plain: Mapping[str, Any]) -> StreamableHTTPTransport | SSETransport:
         kind = SSETransport if plain.get("type") == "sse" else StreamableHTTPTransport
         return kind(
-            url=self.expand_variables(plain["url"]),
-            headers={name: self.expand_variables(value) for name, value in plain.get("headers", {}).items()},
+            url=self._expand(plain["url"]),
+            headers={name: self._expand(value) for name, value in plain.get("headers", {}).items()},
             allow_private=plain.get("allow_private", False),
         )
 
-    def expand_variables(self, text: str) -> str:
-        """Replace the variables in a text by their values."""
-        return _VARIABLE_PATTERN.sub(self._resolve_variable, text)
-
-    def _resolve_variable(self, found: re.Match[str]) -> str:
-        name, default = found[1], cast("str | None", found[2])
-        if name is None or self.environment is None:
-            hint = "variables are not expanded here" if self.environment is None else "use ${NAME} or ${NAME:-default}"
-            raise MCPServerError(f"{self.where}: unsupported variable {_shorten_repr(found[0])}: {hint}")
-        value = self.environment.get(name)
-        if default is not None:
-            return value or default
-        if value is None:
-            raise MCPServerError(
-                f"{self.where}: the variable {name} is not set: set it, or write ${{{name}:-default}} for a default"
-            )
-        return value
+    def _expand(self, text: str) -> str:
+        return self.variables.expand(text, bare=self.is_gemini)
 
 
 def _suggest_key(key: str, known: Mapping[str, object]) -> str:
     near = difflib.get_close_matches(key[:100], known, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(known)}"
-
-
-def _shorten_repr(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:100]}..."  # noqa: PLR2004  enough to find it
