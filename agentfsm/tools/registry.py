@@ -42,7 +42,8 @@ class ToolSource(Protocol):
     """Source of tools that may change between two turns, such as an MCP server.
 
     It is listed among an agent's tools. The engine checks `is_stale` before each turn, which is cheap, and awaits
-    `update` only if it is True.
+    `update` only if it is True. A source may also have `instructions`: a text on its tools for the model, which is
+    added to the instructions of the agent. It changes only with `version`.
     """
 
     @property
@@ -111,6 +112,9 @@ class ToolRegistry:
     sources: tuple[ToolSource, ...] = attrs.field(default=(), init=False)
     """Sources of further tools, fetched by `refresh`."""
 
+    instructions: str = attrs.field(default="", init=False)
+    """Instructions of the sources for the model; empty if they have none."""
+
     version: int = attrs.field(default=0, init=False)
     """Version of the registry; increases with each change, for use as a cache key."""
 
@@ -166,6 +170,8 @@ class ToolRegistry:
                 names.append(self.register(tool).name)  # noqa: PERF401  if a tool is refused, those before it stay
         finally:
             self._source_tools[source] = source.version, tuple(names)
+            self.instructions = "\n\n".join(filter(None, (getattr(each, "instructions", "") for each in self.sources)))
+            self.version += 1
 
     async def aclose(self) -> None:
         """Close the sources."""

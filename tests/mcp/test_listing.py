@@ -200,3 +200,28 @@ async def test_instructions_with_hidden_characters(tmp_path):
     assert await names(server) == ["demo__search"]
     assert server.admitted.instructions is None
     assert "U+200B" in server.refused["(instructions)"]
+
+
+@pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "untrusted"])
+async def test_the_model_reads_the_instructions_of_a_trusted_server(tmp_path, trusted):
+    """After those of the agent. Those of another server are there for the person who approves it."""
+    source = listed(tmp_path, tool(), instructions="Search before you buy.")
+    server, model = source.server(trusted=trusted), ScriptedModel("one", "two")
+    async with Agent(model, instructions="Be brief.", tools=[server]) as agent:
+        first = await agent.run("go")
+        source.says(tool(), instructions="Buy.")
+        await server.aclose()  # they come with a connection
+        run = await agent.run("go on")
+        assert (await agent.replay(run.id)).divergences == ()
+    said = "Be brief.\n\nInstructions of the MCP server 'demo' for its tools (demo__...):\nSearch before you buy."
+    assert [each.instructions for each in model.requests] == [said if trusted else "Be brief.", "Be brief."]
+    assert server.admitted.instructions is None  # they have changed, and wait for a person
+    assert first.output == "one"
+
+
+@pytest.mark.parametrize("support", ["required", "optional", "forbidden"])
+async def test_a_tool_that_needs_a_task_is_left_out(tmp_path, support):
+    """Tasks are not supported: its call would only fail. Where they are optional it is called as any other."""
+    server = listed(tmp_path, tool(), tool("long") | {"execution": {"taskSupport": support}}).server()
+    assert await names(server) == (["demo__search"] if support == "required" else ["demo__search", "demo__long"])
+    assert ("can only be called as a task" in server.refused.get("long", "")) == (support == "required")

@@ -76,6 +76,12 @@ class EngineConfig(Value):
         return self.permissions is not None or bool(self.registry.conditional_tools)
 
     @property
+    def full_instructions(self) -> str:
+        """Instructions of the agent and of the sources of its tools."""
+        added = self.registry.instructions
+        return f"{self.instructions}\n\n{added}" if self.instructions and added else self.instructions or added
+
+    @property
     def reviews_answers(self) -> bool:
         """Whether answers are reviewed before they are accepted."""
         return self.output_spec is not None or self.judge is not None
@@ -85,7 +91,7 @@ class EngineConfig(Value):
         """Fingerprint of the agent's behaviour: instructions, model, and tools with their schemas."""
         known = self._fingerprints.get(self.registry.version)
         if known is None:
-            instructions = short_hash(self.instructions, 8)
+            instructions = short_hash(self.full_instructions, 8)
             tools = {tool.name: tool.digest[:8] for tool in self.registry}
             known = Fingerprint(instructions=instructions, model=self.model.name, tools=tools)
             self._fingerprints[self.registry.version] = known
@@ -127,7 +133,7 @@ class EngineConfig(Value):
         key = counter.encoding, *self._tools_key(tools)
         tokens = self._overhead_by_tools.get(key)
         if tokens is None:
-            tokens = counter.count(self.instructions) + count_tools(tools, counter)
+            tokens = counter.count(self.full_instructions) + count_tools(tools, counter)
             self._overhead_by_tools[key] = tokens
         return tokens
 
@@ -149,7 +155,7 @@ class EngineConfig(Value):
             if self.output_spec is None or self.output_spec.output_form is None
             else to_mutable_json(self.output_spec.output_form.schema)
         )
-        parts = [self.model.name, self.instructions, definitions, asked, output]
+        parts = [self.model.name, self.full_instructions, definitions, asked, output]
         return short_hash(json.dumps(parts, sort_keys=True, default=str), 8)
 
     def mark_unpriced(self, model: Model) -> bool:

@@ -162,7 +162,7 @@ def _build_request(prepared: PreparedRequest, cap_tokens: int | None) -> Request
     if choice is not None and choice not in _TOOL_CHOICE_MODES and all(choice != tool.name for tool in prepared.tools):
         settings = attrs.evolve(settings, tool_choice=None)  # a provider refuses the name of a tool that it has not got
     return Request(
-        instructions=engine.instructions,
+        instructions=engine.full_instructions if engine.registry.instructions else engine.instructions,
         messages=prepared.effect.messages,
         tools=prepared.tools,
         settings=settings if cap_tokens is None else attrs.evolve(settings, max_tokens=cap_tokens),

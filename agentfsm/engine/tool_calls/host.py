@@ -103,7 +103,7 @@ class RunHost(QueueHost):
 
     def build_context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:
         """Build the context of a call."""
-        run = self.execution.journal.run
+        run, attendant = self.execution.journal.run, self.execution.attendant
         entry = _find_entry(run, call)
         return attrs.evolve(
             build_context(self.execution),
@@ -116,15 +116,12 @@ class RunHost(QueueHost):
             find_result_text=self._find_result_text,
             find_result_parts=self._find_result_parts,
             find_tools=self._search_tools,
-            attendance=self._build_attendance(call, tool),
+            attendance=None if attendant is None else self._build_attendance(attendant, call, tool),
             parent=self._build_parent() if tool.kind is ToolKind.AGENT else None,
         )
 
-    def _build_attendance(self, call: ToolCall, tool: Tool[..., Any]) -> Attendance | None:
+    def _build_attendance(self, attendant: Attendant, call: ToolCall, tool: Tool[..., Any]) -> Attendance:
         """Return the call's access to the attending person; the active time of the run stops while it is used."""
-        attendant = self.execution.attendant
-        if attendant is None:
-            return None
         direct = Attendance(attendant, partial(self._ask_person, call, tool))
         return direct.with_clock(self.execution.journal.stop_active_time)
 

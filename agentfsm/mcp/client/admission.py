@@ -120,6 +120,8 @@ def _find_flaw(listed: m.Tool, text: ApprovedText) -> str | None:
         return "it has no name"
     if (flaw := find_hidden_flaw(listed)) is not None:
         return flaw
+    if listed.execution is not None and listed.execution.task_support == "required":
+        return "it can only be called as a task, and tasks are not supported: ask its author for one that needs none"
     size = len(text.text)
     return f"its texts have {size:,} characters, the maximum is {_MAX_CHARS:,}" if size > _MAX_CHARS else None
 
