@@ -21,6 +21,7 @@ from agentfsm.core.tool_traits import ToolKind
 from agentfsm.engine.tool_calls.approvals import answer_lifetime_s, describe_call, needs_approval
 from agentfsm.mcp.server.call_sequencer import CallSequencer
 from agentfsm.mcp.server.input_requests import (
+from agentfsm.mcp.server.eviction import derive_client_key
     ApprovalRequest,
     InputBroker,
     InputNotGivenError,
@@ -69,12 +70,11 @@ class ServedTools:
     """Maximum of calls in flight at once."""
 
     clock: Clock = attrs.field(factory=SystemClock)
-    sequencer: CallSequencer = attrs.field(factory=CallSequencer, init=False)
+    sequencer: CallSequencer = attrs.field(
+        init=False, default=attrs.Factory(lambda tools: CallSequencer(tools.limit), takes_self=True)
+    )
     broker: InputBroker = attrs.field(
         init=False, default=attrs.Factory(lambda tools: InputBroker(tools.clock), takes_self=True)
-    )
-    _slots: anyio.CapacityLimiter = attrs.field(
-        init=False, default=attrs.Factory(lambda tools: anyio.CapacityLimiter(tools.limit), takes_self=True)
     )
     _refresh_lock: anyio.Lock = attrs.field(factory=anyio.Lock, init=False)
     _call_numbers: Iterator[int] = attrs.field(factory=itertools.count, init=False)
@@ -244,7 +244,7 @@ class ServedTools:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_report_progress, ctx, receive, numbers)
             with send:
-                async with self.sequencer.wait_turn(access), self._slots:
+                async with self.sequencer.wait_turn(access, _identify_client(ctx)):
                     results += await queue.execute_all([call])
         return results[0] if results else None
 
@@ -344,3 +344,14 @@ async def _report_progress(ctx: RequestContext, notes: MemoryObjectReceiveStream
     with notes:
         async for note in notes:
             await ctx.session.report_progress(next(numbers), None, note)
+def _identify_client(ctx: RequestContext) -> str:
+    """Return a key of the client that makes a request; "" over standard input, where there is one."""
+    request: Any = ctx.request
+    if request is None:
+        return ""
+    about = ctx.session.client_params
+    address = request.client.host if request.client is not None else ""
+    own = request.headers.get("mcp-session-id") or (about.client_info.name if about is not None else "")
+    return f"{derive_client_key(address)} {own}"
+
+
