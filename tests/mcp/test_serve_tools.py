@@ -72,7 +72,12 @@ async def test_tools_are_listed_with_what_is_declared_of_them(service, mode):
         tools = {each.name: each for each in (await client.list_tools()).tools}
     assert tools["add"].input_schema == add.parameters
     assert tools["add"].description == "Add two numbers."
-    assert tools["add"].output_schema is None
+    assert tools["add"].output_schema == {
+        "type": "object",
+        "properties": {"result": {"type": "integer"}},
+        "required": ["result"],
+    }
+    assert tools["choose"].output_schema is None
     hints = {
         name: (each.annotations.read_only_hint, each.annotations.idempotent_hint, each.annotations.destructive_hint)
         for name, each in tools.items()

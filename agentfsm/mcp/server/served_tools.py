@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import anyio
 import attrs
@@ -20,8 +21,8 @@ from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResul
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.engine.tool_calls.approvals import answer_lifetime_s, describe_call, needs_approval
 from agentfsm.mcp.server.call_sequencer import CallSequencer
-from agentfsm.mcp.server.input_requests import (
 from agentfsm.mcp.server.eviction import derive_client_key
+from agentfsm.mcp.server.input_requests import (
     ApprovalRequest,
     InputBroker,
     InputNotGivenError,
@@ -30,6 +31,7 @@ from agentfsm.mcp.server.eviction import derive_client_key
     collect_answers,
 )
 from agentfsm.mcp.server.resources import to_content_block
+from agentfsm.mcp.server.structured_output import OutputSchema, build_output_schema
 from agentfsm.ports.store import Clock, SystemClock
 from agentfsm.streaming.stream import ToolEvent, ToolEventType
 from agentfsm.tools import callback_errors
@@ -61,7 +63,7 @@ class ServedTools:
     """Object that tools receive as `ctx.deps`."""
 
     outputs: Mapping[str, Mapping[str, JSON]] = attrs.field(factory=dict)
-    """Output schemas by tool. The results of these tools are also sent as structured content."""
+    """Output schemas by tool, where they are more precise than the return hints."""
 
     timeout_s: float = DEFAULT_TIMEOUT_S
     """Seconds that a call may take if its tool sets no timeout."""
@@ -77,6 +79,11 @@ class ServedTools:
         init=False, default=attrs.Factory(lambda tools: InputBroker(tools.clock), takes_self=True)
     )
     _refresh_lock: anyio.Lock = attrs.field(factory=anyio.Lock, init=False)
+    _output_schemas: WeakKeyDictionary[Tool[..., Any], OutputSchema | None] = attrs.field(
+        factory=WeakKeyDictionary, init=False
+    )
+    """Output schemas of the tools seen so far; None for tools with results that are only text."""
+
     _call_numbers: Iterator[int] = attrs.field(factory=itertools.count, init=False)
 
     async def refresh(self) -> str:
@@ -123,14 +130,24 @@ class ServedTools:
         return [self._to_mcp_tool(tool) for tool in self.registry if self.is_offered(tool)]
 
     def _to_mcp_tool(self, tool: Tool[..., Any]) -> m.Tool:
-        output = self.outputs.get(tool.name)
+        output = self._get_output_schema(tool)
         return m.Tool(
             name=tool.name,
             description=tool.description or None,
             input_schema=build_input_schema(tool),
-            output_schema=None if output is None else dict(output),
+            output_schema=None if output is None else dict(output.schema),
             annotations=build_annotations(tool),
         )
+
+    def _get_output_schema(self, tool: Tool[..., Any]) -> OutputSchema | None:
+        if tool not in self._output_schemas:
+            known = self.outputs.get(tool.name)
+            self._output_schemas[tool] = (
+                build_output_schema(tool.function, tool.name)
+                if known is None
+                else OutputSchema(tool=tool.name, schema=known)
+            )
+        return self._output_schemas[tool]
 
     async def call(
         self, ctx: RequestContext, params: m.CallToolRequestParams, tool: Tool[..., Any]
@@ -249,10 +266,16 @@ class ServedTools:
         return results[0] if results else None
 
     def _to_mcp_result(self, tool: Tool[..., Any], result: ToolResult) -> m.CallToolResult:
-        done = result.outcome is Outcome.DONE
-        structured = json.loads(result.content) if done and tool.name in self.outputs else None
         blocks = [m.TextContent(text=result.content), *map(to_content_block, result.parts)]
-        return m.CallToolResult(content=blocks, structured_content=structured, is_error=not done)
+        if result.outcome is not Outcome.DONE:
+            return m.CallToolResult(content=blocks, is_error=True)
+        if (output := self._get_output_schema(tool)) is None:
+            return m.CallToolResult(content=blocks)
+        try:
+            return m.CallToolResult(content=blocks, structured_content=output.parse(result.content))
+        except ValueError as error:
+            text = f"{tool.name} was run, but its result does not fit its return type: {error}. Its result is below."
+            return m.CallToolResult(content=[m.TextContent(text=text), *blocks], is_error=True)
 
     def check_permission(self, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
         """Return a failed outcome if clients may not make a call with these arguments, else None."""
@@ -326,6 +349,17 @@ def build_annotations(tool: Tool[..., Any]) -> m.ToolAnnotations:
     return m.ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=tool.idempotent)
 
 
+def _identify_client(ctx: RequestContext) -> str:
+    """Return a key of the client that makes a request; "" over standard input, where there is one."""
+    request: Any = ctx.request
+    if request is None:
+        return ""
+    about = ctx.session.client_params
+    address = request.client.host if request.client is not None else ""
+    own = request.headers.get("mcp-session-id") or (about.client_info.name if about is not None else "")
+    return f"{derive_client_key(address)} {own}"
+
+
 def _error_result(text: str) -> m.CallToolResult:
     return m.CallToolResult(content=[m.TextContent(text=text)], is_error=True)
 
@@ -344,14 +378,3 @@ async def _report_progress(ctx: RequestContext, notes: MemoryObjectReceiveStream
     with notes:
         async for note in notes:
             await ctx.session.report_progress(next(numbers), None, note)
-def _identify_client(ctx: RequestContext) -> str:
-    """Return a key of the client that makes a request; "" over standard input, where there is one."""
-    request: Any = ctx.request
-    if request is None:
-        return ""
-    about = ctx.session.client_params
-    address = request.client.host if request.client is not None else ""
-    own = request.headers.get("mcp-session-id") or (about.client_info.name if about is not None else "")
-    return f"{derive_client_key(address)} {own}"
-
-

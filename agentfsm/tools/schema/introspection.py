@@ -42,6 +42,17 @@ def read_parameters(function: Callable[..., Any], tool: str) -> list[inspect.Par
     return [p.replace(annotation=_resolve_hint(p, scope, tool)) for p in found if p.name not in fixed]
 
 
+def read_return_hint(function: Callable[..., Any]) -> Any:
+    """Return the resolved hint of a function's result; `Any` if there is none, or it cannot be resolved."""
+    try:
+        hint = inspect.signature(function).return_annotation
+        scope = getattr(_find_definition(_unwrap(function)), "__globals__", {})
+        holder = types.SimpleNamespace(__annotations__={"return": Any if hint is inspect.Signature.empty else hint})
+        return get_type_hints(holder, scope, include_extras=True)["return"]
+    except Exception:  # noqa: BLE001  a hint given as text may be any expression
+        return Any
+
+
 def find_context_parameter(parameters: Sequence[inspect.Parameter], context_type: type, tool: str) -> str | None:
     """Return the name of the first parameter if it takes the context, else None.
 

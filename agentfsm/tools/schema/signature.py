@@ -224,7 +224,7 @@ def compile_type(hint: Any) -> CompiledType:
 
 def _build_adapter(hint: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
     adapter = TypeAdapter(hint)
-    return adapter, _drop_titles(adapter.json_schema(schema_generator=_ArgumentsSchemaGenerator))
+    return adapter, drop_titles(adapter.json_schema(schema_generator=_ArgumentsSchemaGenerator))
 
 
 def _validate_answer(adapter: TypeAdapter[Any], schema: Mapping[str, Any], text: str, *, is_wrapped: bool) -> Any:
@@ -328,10 +328,10 @@ class _ArgumentsSchemaGenerator(GenerateJsonSchema):
             raise PydanticInvalidForJsonSchema(detail)
 
 
-def _drop_titles(schema: Any) -> Any:
+def drop_titles(schema: Any) -> Any:
     """Drop the titles, which repeat the names and cost tokens on every turn."""
     if isinstance(schema, list):
-        return [_drop_titles(item) for item in schema]
+        return [drop_titles(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     return {key: _drop_titles_below(key, value) for key, value in schema.items() if key != "title"}
@@ -341,8 +341,8 @@ def _drop_titles_below(key: str, value: Any) -> Any:
     if key in _DATA_KEYWORDS:
         return value
     if key in _KEYED_KEYWORDS:
-        return {name: _drop_titles(schema) for name, schema in value.items()}
-    return _drop_titles(value)
+        return {name: drop_titles(schema) for name, schema in value.items()}
+    return drop_titles(value)
 
 
 def _annotate_attrs(hint: Any) -> Any:

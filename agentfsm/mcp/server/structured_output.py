@@ -1,0 +1,178 @@
+"""Results of tools as structured data: their schema, from the return hint of a function, and their values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, get_type_hints
+
+import attrs
+import jiter
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.errors import PydanticInvalidForJsonSchema
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema
+from typing_extensions import TypedDict
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.messages import AudioPart, FilePart, ImagePart, TextPart
+from agentfsm.core.value import Value
+from agentfsm.tools.queue.result_text import render_text
+from agentfsm.tools.run_context import ToolReturn
+from agentfsm.tools.schema.arguments import format_problems
+from agentfsm.tools.schema.complexity import normalise_schema
+from agentfsm.tools.schema.introspection import read_return_hint
+from agentfsm.tools.schema.signature import drop_titles
+from agentfsm.tools.schema.validator import compile_schema, find_problems
+
+# Key of a result that is not an object.
+RESULT_KEY: Final = "result"
+# Types of JSON that the text of a result tells apart. The text of a string is the string itself, without quotes.
+_STRUCTURED_TYPES: Final = frozenset({"object", "array", "integer", "number", "boolean", "null"})
+# Classes whose values are rendered as messages and not as JSON.
+_MESSAGE_CLASSES: Final = (TextPart, ImagePart, AudioPart, FilePart, ToolReturn)
+_NO_OUTPUT: Final = render_text(None)
+# Called with types known only at run time, which a type checker cannot follow.
+_TYPED_DICT: Any = TypedDict
+
+
+@attrs.frozen(kw_only=True)
+class OutputSchema(Value):
+    """Schema of the results of a tool."""
+
+    tool: str
+    """Name of the tool, for error messages."""
+
+    schema: Mapping[str, Any]
+    """JSON Schema of type "object"."""
+
+    is_wrapped: bool = False
+    """Whether the result is sent under the key "result", because it is not an object."""
+
+    _is_valid: Callable[[Any], bool] = attrs.field(
+        init=False,
+        repr=False,
+        eq=False,
+        default=attrs.Factory(
+            lambda self: compile_schema(normalise_schema(self.schema, self.tool), self.tool), takes_self=True
+        ),
+    )
+
+    def parse(self, text: str) -> dict[str, Any]:
+        """Return the text of a result as structured data.
+
+        Raises:
+            ValueError: if it does not fit the schema; the message says how.
+        """
+        try:
+            value = None if text == _NO_OUTPUT else jiter.from_json(text.encode(), allow_inf_nan=False)
+        except ValueError as error:
+            raise ValueError(f"it is not JSON ({error})") from error
+        found: Any = {RESULT_KEY: value} if self.is_wrapped else value
+        if not self._is_valid(found):
+            raise ValueError(self._explain(found))
+        return dict(found)
+
+    def _explain(self, value: Any) -> str:
+        known = {"properties": self.schema.get("properties", {})}
+        problems = find_problems(normalise_schema(self.schema, self.tool), value)
+        return format_problems("it does", problems, value, known).rpartition("\n")[
+            0
+        ]  # the last line is about arguments
+
+
+def build_output_schema(function: Callable[..., Any], tool: str) -> OutputSchema | None:
+    """Return the schema of a function's results, or None if its return hint states no structure.
+
+    A hint states none if it is missing, allows a string or any value, or stands for images and other messages. A result
+    that is not an object, such as a list, is put under the key "result".
+
+    Args:
+        function: The function of a tool.
+        tool: The tool's name, for error messages.
+    """
+    hint = read_return_hint(function)
+    try:
+        schema = drop_titles(_generate(hint))
+    except Exception:  # noqa: BLE001  pydantic, typing and the user's own types raise any error for a hint
+        return None
+    definitions = schema.get("$defs", {})
+    inner = _resolve(schema["properties"][RESULT_KEY], definitions)
+    if not _is_structured(inner, definitions):
+        return None
+    is_wrapped = inner.get("type") != "object"
+    if not is_wrapped:
+        schema = {**inner, **_keep_used(definitions)}
+    try:
+        return OutputSchema(tool=tool, schema=schema, is_wrapped=is_wrapped)
+    except MisuseError:  # it is too large, or has a pattern that the validator does not take
+        return None
+
+
+def _generate(hint: Any) -> dict[str, Any]:
+    """Return the schema of an object with a value of the hint under the key "result"."""
+    shape = _TYPED_DICT("Result", {RESULT_KEY: hint})
+    shape.__pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
+    return TypeAdapter(shape).json_schema(mode="serialization", schema_generator=_ResultSchemaGenerator)
+
+
+def _resolve(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+    while isinstance(reference := schema.get("$ref"), str):
+        schema = definitions[reference.removeprefix("#/$defs/")]
+    return schema
+
+
+def _keep_used(definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the definitions without that of the result itself, unless it refers to itself."""
+    text = json.dumps(definitions)
+    used = {name: schema for name, schema in definitions.items() if f'"#/$defs/{name}"' in text}
+    return {"$defs": used} if used else {}
+
+
+def _is_structured(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> bool:
+    branches = list(_iter_branches(schema, definitions))
+    types = {branch.get("type") for branch in branches}
+    return types <= _STRUCTURED_TYPES and types != {"null"} and not any(map(_holds_anything, branches))
+
+
+def _iter_branches(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    schema = _resolve(schema, definitions)
+    branches: Sequence[Mapping[str, Any]] = schema.get("anyOf") or schema.get("oneOf") or ()
+    if not branches:
+        yield schema
+    for branch in branches:
+        yield from _iter_branches(branch, definitions)
+
+
+def _holds_anything(schema: Mapping[str, Any]) -> bool:
+    """Return whether a schema is of an array that may hold any values, images among them."""
+    items = [*schema.get("prefixItems", ()), *([schema["items"]] if schema.get("items") else [])]
+    return schema.get("type") == "array" and not (items and all(items))
+
+
+class _ResultSchemaGenerator(GenerateJsonSchema):
+    """Pydantic's JSON Schema generator, with attrs classes as results render them: by the names of all fields."""
+
+    _open: frozenset[type] = frozenset()
+    """Classes whose fields are being described, which ends the recursion of a class that contains itself."""
+
+    def is_instance_schema(self, schema: core_schema.IsInstanceSchema) -> dict[str, Any]:
+        """Describe an attrs class; refuse any other class."""
+        cls = schema["cls"]
+        if not attrs.has(cls) or issubclass(cls, _MESSAGE_CLASSES):
+            return self.handle_invalid_for_json_schema(schema, "a class without a JSON Schema")
+        if cls in self._open:
+            return {"type": "object"}
+        before, self._open = self._open, self._open | {cls}
+        hints = get_type_hints(cls, include_extras=True)
+        names = [field.name for field in attrs.fields(cls)]
+        shape = _TYPED_DICT(cls.__name__, {name: hints.get(name, Any) for name in names})
+        shape.__pydantic_config__, shape.__doc__ = ConfigDict(arbitrary_types_allowed=True), cls.__doc__
+        described = self.generate_inner(TypeAdapter(shape).core_schema)
+        self._open = before
+        return described
+
+    def emit_warning(self, kind: str, detail: str) -> None:
+        """Refuse a union branch that cannot be expressed; a default is only omitted."""
+        if kind == "skipped-choice":
+            raise PydanticInvalidForJsonSchema(detail)
