@@ -188,6 +188,20 @@ async def test_a_persons_time_is_not_the_calls(log):
     assert run.duration_s < 1.9
 
 
+async def test_a_stream_that_is_silent_while_a_person_is_asked(log, monkeypatch):
+    """The call stays open for longer than other streams may be silent."""
+    monkeypatch.setattr("agentfsm.mcp.connection.http_client.READ_TIMEOUT_S", 0.3)
+
+    async def elicit(item):
+        await anyio.sleep(1.0)
+        return ann(item)
+
+    with by_http(log) as server:
+        async with agent_of(server) as agent:
+            run = await agent.run("go", elicit=elicit)
+    assert (result_of(run).content, log.read_text().split()) == ("a seat for Ann", ["reserved", "answer:Ann"])
+
+
 async def test_the_limit_of_the_call_counts_again_after_the_answer(log):
     """What was left of it is left."""
     with by_stdio(log, timeout_s=1.0) as server:

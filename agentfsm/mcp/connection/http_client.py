@@ -39,8 +39,8 @@ RELEVANT_NOTIFICATIONS: Final = frozenset(
 )
 # Header with the session of the handshake revision.
 SESSION_HEADER: Final = "mcp-session-id"
-# Seconds to connect, or to send a part of a request; and seconds between two parts of an answer. Both are the values of
-# the SDK's own client. A call has its own timeout.
+# Seconds to connect, or to send a part of a request; and seconds between two parts of a stream. Both are the values of
+# the SDK's own client. The answer to a request has its own timeout.
 CONNECT_TIMEOUT_S: Final = 30.0
 READ_TIMEOUT_S: Final = 300.0
 # HTTP status of a response that is built from an error.
@@ -69,7 +69,10 @@ class BoundedHTTPClient(httpx2.AsyncClient):
         """Send a request. An error is recorded, and returned as a response."""
         asked = WIRE_STATUS.get(None) or WireStatus()
         # A failed follow-up does not show that the request itself was refused; it would be sent twice.
-        seen = asked if _carries_request(request) else WireStatus()
+        seen = WireStatus()
+        if _carries_request(request):  # it has a timeout of its own, which stops while a person is asked
+            seen = asked
+            request.extensions["timeout"] = {**request.extensions.get("timeout", {}), "read": None}
         seen.has_session = SESSION_HEADER in request.headers
         try:
             response = await super().send(request, **options)
