@@ -45,6 +45,7 @@ VENDORS = {
     "anthropic": "models/anthropic/model.py",
     "cattrs": "core/codec.py",
     "genai_prices": "models/prices.py",
+    "google": "models/gemini/",
     "jsonschema_rs": "tools/schema/validator.py",
     "mcp": "mcp/",
     "openai": "models/openai/",

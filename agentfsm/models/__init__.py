@@ -10,6 +10,7 @@ from agentfsm.models.model_names import resolve
 if TYPE_CHECKING:
     from agentfsm.models.adapter import AdapterModel
     from agentfsm.models.anthropic.model import Anthropic
+    from agentfsm.models.gemini.model import Gemini
     from agentfsm.models.openai.chat import OpenAIChat
     from agentfsm.models.openai.conversion import from_openai, to_openai
     from agentfsm.models.openai.responses import OpenAIResponses
@@ -22,6 +23,7 @@ __all__ = [
     "AdapterModel",
     "Anthropic",
     "Fallback",
+    "Gemini",
     "OpenAIChat",
     "OpenAIResponses",
     "Price",
@@ -37,6 +39,7 @@ _EXPORT_MODULES = {
     "AdapterModel": "agentfsm.models.adapter",
     "Anthropic": "agentfsm.models.anthropic.model",
     "Fallback": "agentfsm.models.wrappers.fallback",
+    "Gemini": "agentfsm.models.gemini.model",
     "OpenAIChat": "agentfsm.models.openai.chat",
     "OpenAIResponses": "agentfsm.models.openai.responses",
     "Price": "agentfsm.models.prices",

@@ -13,7 +13,7 @@ import anyio
 import httpx
 import httpx2
 
-from agentfsm.models.wire import SizeLimitError
+from agentfsm.models.wire import MAX_BODY_BYTES, SizeLimitError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -69,6 +69,19 @@ class _LimitedByteStream(httpx.AsyncByteStream, httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+class LimitedTransport(httpx2.AsyncHTTPTransport):
+    """Transport that limits the bytes of each response, for packages that read whole bodies themselves.
+
+    The limit is `MAX_BODY_BYTES`, as they arrive over the network.
+    """
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request; the body of the response raises SizeLimitError beyond the limit."""
+        response = await super().handle_async_request(request)
+        response.stream = _LimitedByteStream(cast("httpx2.AsyncByteStream", response.stream), MAX_BODY_BYTES)
+        return response
 
 
 class GuardedClient(httpx2.AsyncClient):

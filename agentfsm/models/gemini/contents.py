@@ -1,0 +1,281 @@
+"""Requests and replies as google-genai has them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+from google.genai import types
+
+from agentfsm.core.errors import ModelReplyError
+from agentfsm.core.messages import (
+    AssistantMessage,
+    FilePart,
+    Message,
+    NativeReply,
+    Outcome,
+    Part,
+    SystemMessage,
+    TextPart,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+    read_inline_data,
+)
+from agentfsm.core.settings import Settings
+from agentfsm.core.usage import Usage
+from agentfsm.ports.model import (
+    CallChunk,
+    Chunk,
+    FinishChunk,
+    FinishReason,
+    ProposedCall,
+    Reply,
+    Request,
+    TextChunk,
+    ThinkingChunk,
+    ToolDefinition,
+    to_mutable_json,
+)
+
+_LEVELS: Final = {"minimal": "MINIMAL", "low": "LOW", "medium": "MEDIUM", "high": "HIGH"}
+# Signature of calls that Gemini did not make. Gemini 3 refuses calls of the current turn without a signature, and skips
+# the check for this one (Source: Google's documentation of thought signatures).
+_NO_SIGNATURE: Final = b"skip_thought_signature_validator"
+_BLOCKED: Final = frozenset(
+    {"SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY", "IMAGE_PROHIBITED_CONTENT"}
+)
+# The model wrote something that is not a call, or not a reply: another attempt may help.
+_MALFORMED: Final = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "MALFORMED_RESPONSE", "OTHER"})
+
+
+def build_contents(messages: Sequence[Message], provider: str) -> list[types.Content]:
+    """Return the history as contents of alternating roles.
+
+    Args:
+        messages: The history. Replies of the same provider are sent back as they came, with their thought signatures.
+        provider: Identity of the server, as in `NativeReply.provider`.
+    """
+    contents: list[types.Content] = []
+    for message in messages:
+        content = _build_content(message, provider)
+        if contents and contents[-1].role == content.role == "user":
+            contents[-1].parts = [*(contents[-1].parts or ()), *(content.parts or ())]
+        else:
+            contents.append(content)
+    return contents
+
+
+def _build_content(message: Message, provider: str) -> types.Content:
+    match message:
+        case SystemMessage(text=text):
+            return types.Content(role="user", parts=[types.Part(text=f"<system>{text}</system>")])
+        case UserMessage(parts=parts):
+            return types.Content(role="user", parts=[_build_part(part) for part in parts])
+        case ToolResult():
+            return types.Content(role="user", parts=_build_result(message))
+        case AssistantMessage(native=NativeReply(provider=own, content=content)) if own == provider:
+            return types.Content.model_validate_json(content)
+        case AssistantMessage(text=text, calls=calls):
+            said = [types.Part(text=text)] if text or not calls else []
+            return types.Content(role="model", parts=[*said, *map(_build_call, calls)])
+    raise AssertionError(message)
+
+
+def _build_call(call: ToolCall) -> types.Part:
+    return types.Part(
+        function_call=types.FunctionCall(id=call.id, name=call.name, args=json.loads(call.arguments)),
+        thought_signature=_NO_SIGNATURE,
+    )
+
+
+def _build_result(result: ToolResult) -> list[types.Part]:
+    key = "output" if result.outcome is Outcome.DONE else "error"
+    response = types.FunctionResponse(id=result.call_id, name=result.tool, response={key: result.text})
+    return [types.Part(function_response=response), *map(_build_part, result.parts)]
+
+
+def _build_part(part: Part) -> types.Part:
+    if isinstance(part, TextPart):
+        return types.Part(text=part.text)
+    if (inline := read_inline_data(part)) is not None:
+        media_type, data = inline
+        return types.Part(inline_data=types.Blob(mime_type=media_type, data=base64.b64decode(data)))
+    return types.Part(file_data=types.FileData(file_uri=part.url))
+
+
+def unsupported_part(part: Part) -> str | None:
+    """Return the reason why Gemini does not support a part; None if it does."""
+    if isinstance(part, TextPart) or part.url.startswith(
+        ("data:", "gs://", "https://generativelanguage.googleapis.com/")
+    ):
+        return None
+    kind = "a file" if isinstance(part, FilePart) else "media"
+    return f"Gemini fetches {kind} only from Google's own storage: give its content, {type(part).__name__}.of(data)"
+
+
+def unsupported_settings(settings: Settings) -> str | None:
+    """Return the reason why the API does not support one of the settings; None if it supports all."""
+    if settings.parallel_tool_calls is False:
+        return "Gemini's API cannot limit a reply to one call: leave out Settings(parallel_tool_calls=False)"
+    effort = settings.reasoning_effort
+    if effort is not None and effort not in {*_LEVELS, "none"}:
+        return f"Gemini has no reasoning effort {effort!r}: give 'none', {', '.join(map(repr, _LEVELS))}"
+    return None
+
+
+def build_config(request: Request) -> types.GenerateContentConfig:
+    """Return the settings, instructions and tools of a request."""
+    settings, output = request.settings, request.output
+    fields: dict[str, Any] = {
+        "system_instruction": request.instructions or None,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "max_output_tokens": settings.max_tokens,
+        "seed": settings.seed,
+        "stop_sequences": list(settings.stop) or None,
+        "tools": [_declare_tools(request.tools)] if request.tools else None,
+        "tool_config": _build_tool_config(settings.tool_choice) if request.tools else None,
+        "thinking_config": _build_thinking(settings.reasoning_effort),
+        "response_mime_type": None if output is None else "application/json",
+        "response_json_schema": None if output is None else to_mutable_json(output.schema),
+        "automatic_function_calling": types.AutomaticFunctionCallingConfig(disable=True),
+        "http_options": types.HttpOptions(extra_body=settings.extra_body) if settings.extra_body else None,
+    }
+    return types.GenerateContentConfig(**{name: value for name, value in fields.items() if value is not None})
+
+
+def _declare_tools(tools: Sequence[ToolDefinition]) -> types.Tool:
+    functions = [
+        types.FunctionDeclaration(
+            name=tool.name, description=tool.description, parameters_json_schema=to_mutable_json(tool.parameters)
+        )
+        for tool in tools
+    ]
+    return types.Tool(function_declarations=functions)
+
+
+def _build_tool_config(choice: str | None) -> types.ToolConfig | None:
+    if choice is None:
+        return None
+    modes = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
+    names = None if choice in modes else [choice]
+    mode = types.FunctionCallingConfigMode(modes.get(choice, "ANY"))
+    return types.ToolConfig(
+        function_calling_config=types.FunctionCallingConfig(mode=mode, allowed_function_names=names)
+    )
+
+
+def _build_thinking(effort: str | None) -> types.ThinkingConfig:
+    if effort is None:
+        return types.ThinkingConfig(include_thoughts=True)
+    if effort == "none":
+        return types.ThinkingConfig(thinking_budget=0)
+    return types.ThinkingConfig(include_thoughts=True, thinking_level=types.ThinkingLevel(_LEVELS[effort]))
+
+
+@attrs.define(eq=False, repr=False)
+class ReplyBuilder:
+    """Builder of a reply from one or several responses."""
+
+    provider: str
+    """Identity of the server, for the native reply."""
+
+    parts: list[types.Part] = attrs.field(factory=list, init=False)
+    """Parts so far; pieces of a text are joined."""
+
+    calls: list[ProposedCall] = attrs.field(factory=list, init=False)
+    """Calls so far."""
+
+    finish: str = attrs.field(default="", init=False)
+    """Finish reason of the API; empty until it arrives."""
+
+    blocked: str = attrs.field(default="", init=False)
+    """Reason why the prompt was refused; empty if it was not."""
+
+    usage: Usage | None = attrs.field(default=None, init=False)
+    """Usage of the whole reply, as the newest response has it."""
+
+    def add(self, response: types.GenerateContentResponse) -> list[Chunk]:
+        """Add a response, and return its chunks."""
+        if response.usage_metadata is not None:
+            self.usage = _read_usage(response.usage_metadata)
+        feedback = response.prompt_feedback
+        if feedback is not None and feedback.block_reason is not None:
+            self.blocked = str(feedback.block_reason.value)
+        chunks: list[Chunk] = []
+        for candidate in (response.candidates or ())[:1]:
+            for part in (candidate.content.parts if candidate.content else None) or ():
+                chunks += self._add_part(part)
+            if candidate.finish_reason is not None:
+                self.finish = str(candidate.finish_reason.value)
+                chunks.append(FinishChunk(reason=self._read_finish()))
+        return chunks
+
+    def _add_part(self, part: types.Part) -> list[Chunk]:
+        if part.function_call is not None:
+            called = part.function_call
+            arguments = json.dumps(called.args or {}, ensure_ascii=False)
+            self.parts.append(part)
+            self.calls.append(ProposedCall(id=called.id or "", name=called.name or "", arguments=arguments))
+            index = len(self.calls) - 1
+            return [CallChunk(index=index, name=called.name or "", arguments=arguments, is_complete=True)]
+        last = self.parts[-1] if self.parts else None
+        if last is not None and _is_plain_text(last) and _is_plain_text(part) and last.thought == part.thought:
+            self.parts[-1] = last.model_copy(update={"text": f"{last.text}{part.text}"})
+        else:
+            self.parts.append(part)
+        if not part.text:
+            return []
+        return [ThinkingChunk(part.text) if part.thought else TextChunk(part.text)]
+
+    def _read_finish(self) -> FinishReason:
+        if self.calls:
+            return FinishReason.TOOL_CALLS
+        if self.finish == "MAX_TOKENS":
+            return FinishReason.LENGTH
+        return FinishReason.CONTENT_FILTER if self.blocked or self.finish in _BLOCKED else FinishReason.STOP
+
+    def build(self) -> Reply:
+        """Return the reply.
+
+        Raises:
+            ModelReplyError: if the reply has not ended, or the model wrote something that is not a reply.
+        """
+        if self.finish in _MALFORMED and not self.calls:
+            raise self._build_error(f"the model wrote an invalid reply ({self.finish})")
+        if not self.finish and not self.blocked:
+            raise self._build_error("the reply ended without a finish reason")
+        content = types.Content(role="model", parts=self.parts)
+        native = NativeReply(provider=self.provider, content=content.model_dump_json(exclude_none=True))
+        return Reply(
+            text="".join(part.text or "" for part in self.parts if not part.thought),
+            thinking="".join(part.text or "" for part in self.parts if part.thought),
+            calls=tuple(self.calls),
+            finish_reason=self._read_finish(),
+            usage=self.usage,
+            native=native if self.parts else None,
+        )
+
+    def _build_error(self, message: str) -> ModelReplyError:
+        error = ModelReplyError(f"Gemini: {message}")
+        error.usage = self.usage
+        return error
+
+
+def _is_plain_text(part: types.Part) -> bool:
+    """Return whether a part is a text that may be joined with another: a signature belongs to its own part."""
+    return part.text is not None and part.thought_signature is None
+
+
+def _read_usage(counts: types.GenerateContentResponseUsageMetadata) -> Usage:
+    thinking = counts.thoughts_token_count or 0
+    return Usage(
+        input_tokens=(counts.prompt_token_count or 0) + (counts.tool_use_prompt_token_count or 0),
+        output_tokens=(counts.candidates_token_count or 0) + thinking,
+        cached_tokens=counts.cached_content_token_count or 0,
+        reasoning_tokens=thinking,
+    )

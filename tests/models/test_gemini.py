@@ -1,0 +1,214 @@
+"""Gemini over google's own package, against a server with its REST API."""
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import anyio
+import attrs
+import pytest
+
+from agentfsm import Agent, ImagePart, Limits, MisuseError, Settings, TextPart, UserMessage, tool
+from agentfsm.models import Gemini, resolve
+from agentfsm.testing import ScriptedModel, call, say
+from tests.support.checks import HANG_S
+
+USAGE = {"promptTokenCount": 20, "candidatesTokenCount": 5, "thoughtsTokenCount": 7, "cachedContentTokenCount": 4}
+SIGNATURE = base64.b64encode(b"signed by google").decode()
+
+
+@attrs.define
+class Google:
+    """A running server: its address, the replies to come, and the requests so far."""
+
+    url: str = ""
+    replies: list[Any] = attrs.field(factory=list)
+    seen: list[dict[str, Any]] = attrs.field(factory=list)
+
+
+def reply(*parts: dict[str, Any], finish: str = "STOP") -> dict[str, Any]:
+    """Return a response with these parts."""
+    return {
+        "candidates": [{"content": {"role": "model", "parts": list(parts)}, "finishReason": finish}],
+        "usageMetadata": USAGE,
+    }
+
+
+CALL = {"functionCall": {"name": "look", "args": {"place": "Rome"}}, "thoughtSignature": SIGNATURE}
+THOUGHT = {"text": "I have to look.", "thought": True}
+
+
+@pytest.fixture
+def google() -> Iterator[Google]:
+    """A server that answers with the next reply, whole or as events."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            google.seen.append({"path": self.path, "key": self.headers.get("x-goog-api-key"), **body})
+            status, answer = 200, google.replies.pop(0)
+            if isinstance(answer, tuple):
+                status, answer = answer
+            is_stream = "streamGenerateContent" in self.path and status == 200
+            chunks = answer if isinstance(answer, list) else [answer]
+            data = (
+                b"".join(b"data: " + json.dumps(each).encode() + b"\r\n\r\n" for each in chunks)
+                if is_stream
+                else json.dumps(answer).encode()
+            )
+            self.send_response(status)
+            self.send_header("Content-Type", "text/event-stream" if is_stream else "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    google = Google(f"http://127.0.0.1:{server.server_port}")
+    yield google
+    server.shutdown()
+    server.server_close()
+
+
+@tool(read_only=True)
+def look(place: str) -> str:
+    """Look somewhere."""
+    return f"sunny in {place}"
+
+
+async def run_agent(google, prompt="How is Rome?", **options):
+    """Run an agent on the server's replies."""
+    model = Gemini("gemini-3-pro", api_key="key-of-google", base_url=google.url)
+    with anyio.fail_after(HANG_S):
+        async with Agent(model, tools=[look], **options) as agent:
+            return await agent.run(prompt)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_run_with_a_call(google, stream):
+    """The call runs, its signature goes back, and the usage has thoughts and the cache."""
+    google.replies = [reply(THOUGHT, CALL), reply({"text": "It is sunny."})]
+    if stream:
+        pieces = [
+            {"candidates": [{"content": {"role": "model", "parts": [{"text": text}]}}]} for text in ("It is ", "")
+        ]
+        google.replies = [[reply(THOUGHT, CALL)], [*pieces, reply({"text": "sunny."})]]
+    run = await run_agent(google, instructions="Be short.", settings=Settings(stream=stream, max_tokens=99))
+    assert run.output == "It is sunny."
+    assert [(each.name, each.outcome) for each in run.calls] == [("look", "done")]
+    assert (run.usage.input_tokens, run.usage.output_tokens) == (40, 24)
+    assert (run.usage.cached_tokens, run.usage.reasoning_tokens) == (8, 14)
+    first, second = google.seen
+    assert first["key"] == "key-of-google"
+    assert "gemini-3-pro" in first["path"]
+    assert first["systemInstruction"]["parts"][0]["text"].startswith("Be short.")
+    assert first["generationConfig"]["maxOutputTokens"] == 99
+    [declared] = first["tools"][0]["functionDeclarations"]
+    assert declared["name"] == "look"
+    assert (
+        next(declared[name] for name in declared if name.startswith("parameters"))["properties"]["place"]["type"]
+        == "string"
+    )
+    assert [each["role"] for each in second["contents"]] == ["user", "model", "user"]
+    assert second["contents"][1]["parts"][-1]["thoughtSignature"] == SIGNATURE
+    answer = second["contents"][2]["parts"][0]["functionResponse"]
+    assert answer["name"] == "look"
+    assert "sunny in Rome" in answer["response"]["output"]
+
+
+async def test_parallel_calls_are_answered_together(google):
+    """Their results stand in one content, as the API wants them."""
+    google.replies = [reply(CALL, {"functionCall": {"name": "look", "args": {"place": "Oslo"}}}), reply({"text": "ok"})]
+    await run_agent(google)
+    assert [len(each["parts"]) for each in google.seen[1]["contents"]] == [1, 2, 2]
+
+
+async def test_a_call_of_another_model_has_the_signature_that_is_not_checked(google):
+    """Gemini 3 refuses a call without one."""
+    google.replies = [reply({"text": "ok"})]
+    first = await Agent(ScriptedModel(say("", call("look", place="Rome")), "sunny"), tools=[look]).run("How is Rome?")
+    model = Gemini("gemini-3-pro", api_key="k", base_url=google.url)
+    async with Agent(model, tools=[look]) as agent:
+        await agent.run("And now?", messages=first.messages)
+    part = google.seen[0]["contents"][1]["parts"][0]
+    assert base64.b64decode(part["thoughtSignature"]) == b"skip_thought_signature_validator"
+
+
+async def test_an_image_is_sent_inline(google):
+    """With its type."""
+    google.replies = [reply({"text": "a cat"})]
+    await run_agent(google, [TextPart(text="What is it?"), ImagePart.of(b"\x89PNG\r\n\x1a\n")])
+    assert google.seen[0]["contents"][0]["parts"][1]["inlineData"].items() >= {("mime_type", "image/png")}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "words"),
+    [
+        (
+            (400, {"error": {"code": 400, "message": "bad schema", "status": "INVALID_ARGUMENT"}}),
+            "model_error",
+            "bad schema",
+        ),
+        (
+            (401, {"error": {"code": 401, "message": "no key", "status": "UNAUTHENTICATED"}}),
+            "model_error",
+            "GEMINI_API_KEY",
+        ),
+        (reply(finish="SAFETY"), "model_error", ""),
+        ({"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": USAGE}, "model_error", ""),
+    ],
+)
+async def test_a_refusal_ends_the_run(google, answer, reason, words):
+    """At once, with the reason of the API."""
+    google.replies = [answer]
+    run = await run_agent(google)
+    assert run.stop_reason == reason
+    assert words in run.stop_message
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(503, {"error": {"code": 503, "message": "overloaded"}}), reply(finish="MALFORMED_FUNCTION_CALL"), {}],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_may_pass_is_asked_again(google, answer, stream):
+    """An overload, a reply that is none, and one without an end."""
+    google.replies = [answer, reply({"text": "It is sunny."})]
+    limits = Limits(retry_wait_s=0.001)
+    run = await run_agent(google, limits=limits, settings=Settings(stream=stream))
+    assert run.output == "It is sunny."
+    assert len(google.seen) == 2
+
+
+def test_the_prefix_and_the_key(monkeypatch):
+    """`google:` names it; the error for a missing key says what to set."""
+    monkeypatch.setenv("GOOGLE_API_KEY", "k")
+    assert isinstance(resolve("google:gemini-2.5-flash"), Gemini)
+    monkeypatch.delenv("GOOGLE_API_KEY")
+    monkeypatch.delenv("GEMINI_API_KEY", raising=False)
+    with pytest.raises(MisuseError, match="set GEMINI_API_KEY"):
+        Gemini("gemini-2.5-flash")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"parallel_tool_calls": False}, "cannot limit a reply"), ({"reasoning_effort": "xhigh"}, "no reasoning effort")],
+)
+def test_a_setting_that_the_api_lacks_is_refused(settings, words):
+    """Before a request."""
+    assert words in Gemini("m", api_key="k").unsupported_settings(Settings(**settings))
+
+
+def test_a_part_that_google_cannot_fetch_is_refused():
+    """It fetches from its own storage only."""
+    model = Gemini("m", api_key="k")
+    assert "ImagePart.of(data)" in model.unsupported_part(ImagePart(url="https://example.org/cat.png"))
+    assert UserMessage(parts=(TextPart(text="x"),)).text == "x"
