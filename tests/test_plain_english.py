@@ -10,7 +10,8 @@ PACKAGE = Path(__file__).parents[1] / "agentfsm"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 AVOIDED = re.compile(
-    r"\b(whoever|whatsoever|somebody|anybody|nobody|told|tells?|shall|thereof|(?<!there )(?:is|are) no (?!longer|more))\b",
+    r"\b(whoever|whatsoever|somebody|anybody|nobody|told|tells?|shall|thereof"
+    r"|(?<!there )(?:is|are) no (?!longer|more))\b",
     re.IGNORECASE,
 )
 RELATIVE = re.compile(r"(What|Which|Who|Whose|Whom|How|Where|When|That|As|So)\b(?! `)(?! (many|much)\b)")

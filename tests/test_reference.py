@@ -54,5 +54,5 @@ def test_the_page_of_a_class_shows_fields_and_methods(reference):
     page = "\n".join(reference.render("Agent", reference.load()["agentfsm"]["Agent"]))
     assert '- `model: Model`: A `Model`, or a string such as "openai:gpt-4o".' in page
     assert "- `limits: Limits = Limits()`: Limits of each run." in page
-    assert "```python\nasync def resume(run_id: str, *, deps: Any = None, wait: bool = True," in page
+    assert "```python\nasync def resume(run_id: str, *, deps: Any = None, elicit: Elicit | None = None," in page
     assert "Raises:\n\n- `RunNotFoundError`: when" in page

@@ -39,7 +39,7 @@ class Question(Value):
     """URL that the person has to open, if the answer is given elsewhere; its data does not pass through the run."""
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Answer(Value):
     """Answer of a person who attends a run, to the questions that a tool asks during its call."""
 
@@ -49,7 +49,7 @@ class Answer(Value):
     declines all of them.
     """
 
-    by: str = attrs.field(default="", kw_only=True)
+    by: str = ""
     """Name of the person, for the journal."""
 
 
@@ -98,5 +98,5 @@ class Pending(Value):
     """
 
 
-# Asks a person the questions of a running call. None as the answer: the person gave none.
 Elicit: TypeAlias = Callable[[Pending], "Answer | Awaitable[Answer | None] | None"]
+"""Asks a person the questions of a running call. Returns the answer, or an awaitable of it; None for no answer."""

@@ -91,7 +91,7 @@ def reached(scenario: Scenario, auth: httpx2.Auth | None = None) -> MCPServer:
 def _fill_in(item: Pending) -> Answer:
     """Answer inside the call, as a server of the handshake revision needs it."""
     (question,) = item.questions
-    return Answer(_defaults(question.schema or {}))
+    return Answer(content=_defaults(question.schema or {}))
 
 
 def _defaults(schema: Mapping[str, Any]) -> dict[str, Any]:

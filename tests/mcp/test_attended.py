@@ -55,7 +55,7 @@ def result_of(run):
 
 def ann(_item):
     """Answer as Ann would."""
-    return Answer({"name": "Ann"}, by="ann")
+    return Answer(content={"name": "Ann"}, by="ann")
 
 
 @pytest.mark.parametrize("reached", [by_stdio, by_http], ids=["stdio", "http"])
@@ -136,18 +136,18 @@ async def test_each_question_of_a_call_has_its_own_answer(log):
     names = iter(["Ann", "Bob"])
     with by_stdio(log) as server:
         async with agent_of(server, say("", call("desk__twice")), "done") as agent:
-            run = await agent.run("go", elicit=lambda _item: Answer({"name": next(names)}))
+            run = await agent.run("go", elicit=lambda _item: Answer(content={"name": next(names)}))
     assert (result_of(run).content, log.read_text().split()) == ("Ann and Bob", ["reserved"])
 
 
 @pytest.mark.parametrize(
     ("answer", "heard"),
     [
-        (Answer(None), "decline"),
+        (Answer(), "decline"),
         (None, "cancel"),
-        (Answer({"name": 5}), "cancel"),
+        (Answer(content={"name": 5}), "cancel"),
         ({"name": "Ann"}, "cancel"),
-        (Answer("Ann"), "Ann"),
+        (Answer(content="Ann"), "Ann"),
     ],
     ids=str,
 )
@@ -328,7 +328,7 @@ class Store(SQLiteStore):
 def elicit(item):
     if moment == "asked":
         os.kill(os.getpid(), signal.SIGKILL)
-    return Answer({"name": "Ann"}, by="ann")
+    return Answer(content={"name": "Ann"}, by="ann")
 
 async def main():
     server = MCPServer.stdio(sys.executable, [sys.argv[2], sys.argv[3]], name="desk", confirm=False)

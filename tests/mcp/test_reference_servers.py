@@ -121,7 +121,7 @@ async def test_a_person_is_asked(everything, attended):
 
     def elicit(item):
         asked.extend(item.questions)
-        return Answer({"name": "Ada", "check": True})
+        return Answer(content={"name": "Ada", "check": True})
 
     model = ScriptedModel(say("", call("all__trigger-elicitation-request")), "done")
     async with Agent(model, tools=[by_http(everything)]) as agent:

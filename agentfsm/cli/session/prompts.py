@@ -105,7 +105,7 @@ def ask_during_call(terminal: Terminal, item: Pending, run_id: str) -> Answer | 
     """Ask the questions of a call that waits for the answer. Return None if the person gives none."""
     terminal.err(f"\n{item.tool} ({format_call(item, run_id)}) asks, and the call waits. Ctrl-D gives no answer.")
     answers = ask_questions(terminal, item)
-    return None if answers is None else Answer(_join_answers(answers), by=user_name())
+    return None if answers is None else Answer(content=_join_answers(answers), by=user_name())
 
 
 def _join_answers(answers: Mapping[str, Any]) -> Any:

@@ -88,6 +88,7 @@ class Gemini(AdapterModel[GeminiConnection]):
         ValueError: t.sdk_error,  # of the package's checks, pydantic's among them
         **TRANSPORT_ERRORS,
     }
+    """Translations of the SDK's exceptions into `ModelError`s."""
 
     def __init__(
         self,
