@@ -167,6 +167,14 @@ def invalid_reply_error(failure: ProviderFailure) -> ModelError:
     )
 
 
+def unreadable_call_error(failure: ProviderFailure) -> ModelError:
+    """Build the error of a model that wrote a call or an object that its own server cannot read."""
+    return ModelReplyError(
+        f"{failure.model_and_url} wrote a call or JSON that its server could not read {failure.server_message}. Retry; "
+        "if it persists, simplify the parameters of the tools, or use another model."
+    )
+
+
 def reply_size_error(failure: ProviderFailure) -> ModelError:
     """Build the error of a reply that exceeds a size limit."""
     return ModelReplyError(
@@ -203,19 +211,26 @@ def proxy_auth_error(failure: ProviderFailure) -> ModelError:
 # another provider's API. Sources: ggml-org/llama.cpp#19774, earendil-works/pi#4943 and #5929, and that client's list.
 _CONTEXT_LENGTH_PHRASES: Final = (
     "context_length_exceeded",  # OpenAI's code
-    "maximum context length",  # OpenAI, vLLM, SGLang, Mistral, OpenRouter
+    "maximum context length",  # OpenAI, vLLM, SGLang, Mistral, OpenRouter, Fireworks
     "exceeds? (the )?context (window|limit)",  # OpenAI, Anthropic, llama-cpp-python
+    "exceed(s|ed|ing)? (the )?(max |maximum )?context length",  # Ollama
     "context ?window ?exceed",  # LiteLLM, MiniMax
     "context size",  # llama.cpp
     "greater than the context length",  # LM Studio
+    "longer than the model'?s context length",  # Together
     "prompt (is )?too long",  # Anthropic, Ollama
     "input is too long",  # Bedrock
-    "input token count.*exceeds",  # Gemini
+    "input token count",  # Gemini: "exceeds the maximum", and Vertex: "is 40000 but model only supports up to 32768"
     "maximum (prompt|allowed input) length",  # xAI, Poolside
     "exceeded model token limit",  # Kimi
     "reduce the length of the messages",  # Groq
+    "`?inputs`? tokens \\+ `?max_new_tokens`? must be",  # TGI, Together
+    "`?inputs`? must have less than \\d+ tokens",  # TGI
 )
 _find_context_length_phrase: Final = re.compile("|".join(_CONTEXT_LENGTH_PHRASES), re.IGNORECASE).search
+
+# Codes of Groq for a reply of the model, not for the request: it answers with 400 (vercel/ai#6916, groq-typescript#28).
+_REPLY_CODES: Final = frozenset({"tool_use_failed", "json_validate_failed", "output_parse_failed"})
 
 # A rate limit may mention lengths as well: tokens per minute.
 _TOO_MANY_REQUESTS: Final = 429
@@ -237,7 +252,8 @@ def build_status_translator(
 ) -> Translate:
     """Build a function that translates a failure by its status.
 
-    A request that is too long is found by its message, since servers use any status for it.
+    A request that is too long is found by its message, and an unreadable reply by its code, since servers use any
+    status for them.
 
     Args:
         client_error: Translates the other client errors, 400 to 499.
@@ -250,6 +266,8 @@ def build_status_translator(
         status = failure.status or FIRST_SERVER_ERROR_STATUS
         if status != _TOO_MANY_REQUESTS and _find_context_length_phrase(f"{failure.code} {failure.detail}"):
             return context_length_error(failure)
+        if failure.code in _REPLY_CODES:
+            return unreadable_call_error(failure)
         return known.get(status, client_error if status < FIRST_SERVER_ERROR_STATUS else retryable_error)(failure)
 
     return translate

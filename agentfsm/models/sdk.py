@@ -30,6 +30,7 @@ from agentfsm.core.validation import STRING, require_type, shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.models import provider_errors as t
 from agentfsm.models.adapter import MODEL_NAME, AdapterModel
+from agentfsm.models.error_bodies import read_error_message as read_error_message  # noqa: PLC0414  for Anthropic
 from agentfsm.models.guarded_http import close_response, iter_limited, read_limited
 from agentfsm.models.wire import (
     MAX_BODY_BYTES,
@@ -408,12 +409,6 @@ def read_transport_failure(error: BaseException) -> dict[str, Any]:
             detail = reason[:1].lower() + reason[1:]
         cause = cause.__cause__ or cause.__context__
     return {"detail": detail, "is_unreachable": True}
-
-
-def read_error_message(body: object) -> str:
-    """Return the message in the body of an error; empty if there is none."""
-    message = (body.get("message") or body.get("detail")) if isinstance(body, dict) else body
-    return message if isinstance(message, str) else ""
 
 
 def read_retry_after_headers(headers: Mapping[str, Any], now_s: float) -> float | None:

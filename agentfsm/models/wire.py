@@ -303,8 +303,14 @@ def raise_for_error(answer: object) -> None:
     Raises:
         InBandError: if it contains one.
     """
-    if isinstance(answer, dict) and (error := answer.get("error")):
+    if isinstance(answer, list):  # Gemini
+        answer = answer[0] if answer else None
+    if not isinstance(answer, dict):
+        return
+    if error := answer.get("error"):
         raise InBandError(error if isinstance(error, dict) else {"message": str(error)})
+    if answer.get("object") == "error":  # Mistral, vLLM
+        raise InBandError(answer)
 
 
 def find_error(data: bytes) -> InBandError | None:

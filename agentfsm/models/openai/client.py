@@ -16,6 +16,7 @@ import openai
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.validation import BOOL
 from agentfsm.models import provider_errors as t
+from agentfsm.models.error_bodies import read_error_message
 from agentfsm.models.guarded_http import GuardedClient, read_redirect_url
 from agentfsm.models.openai.create import is_patched, send_by_create
 from agentfsm.models.sdk import (
@@ -25,7 +26,6 @@ from agentfsm.models.sdk import (
     check_arguments,
     check_header,
     parse_base_url,
-    read_error_message,
     read_retry_after_headers,
     read_transport_failure,
     shared_ssl_context,
