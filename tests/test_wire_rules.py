@@ -22,10 +22,12 @@ from agentfsm.core.messages import (
     UserMessage,
 )
 from tests.support.wire_rules import (
+    MISTRAL,
     RefusedError,
     anthropic_body,
     check_anthropic,
     check_anthropic_body,
+    check_mistral,
     check_openai,
     check_responses,
     openai_of,
@@ -85,6 +87,14 @@ TORN_OPENAI: dict[str, tuple[str, Tear]] = {
     "a part of no type": ("a part of", lambda m: m[1]["content"][0].update(type="words")),
     "an image of the system": ("a part of", lambda m: m[4].update(content=m[1]["content"])),
     "a role that there is not": ("unknown role", lambda m: m[4].update(role="narrator")),
+}
+GOOD_MISTRAL = openai_of(HISTORY, "be brief", MISTRAL)
+# 0 instructions, 1 user, 2 call, 3 result, 4 bridge, 5 note.
+TORN_MISTRAL: dict[str, tuple[str, Callable[[list[Any]], object]]] = {
+    "a note after a result": ("role system after tool", lambda m: m.insert(4, {"role": "system", "content": "n"})),
+    "a user after a result": ("role user after tool", lambda m: m.pop(4)),
+    "a long id": ("ids", lambda m: (m[2]["tool_calls"][0].update(id="t1.0"), m[3].update(tool_call_id="t1.0"))),
+    "an answer at the end": ("the last", lambda m: m.append({"role": "assistant", "content": "x"})),
 }
 SEALED = '{"type": "reasoning", "summary": [], "encrypted_content": "xyz"}'
 SEARCHED = '{"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}}'
@@ -201,6 +211,7 @@ def _said(text: str, role: str = "user") -> dict[str, Any]:
 def test_the_readers_take_what_is_whole():
     """A history with all there is: parts, notes, calls with text and without, an image."""
     check_openai(GOOD)
+    check_mistral(GOOD_MISTRAL)
     check_responses(GOOD_RESPONSES)
     check_anthropic_body(GOOD_BODY)
     roles = [message["role"] for message in GOOD_ANTHROPIC]
@@ -215,6 +226,16 @@ def test_the_reader_of_openai_refuses(name):
     tear(torn)
     with pytest.raises(RefusedError, match=rule):
         check_openai(torn)
+
+
+@pytest.mark.parametrize("name", TORN_MISTRAL)
+def test_the_reader_of_mistral_refuses(name):
+    """Each rule by a list that breaks it and nothing else."""
+    rule, tear = TORN_MISTRAL[name]
+    torn = copy.deepcopy(GOOD_MISTRAL)
+    tear(torn)
+    with pytest.raises(RefusedError, match=rule):
+        check_mistral(torn)
 
 
 @pytest.mark.parametrize("name", TORN_RESPONSES)

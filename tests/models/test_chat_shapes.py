@@ -84,11 +84,67 @@ def test_thinking_goes_back_to_its_server(thought):
     assert "reasoning_content" not in other
 
 
-def test_thinking_that_nobody_wants_back_is_not_kept():
-    """A server that calls it `reasoning` refuses it in a message or does not look at it."""
-    reply, _ = streamed({"reasoning": "Rome is hot."}, {"content": "30 C"})
-    assert reply.native is None
-    assert whole({"content": "30 C", "reasoning": "Rome is hot."}).native is None
+@pytest.mark.parametrize(
+    ("host", "is_wanted"),
+    [("api.groq.com", False), ("example.com", False), ("openrouter.ai", True), ("127.0.0.1", True), ("gpu7", True)],
+)
+def test_reasoning_goes_back_where_it_is_wanted(host, is_wanted):
+    """OpenRouter and servers of one's own get their `reasoning` back; others refuse the field that they send."""
+    model = OpenAIChat("m", base_url=f"https://{host}/v1", api_key="none")
+    reply = model._decode(b'{"choices": [{"message": {"content": "30 C", "reasoning": "Hot."}}]}')
+    request = Request(instructions="", messages=(ASK, AssistantMessage(text=reply.text, native=reply.native)))
+    sent = json.loads(model._encode_request(request, model._make_encoding_cache(), streamed=False))["messages"][1]
+    assert sent.get("reasoning") == ("Hot." if is_wanted else None)
+
+
+DETAIL = {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0}
+SEALED = {"type": "reasoning.encrypted", "data": "gAAA", "id": "rs_1", "index": 1}
+
+
+def sent_back(reply, provider=PROVIDER):
+    """Return the message of the assistant in a request after the reply, which had one call at most."""
+    calls = [ToolCall(id=f"t1.{n}", name=call.name, arguments=call.arguments) for n, call in enumerate(reply.calls)]
+    message = AssistantMessage(text=reply.text, calls=tuple(calls), native=reply.native)
+    cache = build_encoding_cache(provider)
+    request = Request(instructions="", messages=(ASK, message))
+    return json.loads(encode(request, model="m", limit_field="n", streamed=False, encoding_cache=cache))["messages"][1]
+
+
+def test_details_of_reasoning_are_put_together_and_sent_back():
+    """OpenRouter streams a signed block in pieces, and Claude refuses the pieces."""
+    block = {**DETAIL, "text": "Rome is hot.", "signature": "Et8B"}
+    reply, chunks = streamed(
+        {"reasoning": "Rome is ", "reasoning_details": [{**DETAIL, "text": "Rome is "}]},
+        {"reasoning": "hot.", "reasoning_details": [{**DETAIL, "text": "hot."}]},
+        {"reasoning_details": [{**DETAIL, "signature": "Et8B"}]},
+        {"reasoning_details": [SEALED, {**SEALED, "id": "rs_2"}, "odd"]},
+        {"content": "30 C"},
+    )
+    details = [block, SEALED, {**SEALED, "id": "rs_2"}]
+    assert whole({"content": "30 C", "reasoning": "Rome is hot.", "reasoning_details": details}) == reply
+    assert chunks[:2] == [ThinkingChunk("Rome is "), ThinkingChunk("hot.")]
+    assert sent_back(reply) == {"role": "assistant", "content": "30 C", "reasoning_details": details}
+    assert sent_back(reply, "another") == {"role": "assistant", "content": "30 C"}
+
+
+@pytest.mark.parametrize("vendor", ["google", "vertex"])
+def test_signatures_of_calls_are_sent_back(vendor):
+    """Gemini 3 refuses the second turn without the signature of the first call; the others have none."""
+    extra = {vendor: {"thought_signature": "CvwB"}}
+    first = {"index": 0, "id": "a", "function": {"name": "look", "arguments": '{"at":"x"}'}, "extra_content": extra}
+    second = {"index": 0, "id": "b", "function": {"name": "look", "arguments": '{"at":"y"}'}}
+    reply, _ = streamed({"tool_calls": [first]}, {"tool_calls": [second]}, finish_reason="tool_calls")
+    assert whole({"tool_calls": [first, second]}, "tool_calls") == reply
+    assert [call.get("extra_content") for call in sent_back(reply)["tool_calls"]] == [extra, None]
+    assert all("extra_content" not in call for call in sent_back(reply, "another")["tool_calls"])
+
+
+def test_the_signature_of_a_text_is_sent_back():
+    """Gemini signs an answer without calls as a whole."""
+    extra = {"google": {"thought_signature": "CvwB"}}
+    reply, _ = streamed({"content": "30 C"}, {"content": "", "extra_content": extra})
+    assert sent_back(reply) == {"role": "assistant", "content": "30 C", "extra_content": extra}
+    assert whole({"content": "30 C", "extra_content": {"google": {"thought": True}}}).native is None
 
 
 def test_a_model_knows_its_own_thinking_by_the_server():
@@ -239,6 +295,37 @@ def test_calls_without_ids_are_told_apart_by_their_names():
     assert [(call.name, call.arguments) for call in reply.calls] == [("now", ""), ("look", '{"at":"x"}')]
 
 
+def test_calls_of_one_name_without_ids_are_told_apart():
+    """Under one number, arguments that begin after whole ones are those of the next call."""
+    pieces = [(0, "", "look", '{"at":'), (0, "", "look", '"x"}'), (0, "", "look", '{"at":"y"}'), (0, "", None, "")]
+    reply, chunks = streamed(*[piece(*each) for each in pieces])
+    assert [call.arguments for call in reply.calls] == ['{"at":"x"}', '{"at":"y"}']
+    assert [chunk.index for chunk in chunks if isinstance(chunk, CallChunk)] == [0, 0, 1]
+
+
+EMPTY = {"name": "", "arguments": ""}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"function_call": EMPTY},
+        {"tool_calls": [{"index": 0, "id": "", "type": "function", "function": EMPTY}]},
+        {"tool_calls": [{"index": 0, "id": "c"}]},
+        {"tool_calls": [{}]},
+    ],
+)
+def test_an_empty_call_is_none(fields):
+    """Snowflake's Cortex sends one with each text; calls behind it keep their places."""
+    reply, chunks = streamed({"content": "30 C", **fields})
+    assert (reply.text, reply.calls, reply.finish_reason) == ("30 C", (), FinishReason.STOP)
+    assert whole({"content": "30 C", **fields}) == reply
+    assert not [chunk for chunk in chunks if isinstance(chunk, CallChunk)]
+    reply, chunks = streamed(fields, piece(3, "d", "look", "{}"))
+    assert reply.calls == (ProposedCall(id="d", name="look", arguments="{}"),)
+    assert chunks[:-1] == [CallChunk(index=0, name="look", arguments="{}")]
+
+
 def test_a_new_id_without_a_name_begins_no_call():
     """Some servers make an id for each piece."""
     reply, _ = streamed(piece(0, "a", "look", '{"at":'), piece(0, "b", None, '"x"}'))
@@ -333,7 +420,7 @@ def test_a_stream_of_old_completions_is_not_begun():
     [
         (None, None),
         ({}, None),
-        ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, Usage()),
+        ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, None),
         ({"prompt_tokens": 3, "completion_tokens": None}, Usage(input_tokens=3)),
         ({"prompt_tokens": 3, "prompt_tokens_details": None, "completion_tokens_details": {}}, Usage(input_tokens=3)),
         (
@@ -354,19 +441,19 @@ def test_a_stream_of_old_completions_is_not_begun():
             },
             Usage(input_tokens=9, output_tokens=8, cached_tokens=7, cache_write_tokens=2, reasoning_tokens=8),
         ),
-        ({"prompt_tokens": -9, "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": -3}}, Usage()),
+        ({"prompt_tokens": -9, "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": -3}}, None),
         (
             {"prompt_tokens": 5.0, "completion_tokens": 2.0, "prompt_tokens_details": {"cached_tokens": 1.0}},
             Usage(input_tokens=5, output_tokens=2, cached_tokens=1),
         ),
-        ({"prompt_tokens": float("nan"), "completion_tokens": -1.5}, Usage()),
+        ({"prompt_tokens": float("nan"), "completion_tokens": -1.5}, None),
         ([7], None),
         ({"prompt_tokens": "many"}, None),
     ],
     ids=["null", "empty", "zeros", "half", "no details", "all", "beyond", "below", "floats", "odd", "list", "words"],
 )
 def test_usage_is_read_in_every_shape(bill, usage):
-    """What is missing is zero, a share is at most the whole; without a bill, or with an odd one, there is no usage."""
+    """What is missing is zero, a share is at most the whole; without a readable bill there is none."""
     assert whole({"content": "x"}, usage=bill).usage == usage
 
 

@@ -1,5 +1,6 @@
 """`OpenAIChat` against a local server: replies, failures, connections."""
 
+import json
 import traceback
 from email.utils import formatdate
 
@@ -159,13 +160,33 @@ async def test_what_cannot_be_used_is_a_reply_error(streamed, raw):
     await failure(ModelReplyError, WireReply(raw=raw), streamed=streamed)
 
 
-@pytest.mark.parametrize("end", ["", "data: [DONE]\n\n"])
-async def test_a_stream_without_an_end_is_broken_off(end):
-    """A stream that stops without a finish reason is never taken for a whole reply."""
-    raw = 'data: {"choices": [{"delta": {"content": "Once upon"}}]}\n\n' + end
+CUT_CALL = {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "look", "arguments": '{"at": '}}]}
+
+
+@pytest.mark.parametrize(
+    ("delta", "end"),
+    [({"content": "Once upon"}, ""), (CUT_CALL, "data: [DONE]\n\n"), ({"role": "assistant"}, "data: [DONE]\n\n")],
+    ids=["no end", "cut arguments", "nothing"],
+)
+async def test_a_stream_without_an_end_is_broken_off(delta, end):
+    """A stream that stops without a finish reason is whole only if its end is announced after something whole."""
+    raw = f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n{end}"
     assert "ended before the reply was complete" in str(
         await failure(ModelUnavailableError, WireReply(raw=raw), streamed=True)
     )
+
+
+async def test_an_announced_end_is_an_end():
+    """Some servers send no finish reason: whole text or whole arguments before [DONE] were asked for again."""
+    call = {"index": 0, "id": "a", "function": {"name": "look", "arguments": '{"at": "x"}'}}
+    for delta, reason in (({"content": "Once."}, FinishReason.STOP), ({"tool_calls": [call]}, FinishReason.TOOL_CALLS)):
+        raw = f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\ndata: [DONE]\n\n"
+        reply, _, _ = await ask(WireReply(raw=raw), streamed=True)
+        assert (reply.finish_reason, reply.text, len(reply.calls)) == (
+            reason,
+            delta.get("content", ""),
+            len(delta.get("tool_calls", ())),
+        )
 
 
 @pytest.mark.parametrize(

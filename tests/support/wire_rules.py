@@ -17,6 +17,7 @@ import attrs
 from agentfsm.core.messages import AssistantMessage, Message, NativeReply
 from agentfsm.models.anthropic import wire as anthropic_wire
 from agentfsm.models.openai import chat_wire, responses_wire
+from agentfsm.models.openai.dialects import OPENAI, Dialect, find_dialect
 from agentfsm.ports import Request, ToolDefinition
 
 # A message as JSON.
@@ -37,6 +38,7 @@ MAX_MARKS: Final = 4
 # OpenAI says "Invalid 'messages[2].tool_calls': array too long. Expected an array with maximum length 128"
 # (openai/openai-dotnet#317, github/copilot-cli#669).
 MAX_CALLS: Final = 128
+MISTRAL: Final = find_dialect("api.mistral.ai", "mistral-small-latest")
 
 
 class RefusedError(AssertionError):
@@ -49,20 +51,25 @@ def _require(holds: object, *what: object) -> None:
 
 
 def check_wires(messages: Sequence[Message], instructions: str = "") -> None:
-    """Fail unless both vendors take these messages as those of a request, OpenAI at both of its addresses.
+    """Fail unless the vendors take these messages as those of a request, OpenAI at both of its addresses.
 
     Raises:
         RefusedError: when one does not, with its rule.
     """
     check_openai(openai_of(messages, instructions))
+    check_mistral(openai_of(messages, instructions, MISTRAL))
     check_responses(responses_of(thinking(messages), instructions))
     check_anthropic_body(anthropic_body(messages, instructions))
 
 
-def openai_of(messages: Sequence[Message], instructions: str = "") -> list[Wire]:
+def openai_of(messages: Sequence[Message], instructions: str = "", dialect: Dialect = OPENAI) -> list[Wire]:
     """Return the messages as the package's own encoder writes them, read back from its bytes."""
     body = chat_wire.encode(
-        Request(instructions=instructions, messages=messages), model="m", limit_field="n", streamed=False
+        Request(instructions=instructions, messages=messages),
+        model="m",
+        limit_field="n",
+        streamed=False,
+        encoding_cache=chat_wire.build_encoding_cache(dialect=dialect),
     )
     wire: list[Wire] = json.loads(body)["messages"]
     return wire
@@ -94,6 +101,34 @@ def check_openai(messages: Sequence[Wire]) -> None:
             _require(role in ("system", "user"), "unknown role", role)
             _check_content(message.get("content"), is_user=role == "user")
     _require(not open_ids, "no response messages for", open_ids)
+
+
+# What may come after a message of a role. By mistral-common 1.13, but for the user after the tool, who is answered with
+# "Unexpected role 'user' after role 'tool'" and 400 (NousResearch/hermes-agent#20154, zed-industries/zed#37021).
+MISTRAL_ORDER: Final = {
+    "system": {"user", "assistant", "system"},
+    "user": {"assistant", "system", "user"},
+    "assistant": {"assistant", "user", "tool"},
+    "tool": {"assistant", "tool"},
+}
+# By mistral-common: "Tool call id was t1.0 but must be a-z, A-Z, 0-9, with a length of 9."
+MISTRAL_ID: Final = re.compile(r"[a-zA-Z0-9]{9}")
+
+
+def check_mistral(messages: Sequence[Wire]) -> None:
+    """Fail unless these are messages of a chat completion as Mistral takes them, who takes fewer than OpenAI.
+
+    Raises:
+        RefusedError: when they are not, with the rule.
+    """
+    check_openai(messages)
+    for before, after in pairwise(messages):
+        _require(after["role"] in MISTRAL_ORDER[before["role"]], "role", after["role"], "after", before["role"])
+    for message in messages:
+        ids = [call["id"] for call in message.get("tool_calls", ())] + [message.get("tool_call_id", "123456789")]
+        _require(all(MISTRAL_ID.fullmatch(each) for each in ids), "ids", ids)
+    # By mistral-common: "Expected last role User or Tool (or Assistant with prefix) for serving but got assistant"
+    _require(messages[-1]["role"] in {"user", "tool", "system"}, "the last message is one of the assistant")
 
 
 def _check_tool_message(message: Wire, open_ids: list[str], known: set[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from agentfsm.models.openai import chat_wire
@@ -33,7 +34,7 @@ class OpenAIChat(OpenAIModel):
     expected_reply = "a chat completion"
     provider = "chat completions"
 
-    @property
+    @cached_property
     def _dialect(self) -> Dialect:
         return find_dialect(self.host, self.name)
 
@@ -55,14 +56,14 @@ class OpenAIChat(OpenAIModel):
             limit_field=limit_field,
             streamed=streamed,
             encoding_cache=encoding_cache,
-            field_names=self._dialect.field_names,
+            dialect=self._dialect,
         )
 
     def _decode(self, data: bytes) -> Reply:
-        return chat_wire.decode(data, provider=self._provider_id)
+        return chat_wire.decode(data, provider=self._provider_id, dialect=self._dialect)
 
     def _read_billed_usage(self, data: bytes) -> Usage | None:
         return read_billed_usage(data, chat_wire.read_usage)
 
     def _make_assembler(self) -> StreamAssembler:
-        return chat_wire.ChatStreamAssembler(provider=self._provider_id)
+        return chat_wire.ChatStreamAssembler(provider=self._provider_id, dialect=self._dialect)

@@ -23,6 +23,7 @@ from agentfsm.core.messages import (
     read_inline_data,
 )
 from agentfsm.core.usage import Usage
+from agentfsm.models.openai.dialects import OPENAI, Dialect
 from agentfsm.models.openai.shared import read_openai_usage, tool_fields
 from agentfsm.models.wire import (
     EncodedListCache,
@@ -33,6 +34,7 @@ from agentfsm.models.wire import (
     check_count,
     encode_json,
     encode_object,
+    parse_json,
     parse_reply,
     raise_for_error,
     read_arguments,
@@ -63,15 +65,19 @@ MAX_CALLS_PER_MESSAGE: Final = 128
 # Encoding
 
 
-def build_encoding_cache(provider: str = "", part_check: PartCheck | None = None) -> EncodingCache:
+def build_encoding_cache(
+    provider: str = "", part_check: PartCheck | None = None, dialect: Dialect = OPENAI
+) -> EncodingCache:
     """Create an empty cache for encoded requests.
 
     Args:
         provider: Server of the requests, as in `decode`. Native replies of other servers are not sent to it.
         part_check: Returns why the model does not support a part of a result. None: `unsupported_part`.
+        dialect: Requirements of that server.
     """
-    wires = partial(wire_messages, provider, part_check or unsupported_part)
-    return EncodingCache(messages=EncodedListCache(wires, can_split=_can_split), tools=EncodedListCache(_wire_tools))
+    wires = partial(wire_messages, provider, part_check or unsupported_part, dialect)
+    can_split = partial(_can_split, dialect)
+    return EncodingCache(messages=EncodedListCache(wires, can_split=can_split), tools=EncodedListCache(_wire_tools))
 
 
 def encode(
@@ -81,6 +87,7 @@ def encode(
     limit_field: str,
     streamed: bool,
     encoding_cache: EncodingCache | None = None,
+    dialect: Dialect = OPENAI,
 ) -> bytes:
     """Encode the body of a request. Settings that are not set are left out.
 
@@ -90,6 +97,7 @@ def encode(
         limit_field: Name of the field that limits the answer: "max_completion_tokens" or "max_tokens".
         streamed: Whether to request a stream, with the usage at its end.
         encoding_cache: Cache to read and extend.
+        dialect: Requirements of the server.
 
     Raises:
         MisuseError: if a tool's parameters or a setting are not JSON.
@@ -98,9 +106,11 @@ def encode(
     encoding_cache = encoding_cache or build_encoding_cache()
     try:
         fields = {"model": model} | tool_fields(request, _named_tool_choice) | _format_field(request.output)
-        fields |= _setting_fields(request.settings, limit_field)
+        fields |= _setting_fields(request.settings, {"max_tokens": limit_field, **dialect.field_names})
         if streamed:
-            fields |= {"stream": True, "stream_options": {"include_usage": True}}
+            fields["stream"] = True
+        if streamed and dialect.takes_stream_options:
+            fields["stream_options"] = {"include_usage": True}
         lists = {"messages": _encode_history(request, encoding_cache)}
         if request.tools:  # OpenAI refuses an empty list
             lists["tools"] = encoding_cache.tools.encode(request.tools)
@@ -110,16 +120,17 @@ def encode(
         raise MisuseError(msg) from error
 
 
-def _setting_fields(settings: Settings, limit_field: str) -> dict[str, Any]:
+def _setting_fields(settings: Settings, names: Mapping[str, str]) -> dict[str, Any]:
     fields = {
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "reasoning_effort": settings.reasoning_effort,
-        limit_field: settings.max_tokens,
+        "max_tokens": settings.max_tokens,
         "seed": settings.seed,
         "stop": list(settings.stop) or None,
     }
-    return {name: value for name, value in fields.items() if value is not None} | dict(settings.extra_body)
+    given = {names.get(name, name): value for name, value in fields.items() if value is not None}
+    return given | dict(settings.extra_body)
 
 
 def _format_field(form: OutputForm | None) -> dict[str, Any]:
@@ -138,17 +149,25 @@ def _encode_history(request: Request, encoding_cache: EncodingCache) -> bytes:
     return b",".join(messages)
 
 
-def _can_split(_before: Message, after: Message) -> bool:
+def _can_split(dialect: Dialect, before: Message, after: Message) -> bool:
     # The media of a reply's results are sent after the last result.
+    if dialect.sees_neighbours and isinstance(before, ToolResult | AssistantMessage):
+        return isinstance(after, AssistantMessage)
     return not isinstance(after, ToolResult)
 
 
-def wire_messages(provider: str, part_check: PartCheck, messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
-    """Yield the encoded messages; arguments as of `build_encoding_cache`.
+def wire_messages(
+    provider: str, part_check: PartCheck, dialect: Dialect, messages: Sequence[Message]
+) -> Iterator[dict[str, Any]]:
+    """Return the encoded messages; arguments as of `build_encoding_cache`.
 
     Raises:
         ModelError: if a message contains a part that the API does not support.
     """
+    return dialect.adapt(_wire_all(provider, part_check, messages))
+
+
+def _wire_all(provider: str, part_check: PartCheck, messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
     held: list[dict[str, Any]] = []
     for message in _split_large_replies(messages):
         if not isinstance(message, ToolResult):
@@ -159,7 +178,10 @@ def wire_messages(provider: str, part_check: PartCheck, messages: Sequence[Messa
             yield _tool_message(message.call_id, text)
             held += _label_parts(message, parts)
             continue
-        yield _wire_message(message) | _thinking_field(message, provider)
+        wire = _wire_message(message)
+        if isinstance(message, AssistantMessage) and message.native is not None and message.native.provider == provider:
+            _add_native_fields(wire, message.native)
+        yield wire
     yield from _media_message(held)
 
 
@@ -181,13 +203,16 @@ def _label_parts(result: ToolResult, parts: Mapping[str, Media]) -> Iterator[dic
         yield _wire_part(part)
 
 
-def _thinking_field(message: Message, provider: str) -> dict[str, Any]:
-    # DeepSeek: "The `reasoning_content` in the thinking mode must be passed back to the API" (earendil-works/pi#3636).
-    # Other servers refuse the unknown field: Groq (janhq/jan#8136), Mistral (charmbracelet/crush#1590).
-    if not isinstance(message, AssistantMessage) or message.native is None or message.native.provider != provider:
-        return {}
-    native: dict[str, Any] = json.loads(message.native.content)
-    return native
+def _add_native_fields(wire: dict[str, Any], native: NativeReply) -> None:
+    """Add the fields of a native reply, which only the server that sent them accepts.
+
+    DeepSeek: "The `reasoning_content` in the thinking mode must be passed back to the API" (earendil-works/pi#3636).
+    Other servers refuse the unknown field: Groq (janhq/jan#8136), Mistral (charmbracelet/crush#1590).
+    """
+    fields: dict[str, Any] = json.loads(native.content)
+    for call, extra in zip(wire.get("tool_calls", ()), fields.pop("tool_calls", ()), strict=False):
+        call.update(extra)
+    wire |= fields
 
 
 def _wire_tools(tools: Sequence[ToolDefinition]) -> Iterator[object]:
@@ -264,12 +289,13 @@ def _named_tool_choice(tool: str) -> dict[str, Any]:
 # Decoding
 
 
-def decode(data: bytes, *, provider: str = "") -> Reply:
+def decode(data: bytes, *, provider: str = "", dialect: Dialect = OPENAI) -> Reply:
     """Decode a reply that was not streamed.
 
     Args:
         data: The body.
         provider: The reply's `NativeReply.provider`.
+        dialect: Requirements of the server.
 
     Raises:
         WireFormatError: if it is not a chat completion, or has no choice.
@@ -288,13 +314,18 @@ def decode(data: bytes, *, provider: str = "") -> Reply:
         msg = "a choice without a message"
         raise WireFormatError(msg)
     refusal = read_field(message, "refusal", str, "")
+    native = _NativeFields()
+    native.add(message)
+    calls = [_PartialChatCall.of(call) for call in _read_calls(message)]
     return _build_reply(
         text=_read_text(message) + refusal,
-        calls=[_PartialChatCall.of(call) for call in _read_calls(message)],
+        calls=[call for call in calls if call.is_begun],
         finish=finish,
         refused=bool(refusal),
         usage=read_usage(answer),
-        native=_build_native(_read_thinking(message), provider) if _is_thinking_required(message) else None,
+        native=native,
+        provider=provider,
+        dialect=dialect,
     )
 
 
@@ -309,34 +340,105 @@ def _read_text(message: dict[str, Any]) -> str:
     )
 
 
-def _read_thinking(message: dict[str, Any]) -> str:
-    """Return the reasoning in a message or a delta; OpenAI's own servers send none."""
-    # The name of the field at DeepSeek, and at OpenRouter, Groq and Ollama; vLLM has used both at once. A value of
-    # another type is ignored, so that the reply can be used.
-    for name in ("reasoning_content", "reasoning"):
-        if isinstance(text := message.get(name), str) and text:
-            return text
-    content = message.get("content")
-    if not isinstance(content, list):
-        return ""
+@attrs.define(eq=False, repr=False)
+class _NativeFields:
+    """Fields of a message that only its server understands, whole or from the deltas of a stream."""
+
+    thoughts: dict[str, list[str]] = attrs.field(factory=dict)
+    """Pieces of reasoning by the name of the field; OpenAI's own servers send none."""
+
+    details: list[dict[str, Any]] = attrs.field(factory=list)
+    """OpenRouter's `reasoning_details`. Claude refuses fragments of a signed block (agno-agi/agno#8794)."""
+
+    signature: dict[str, Any] | None = None
+    """Gemini's `extra_content` of a message without calls."""
+
+    def add(self, message: dict[str, Any]) -> str:
+        """Add a message or a delta; return the reasoning in it. A value of another type is ignored."""
+        thinking = self._add_thinking(message)
+        details = message.get("reasoning_details")
+        for detail in details if isinstance(details, list) else ():
+            if isinstance(detail, dict):
+                self._add_detail(detail)
+        self.signature = _read_signature(message) or self.signature
+        return thinking
+
+    def _add_thinking(self, message: dict[str, Any]) -> str:
+        # DeepSeek's name of the field, and that of OpenRouter, Groq and Ollama; vLLM has used both at once.
+        found = {name: text for name in _THINKING_FIELDS if isinstance(text := message.get(name), str)}
+        name, text = next(((name, text) for name, text in found.items() if text), ("reasoning", ""))
+        if not text and isinstance(content := message.get("content"), list):
+            text = _read_thinking_parts(content)  # Mistral
+        # DeepSeek wants even an empty text back with each message.
+        name = name if text else "reasoning_content"
+        if text or name in found:
+            self.thoughts.setdefault(name, []).append(text)
+        return text
+
+    def _add_detail(self, detail: dict[str, Any]) -> None:
+        """Add a detail, or the next piece of the last one."""
+        last = self.details[-1] if self.details else {}
+        is_piece = detail.get("index") is not None and all(
+            detail.get(key) == last.get(key) for key in ("type", "index")
+        )
+        if not is_piece or len({str(each["id"]) for each in (detail, last) if each.get("id")}) > 1:
+            self.details.append(dict(detail))
+            return
+        for key, value in detail.items():
+            if key in _GROWING_FIELDS and isinstance(value, str) and isinstance(last.get(key), str):
+                last[key] += value
+            elif value is not None:
+                last[key] = value
+
+    @property
+    def _thinking(self) -> tuple[str, str]:
+        """Name of the field with the reasoning and the whole text; both empty if there is none."""
+        texts = [(name, "".join(self.thoughts[name])) for name in _THINKING_FIELDS if name in self.thoughts]
+        return next((each for each in texts if each[1]), texts[0] if texts else ("", ""))
+
+    @property
+    def thinking(self) -> str:
+        """The whole reasoning."""
+        return self._thinking[1]
+
+    def build(self, calls: Sequence[_PartialChatCall], provider: str, dialect: Dialect) -> NativeReply | None:
+        """Return the fields that the server wants back; None if there are none."""
+        name, text = self._thinking
+        is_wanted = name == "reasoning_content" or (name and dialect.takes_reasoning and not self.details)
+        fields: dict[str, Any] = {name: text} if is_wanted else {}
+        if self.details:
+            fields["reasoning_details"] = self.details
+        if self.signature is not None:
+            fields["extra_content"] = self.signature
+        if any(call.signature for call in calls):
+            fields["tool_calls"] = [{"extra_content": call.signature} if call.signature else {} for call in calls]
+        return NativeReply(provider=provider, content=json.dumps(fields)) if fields else None
+
+
+_THINKING_FIELDS: Final = ("reasoning_content", "reasoning")
+# Texts of `reasoning_details` that a stream sends in pieces.
+_GROWING_FIELDS: Final = frozenset({"text", "summary", "data"})
+
+
+def _read_thinking_parts(content: list[Any]) -> str:
     thoughts = [part.get("thinking") for part in content if isinstance(part, dict)]
     return "".join([_read_text({"content": each}) for each in thoughts if isinstance(each, list)])
 
 
-def _is_thinking_required(message: dict[str, Any]) -> bool:
-    # Servers with this field want it back with each message, even if it is empty.
-    return isinstance(message.get("reasoning_content"), str)
-
-
-def _build_native(thinking: str, provider: str) -> NativeReply:
-    return NativeReply(provider=provider, content=json.dumps({"reasoning_content": thinking}))
+def _read_signature(source: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the `extra_content` of a message or a call if it contains the signature of Gemini's reasoning."""
+    extra = source.get("extra_content")
+    if not isinstance(extra, dict):
+        return None
+    signed = any(isinstance(each, dict) and "thought_signature" in each for each in extra.values())  # google, vertex
+    return extra if signed else None
 
 
 def _read_call_deltas(message: dict[str, Any]) -> list[object]:
     """Return the calls of a message, or the call deltas of a delta."""
     deltas = read_field(message, "tool_calls", list, [])
     # The old form of a single call, from older servers and with `functions` in extra_body. If both forms are present,
-    # they have the same content.
+    # they have the same content. One without content is none (Snowflake's Cortex).
     function = None if deltas else read_field(message, "function_call", dict, {})
     return [{"index": 0, "function": function}] if function else deltas
 
@@ -354,14 +456,16 @@ def _build_reply(
     finish: str,
     refused: bool,
     usage: Usage | None,
-    native: NativeReply | None,
+    native: _NativeFields,
+    provider: str,
+    dialect: Dialect,
 ) -> Reply:
     return Reply(
         text=text,
         calls=tuple([call.to_proposed_call() for call in calls]),
         finish_reason=_read_finish_reason(finish, has_calls=bool(calls), refused=refused),
         usage=usage,
-        native=native,
+        native=native.build(calls, provider, dialect),
     )
 
 
@@ -396,6 +500,25 @@ class _PartialChatCall:
     id: str = ""
     name: str = ""
     arguments: list[str] = attrs.field(factory=list)
+    signature: dict[str, Any] | None = None
+    """Gemini's `extra_content`."""
+
+    place: int = 0
+    """Position in the reply, once the call is begun."""
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether it has a name or arguments. Some servers send an empty call beside a text."""
+        return bool(self.name or any(self.arguments))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arguments are a JSON object."""
+        text = "".join(self.arguments)
+        try:
+            return text.rstrip().endswith("}") and isinstance(parse_json(text.encode("utf-8", "surrogatepass")), dict)
+        except (ValueError, RecursionError):
+            return False
 
     @classmethod
     def of(cls, call: object) -> _PartialChatCall:
@@ -411,13 +534,20 @@ class _PartialChatCall:
         self.id = self.id or _read_call_id(delta)
         self.name = self.name or name
         self.arguments.append(arguments)
+        if isinstance(delta, dict):
+            self.signature = _read_signature(delta) or self.signature
         return name, arguments
 
-    def matches(self, call_id: str, name: str) -> bool:
-        """Return whether a delta with this id and name, either of which may be blank, may belong to this call."""
+    def matches(self, call_id: str, name: str, arguments: str) -> bool:
+        """Return whether a delta with this id, name and arguments, each of which may be blank, may belong to this call.
+
+        A delta that begins arguments after those of this call are whole belongs to the next one.
+        """
         if call_id and self.id:
             return call_id == self.id or not name
-        return bool(call_id or self.id) or not (name and self.name) or name == self.name
+        if call_id or self.id or not (name and self.name):
+            return True
+        return name == self.name and not (arguments.lstrip().startswith("{") and self.is_whole)
 
     def to_proposed_call(self) -> ProposedCall:
         return ProposedCall(id=self.id, name=self.name, arguments="".join(self.arguments))
@@ -436,11 +566,15 @@ class ChatStreamAssembler(StreamAssembler):
     (NousResearch/hermes-agent#57939).
     """
 
-    texts: list[str] = attrs.field(factory=list)
-    thoughts: list[str] = attrs.field(factory=list)
-    """Reasoning that the server wants back."""
+    dialect: Dialect = OPENAI
+    """Requirements of the server."""
 
+    texts: list[str] = attrs.field(factory=list)
+    native: _NativeFields = attrs.field(factory=_NativeFields)
     partial_calls: list[_PartialChatCall] = attrs.field(factory=list)
+    begun_calls: list[_PartialChatCall] = attrs.field(factory=list)
+    """Calls with a name or arguments, in the order in which they began."""
+
     positions: dict[int, int] = attrs.field(factory=dict)
     """Position of the newest call of each index of the server."""
 
@@ -449,8 +583,13 @@ class ChatStreamAssembler(StreamAssembler):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the reply has a finish reason."""
-        return self.is_begun and self.finish_reason is not None
+        """Whether the reply has a finish reason, or the server has announced the end of a whole text or whole calls."""
+        return self.is_begun and (self.finish_reason is not None or (self.is_done and self._is_whole()))
+
+    def _is_whole(self) -> bool:
+        if self.begun_calls:
+            return all(call.name and call.is_whole for call in self.begun_calls)
+        return any(text.strip() for text in self.texts)
 
     def _add_event(self, event: object, chunks: list[Chunk]) -> None:
         self.usage = read_usage(event) or self.usage  # some servers send it with each chunk, OpenAI with the last
@@ -465,9 +604,7 @@ class ChatStreamAssembler(StreamAssembler):
                 read_field(choice, "finish_reason", str, self.finish_reason or "") or None,
             )
             if self.finish_reason is not None and before is None:
-                reason = _read_finish_reason(
-                    self.finish_reason, has_calls=bool(self.partial_calls), refused=self.refused
-                )
+                reason = _read_finish_reason(self.finish_reason, has_calls=bool(self.begun_calls), refused=self.refused)
                 chunks.append(FinishChunk(reason=reason))
 
     def _add_delta(self, delta: dict[str, Any], chunks: list[Chunk]) -> None:
@@ -478,19 +615,22 @@ class ChatStreamAssembler(StreamAssembler):
         refusal = read_field(delta, "refusal", str, "")
         self.refused = self.refused or bool(refusal)
         text = _read_text(delta) + refusal
-        if thinking := _read_thinking(delta):
+        if thinking := self.native.add(delta):
             chunks.append(ThinkingChunk(thinking))
-        if _is_thinking_required(delta):
-            self.thoughts.append(thinking)
         self._add_text(text, chunks)
         for call in _read_call_deltas(delta):
             position = self._find_position(call)
             if position == len(self.partial_calls):
                 self.partial_calls.append(_PartialChatCall())
                 check_count(position + 1)
-            name, arguments = self.partial_calls[position].add_delta(call)
+            partial_call = self.partial_calls[position]
+            is_new = not partial_call.is_begun
+            name, arguments = partial_call.add_delta(call)
             if name or arguments:
-                chunks.append(CallChunk(index=position, name=name, arguments=arguments))
+                if is_new:
+                    partial_call.place = len(self.begun_calls)
+                    self.begun_calls.append(partial_call)
+                chunks.append(CallChunk(index=partial_call.place, name=name, arguments=arguments))
 
     def _add_text(self, text: str, chunks: list[Chunk]) -> None:
         if text:
@@ -500,10 +640,13 @@ class ChatStreamAssembler(StreamAssembler):
     def _find_position(self, call: object) -> int:
         """Return the position of the call of this delta; the position after the last if it begins a new call."""
         index, call_id = read_field(call, "index", int, -1), _read_call_id(call)
-        name = read_field(read_field(call, "function", dict, {}), "name", str, "")
+        function = read_field(call, "function", dict, {})
+        name = read_field(function, "name", str, "")
         if index >= 0:
             position = self.positions.get(index, len(self.partial_calls))
-            if position < len(self.partial_calls) and not self.partial_calls[position].matches(call_id, name):
+            if position < len(self.partial_calls) and not self.partial_calls[position].matches(
+                call_id, name, read_arguments(function)
+            ):
                 position = self._find_position_by_id(call_id, name)
             self.positions[index] = position
             return position
@@ -519,9 +662,11 @@ class ChatStreamAssembler(StreamAssembler):
         """Build the reply, after the stream has ended."""
         return _build_reply(
             text="".join(self.texts),
-            calls=self.partial_calls,
+            calls=self.begun_calls,
             finish=self.finish_reason or "",
             refused=self.refused,
             usage=self.usage,
-            native=_build_native("".join(self.thoughts), self.provider) if self.thoughts else None,
+            native=self.native,
+            provider=self.provider,
+            dialect=self.dialect,
         )

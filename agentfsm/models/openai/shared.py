@@ -32,7 +32,9 @@ def tool_fields(request: Request, named_choice: Callable[[str], dict[str, Any]])
 
 
 def read_openai_usage(source: object, input_name: str, output_name: str) -> Usage | None:
-    """Return the usage in a response or an event; None if it is missing or malformed, which must not fail the reply.
+    """Return the usage in a response or an event; None if it is missing, zero or malformed.
+
+    A malformed one does not fail the reply. Servers that do not count send zeros; the engine then estimates.
 
     Args:
         source: The response, or the event of a stream.
@@ -40,10 +42,11 @@ def read_openai_usage(source: object, input_name: str, output_name: str) -> Usag
         output_name: Name of output tokens in the fields: "completion" or "output".
     """
     try:
-        usage = read_field(source, "usage", dict, {})
-        return _build_usage(usage, input_name, output_name) if usage else None
+        fields = read_field(source, "usage", dict, {})
+        usage = _build_usage(fields, input_name, output_name)
     except WireFormatError:
         return None
+    return usage if usage.tokens else None
 
 
 def _build_usage(usage: dict[str, Any], input_name: str, output_name: str) -> Usage:
