@@ -31,6 +31,7 @@ Cancellation is not among them: it stays the exception of the event loop.
 from __future__ import annotations
 
 import traceback
+from typing import Literal, TypeAlias
 
 from agentfsm.core.usage import Usage
 
@@ -75,15 +76,33 @@ class StepError(AgentError):
     """Something outside of the package failed inside a step. The engine records it as an event."""
 
 
+# Refusals of a request by a provider, as `ModelError.refusal` names them.
+Refusal: TypeAlias = Literal["api_key", "permission", "not_found", "quota", "bad_request", "context_too_long"]
+
+
 class ModelError(StepError):
     """The model request failed for good, for example with status 400, 401, 403 or 404.
 
+    Args:
+        message: The text.
+        refusal: Reason for which the provider refused the request, for `Fallback(on=...)`; None if the failure is
+            another one.
+
     Attributes:
+        refusal: As given.
         usage: Usage of replies that could not be used but were billed; None if there were none.
     """
 
+    refusal: Refusal | None = None
+    """Reason for which the provider refused the request; None if the failure is another one."""
+
     usage: Usage | None = None
     """Usage of replies that could not be used but were billed; None if there were none."""
+
+    def __init__(self, message: str = "", *, refusal: Refusal | None = None) -> None:
+        super().__init__(message)
+        if refusal is not None:
+            self.refusal = refusal
 
 
 class ModelUnavailableError(ModelError):
@@ -120,6 +139,9 @@ class ModelReplyError(ModelError):
 
 class ContextTooLongError(ModelError):
     """The request is larger than the model's context window."""
+
+    refusal: Refusal | None = "context_too_long"
+    """Reason for which the provider refused the request."""
 
 
 class LimitError(StepError):

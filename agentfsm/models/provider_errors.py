@@ -84,7 +84,8 @@ def bad_request_error(failure: ProviderFailure) -> ModelError:
     """Build the error of a request that the provider refuses for its content."""
     return ModelError(
         f"{failure.model_and_url} refused the request {failure.server_message}. Correct the setting, tool "
-        "parameter or message that it names: the same request would be refused again."
+        "parameter or message that it names: the same request would be refused again.",
+        refusal="bad_request",
     )
 
 
@@ -93,7 +94,8 @@ def api_key_error(failure: ProviderFailure) -> ModelError:
     variable = f"the environment variable {failure.api_key_env}, or " if failure.api_key_env else ""
     return ModelError(
         f"{failure.model_and_url} refused the API key {failure.server_message}. Check {variable}the api_key given to "
-        f"{failure.adapter}."
+        f"{failure.adapter}.",
+        refusal="api_key",
     )
 
 
@@ -101,17 +103,22 @@ def permission_error(failure: ProviderFailure) -> ModelError:
     """Build the error of a key without access to the model."""
     return ModelError(
         f"{failure.model_and_url} is not open to this API key {failure.server_message}. Check the permissions of the "
-        "key's project, or use another model."
+        "key's project, or use another model.",
+        refusal="permission",
     )
 
 
 def not_found_error(failure: ProviderFailure) -> ModelError:
     """Build the error of an unknown model or address."""
     if not failure.base_url:
-        return ModelError(f"There is no model {failure.model!r} {failure.server_message}. Check the model's name.")
+        return ModelError(
+            f"There is no model {failure.model!r} {failure.server_message}. Check the model's name.",
+            refusal="not_found",
+        )
     return ModelError(
         f"There is no model {failure.model!r} at {failure.base_url}, or no such address {failure.server_message}. "
-        "Check the model's name and base_url."
+        "Check the model's name and base_url.",
+        refusal="not_found",
     )
 
 
@@ -119,7 +126,8 @@ def quota_error(failure: ProviderFailure) -> ModelError:
     """Build the error of an account without credit."""
     return ModelError(
         f"The account has no quota left for {failure.model_and_url} {failure.server_message}. Add credit or use "
-        "another key: a retry will not help."
+        "another key: a retry will not help.",
+        refusal="quota",
     )
 
 

@@ -485,3 +485,68 @@ async def test_a_setting_that_one_of_them_has_no_word_for_is_refused_at_once(beh
     assert "seed" in run.stop_message
     assert model.unsupported_settings(Settings(temperature=1.0)) is None
     assert Throttled(model, concurrency=1).unsupported_settings(Settings(seed=7)) is not None
+
+
+# Refusals that move on, if the caller says so
+
+
+def http_error(status, **error):
+    return WireReply(status=status, error={"message": "No.", **error})
+
+
+TOO_LONG = http_error(400, code="context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "line"),
+    [
+        ("api_key", http_error(401)),
+        ("permission", http_error(403)),
+        ("not_found", http_error(404)),
+        ("quota", http_error(402)),
+        ("quota", http_error(429, code="insufficient_quota")),
+        ("bad_request", http_error(422)),
+        ("context_too_long", TOO_LONG),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_refusal_that_is_listed_moves_on(refusal, line, streamed):
+    """The next model answers where the refusal is listed, and is not asked where others are."""
+    others = {"api_key", "permission", "not_found", "quota", "bad_request", "context_too_long"} - {refusal}
+    with LocalServer(lambda _body: line) as refusing, LocalServer(lambda _body: say("Here.")) as answering:
+        first = OpenAIChat("first", base_url=refusing.base_url)
+        second = OpenAIChat("second", base_url=answering.base_url)
+        model = Fallback(first, second, on=[refusal])
+        reply = await model.reply(REQUEST, [].append if streamed else None)
+        assert (reply.text, reply.model) == ("Here.", "second")
+        asked = len(refusing.requests)
+        await model.reply(REQUEST)
+        # A key is refused again, a shorter history or another request may not be.
+        assert len(refusing.requests) - asked == (refusal in {"context_too_long", "bad_request"})
+        with pytest.raises(ModelError) as caught:
+            await Fallback(first, second, on=others).reply(REQUEST)
+        assert (caught.value.refusal, type(caught.value)) != (None, ModelUnavailableError)
+        await model.aclose()
+
+
+@pytest.mark.parametrize(
+    ("failures", "kind"),
+    [
+        ([ContextTooLongError("long"), ContextTooLongError("long")], ContextTooLongError),
+        ([ModelError("key", refusal="api_key"), ModelError("gone", refusal="not_found")], ModelError),
+        ([ModelError("key", refusal="api_key"), ModelUnavailableError("down")], ModelUnavailableError),
+    ],
+)
+async def test_a_retry_helps_if_one_was_unavailable(failures, kind):
+    """If all have refused, the error says so: a history that is too long is compacted, and nothing is asked again."""
+    models = [Named(f"m{number}", fail(error)) for number, error in enumerate(failures)]
+    with pytest.raises(ModelError, match="none of 2 models could answer") as caught:
+        await Fallback(*models, on=["api_key", "not_found", "context_too_long"]).reply(REQUEST)
+    assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize("on", ["api_key", ["401"], [401], 401, [None]])
+def test_an_unknown_refusal_is_refused(on):
+    """The error lists those that there are."""
+    with pytest.raises(MisuseError, match=r"on=.*: give a list of some of api_key, bad_request"):
+        Fallback(Named("a"), Named("b"), on=on)

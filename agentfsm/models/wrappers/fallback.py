@@ -13,7 +13,8 @@ attempt. It handles failures as follows:
   engine starts a new attempt. That attempt asks the same model again, unless `after_text` is set: then a model that
   breaks off rests.
 - *A bad request*, a refused key, an empty account, a history that is too long: the error is raised, and no other model
-  is asked. Such a fault must not be hidden by a weaker or more expensive model.
+  is asked. Such a fault must not be hidden by a weaker or more expensive model, unless `on` lists it: then the next
+  model is asked at once. The one that failed rests if further requests would fail as well.
 
 A resting model is not excluded: if all models rest, they are asked too, beginning with the one whose rest ends first.
 
@@ -24,14 +25,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Final, get_args
 
 import attrs
 
 from agentfsm._concurrency import monotonic_time
-from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
+from agentfsm.core.errors import (
+    ContextTooLongError,
+    MisuseError,
+    ModelError,
+    ModelReplyError,
+    ModelUnavailableError,
+    Refusal,
+)
 from agentfsm.core.usage import Usage
+from agentfsm.core.validation import shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.models.wrappers.base import CompositeModel, ask_model
 
@@ -49,6 +58,10 @@ RATE_LIMIT_STATUS: Final = 429
 # Unusable replies in a row that make a model rest.
 MAX_INVALID_REPLIES: Final = 2
 
+_REFUSALS: Final = frozenset(get_args(Refusal))
+# Refusals of the account and the model, which the next request would meet as well.
+_LASTING_REFUSALS: Final = frozenset({"api_key", "permission", "not_found", "quota"})
+
 _log = logging.getLogger("agentfsm.models")
 
 
@@ -63,7 +76,7 @@ class ModelStatistics(Value):
     """Number of replies."""
 
     failed: int
-    """Number of requests that failed for a temporary reason."""
+    """Number of requests that failed for a temporary reason, or for one of those in `Fallback(on=...)`."""
 
     rests_s: float
     """Seconds until the end of the model's rest; 0 if it does not rest."""
@@ -78,6 +91,9 @@ class Fallback(CompositeModel):
     Args:
         first: The preferred model, or its string.
         *others: The substitutes, in the order in which they are asked; at least one.
+        on: Refusals after which the next model is asked too: "api_key" (401), "permission" (403), "not_found" (404),
+            "quota" (402, or an account without credit), "bad_request" (other statuses from 400 to 499) and
+            "context_too_long". Default none.
         after_text: Whether a model that breaks off in a streamed reply rests at once, so that the next attempt asks
             another model, whose text replaces the streamed one.
         rest_s: Seconds that a model rests after a first failure, above 0; each further failure in a row doubles them.
@@ -93,6 +109,7 @@ class Fallback(CompositeModel):
         self,
         first: Model | str,
         *others: Model | str,
+        on: Collection[Refusal] = (),
         after_text: bool = False,
         rest_s: float = REST_S,
         patience_s: float = PATIENCE_S,
@@ -109,7 +126,8 @@ class Fallback(CompositeModel):
             )
         super().__init__(" else ", (first, *others))
         self._after_text, self._monotonic = after_text, monotonic
-        self._health = tuple([_ModelHealth(model, rest_s, patience_s) for model in self.models])
+        refusals = _check_refusals(on)
+        self._health = tuple([_ModelHealth(model, rest_s, patience_s, refusals) for model in self.models])
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Ask each model at most once, until one answers; see `Model.reply`, and the module for the errors raised.
@@ -121,7 +139,7 @@ class Fallback(CompositeModel):
         """
         if (why := self.unsupported_settings(request.settings)) is not None:
             raise ModelError(why)  # already now, and not when the first model becomes unavailable
-        paid, failures = Usage(), list[str]()
+        paid, failures = Usage(), list[tuple[str, Exception]]()
         for health in self._order_by_rest():
             relay = _ChunkRelay(emit)
             period = health.begin(self._monotonic())
@@ -132,15 +150,15 @@ class Fallback(CompositeModel):
                 moves_on = health.record_failure(error, period, self._monotonic(), is_shown=is_shown)
                 usage = error.usage if isinstance(error, ModelError) else None
                 paid += usage or Usage()
-                failures.append(f"{health.model.name}: {error}")
+                failures.append((health.model.name, error))
                 if not moves_on or relay.has_chunks:
                     _attach_usage(error, paid)
                     raise
-                _log.warning("model %s is unavailable, the next is asked: %s", health.model.name, type(error).__name__)
+                _log.warning("model %s has failed, the next is asked: %s", health.model.name, type(error).__name__)
             else:
                 health.record_reply(period)
                 return reply if reply.usage is None else attrs.evolve(reply, usage=reply.usage + paid)
-        all_failed = ModelUnavailableError(f"none of {len(failures)} models could answer. {' '.join(failures)}")
+        all_failed = _join_failures(failures)
         _attach_usage(all_failed, paid)
         raise all_failed
 
@@ -153,6 +171,24 @@ class Fallback(CompositeModel):
         """Return the models in the order in which they are asked now; resting models come last."""
         now = self._monotonic()
         return sorted(self._health, key=lambda health: health.remaining_rest_s(now))  # stable: equals keep their order
+
+
+def _check_refusals(on: object) -> frozenset[str]:
+    if isinstance(on, str) or not isinstance(on, Collection) or not set(on) <= _REFUSALS:
+        raise MisuseError(f"Fallback(on={shorten_repr(on)}): give a list of some of {', '.join(sorted(_REFUSALS))}")
+    return frozenset(on)
+
+
+def _join_failures(failures: Sequence[tuple[str, Exception]]) -> ModelError:
+    """Build the error of a request that each model has failed: a retry helps if one of them was unavailable."""
+    named = " ".join([f"{name}: {error}" for name, error in failures])
+    text = f"none of {len(failures)} models could answer. {named}"
+    refusals: set[Refusal | None] = {getattr(error, "refusal", None) for _, error in failures}
+    if refusals == {"context_too_long"}:
+        return ContextTooLongError(text)
+    if None in refusals:
+        return ModelUnavailableError(text)
+    return ModelError(text, refusal=refusals.pop() if len(refusals) == 1 else None)
 
 
 def _attach_usage(error: Exception, paid: Usage) -> None:
@@ -191,6 +227,9 @@ class _ModelHealth:
 
     patience_s: float
     """Seconds of the longest rate limit that is waited for."""
+
+    refusals: frozenset[str]
+    """Refusals after which another model is asked."""
 
     _period: int = 0
     """Number that grows when the model begins to rest, is tried after a rest, or is available again."""
@@ -246,13 +285,21 @@ class _ModelHealth:
                 self._record_invalid_reply(period, now)
                 return False
             if isinstance(error, ModelError) and not isinstance(error, ModelUnavailableError):
-                self._mark_available(period)
-                return False
+                return self._record_refusal(error.refusal, period, now)
             self._failed += 1
             if is_shown or self._should_wait(error, now):
                 return False
             self._start_rest(period, now, getattr(error, "retry_after_s", None) or 0.0)
             return True
+
+    def _record_refusal(self, refusal: Refusal | None, period: int, now: float) -> bool:
+        moves_on = refusal in self.refusals
+        self._failed += moves_on
+        if moves_on and refusal in _LASTING_REFUSALS:
+            self._start_rest(period, now, 0.0)
+        else:
+            self._mark_available(period)
+        return moves_on
 
     def _record_invalid_reply(self, period: int, now: float) -> None:
         self._failed += 1
