@@ -35,6 +35,7 @@ from agentfsm.context import AutoSelect, SlidingWindow, TrimResults
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.header import Header
+from agentfsm.core.hosted_tools import HostedTool
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.json_text import round_timestamp
 from agentfsm.core.limits import Limits
@@ -42,7 +43,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, Message, Part, as_parts, check_history
 from agentfsm.core.pending import Elicit
 from agentfsm.core.run import A_co, Run, begin_run
-from agentfsm.core.settings import Settings
+from agentfsm.core.settings import EXTRA_TOOLS, Settings
 from agentfsm.core.usage import AgentCost, SessionCost
 from agentfsm.core.validation import COUNT, SECONDS
 from agentfsm.decisions import as_attendant, wake_callers
@@ -143,13 +144,14 @@ def new_id() -> str:
     return urandom(10).hex()
 
 
-def _as_registry(tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource]) -> ToolRegistry:
+def _as_registry(tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource | HostedTool]) -> ToolRegistry:
     return ToolRegistry.of(tools)
 
 
 def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
     check_agent(agent)
     log.preload()
+    _check_hosted_tools(agent)
     if agent.limits.usd is not None:
         agent.model.prepare()  # here, because it may block; `check_price` asks for a price in the event loop
     answers = _build_answers(agent)
@@ -171,6 +173,15 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
         log_prompts=agent.log_prompts,
     )
     return Driver(config=engine, store=agent.store, durability=agent.durability, pause_before=agent.pause_before)
+
+
+def _check_hosted_tools(agent: Agent[Any]) -> None:
+    for tool in agent.tools.hosted:
+        if (why := agent.model.unsupported_hosted_tool(tool)) is not None:
+            raise MisuseError(why)
+    own = agent.settings.extra_body if isinstance(agent.settings, Settings) else {}
+    if "tools" in own and (agent.tools.hosted or len(agent.tools)):
+        raise MisuseError(EXTRA_TOOLS)
 
 
 def _build_client(agent: Agent[Any]) -> Runs:
@@ -210,7 +221,8 @@ class Agent(Generic[A_co]):
 
     Args:
         model: A `Model`, or a string such as "openai:gpt-4o".
-        tools: Tools, plain functions, and tool sources such as MCP servers; or a registry, which is then shared.
+        tools: Tools, plain functions, tool sources such as MCP servers, and hosted tools, which the provider executes;
+            or a registry, which is then shared.
         instructions: System prompt; empty for none.
         permissions: Permissions of runs for the tools, by level and by rules; None: all tools are allowed.
         selector: Selector of the tools that a request offers to the model, if there are many.
@@ -243,7 +255,9 @@ class Agent(Generic[A_co]):
     """A `Model`, or a string such as "openai:gpt-4o"."""
 
     tools: ToolRegistry = attrs.field(factory=ToolRegistry, converter=_as_registry)
-    """Tools, plain functions, and tool sources such as MCP servers; or a registry, which is then shared."""
+    """Tools, plain functions, tool sources such as MCP servers, and hosted tools, which the provider executes, such as
+    `WebSearch()`; or a registry, which is then shared.
+    """
 
     instructions: str = ""
     """System prompt; empty for none."""
@@ -329,7 +343,8 @@ class Agent(Generic[A_co]):
     """Client for the runs in the agent's store. It also lists and deletes them."""
 
     def __repr__(self) -> str:
-        tools = ", ".join([*self.tools.names, *("..." for _ in self.tools.sources)])
+        hosted = [tool.name for tool in self.tools.hosted]
+        tools = ", ".join([*self.tools.names, *hosted, *("..." for _ in self.tools.sources)])
         return f"<Agent {self.name} {self.model.name}, tools: {tools or 'none'}>"
 
     # Start and execute runs.

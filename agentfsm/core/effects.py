@@ -42,10 +42,13 @@ class Reflect(Value):
     """REFLECT: decide whether to continue, accept the draft or stop."""
 
     draft: str | None
-    """Answer to judge; None after tool calls."""
+    """Answer to judge; None after tool calls, and for a reply that the provider paused."""
 
     verdict: Verdict | None = None
     """Verdict that a judge has already given; None if there is none."""
+
+    is_paused: bool = False
+    """Whether the provider paused the reply, which the next turn continues."""
 
 
 @attrs.frozen(kw_only=True)

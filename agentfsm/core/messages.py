@@ -281,6 +281,100 @@ class NativeReply(Value):
 
 
 @attrs.frozen(kw_only=True)
+class HostedCall(Value):
+    """An action of the provider within a reply: a call of a hosted tool, or another item such as a compaction."""
+
+    tool: str
+    """Name of the tool: "web_search", "code_execution", "image_generation", "file_search", or the server's and the
+    tool's names for hosted MCP, "crm.find". For any other item, the provider's type, such as "compaction".
+    """
+
+    id: str = ""
+    """Id of the call at the provider; empty if it has none."""
+
+    arguments: str = ""
+    """Arguments of the call: JSON text, or the code that was run."""
+
+    output: str = ""
+    """Result of the call as text, or as JSON text; empty if the provider sent none."""
+
+    error: str | None = None
+    """Error of the call; None if the provider reported none."""
+
+
+@attrs.frozen(kw_only=True)
+class Citation(Value):
+    """A source that the provider names for a part of the text."""
+
+    url: str = ""
+    """Address of the page; empty for a file."""
+
+    title: str = ""
+    """Title of the page, or name of the file; empty if the provider sent none."""
+
+    file_id: str = ""
+    """Id of the file at the provider; empty for a page."""
+
+    quote: str = ""
+    """Passage of the source; empty if the provider sent none."""
+
+    start: int | None = None
+    """First character of `AssistantMessage.text` that the source is for; None if unknown."""
+
+    end: int | None = None
+    """Character after the last one that the source is for; None if unknown."""
+
+
+@attrs.frozen(kw_only=True)
+class HostedFile(Value):
+    """A file that a hosted tool has written. It is stored at the provider, from which its client can download it."""
+
+    id: str
+    """Id of the file at the provider."""
+
+    name: str = ""
+    """File name; empty if the provider sent none."""
+
+    container: str = ""
+    """Id of the container that has the file, which OpenAI's client needs for a download; else empty."""
+
+
+@attrs.frozen(kw_only=True)
+class HostedContent(Value):
+    """The outcome of the provider's own tools: their calls, and the sources, files and images that resulted."""
+
+    calls: tuple[HostedCall, ...] = ()
+    """Actions of the provider, in order."""
+
+    citations: tuple[Citation, ...] = ()
+    """Sources that the text cites, in order."""
+
+    files: tuple[HostedFile, ...] = ()
+    """Files that were written and are stored at the provider."""
+
+    images: tuple[ImagePart, ...] = ()
+    """Images that were generated."""
+
+    container: str = ""
+    """Id of the container in which code was run, for the next request; empty if there is none."""
+
+    def __bool__(self) -> bool:
+        """Return whether there is anything."""
+        return bool(self.calls or self.citations or self.files or self.images)
+
+
+def join_hosted(contents: Sequence[HostedContent]) -> HostedContent:
+    """Join the outcomes of several replies, in order; the container is the newest."""
+    return HostedContent(
+        calls=tuple([call for content in contents for call in content.calls]),
+        citations=tuple([citation for content in contents for citation in content.citations]),
+        files=tuple([file for content in contents for file in content.files]),
+        images=tuple([image for content in contents for image in content.images]),
+        container=next((content.container for content in reversed(contents) if content.container), ""),
+    )
+
+
+@attrs.frozen(kw_only=True)
 class AssistantMessage(Value):
     """A reply of the model: text, tool calls, or both."""
 
@@ -292,6 +386,15 @@ class AssistantMessage(Value):
 
     native: NativeReply | None = attrs.field(default=None, repr=False)
     """The reply in the provider's own form; None if the adapter does not keep it."""
+
+    thinking: str = attrs.field(default="", repr=False)
+    """The model's thinking, or a summary of it, as far as the provider shows it; not part of the answer."""
+
+    hosted: HostedContent | None = attrs.field(default=None, repr=False)
+    """Outcome of the provider's own tools; None if the reply has none."""
+
+    paused: bool = False
+    """Whether the provider paused the reply in the middle, to be continued by the next request."""
 
     @cached_property
     def signature(self) -> tuple[tuple[str, str], ...]:
@@ -462,7 +565,9 @@ def _check_fields(value: Message | ToolCall) -> None:
 def _is_blank(message: Message) -> bool:
     if isinstance(message, UserMessage):
         return not message.parts or any(isinstance(each, TextPart) and not each.text.strip() for each in message.parts)
-    return not message.text.strip() and not (isinstance(message, AssistantMessage) and message.calls)
+    return not message.text.strip() and not (
+        isinstance(message, AssistantMessage) and (message.calls or message.native or message.hosted)
+    )
 
 
 def _check_calls(calls: Sequence[ToolCall]) -> None:

@@ -29,7 +29,7 @@ from agentfsm.core.effects import AskModel, Effect, ReadInbox, Reflect, RunTools
 from agentfsm.core.errors import AgentError
 from agentfsm.core.header import Header
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage, Message, ToolCall, ToolResult
+from agentfsm.core.messages import AssistantMessage, HostedContent, Message, ToolCall, ToolResult, join_hosted
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.reducers import apply_event
 from agentfsm.core.run_fields import RunFields
@@ -138,6 +138,15 @@ class Run(RunFields, Generic[A_co]):
             return None
         said = (message.text for message in reversed(_own_messages(self)) if isinstance(message, AssistantMessage))
         return next((text for text in said if text.strip()), None)
+
+    @property
+    def hosted(self) -> HostedContent:
+        """Outcome of the provider's own tools in this run: calls, citations, files and images, in order.
+
+        The positions of a citation are those in its own message.
+        """
+        replies = [message for message in _own_messages(self) if isinstance(message, AssistantMessage)]
+        return join_hosted([reply.hosted for reply in (*replies, self.reply) if reply is not None and reply.hosted])
 
     @property
     def session(self) -> str | None:
@@ -261,13 +270,14 @@ def _act_effect(run: Run[Any]) -> Effect:
 def _reflect_effect(run: Run[Any]) -> Effect:
     last = run.messages[-1]
     if isinstance(last, AssistantMessage):
-        return Reflect(draft=last.text, verdict=run.verdict)
+        return _REFLECT_ON_PAUSE if last.paused else Reflect(draft=last.text, verdict=run.verdict)
     return _REFLECT_ON_RESULTS if run.verdict is None else Reflect(draft=None, verdict=run.verdict)
 
 
 _READ_INBOX: Final = ReadInbox()
 # The same in every turn.
 _REFLECT_ON_RESULTS: Final = Reflect(draft=None)
+_REFLECT_ON_PAUSE: Final = Reflect(draft=None, is_paused=True)
 
 
 _EFFECTS: Mapping[State, Callable[[Run[Any]], Effect | None]] = {

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import BOOL, COUNT, STRING, require_between, require_type, suggest_fields
 from agentfsm.core.value import Value
+
+# Error about tools in `extra_body` beside those of the agent.
+EXTRA_TOOLS: Final = (
+    "Settings(extra_body=...) has tools, which would replace those of the agent: list the provider's own tools among "
+    "the agent's, as tools=[WebSearch(), ...], and leave them out of extra_body"
+)
 
 
 def _as_stop_texts(texts: Iterable[str]) -> tuple[str, ...]:

@@ -47,6 +47,8 @@ _REFUSAL_NOTE: Final = "Your answer was refused: {why}\n{how}"
 
 async def reflect(execution: Execution, effect: Reflect, _calls: ToolCalls) -> StepOutcome:
     """Review tool results or a draft of the answer, and return how the run continues."""
+    if effect.is_paused:
+        return StepOutcome((e.Continued(),))
     if effect.draft is None:
         return await _review_results(execution, effect)
     objection = await _review_draft(execution, effect)

@@ -101,7 +101,8 @@ async def _ask_last_answer(execution: Execution, effect: AskModel, reached: e.Li
     if execution.config.output_spec is not None:
         reply = execution.config.output_spec.unwrap_reply(reply)
     if text := replace_surrogates(reply.text).strip():
-        said = e.AnswerDrafted(message=AssistantMessage(text=text), usage=usage, request=digest)
+        message = AssistantMessage(text=text, thinking=replace_surrogates(reply.thinking), hosted=reply.hosted or None)
+        said = e.AnswerDrafted(message=message, usage=usage, request=digest)
         return end_after_last_answer(execution, reached, "its last answer is in run.partial", said)
     silent = e.ModelFaltered(error="the last reply said nothing", usage=usage, request=digest)
     return end_after_last_answer(execution, reached, "the last reply said nothing", silent)
@@ -156,19 +157,28 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
     if config.output_spec is not None:
         reply = config.output_spec.unwrap_reply(reply)
     model = "" if reply.model == config.model.name else reply.model
-    if reply.calls and reply.finish_reason is not FinishReason.CONTENT_FILTER:
+    text, hosted = replace_surrogates(reply.text), reply.hosted or None
+    thinking = replace_surrogates(reply.thinking) if reply.thinking else ""
+    if reply.calls and reply.finish_reason is not FinishReason.CONTENT_FILTER and not reply.unanswered:
         calls = build_calls(execution, reply.calls, is_truncated=reply.finish_reason is FinishReason.LENGTH)
         if repaired := [call.id for call in calls if call.repaired is not None]:
             journal.log.warning("arguments_repaired", calls=", ".join(repaired))
-        message = AssistantMessage(text=replace_surrogates(reply.text), calls=calls, native=reply.native)
+        message = AssistantMessage(text=text, calls=calls, native=reply.native, thinking=thinking, hosted=hosted)
         return StepOutcome((e.ToolsChosen(message=message, usage=usage, request=digest, model=model),))
-    message = AssistantMessage(text=replace_surrogates(reply.text), native=reply.native)
+    message = AssistantMessage(
+        text=text,
+        native=None if reply.calls else reply.native,  # whose calls would need results
+        thinking=thinking,
+        hosted=hosted,
+        paused=reply.finish_reason is FinishReason.PAUSED,
+    )
     draft = partial(e.AnswerDrafted, message=message, usage=usage, request=digest, model=model)
-    if (flaw := UNUSABLE_ANSWERS.get(reply.finish_reason)) is not None:
+    if flaw := reply.unanswered or UNUSABLE_ANSWERS.get(reply.finish_reason):
         # A thinking model may be cut off before its first word, and providers refuse an empty message.
-        said = draft() if message.text.strip() else e.ModelFaltered(error=flaw, usage=usage, request=digest)
+        is_empty = not (message.text.strip() or message.hosted)
+        said = e.ModelFaltered(error=flaw, usage=usage, request=digest) if is_empty else draft()
         return StepOutcome((said, e.Failed(reason=StopReason.MODEL_ERROR, message=flaw)))
-    if config.reviews_answers:
+    if config.reviews_answers or message.paused:
         return StepOutcome((draft(),))
 
     async def review() -> StepOutcome:

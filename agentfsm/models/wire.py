@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 import attrs
 import jiter
 
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import media_label, replace_surrogates
+from agentfsm.core.settings import EXTRA_TOOLS
 from agentfsm.ports.model import (
     MAX_REPLY_CALLS,
     MAX_REPLY_CHARS,
@@ -136,11 +138,14 @@ class EncodingCache:
 
 
 def encode_object(fields: Mapping[str, object], lists: Mapping[str, bytes]) -> bytes:
-    """Encode an object of fields and of encoded lists. A field replaces a list of the same name.
+    """Encode an object of fields and of encoded lists. A field replaces a list of the same name, except the tools.
 
     Raises:
         TypeError, ValueError, RecursionError: if a field has no JSON form.
+        MisuseError: if a field would replace the tools.
     """
+    if "tools" in fields and "tools" in lists:
+        raise MisuseError(EXTRA_TOOLS)
     text = encode_json(fields).removesuffix(b"}")
     added = [b'"%b":[%b]' % (name.encode(), each) for name, each in lists.items() if name not in fields]
     return text + b"," * (bool(fields) and bool(added)) + b",".join(added) + b"}"

@@ -11,7 +11,8 @@ from typing import Any, Final, Protocol, TypeAlias
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import JSON, Message, NativeReply, Part
+from agentfsm.core.hosted_tools import HostedTool
+from agentfsm.core.messages import JSON, HostedContent, Message, NativeReply, Part
 from agentfsm.core.settings import DEFAULT_SETTINGS, Settings
 from agentfsm.core.usage import Usage
 from agentfsm.core.validation import COUNT, NAME, ValueRule
@@ -37,6 +38,8 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     CONTENT_FILTER = "content_filter"
     REFUSAL = "refusal"
+    PAUSED = "paused"
+    """The provider paused the reply, to be continued by the next request, which has this reply at its end."""
 
 
 def to_mutable_json(value: Any) -> Any:
@@ -132,6 +135,9 @@ class Request(Value):
     tools: Sequence[ToolDefinition] = ()
     """Definitions of the tools that the model may call. Default none."""
 
+    hosted_tools: Sequence[HostedTool] = ()
+    """Tools of the provider's own that the model may use. Default none."""
+
     settings: Settings = DEFAULT_SETTINGS
     """Settings of the model, such as its temperature. By default, those of the provider."""
 
@@ -178,6 +184,17 @@ class Reply(Value):
     model: str = ""
     """Name of the model that answered, for wrappers that choose among several; empty for the model that was asked."""
 
+    thinking: str = ""
+    """The model's thinking, or a summary of it, also if it was streamed; empty if the provider does not show it."""
+
+    hosted: HostedContent | None = None
+    """Outcome of the provider's own tools. A reply that has one is never retried, because they may have had effects."""
+
+    unanswered: str = ""
+    """A request of the provider to the caller that agentfsm cannot answer, such as for an approval, as a sentence that
+    ends with the remedy. The run records the reply and ends with this message. Empty: none.
+    """
+
 
 @attrs.frozen
 class TextChunk(Value):
@@ -200,6 +217,11 @@ class CallChunk(Value):
 
     arguments: str = ""
     """The next piece of the JSON text of the arguments."""
+
+    is_complete: bool = False
+    """Whether this is the last piece of the call, so that a read-only call may start. A model that does not know it
+    may omit it: then a call is complete when the next one begins, or the reply ends.
+    """
 
 
 @attrs.frozen(kw_only=True)
@@ -266,6 +288,13 @@ class Model(Protocol):
         """Return the settings that the provider's API does not support, and a remedy; None if it supports all."""
         return None
 
+    def unsupported_hosted_tool(self, tool: HostedTool) -> str | None:
+        """Return why the provider does not have this tool or one of its options; None if it has. Default: no tool."""
+        return (
+            f"{self.name} has no {tool.name!r}: {type(tool).__name__} is executed by the provider, here of "
+            "agentfsm.models.OpenAIResponses or Anthropic. Use one of these, or leave the tool out"
+        )
+
     def unsupported_schema(self, schema: Mapping[str, JSON]) -> str | None:  # noqa: ARG002  as above
         """Return why the provider cannot enforce this schema in OutputMode.SCHEMA; None if it can."""
         return None
@@ -292,6 +321,7 @@ _MODEL_MEMBERS: Final = (
     "unsupported_part",
     "unsupported_settings",
     "unsupported_schema",
+    "unsupported_hosted_tool",
     "cost_usd",
     "prepare",
     "aclose",
@@ -360,8 +390,8 @@ TOO_MANY_CALLS: Final = f"more than {MAX_REPLY_CALLS:,} calls"
 MAX_REPLY_CHARS: Final = 8 * 2**20
 TOO_MANY_CHARS: Final = f"more than {MAX_REPLY_CHARS:,} characters of text, thinking and arguments"
 
-# Maximum characters of a reply's native content, such as pictures: 24 MB of them in base64. A record of the journal
-# holds twice that.
+# Maximum characters of a reply's native content and of its images: images of 12 MB, which are in both. A record of the
+# journal holds twice that.
 MAX_NATIVE_REPLY_CHARS: Final = 32 * 2**20
 
 # A reply of at most MAX_REPLY_CALLS calls is within MAX_REPLY_CHARS, and need not be counted, if its text and the
@@ -374,11 +404,13 @@ def find_reply_excess(reply: Reply) -> str | None:
     """Return a description of the limit that a reply exceeds; None if it is within all of them."""
     if len(reply.calls) > MAX_REPLY_CALLS:
         return TOO_MANY_CALLS
-    chars = len(reply.text) + sum(len(call.arguments) for call in reply.calls)
+    chars = len(reply.text) + len(reply.thinking) + sum(len(call.arguments) for call in reply.calls)
     if chars > MAX_REPLY_CHARS:
         return TOO_MANY_CHARS
-    if reply.native is not None and len(reply.native.content) > MAX_NATIVE_REPLY_CHARS:
-        return f"more than {MAX_NATIVE_REPLY_CHARS:,} characters in native"
+    kept = 0 if reply.native is None else len(reply.native.content)
+    kept += 0 if reply.hosted is None else sum(len(image.url) for image in reply.hosted.images)
+    if kept > MAX_NATIVE_REPLY_CHARS:
+        return f"more than {MAX_NATIVE_REPLY_CHARS:,} characters in native and in images"
     return None
 
 
@@ -390,6 +422,9 @@ _REPLY_FIELDS: Final[FieldRules] = {
     "finish_reason": (FinishReason, "a FinishReason, for example FinishReason.LENGTH for a reply that was cut off"),
     "native": (NativeReply | None, "NativeReply(provider=..., content=...), or None"),
     "model": (str, "the name of the model that answered, or ''"),
+    "thinking": (str, "the thinking as text, or ''"),
+    "hosted": (HostedContent | None, "a HostedContent, or None"),
+    "unanswered": (str, "a sentence, or ''"),
 }
 _NATIVE_FIELDS: Final[FieldRules] = {"provider": (str, "a string"), "content": (str, "the JSON text")}
 _CALL_FIELDS: Final[FieldRules] = {

@@ -11,6 +11,7 @@ import anyio
 import attrs
 
 from agentfsm.core.errors import AgentError, DuplicateToolError, MisuseError
+from agentfsm.core.hosted_tools import HostedTool
 from agentfsm.core.tool_traits import Level, ToolKind
 from agentfsm.limiter import Limiter
 from agentfsm.ports.model import ToolDefinition
@@ -115,6 +116,9 @@ class ToolRegistry:
     instructions: str = attrs.field(default="", init=False)
     """Instructions of the sources for the model; empty if they have none."""
 
+    hosted: tuple[HostedTool, ...] = attrs.field(default=(), init=False)
+    """Tools that the provider of the model executes itself. They are not among the tools that calls find here."""
+
     version: int = attrs.field(default=0, init=False)
     """Version of the registry; increases with each change, for use as a cache key."""
 
@@ -125,19 +129,35 @@ class ToolRegistry:
     _limiters: dict[Tool[..., Any], tuple[Limiter, ...]] = attrs.field(factory=dict, init=False)
 
     @classmethod
-    def of(cls, tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource]) -> ToolRegistry:
+    def of(cls, tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource | HostedTool]) -> ToolRegistry:
         """Return a registry of these tools, or `tools` itself if it is a registry; functions become tools."""
         if isinstance(tools, ToolRegistry):
             return tools
-        if not isinstance(tools, Iterable) or isinstance(tools, str | Tool) or callable(tools):
+        if not isinstance(tools, Iterable) or isinstance(tools, str | Tool | HostedTool) or callable(tools):
             raise _not_a_collection_error(tools)
         registry = cls()
         for each in tools:
-            if isinstance(each, Tool) or not _is_source(each):
+            if isinstance(each, HostedTool):
+                registry.add_hosted(each)
+            elif isinstance(each, Tool) or not _is_source(each):
                 registry.register(cast("Callable[..., Any]", each))
             else:
                 registry.attach(each)
         return registry
+
+    def add_hosted(self, tool: HostedTool) -> None:
+        """Add a tool that the provider executes itself.
+
+        Raises:
+            DuplicateToolError: if the name is taken.
+        """
+        self._check_free(tool.name, "leave one of them out")
+        self.hosted += (tool,)
+        self.version += 1
+
+    def _check_free(self, name: str, remedy: str) -> None:
+        if name in self._tools or any(name == tool.name for tool in self.hosted):
+            raise DuplicateToolError(f"two tools are called {name!r}: {remedy}")
 
     def attach(self, source: ToolSource) -> None:
         """Add a source of tools, which are registered by the next `refresh`."""
@@ -188,11 +208,8 @@ class ToolRegistry:
         if not callable(candidate):
             raise _not_a_tool_error(candidate)
         added = candidate if isinstance(candidate, Tool) else make_tool(candidate)
-        if added.name in self._tools:
-            how = "as_tool" if added.kind is ToolKind.AGENT else "@tool"
-            raise DuplicateToolError(
-                f"two tools are called {added.name!r}: rename one, for example with {how}(name='{added.name}_2')",
-            )
+        how = "as_tool" if added.kind is ToolKind.AGENT else "@tool"
+        self._check_free(added.name, f"rename one, for example with {how}(name='{added.name}_2')")
         self._add(added)
         return added
 
@@ -237,6 +254,8 @@ class ToolRegistry:
     ) -> ToolRegistry:
         """Return a new registry of the tools that match all arguments: the same tools, under the same limits.
 
+        Hosted tools have neither tags nor a level, so they match by name only.
+
         Args:
             names: Names or globs; a tool must match any of them. None: all names.
             tags: Tags; a tool must have any of them. None: all tools.
@@ -253,6 +272,9 @@ class ToolRegistry:
             tagged = wanted is None or not each.tags.isdisjoint(wanted)
             if named and tagged and (most is None or each.permission <= most):
                 part.register(each)
+        for tool in self.hosted:
+            if wanted is None and most is None and (globs is None or any(fnmatchcase(tool.name, glob) for glob in globs)):
+                part.add_hosted(tool)
         return part
 
     def limiters_for(self, tool: Tool[..., Any]) -> tuple[Limiter, ...]:
@@ -316,7 +338,7 @@ class ToolRegistry:
 
 def _not_a_collection_error(tools: object) -> MisuseError:
     """Build the error for a value that is not a collection of tools."""
-    if isinstance(tools, Tool) or callable(tools) or _is_source(tools):
+    if isinstance(tools, Tool | HostedTool) or callable(tools) or _is_source(tools):
         name = getattr(tools, "name", None) or getattr(tools, "__name__", "it")
         return MisuseError(f"tools={name}: give a list of tools, also for a single tool: tools=[{name}]")
     if tools is None or isinstance(tools, str):

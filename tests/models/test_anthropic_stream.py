@@ -149,9 +149,9 @@ def test_calls_are_counted_from_nought():
     calls = [piece for piece in pieces if isinstance(piece, CallChunk)]
     assert calls == [
         CallChunk(index=0, name="weather"),
-        CallChunk(index=0, arguments="{}"),
+        CallChunk(index=0, arguments="{}", is_complete=True),
         CallChunk(index=1, name="clock"),
-        CallChunk(index=1, arguments="{}"),
+        CallChunk(index=1, arguments="{}", is_complete=True),
     ]
 
 
@@ -201,7 +201,8 @@ def test_what_is_kept_goes_back():
         ("stop_sequence", FinishReason.STOP),
         ("max_tokens", FinishReason.LENGTH),
         ("model_context_window_exceeded", FinishReason.LENGTH),
-        ("pause_turn", FinishReason.LENGTH),
+        ("pause_turn", FinishReason.PAUSED),
+        ("compaction", FinishReason.PAUSED),
         ("a new reason", FinishReason.STOP),
         (None, FinishReason.STOP),
     ],
@@ -213,7 +214,7 @@ def test_reasons_are_mapped(said, meant):
         assert assembled(*events_of(text("x"), stop=said))[0].build_reply().finish_reason is meant
 
 
-@pytest.mark.parametrize("said", ["max_tokens", "pause_turn", "refusal", "model_context_window_exceeded"])
+@pytest.mark.parametrize("said", ["max_tokens", "refusal", "model_context_window_exceeded"])
 def test_half_a_reply_is_not_kept_for_the_way_back(said):
     """Its last thought may lack the signature, and its last search the result."""
     content = (THOUGHT, text("So."), THOUGHT | {"signature": ""})
@@ -420,7 +421,7 @@ def test_blocks_that_begin_with_something_in_them_are_read():
         ThinkingChunk("Rome, then."),
         TextChunk("So."),
         CallChunk(index=0, name="weather"),
-        CallChunk(index=0, arguments='{"city": "Rome"}'),
+        CallChunk(index=0, arguments='{"city": "Rome"}', is_complete=True),
         FinishChunk(reason=FinishReason.TOOL_CALLS),
     ]
 

@@ -10,7 +10,17 @@ from agentfsm.core.effects import Pending
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import ErrorType, Outcome
+from agentfsm.core.messages import (
+    AssistantMessage,
+    Citation,
+    ErrorType,
+    HostedCall,
+    HostedContent,
+    HostedFile,
+    ImagePart,
+    NativeReply,
+    Outcome,
+)
 from agentfsm.core.pending import PendingKind, Question
 from agentfsm.core.verdict import Action
 from tests.support.format_2 import FORMAT_2
@@ -31,6 +41,19 @@ BELOW = Pending(
     error=MISFIT,
 )
 SURE = Question(key="q1", message="Sure?", schema={"type": "object", "properties": {"ok": {"type": "boolean"}}})
+HOSTED = HostedContent(
+    calls=(
+        HostedCall(tool="web_search", id="ws_1", arguments='{"query": "euro"}', output='[{"url": "https://a.eu"}]'),
+        HostedCall(tool="crm.find", id="mcp_1", error="no such customer"),
+    ),
+    citations=(
+        Citation(url="https://a.eu", title="Euro", quote="17 €", start=0, end=9),
+        Citation(file_id="file_1", title="terms.txt"),
+    ),
+    files=(HostedFile(id="file_2", name="sums.csv", container="cntr_1"),),
+    images=(ImagePart(url="data:image/png;base64,AAAA"),),
+    container="cntr_1",
+)
 FURTHER = (
     *FORMAT_3.further,
     e.ApprovalGiven(call_id="t5.0", by="bob", arguments='{"cents":900}', key="9f3c61d07a5be284:t5.0:4ae81572"),
@@ -41,6 +64,15 @@ FURTHER = (
     e.ApprovalAsked(call_id="t6.1", expires_at=1700604800.0, description="Pays 17.00 €.", digest="aa", error=MISFIT),
     e.ToolPaused(call_id="t6.2", pending=(BELOW,)),
     e.InputGiven(call_id="t6.0", by="ann", answers={"q1": {"ok": True}}, questions=(SURE,), state='{"asked": []}'),
+    e.AnswerDrafted(
+        message=AssistantMessage(
+            text="17.00 € is",
+            native=NativeReply(provider="anthropic", content='[{"type": "text", "text": "17.00 € is"}]'),
+            thinking="I look it up.",
+            hosted=HOSTED,
+            paused=True,
+        )
+    ),
 )
 
 FORMAT_4 = Format(
@@ -64,6 +96,17 @@ FORMAT_4 = Format(
             (e.ToolStarted, "attempts"),
             (e.InputGiven, "questions"),
             (e.InputGiven, "state"),
+            (AssistantMessage, "thinking"),
+            (AssistantMessage, "hosted"),
+            (AssistantMessage, "paused"),
+            HostedContent,
+            HostedCall,
+            Citation,
+            HostedFile,
+            *((HostedContent, name) for name in ("calls", "citations", "files", "images", "container")),
+            *((HostedCall, name) for name in ("tool", "id", "arguments", "output", "error")),
+            *((Citation, name) for name in ("url", "title", "file_id", "quote", "start", "end")),
+            *((HostedFile, name) for name in ("id", "name", "container")),
         }
     ),
     closed_sets=(Action, ErrorType, InputKind, Outcome, PendingKind, Priority, StopReason),

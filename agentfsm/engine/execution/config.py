@@ -93,6 +93,7 @@ class EngineConfig(Value):
         if known is None:
             instructions = short_hash(self.full_instructions, 8)
             tools = {tool.name: tool.digest[:8] for tool in self.registry}
+            tools |= {tool.name: short_hash(json.dumps(tool.describe()), 8) for tool in self.registry.hosted}
             known = Fingerprint(instructions=instructions, model=self.model.name, tools=tools)
             self._fingerprints[self.registry.version] = known
         return known
@@ -148,13 +149,16 @@ class EngineConfig(Value):
         return f"{shape}-{ledger.digest}"
 
     def _hash_shape(self, settings: Settings, tools: Sequence[ToolDefinition]) -> str:
-        definitions = [[tool.name, tool.description, to_mutable_json(tool.parameters), tool.strict] for tool in tools]
+        definitions: list[object] = [
+            [tool.name, tool.description, to_mutable_json(tool.parameters), tool.strict] for tool in tools
+        ]
         asked = attrs.asdict(attrs.evolve(settings, stream=False))  # streaming does not change the request
         output = (
             None
             if self.output_spec is None or self.output_spec.output_form is None
             else to_mutable_json(self.output_spec.output_form.schema)
         )
+        definitions += [tool.describe() for tool in self.registry.hosted]
         parts = [self.model.name, self.full_instructions, definitions, asked, output]
         return short_hash(json.dumps(parts, sort_keys=True, default=str), 8)
 

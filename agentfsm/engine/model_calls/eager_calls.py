@@ -1,8 +1,8 @@
 """Start calls while the model still streams: the read-only calls at the beginning of the reply.
 
-A call is complete when the next one begins, or the model states why it stopped; nothing is parsed before that. Early
-calls have no side effects, so if the reply fails, they are dropped with it and nothing is journalled. All other calls
-wait until the reply is complete and in the journal.
+A call is complete when the model says so (`CallChunk.is_complete`), when the next one begins, or when the model states
+why it stopped; nothing is parsed before that. Early calls have no side effects, so if the reply fails, they are dropped
+with it and nothing is journalled. All other calls wait until the reply is complete and in the journal.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class _CallDraft:
 
     name: str = ""
     pieces: list[str] = attrs.field(factory=list)
+    is_complete: bool = False
+    """Whether the model has said that no piece follows."""
 
 
 @attrs.frozen
@@ -144,8 +146,14 @@ class EagerCalls:
             self.discard()  # out of order: a started call may have been incomplete
             return
         draft = self._drafts.setdefault(chunk.index, _CallDraft())
+        if draft.is_complete and (chunk.name or chunk.arguments):
+            self.discard()  # the call was not complete: it may have been started
+            return
         draft.name += chunk.name
         draft.pieces.append(chunk.arguments)
+        if chunk.is_complete:
+            draft.is_complete = True
+            self._start_newest()
 
     def _start_newest(self) -> None:
         """Start the latest call, if it may start early and all before it were started."""

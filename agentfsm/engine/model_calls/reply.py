@@ -56,12 +56,15 @@ async def fetch_reply(model: Model, request: Request, emit: Emit | None = None) 
         or reply.finish_reason.__class__ is not FinishReason
         or reply.native is not None
         or reply.model.__class__ is not str
+        or reply.thinking.__class__ is not str
+        or reply.hosted is not None
+        or reply.unanswered != ""
     ):
         check_reply(f"{type(model).__name__}.reply", reply)
     if reply.usage is not None:
         _check_usage(model, "returned a Reply", reply.usage)
     # For a reply of usual size the slices are empty, and checking them needs no call.
-    is_large: object = reply.native or reply.calls[MAX_REPLY_CALLS:] or reply.text[USUAL_TEXT_CHARS:]
+    is_large: object = reply.native or reply.hosted or reply.calls[MAX_REPLY_CALLS:] or reply.text[USUAL_TEXT_CHARS:]
     for call in reply.calls:
         if call.__class__ is not ProposedCall or not (
             call.arguments.__class__ is call.name.__class__ is call.id.__class__ is str
@@ -127,6 +130,7 @@ _CHUNK_FIELDS: Final[Mapping[type, FieldRules]] = {
         "index": (int, "the place of the call in the reply, from 0"),
         "name": (str, "a text, '' if it was emitted before"),
         "arguments": (str, "a text, '' where nothing came"),
+        "is_complete": (bool, "True with the last piece of the call"),
     },
     FinishChunk: {"reason": (FinishReason, "a FinishReason")},
 }

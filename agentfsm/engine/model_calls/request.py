@@ -165,6 +165,7 @@ def _build_request(prepared: PreparedRequest, cap_tokens: int | None) -> Request
         instructions=engine.full_instructions if engine.registry.instructions else engine.instructions,
         messages=prepared.effect.messages,
         tools=prepared.tools,
+        hosted_tools=() if prepared.execution.journal.run.limit_reached is not None else engine.registry.hosted,
         settings=settings if cap_tokens is None else attrs.evolve(settings, max_tokens=cap_tokens),
         output=None if answers is None else answers.output_form,
         timeout_s=engine.limits.model_timeout_s,
@@ -177,7 +178,9 @@ def _has_thinking(settings: Settings) -> bool:
 
 
 def _check_not_empty(config: EngineConfig, reply: Reply) -> Reply:
-    if not reply.calls and not reply.text.strip() and reply.finish_reason not in UNUSABLE_ANSWERS:
+    # What the provider has done within a reply, it would do again.
+    is_empty = not (reply.calls or reply.text.strip() or reply.hosted or reply.unanswered)
+    if is_empty and reply.finish_reason not in UNUSABLE_ANSWERS:
         raise ModelReplyError(f"{config.model.name} gave an empty reply ({reply.finish_reason})", reply.usage)
     return reply
 
@@ -248,7 +251,9 @@ class _ChunkReceiver:
         check_chunk(self.prepared.execution.config.model, chunk)
         if self.eager is not None:
             self.eager.feed(chunk)
-        if self.on_event is not None and not isinstance(chunk, FinishChunk):
+        if self.on_event is None or isinstance(chunk, FinishChunk):
+            return
+        if not isinstance(chunk, CallChunk) or chunk.name or chunk.arguments:  # else it only ends a call
             self.on_event(self._build_delta(chunk))
 
     def _build_delta(self, chunk: TextChunk | ThinkingChunk | CallChunk) -> TextDelta | ThinkingDelta | CallDelta:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+import attrs
 import httpx2
 
 from agentfsm._plugins import require_extra
 from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm.core.hosted_tools import HostedMCP
 from agentfsm.core.validation import BOOL
 from agentfsm.models import provider_errors as t
 from agentfsm.models.anthropic import wire
+from agentfsm.models.anthropic.hosted_blocks import MCP_BETA, unsupported_hosted_tool
 from agentfsm.models.anthropic.schema import unsupported_schema
 from agentfsm.models.guarded_http import GuardedClient, read_redirect_url
 from agentfsm.models.sdk import (
@@ -31,16 +34,19 @@ from agentfsm.ports.model import OutputMode
 
 with require_extra("agentfsm.models.Anthropic", "anthropic", "anthropic"):
     import anthropic
+    from anthropic._constants import ANTHROPIC_API_VERSION  # the one that its client sends; it has no public name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agentfsm.core.hosted_tools import HostedTool
     from agentfsm.core.messages import JSON, Part
     from agentfsm.core.settings import Settings
     from agentfsm.core.usage import Usage
     from agentfsm.models.prices import Price
+    from agentfsm.models.sdk import SDKConnection
     from agentfsm.models.wire import EncodingCache, StreamAssembler
-    from agentfsm.ports.model import Reply, Request
+    from agentfsm.ports.model import Emit, Reply, Request
 
 ANTHROPIC_URL: Final = "https://api.anthropic.com"
 
@@ -159,6 +165,9 @@ class Anthropic(SDKModel):
             price=price,
         )
         self.cache = cache
+        given = {name.lower(): value for name, value in (headers or {}).items()}.get("anthropic-version")
+        # Other servers implement the API as well, and keep what later versions of it have dropped.
+        self._api_version = given or ANTHROPIC_API_VERSION if self._address == self.official_host else ""
         if token:
             self._client_options["auth_token"] = self._client_options.pop("api_key")
 
@@ -168,7 +177,11 @@ class Anthropic(SDKModel):
 
     def unsupported_settings(self, settings: Settings) -> str | None:
         """Return the reason why the API does not support one of the settings; None if it supports all."""
-        return wire.unsupported_settings(settings)
+        return wire.unsupported_settings(settings, self._api_version)
+
+    def unsupported_hosted_tool(self, tool: HostedTool) -> str | None:
+        """Return the reason why the API does not have this tool or one of its options; None if it has."""
+        return unsupported_hosted_tool(tool)
 
     def unsupported_schema(self, schema: Mapping[str, JSON]) -> str | None:
         """Return the reason why the provider cannot enforce this schema; None if it can."""
@@ -183,7 +196,20 @@ class Anthropic(SDKModel):
         return wire.build_encoding_cache(self._provider_id, self.unsupported_part)
 
     def _encode_request(self, request: Request, encoding_cache: EncodingCache, *, streamed: bool) -> bytes:
-        return wire.encode(request, model=self.name, streamed=streamed, encoding_cache=encoding_cache, cache=self.cache)
+        return wire.encode(
+            request,
+            model=self.name,
+            streamed=streamed,
+            encoding_cache=encoding_cache,
+            cache=self.cache,
+            provider=self._provider_id,
+            api_version=self._api_version,
+        )
+
+    async def _ask(self, client: SDKConnection, request: Request, emit: Emit | None) -> Reply:
+        if any(isinstance(tool, HostedMCP) for tool in request.hosted_tools):
+            client = attrs.evolve(client, client=_add_beta(client.client, MCP_BETA))
+        return await super()._ask(client, request, emit)
 
     def _decode(self, data: bytes) -> Reply:
         return wire.decode(data, provider=self._provider_id)
@@ -222,6 +248,13 @@ def _read_code_and_type(error: object) -> tuple[str, str]:
     kind, details = str(fields.get("type") or ""), fields.get("details")
     code = details.get("error_code") if isinstance(details, dict) else None
     return code if isinstance(code, str) else kind, kind
+
+
+def _add_beta(client: Any, beta: str) -> SDKClient:
+    """Return a copy of a client that also requests a beta feature, beside those that the user requests."""
+    betas = [given] if (given := client.default_headers.get("anthropic-beta")) else []
+    copy: SDKClient = client.with_options(default_headers={"anthropic-beta": ",".join([*betas, beta])})
+    return copy
 
 
 def _check_api_key(key: str | None, *, needed: bool) -> str:

@@ -42,6 +42,7 @@ from agentfsm.core.messages import (
     replace_surrogates,
 )
 from agentfsm.core.usage import Usage
+from agentfsm.models.anthropic.hosted_blocks import encode_hosted_tools, hosted_fields, read_hosted
 from agentfsm.models.anthropic.schema import adapt_schema, unsupported_schema
 from agentfsm.models.wire import (
     EncodedListCache,
@@ -116,6 +117,8 @@ def encode(
     streamed: bool,
     encoding_cache: EncodingCache | None = None,
     cache: bool = True,
+    provider: str = PROVIDER,
+    api_version: str = "",
 ) -> bytes:
     """Encode the body of a request. Settings that are not set are left out, except the limit of the answer.
 
@@ -125,6 +128,8 @@ def encode(
         streamed: Whether to request a stream.
         encoding_cache: Cache to read and extend.
         cache: Whether to mark the parts that the provider's prompt cache keeps for the next request.
+        provider: Server of the request, as in `decode`.
+        api_version: Version of Anthropic's API, such as "2026-10-21"; empty for other servers.
 
     Raises:
         MisuseError: if a tool's parameters or a setting are not JSON.
@@ -132,7 +137,7 @@ def encode(
     """
     encoding_cache = encoding_cache or build_encoding_cache()
     try:
-        fields = {"model": model} | _setting_fields(request)
+        fields = {"model": model} | hosted_fields(request, provider) | _setting_fields(request, api_version)
         if streamed:
             fields["stream"] = True
         return encode_object(fields, _encode_lists(request, encoding_cache, cache=cache))
@@ -141,9 +146,9 @@ def encode(
         raise MisuseError(msg) from error
 
 
-def _setting_fields(request: Request) -> dict[str, Any]:
+def _setting_fields(request: Request, api_version: str) -> dict[str, Any]:
     settings = request.settings
-    if (why := unsupported_settings(settings)) is not None:
+    if (why := unsupported_settings(settings, api_version)) is not None:
         raise ModelError(why)
     fields = {
         "max_tokens": settings.max_tokens or DEFAULT_MAX_TOKENS + settings.thinking_tokens,
@@ -157,11 +162,29 @@ def _setting_fields(request: Request) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None} | dict(settings.extra_body)
 
 
-def unsupported_settings(settings: Settings) -> str | None:
-    """Return the reason why the API does not support one of the settings; None if it supports all."""
-    if settings.seed is None:
+# The last version of the API that has a temperature and top_p. Later ones refuse them, even at their defaults.
+SAMPLING_VERSION: Final = "2023-06-01"
+
+
+def unsupported_settings(settings: Settings, api_version: str = "") -> str | None:
+    """Return the reason why the API does not support one of the settings; None if it supports all.
+
+    Args:
+        settings: The settings.
+        api_version: Version of Anthropic's API; empty for other servers, which accept all that it ever had.
+    """
+    if settings.seed is not None:
+        return f"Anthropic's API has no seed, but Settings(seed={settings.seed}) is set: leave it out"
+    if api_version <= SAMPLING_VERSION:  # a date
         return None
-    return f"Anthropic's API has no seed, but Settings(seed={settings.seed}) is set: leave it out"
+    for name, value in (("temperature", settings.temperature), ("top_p", settings.top_p)):
+        if value is not None:
+            return (
+                f"version {api_version} of Anthropic's API has no {name}, but Settings({name}={value}) is set: leave "
+                "it out, or use the older version, with "
+                f'Anthropic(headers={{"anthropic-version": "{SAMPLING_VERSION}"}})'
+            )
+    return None
 
 
 def _thinking(effort: str | None) -> dict[str, Any] | None:
@@ -185,7 +208,7 @@ def _output_config(request: Request) -> dict[str, Any]:
 
 def _tool_choice(request: Request) -> dict[str, Any] | None:
     choice, single = request.settings.tool_choice, request.settings.parallel_tool_calls is False
-    if not request.tools:
+    if not (request.tools or request.hosted_tools):
         return {"type": "none"} if _define_called_tools(request) else None
     if choice is None and not single:
         return None
@@ -215,6 +238,8 @@ def _encode_lists(request: Request, encoding_cache: EncodingCache, *, cache: boo
         if request.tools
         else _join_json(_wire_tools(_define_called_tools(request)))
     )
+    if hosted := _join_json(encode_hosted_tools(request)):
+        tools = b",".join(filter(None, (tools, hosted)))
     if tools:
         lists["tools"] = _mark_last_block(tools, b"}") if cache and not has_instructions else tools
     if has_instructions:
@@ -430,8 +455,9 @@ def unsupported_part(part: Part) -> str | None:
 _FINISH_REASONS: Final = {
     "max_tokens": FinishReason.LENGTH,
     "model_context_window_exceeded": FinishReason.LENGTH,
-    # The provider paused a turn of its own tools: the answer is incomplete.
-    "pause_turn": FinishReason.LENGTH,
+    # The provider paused a turn of its own tools, or compacted the history, and goes on with the next request.
+    "pause_turn": FinishReason.PAUSED,
+    "compaction": FinishReason.PAUSED,
 }
 # For each kind of delta: the field of the block that it extends, and the field of the delta with the new part.
 _DELTA_FIELDS: Final = {
@@ -462,31 +488,49 @@ def decode(data: bytes, *, provider: str = PROVIDER) -> Reply:
     blocks = [_ContentBlock.of(block) for block in content]
     stop = read_field(answer, "stop_reason", str, "")
     usage = read_usage(answer)
-    return _build_reply(blocks, stop, _refusal_text(answer), usage=usage, provider=provider)
+    container = _read_container(answer)
+    return _build_reply(blocks, stop, _refusal_text(answer), usage=usage, provider=provider, container=container)
 
 
 def _build_reply(
-    blocks: Sequence[_ContentBlock], stop: str, explanation: str, *, usage: Usage | None, provider: str
+    blocks: Sequence[_ContentBlock],
+    stop: str,
+    explanation: str,
+    *,
+    usage: Usage | None,
+    provider: str,
+    container: str,
 ) -> Reply:
     text = "".join(block.text for block in blocks)
     calls = tuple(block.to_proposed_call() for block in blocks if block.kind == "tool_use")
     reason = _finish_reason(stop, has_text=bool(text), has_calls=bool(calls))
     # Reasoning that was cut off has no signature, and a search no result: the server would refuse them.
-    is_whole = reason in (FinishReason.STOP, FinishReason.TOOL_CALLS)
+    is_whole = reason in (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.PAUSED)
     return Reply(
         text=explanation if reason is FinishReason.REFUSAL else text,
         calls=calls,
         finish_reason=reason,
         usage=usage,
         native=_build_native(blocks, provider) if is_whole else None,
+        thinking="\n\n".join([block.thinking for block in blocks if block.thinking]),
+        hosted=None
+        if all(block.is_plain for block in blocks)
+        else read_hosted([block.to_dict() for block in blocks], container),
     )
+
+
+def _read_container(source: object) -> str:
+    """Return the id of the container in which code was run; empty if there is none."""
+    return read_field(read_field(source, "container", dict, {}), "id", str, "")
 
 
 def _finish_reason(stop: str, *, has_text: bool, has_calls: bool) -> FinishReason:
     if stop == "refusal":
         # A filter refuses, and not the model. It may cut an answer in the middle, which is unusable then.
         return FinishReason.CONTENT_FILTER if has_text or has_calls else FinishReason.REFUSAL
-    return _FINISH_REASONS.get(stop, FinishReason.TOOL_CALLS if has_calls else FinishReason.STOP)
+    reason = _FINISH_REASONS.get(stop, FinishReason.TOOL_CALLS if has_calls else FinishReason.STOP)
+    # A pause lasts until the calls have results.
+    return FinishReason.TOOL_CALLS if has_calls and reason is FinishReason.PAUSED else reason
 
 
 def _refusal_text(source: object) -> str:
@@ -557,6 +601,11 @@ class _ContentBlock:
         return self._join_field("text") if self.kind == "text" else ""
 
     @property
+    def thinking(self) -> str:
+        """Thinking in this block; empty if it is not a block of thinking, or is sealed."""
+        return self._join_field("thinking") if self.kind == "thinking" else ""
+
+    @property
     def is_plain(self) -> bool:
         """Whether text and calls are enough to encode it again."""
         if self.kind == "text":
@@ -616,6 +665,9 @@ class AnthropicStreamAssembler(StreamAssembler):
     """Position among the calls, by the server's index of the block."""
 
     stop_reason: str | None = None
+    container: str = ""
+    """Id of the container in which code was run."""
+
     refusal_text: str = ""
     usage_fields: dict[str, Any] = attrs.field(factory=dict)
     """Merged fields of the usage: the server sends totals, and only those that changed."""
@@ -633,7 +685,9 @@ class AnthropicStreamAssembler(StreamAssembler):
         match read_field(event, "type", str, ""):
             case "message_start":
                 self.is_begun = True
-                self._add_usage(read_field(event, "message", dict, {}))
+                message = read_field(event, "message", dict, {})
+                self.container = _read_container(message)
+                self._add_usage(message)
             case "content_block_start":
                 return self._begin_block(
                     _read_index(event), _ContentBlock.of(read_field(event, "content_block", dict, {}))
@@ -682,9 +736,10 @@ class AnthropicStreamAssembler(StreamAssembler):
 
     def _end_block(self, index: int) -> Iterable[Chunk]:
         block = self._get_block(index)
-        # The call has no arguments, or had all of them at its start.
-        if index in self.call_indexes and "input" not in block.pieces:
-            yield CallChunk(index=self.call_indexes[index], arguments=block.arguments)
+        if index in self.call_indexes:
+            # Without pieces, the call has no arguments, or had all of them at its start.
+            rest = "" if "input" in block.pieces else block.arguments
+            yield CallChunk(index=self.call_indexes[index], arguments=rest, is_complete=True)
 
     def _get_block(self, index: int) -> _ContentBlock:
         if index not in self.blocks:
@@ -695,6 +750,7 @@ class AnthropicStreamAssembler(StreamAssembler):
     def _finish(self, event: object) -> Iterable[Chunk]:
         self._add_usage(event)
         delta = read_field(event, "delta", dict, {})
+        self.container = _read_container(delta) or self.container
         before, self.stop_reason = (
             self.stop_reason,
             read_field(delta, "stop_reason", str, self.stop_reason or "") or None,
@@ -711,7 +767,14 @@ class AnthropicStreamAssembler(StreamAssembler):
     def build_reply(self) -> Reply:
         """Build the reply, after the stream is complete."""
         blocks = list(self.blocks.values())
-        return _build_reply(blocks, self.stop_reason or "", self.refusal_text, usage=self.usage, provider=self.provider)
+        return _build_reply(
+            blocks,
+            self.stop_reason or "",
+            self.refusal_text,
+            usage=self.usage,
+            provider=self.provider,
+            container=self.container,
+        )
 
 
 def _read_index(event: object) -> int:

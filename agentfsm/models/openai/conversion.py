@@ -28,6 +28,7 @@ from agentfsm.core.messages import (
     replace_surrogates,
 )
 from agentfsm.models.openai.chat_wire import unsupported_part, wire_messages
+from agentfsm.models.openai.dialects import OPENAI
 from agentfsm.models.wire import WireFormatError, read_arguments, read_field
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def to_openai(messages: Iterable[Message]) -> list[dict[str, Any]]:
     history = tuple(messages)
     check_history(history)
     try:
-        return list(wire_messages("", unsupported_part, history))
+        return list(wire_messages("", unsupported_part, OPENAI, history))
     except ModelError as error:
         raise MisuseError(str(error)) from None
 

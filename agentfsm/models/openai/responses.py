@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Final
 from agentfsm.models.context_windows import strip_name_prefix
 from agentfsm.models.openai import responses_wire
 from agentfsm.models.openai.client import OPENAI_HOSTS, OpenAIModel
+from agentfsm.models.openai.responses_hosted import unsupported_hosted_tool
 from agentfsm.models.wire import read_billed_usage
 
 if TYPE_CHECKING:
+    from agentfsm.core.hosted_tools import HostedTool
     from agentfsm.core.messages import Part
     from agentfsm.core.settings import Settings
     from agentfsm.core.usage import Usage
@@ -43,6 +45,10 @@ class OpenAIResponses(OpenAIModel):
     def unsupported_settings(self, settings: Settings) -> str | None:
         """Return the reason why the API does not support one of the settings; None if it supports all."""
         return responses_wire.unsupported_settings(settings, self.name)
+
+    def unsupported_hosted_tool(self, tool: HostedTool) -> str | None:
+        """Return the reason why the API does not have this tool or one of its options; None if it has."""
+        return unsupported_hosted_tool(tool)
 
     def _make_encoding_cache(self) -> EncodingCache:
         return responses_wire.build_encoding_cache(self._provider_id, self.unsupported_part)

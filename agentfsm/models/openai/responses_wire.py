@@ -27,6 +27,13 @@ from agentfsm.core.messages import (
     read_inline_data,
 )
 from agentfsm.core.usage import Usage
+from agentfsm.models.openai.responses_hosted import (
+    encode_hosted_tools,
+    explain_unanswered,
+    find_unanswered,
+    list_result_fields,
+    read_hosted,
+)
 from agentfsm.models.openai.shared import read_openai_usage, tool_fields
 from agentfsm.models.wire import (
     EncodedListCache,
@@ -109,14 +116,17 @@ def encode(
         raise ModelError(why)
     encoding_cache = encoding_cache or build_encoding_cache()
     try:
-        fields = {"model": model, "store": False} | ({"include": [ENCRYPTED_REASONING]} if include_reasoning else {})
+        fields: Item = {"model": model, "store": False}
+        if include := [*([ENCRYPTED_REASONING] if include_reasoning else []), *list_result_fields(request)]:
+            fields["include"] = include
         fields |= tool_fields(request, _named_tool_choice) | _text_fields(request) | _setting_fields(request.settings)
         fields = _merge_extra_body(fields, request.settings.extra_body)
         if streamed:
             fields |= {"stream": True}
         lists = {"input": _encode_history(request, encoding_cache)}
-        if request.tools:
-            lists["tools"] = encoding_cache.tools.encode(request.tools)
+        tools = [encoding_cache.tools.encode(request.tools)] if request.tools else []
+        if tools := [*tools, *map(encode_json, encode_hosted_tools(request))]:
+            lists["tools"] = b",".join(tools)
         return encode_object(fields, lists)
     except (TypeError, ValueError, RecursionError) as error:
         msg = f"the request cannot be written as JSON ({error}): check the tools' parameters and the settings"
@@ -131,6 +141,11 @@ def unsupported_settings(settings: Settings, model: str) -> str | None:
                 f"{model!r} cannot be asked with Settings({name}={value!r}): OpenAI's Responses API has no such field. "
                 "Leave it out, or use chat completions, with OpenAIChat."
             )
+    if settings.extra_body.get("background"):
+        return (
+            "extra_body has background=True, but agentfsm reads only replies that come at once: leave it out. A run "
+            "goes on after a crash without it."
+        )
     return None
 
 
@@ -287,18 +302,12 @@ def decode(data: bytes, *, provider: str = PROVIDER) -> Reply:
     Raises:
         WireFormatError: if it is not a finished response.
         InBandError: if the server sent an error, or the response failed.
-        ModelError: if the model called a tool that the caller has to execute, and agentfsm cannot.
     """
     answer = parse_reply(data)
     return _build_reply(answer, read_field(answer, "output", list, None), provider)
 
 
 _INCOMPLETE_REASONS: Final = {"max_output_tokens": FinishReason.LENGTH, "content_filter": FinishReason.CONTENT_FILTER}
-
-# Calls that the caller has to answer: without an answer in the history OpenAI says "No tool output found for ...".
-_CLIENT_SIDE_CALLS: Final = frozenset(
-    {"apply_patch_call", "computer_call", "custom_tool_call", "local_shell_call", "shell_call"}
-)
 
 # Fields that are removed from an item before it is sent back. With store=false the server has not stored these ids. It
 # still looks for them, and for the item that has to follow reasoning, and answers "Item with id 'rs_...' not found" or
@@ -323,7 +332,7 @@ def _build_reply(response: object, output: list[Any] | None, provider: str) -> R
     said = [part for item in items if item["type"] == "message" for part in read_field(item, "content", list, [])]
     refused = any(read_field(part, "refusal", str, "") for part in said)
     calls = tuple([_to_proposed_call(item) for item in items if item["type"] == "function_call"])
-    _check_answered(items)
+    unanswered = find_unanswered(items)
     usual = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
     return Reply(
         # Joined as in `Response.output_text` of the openai package.
@@ -331,8 +340,19 @@ def _build_reply(response: object, output: list[Any] | None, provider: str) -> R
         calls=calls,
         finish_reason=FinishReason.REFUSAL if refused else reason or usual,
         usage=read_usage(response),
-        native=_build_native(items, provider),
+        native=_build_native([item for item in items if item not in unanswered], provider),
+        thinking="\n\n".join(_read_thinking(items)),
+        hosted=read_hosted(items),
+        unanswered=" ".join(map(explain_unanswered, unanswered)),
     )
+
+
+def _read_thinking(items: Sequence[Item]) -> Iterator[str]:
+    for item in items:
+        if item["type"] == "reasoning":
+            for part in (*read_field(item, "summary", list, []), *read_field(item, "content", list, [])):
+                if text := read_field(part, "text", str, ""):
+                    yield text
 
 
 def _read_stop_reason(response: object) -> FinishReason | None:
@@ -358,17 +378,6 @@ def _to_proposed_call(item: Item) -> ProposedCall:
         name=read_field(item, "name", str, ""),
         arguments=read_arguments(item),
     )
-
-
-def _check_answered(items: Sequence[Item]) -> None:
-    answered = {item.get("call_id") for item in items if item["type"].endswith("_output")}
-    for item in items:
-        if item["type"] in _CLIENT_SIDE_CALLS and item.get("call_id") not in answered:
-            msg = (
-                f"The model made a {item['type']}, which the caller has to execute, but agentfsm executes only "
-                "functions. Leave that tool out of Settings(extra_body=...), or offer it as a function."
-            )
-            raise ModelError(msg)
 
 
 def _build_native(items: Sequence[Item], provider: str) -> NativeReply | None:
@@ -409,6 +418,9 @@ class _StreamedCall:
     has_arguments: bool = False
     """Whether a part of the arguments has arrived."""
 
+    is_complete: bool = False
+    """Whether the last part has arrived."""
+
 
 @attrs.define(eq=False, repr=False)
 class ResponsesStreamAssembler(StreamAssembler):
@@ -441,6 +453,8 @@ class ResponsesStreamAssembler(StreamAssembler):
                     chunks.append(ThinkingChunk(text))
             case "response.function_call_arguments.delta":
                 self._add_arguments(_read_output_index(event), read_field(event, "delta", str, ""), chunks)
+            case "response.function_call_arguments.done":
+                self._complete_call(event, chunks)
             case "response.output_item.added" | "response.output_item.done":
                 self._add_item(event, chunks, done=kind.endswith("done"))
             case "response.completed" | "response.incomplete" | "response.failed":
@@ -457,6 +471,8 @@ class ResponsesStreamAssembler(StreamAssembler):
                 chunks.append(CallChunk(index=self.calls[index].index, name=read_field(item, "name", str, "")))
             if not self.calls[index].has_arguments:  # some servers send them all at once
                 self._add_arguments(index, read_arguments(item), chunks)
+            if done and not self.calls[index].is_complete:
+                self._end_call(self.calls[index], chunks)
         if done:
             self.items[index] = item
             check_count(0, len(self.items))
@@ -466,6 +482,18 @@ class ResponsesStreamAssembler(StreamAssembler):
         if arguments and call is not None:
             call.has_arguments = True
             chunks.append(CallChunk(index=call.index, arguments=arguments))
+
+    def _complete_call(self, event: object, chunks: list[Chunk]) -> None:
+        index = _read_output_index(event)
+        call = self.calls.get(index)
+        if call is not None and not call.is_complete:
+            if not call.has_arguments:
+                self._add_arguments(index, read_field(event, "arguments", str, ""), chunks)
+            self._end_call(call, chunks)
+
+    def _end_call(self, call: _StreamedCall, chunks: list[Chunk]) -> None:
+        call.is_complete = True
+        chunks.append(CallChunk(index=call.index, is_complete=True))
 
     def _complete(self, response: Item, chunks: list[Chunk]) -> None:
         self.usage = read_usage(response)

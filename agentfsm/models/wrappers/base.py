@@ -13,6 +13,7 @@ from agentfsm.models.model_names import resolve_model
 from agentfsm.ports.model import Emit, Model, Reply, Request
 
 if TYPE_CHECKING:
+    from agentfsm.core.hosted_tools import HostedTool
     from agentfsm.core.messages import JSON, Part
     from agentfsm.core.settings import Settings
 
@@ -47,6 +48,10 @@ class CompositeModel(Model):
     def unsupported_settings(self, settings: Settings) -> str | None:
         """Return the reason why a model does not support a setting: any of the models may have to answer."""
         return next((why for model in self.models if (why := model.unsupported_settings(settings)) is not None), None)
+
+    def unsupported_hosted_tool(self, tool: HostedTool) -> str | None:
+        """Return the reason why a model does not have this tool: any of the models may have to answer."""
+        return next((why for model in self.models if (why := model.unsupported_hosted_tool(tool)) is not None), None)
 
     def unsupported_schema(self, schema: Mapping[str, JSON]) -> str | None:
         """Return the reason why a model cannot enforce this schema: any of the models may have to answer."""

@@ -1,0 +1,151 @@
+"""Tools that a provider executes itself, as values that are listed among an agent's tools.
+
+agentfsm does not execute them: permissions, approvals and time limits of tools do not apply to them, and neither do
+idempotency keys. Their outcome is recorded with the reply (`HostedContent`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.validation import COUNT, NAME, STRING
+from agentfsm.core.value import Value
+
+
+def _as_texts(texts: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(texts, list | tuple) and all(isinstance(text, str) and text for text in texts):
+        return tuple(texts)
+    raise MisuseError(f"{texts!r:.100} is not a list of names: give a list of strings, also for a single one")
+
+
+@attrs.frozen(kw_only=True)
+class HostedTool(Value):
+    """Base class of the tools that a provider executes itself."""
+
+    kind: ClassVar[str]
+    """Kind of the tool in one word, such as "web_search"."""
+
+    @property
+    def name(self) -> str:
+        """Name of the tool among the agent's tools, which are all different."""
+        return self.kind
+
+    def describe(self) -> dict[str, Any]:
+        """Return the kind and the options without secrets, for the hashes that show a change of the agent."""
+        return {"hosted": self.kind, **attrs.asdict(self, filter=lambda field, _value: field.repr is True)}
+
+
+@attrs.frozen(kw_only=True)
+class WebSearch(HostedTool):
+    """Search of the web by the provider. The pages that it used are citations.
+
+    Raises:
+        MisuseError: when an option is of a wrong type.
+    """
+
+    kind = "web_search"
+
+    allowed_domains: tuple[str, ...] = attrs.field(default=(), converter=_as_texts)
+    """Domains to which the search is limited, such as "python.org"; empty for all."""
+
+    blocked_domains: tuple[str, ...] = attrs.field(default=(), converter=_as_texts)
+    """Domains that the search leaves out. OpenAI has no such option."""
+
+    max_uses: int | None = attrs.field(default=None, validator=COUNT.or_none())
+    """Largest number of searches in one request, 1 or more. OpenAI has no such option. None: no limit."""
+
+    country: str = attrs.field(default="", validator=STRING)
+    """Country of the user, in two letters such as "FR", for results near there; empty if unknown."""
+
+    city: str = attrs.field(default="", validator=STRING)
+    """City of the user, such as "Paris"; empty if unknown."""
+
+
+@attrs.frozen(kw_only=True)
+class CodeExecution(HostedTool):
+    """Execution of Python in a container of the provider. Files that the code writes are in `HostedContent.files`."""
+
+    kind = "code_execution"
+
+
+@attrs.frozen(kw_only=True)
+class ImageGeneration(HostedTool):
+    """Generation of images by the provider, which are in `HostedContent.images`.
+
+    Raises:
+        MisuseError: when an option is of a wrong type.
+    """
+
+    kind = "image_generation"
+
+    size: str = attrs.field(default="", validator=STRING)
+    """Size in pixels, such as "1024x1024"; empty for the provider's choice."""
+
+    quality: str = attrs.field(default="", validator=STRING)
+    """Quality in the provider's words, such as "low" or "high"; empty for the provider's choice."""
+
+    output_format: str = attrs.field(default="", validator=STRING)
+    """Format of the image: "png", "jpeg" or "webp"; empty for PNG."""
+
+    background: str = attrs.field(default="", validator=STRING)
+    """Background in the provider's words, such as "transparent"; empty for the provider's choice."""
+
+
+@attrs.frozen(kw_only=True)
+class FileSearch(HostedTool):
+    """Search of files that were uploaded to vector stores of the provider.
+
+    Raises:
+        MisuseError: when there is no store, or an option is of a wrong type.
+    """
+
+    kind = "file_search"
+
+    vector_store_ids: tuple[str, ...] = attrs.field(converter=_as_texts)
+    """Ids of the stores to search, at least one."""
+
+    max_results: int | None = attrs.field(default=None, validator=COUNT.or_none())
+    """Largest number of results of a search, 1 or more. None: the provider's default."""
+
+    @vector_store_ids.validator
+    def _check_stores(self, _attribute: object, ids: tuple[str, ...]) -> None:
+        if not ids:
+            raise MisuseError("FileSearch(vector_store_ids=[]) searches nothing: give the id of a store, as ['vs_...']")
+
+
+@attrs.frozen(kw_only=True)
+class HostedMCP(HostedTool):
+    """MCP server whose tools the provider calls, without an approval. For approvals, use `agentfsm.mcp.MCPServer`.
+
+    Raises:
+        MisuseError: when the URL is not https, or an option is of a wrong type.
+    """
+
+    kind = "mcp"
+
+    server: str = attrs.field(validator=NAME)
+    """Name of the server, with which its tools appear in `HostedCall.tool`."""
+
+    url: str = attrs.field(repr=False)
+    """Address of the server, which the provider has to reach: https. It may contain a secret, so `repr` omits it."""
+
+    authorization: str = attrs.field(default="", validator=STRING, repr=False)
+    """Token that the provider sends to the server; empty for none."""
+
+    allowed_tools: tuple[str, ...] = attrs.field(default=(), converter=_as_texts)
+    """Names of the server's tools that may be called; empty for all."""
+
+    @property
+    def name(self) -> str:
+        """Name of the server."""
+        return self.server
+
+    @url.validator
+    def _check_url(self, _attribute: object, url: str) -> None:
+        if not isinstance(url, str) or not url.startswith("https://") or not urlsplit(url).hostname:
+            raise MisuseError("HostedMCP(url=...) has to be an https:// address, because the provider connects to it")
