@@ -5,6 +5,7 @@ names from this module; only the package itself imports from the files below.
 """
 
 from agentfsm.ports.context import CompactionBudget, Context, ContextPolicy, GroupKind, MessageGroup, PolicyAsk
+from agentfsm.ports.followers import Delivery, Follower, FollowerStart
 from agentfsm.ports.model import (
     CallChunk,
     Chunk,
@@ -35,9 +36,9 @@ from agentfsm.ports.store import (
     PendingWrite,
     RunSummary,
     Store,
-    StoredRun,
     SystemClock,
 )
+from agentfsm.ports.stored import FollowerStatus, StoredRun, UnreadRun
 
 __all__ = [
     "ALL_RUNS",
@@ -49,11 +50,15 @@ __all__ = [
     "CompactionBudget",
     "Context",
     "ContextPolicy",
+    "Delivery",
     "Durability",
     "Emit",
     "Filter",
     "FinishChunk",
     "FinishReason",
+    "Follower",
+    "FollowerStart",
+    "FollowerStatus",
     "GroupKind",
     "Judge",
     "JudgeAsk",
@@ -80,4 +85,5 @@ __all__ = [
     "TokenCounter",
     "ToolDefinition",
     "ToolSelector",
+    "UnreadRun",
 ]

@@ -18,6 +18,8 @@ from agentfsm.core.machine import State
 from agentfsm.core.run import Run
 from agentfsm.core.validation import BOOL, STRING, ValueRule, is_number, require_choice, suggest_fields
 from agentfsm.core.value import Value
+from agentfsm.ports.followers import FOLLOWER_LEASE_S, FOLLOWER_POLL_S, FollowedStore, Follower, FollowerStart
+from agentfsm.ports.stored import FollowerStatus
 
 
 class Clock(Protocol):
@@ -141,17 +143,6 @@ def lease_lost_error(lease: Lease) -> LeaseLostError:
 
 
 @attrs.frozen(kw_only=True)
-class StoredRun(Value):
-    """The journal of one run, as read from a store."""
-
-    header: Header
-    """Entry 0 of the journal, which identifies the run."""
-
-    events: tuple[Event, ...]
-    """Events after the requested version, oldest first."""
-
-
-@attrs.frozen(kw_only=True)
 class RunSummary(Value):
     """One entry of a list of runs."""
 
@@ -271,7 +262,7 @@ class PendingWrite(Protocol):
         ...
 
 
-class Store(Protocol):
+class Store(FollowedStore, Protocol):
     """A store of journals. Appends of one run are written in the order of the calls.
 
     Leases, expiry and timers use the store's clock.
@@ -386,16 +377,6 @@ class Store(Protocol):
         """Return the rows that are not consumed yet, oldest first, including those that are not due yet."""
         ...
 
-    async def read(self, run_id: str, after: int = 0) -> StoredRun:
-        """Return the header and the events after that version.
-
-        Raises:
-            RunNotFoundError: if the run does not exist.
-            CorruptError: if its journal cannot be read.
-            TooNewError: if a newer agentfsm has written its journal.
-        """
-        ...
-
     async def runs(self, where: Filter = ALL_RUNS, *, limit: int = 100) -> tuple[RunSummary, ...]:
         """Return the newest runs that match the filter, newest first."""
         ...
@@ -418,19 +399,58 @@ class Store(Protocol):
         """
         ...
 
-    async def prune(self, before: float) -> int:
+    async def prune(self, before: float, *, unread: bool = False) -> int:
         """Remove the runs that are over and have not changed since that moment. Return the number of runs.
 
         A session is removed as a whole, once all of its runs qualify. A run from which another goes on stays as long as
-        that one, and the runs of subagents as long as their callers.
+        that one, and the runs of subagents as long as their callers. A run that a follower has not read stays.
 
         Args:
             before: Seconds since 1970.
+            unread: Whether to remove also runs that a follower has not read.
 
         Raises:
             MisuseError: if `before` is not a valid time; nothing is removed.
         """
         ...
+
+    # Followers: durable consumers of the journals.
+
+    def follow(
+        self,
+        name: str,
+        *,
+        start: FollowerStart = "beginning",
+        wait: bool = True,
+        lease_s: float = FOLLOWER_LEASE_S,
+        poll_s: float = FOLLOWER_POLL_S,
+    ) -> Follower:
+        """Return a durable consumer of the journals of all runs: `async with store.follow("export") as follower: ...`.
+
+        The arguments are the fields of `Follower`, which describes its guarantees.
+
+        Args:
+            name: Name of the follower; the store keeps its position.
+            start: Where a new follower begins: "beginning" (all runs) or "now".
+            wait: Whether to wait for further changes. False: the iteration ends when everything was delivered.
+            lease_s: Seconds after which another process may get a delivery too.
+            poll_s: Seconds between two looks into the store while there is nothing to deliver.
+
+        Raises:
+            MisuseError: if an argument is invalid.
+        """
+        return Follower(self, name, start=start, wait=wait, lease_s=lease_s, poll_s=poll_s)
+
+    async def followers(self) -> tuple[FollowerStatus, ...]:
+        """Return the followers and how far they are behind, by name."""
+        return ()
+
+    async def drop_follower(self, name: str) -> bool:  # noqa: ARG002  a default
+        """Remove a follower with its position. Return whether it existed.
+
+        A process that works on its deliveries gets an error at its next call.
+        """
+        return False
 
     def subscribe(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002  a default
         """Call `wake`, from any thread, when something may have changed under the topic; it must not block.

@@ -17,6 +17,7 @@ from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, InboxItem, PostedItem, due_at
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.value import Value
+from agentfsm.ports.followers import BATCH, FOLLOWER_LEASE_S, FOLLOWER_START, FollowerStart
 from agentfsm.ports.store import (
     ALL_RUNS,
     DURABILITY,
@@ -27,9 +28,9 @@ from agentfsm.ports.store import (
     Lease,
     RunSummary,
     Store,
-    StoredRun,
     SystemClock,
 )
+from agentfsm.ports.stored import FollowerStatus, StoredRun, UnreadRun
 from agentfsm.stores.rules import (
     LEASE_HELD_ADVICE,
     build_summary,
@@ -41,6 +42,8 @@ from agentfsm.stores.rules import (
     check_run_id,
     check_same_prompt,
     continue_session,
+    follower_lost_error,
+    missing_follower_error,
     missing_predecessor_error,
     next_expiry,
     resolve_duplicate_post,
@@ -97,6 +100,15 @@ class _MemoryRecord:
     ready_at: float | None = None
     """Time from which a worker may claim the run, seconds since 1970; None for never, or while it is executed."""
 
+    key: str = ""
+    """Key of the run for followers, which a later run with the same id does not get; empty without a change."""
+
+    change: int = 0
+    """Number of the run's last change for followers; 0 for none."""
+
+    read_versions: dict[str, int] = attrs.field(factory=dict)
+    """Version that each follower has read, by its name."""
+
     lease_ref: weakref.ref[Lease] | None = None
     """The current lease; weak, so that an owner whose coroutine was discarded holds nothing."""
 
@@ -109,6 +121,16 @@ class _MemoryRecord:
         """Return whether no owner has read the row since it was posted or became due."""
         at = due_at(row.item)
         return row.number > self.seen or (at is not None and at > self.seen_at)
+
+
+@attrs.define(eq=False, repr=False)
+class _MemoryFollower:
+    position: int
+    """Number of the last change up to which all was read."""
+
+    holder: str = ""
+    until: float = 0.0
+    """Time until which the holder has the follower, seconds since 1970."""
 
 
 def _iter_required(runs: Mapping[str, Run], kept: Collection[str]) -> Iterator[str | None]:
@@ -126,7 +148,7 @@ def _iter_required(runs: Mapping[str, Run], kept: Collection[str]) -> Iterator[s
 class MemoryStore(Store):
     """A store that keeps journals in the memory of this process.
 
-    It keeps the newest 1,000 finished runs, and those that a kept run goes on from.
+    It keeps the newest 1,000 finished runs, those that a kept run goes on from, and those that a follower has not read.
     """
 
     clock: Clock = attrs.field(factory=SystemClock, kw_only=True)
@@ -149,6 +171,14 @@ class MemoryStore(Store):
     _tokens: itertools.count[int] = attrs.field(factory=lambda: itertools.count(1), init=False)
     """Fencing tokens, unique in the store, so that a lease of a deleted run is not valid for a new run with its id."""
 
+    _unnumbered: dict[str, None] = attrs.field(factory=dict, init=False)
+    """Ids of the runs that have changed since their last number. Only followers number them."""
+
+    _changes: dict[int, str] = attrs.field(factory=dict, init=False)
+    """Ids of the runs that have changed, by the number of their last change, oldest first."""
+
+    _records_by_key: dict[str, _MemoryRecord] = attrs.field(factory=dict, init=False)
+    _followers: dict[str, _MemoryFollower] = attrs.field(factory=dict, init=False)
     _subscriptions: Subscriptions = attrs.field(factory=Subscriptions, init=False)
     _lock: RLock = attrs.field(factory=RLock, init=False)
     """Lock for event loops in several threads. Reentrant, because a garbage collection in a thread that holds it may
@@ -182,6 +212,7 @@ class MemoryStore(Store):
                 if header.session is not None:
                     self._sessions.setdefault(header.session, []).append(header.id)
                 if record.run.is_over:
+                    self._unnumbered[header.id] = None
                     self._retire(header.id)
             else:
                 check_same_prompt(record.run.header, header)
@@ -248,6 +279,8 @@ class MemoryStore(Store):
         """Let workers claim a run without owner as soon as it is ready, see `Lease.backoff_s`."""
         with self._lock:
             record.lease_ref = None
+            if self._records.get(record.run.id) is record:
+                self._unnumbered[record.run.id] = None
             if record.run.stop_reason is None and record.run.header.parent is None:
                 now = self.clock.now()
                 rest = now + backoff_s if backoff_s else 0.0
@@ -296,8 +329,11 @@ class MemoryStore(Store):
                 record.inbox.pop(number, None)
             record.events.extend(events)
             record.run = run
+            if run.paused is not None:
+                self._unnumbered[lease.run_id] = None
             if run.is_over:
-                self._retire(run.id)
+                self._unnumbered[lease.run_id] = None
+                self._retire(lease.run_id)
         if self._subscriptions.topics:
             self._notify(run)
         return WRITE_ACCEPTED
@@ -305,16 +341,28 @@ class MemoryStore(Store):
     def _retire(self, run_id: str) -> None:
         self._finished[run_id] = None
         if len(self._finished) > MAX_FINISHED_RUNS:
-            oldest = next(
-                (each for each in self._finished if each not in self._successor_counts and each != run_id), None
-            )
+            self._evict()
+
+    def _evict(self) -> None:
+        """Drop the oldest finished runs while there are too many, up to the first that a follower has not read."""
+        unread = self._find_unread()
+        while len(self._finished) > MAX_FINISHED_RUNS:
+            free = (each for each in self._finished if each not in self._successor_counts)
+            oldest = next(free, None)
+            if oldest is None or oldest == next(reversed(self._finished)):
+                return
             while oldest is not None:
+                if oldest in unread:
+                    return
                 oldest = self._forget(oldest)
 
     def _forget(self, run_id: str) -> str | None:
         """Drop a run. Return its `after` run if that is over and no other run continues it."""
-        header = self._records.pop(run_id).run.header
-        after = header.after
+        record = self._records.pop(run_id)
+        header, after = record.run.header, record.run.header.after
+        self._unnumbered.pop(run_id, None)
+        self._changes.pop(record.change, None)
+        self._records_by_key.pop(record.key, None)
         self._finished.pop(run_id, None)
         if header.session is not None:
             self._sessions[header.session].remove(run_id)
@@ -338,6 +386,7 @@ class MemoryStore(Store):
                     max(record.seen_at, lease.timers_read_at),
                 )
                 record.lease_ref = None
+                self._unnumbered[lease.run_id] = None
                 if record.run.stop_reason is None:
                     self._free_run(record, lease.backoff_s, lease.backoff_inbox_head)
         if record is not None and self._subscriptions.topics:
@@ -405,13 +454,14 @@ class MemoryStore(Store):
             self._remove(self._find_removable(ids))
             return len(ids)
 
-    async def prune(self, before: float) -> int:
-        """Remove the old finished runs that no kept run needs."""
+    async def prune(self, before: float, *, unread: bool = False) -> int:
+        """Remove the old finished runs that no kept run and no follower needs."""
         check_prune_time(before)
         with self._lock:
             self._check_open()
             runs = {run_id: record.run for run_id, record in self._records.items()}
             kept = {run_id for run_id, run in runs.items() if not run.is_over or run.updated_at >= before}
+            kept |= set() if unread else self._find_unread()
             while more := runs.keys() & set(_iter_required(runs, kept)) - kept:
                 kept |= more
             self._remove(runs.keys() - kept)
@@ -435,6 +485,109 @@ class MemoryStore(Store):
     def _remove(self, ids: Iterable[str]) -> None:
         for run_id in ids:
             self._forget(run_id)
+
+    # Followers.
+
+    def _number_changes(self) -> None:
+        """Give a number to each run that was released, paused or ended since it got its last one."""
+        for run_id in self._unnumbered:
+            record = self._records[run_id]
+            self._changes.pop(record.change, None)
+            record.change = next(self._numbers)
+            self._changes[record.change] = run_id
+            record.key = record.key or str(record.change)
+            self._records_by_key[record.key] = record
+        self._unnumbered.clear()
+
+    def _find_unread(self) -> set[str]:
+        """Return the ids of the runs that a follower has not read."""
+        if not self._followers:
+            return set()
+        self._number_changes()
+        return set(self._iter_changes(min([follower.position for follower in self._followers.values()])))
+
+    def _iter_changes(self, after: int) -> Iterator[str]:
+        """Yield the ids of the runs with a numbered change after that number, newest first."""
+        for change in reversed(self._changes):
+            if change <= after:
+                return
+            yield self._changes[change]
+
+    async def add_follower(self, name: str, *, start: FollowerStart = "beginning") -> None:
+        """Create a follower, unless it exists."""
+        FOLLOWER_START.check("add_follower", "start", start)
+        with self._lock:
+            self._check_open()
+            self._number_changes()
+            newest = next(reversed(self._changes), 0)
+            self._followers.setdefault(name, _MemoryFollower(newest if start == "now" else 0))
+
+    async def take_unread(
+        self, name: str, *, holder: str, after: int = 0, lease_s: float = FOLLOWER_LEASE_S, limit: int = BATCH
+    ) -> tuple[UnreadRun, ...]:
+        """Return runs that changed after the follower's position, and hold the follower."""
+        with self._lock:
+            self._check_open()
+            if (follower := self._followers.get(name)) is None:
+                raise missing_follower_error(name)
+            now = self.clock.now()
+            if follower.holder != holder and follower.until > now:
+                return ()
+            follower.holder, follower.until = holder, now + lease_s
+            self._number_changes()
+            records = [self._records[each] for each in self._iter_changes(max(after, follower.position))]
+            return tuple(
+                UnreadRun(
+                    key=record.key,
+                    run_id=record.run.id,
+                    change=record.change,
+                    after=record.read_versions.get(name, 0),
+                )
+                for record in records[::-1][:limit]
+            )
+
+    async def confirm_read(
+        self, name: str, *, holder: str, position: int, versions: Mapping[str, int], release: bool = False
+    ) -> None:
+        """Record that the follower has read all changes up to a number."""
+        with self._lock:
+            self._check_open()
+            follower = self._followers.get(name)
+            if follower is None or follower.holder != holder:
+                raise follower_lost_error(name)
+            follower.position = max(follower.position, position)
+            follower.until = 0.0 if release else follower.until
+            for key in versions.keys() & self._records_by_key.keys():
+                read = self._records_by_key[key].read_versions
+                read[name] = max(read.get(name, 0), versions[key])
+            self._evict()
+
+    async def followers(self) -> tuple[FollowerStatus, ...]:
+        """Return the followers and how far they are behind, by name."""
+        with self._lock:
+            self._check_open()
+            self._number_changes()
+            now = self.clock.now()
+            return tuple(
+                FollowerStatus(
+                    name=name,
+                    position=follower.position,
+                    lag=len(unread := [*self._iter_changes(follower.position)]),
+                    waiting_since=min([self._records[each].run.updated_at for each in unread], default=None),
+                    held=follower.until > now,
+                )
+                for name, follower in sorted(self._followers.items())
+            )
+
+    async def drop_follower(self, name: str) -> bool:
+        """Remove a follower. Return whether it existed."""
+        with self._lock:
+            self._check_open()
+            for record in self._records.values():
+                record.read_versions.pop(name, None)
+            is_found = self._followers.pop(name, None) is not None
+            self._evict()
+            return is_found
 
     def subscribe(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` after changes that may concern the topic."""

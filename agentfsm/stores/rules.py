@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.core.errors import ClosedError, ConflictError, CorruptError, MisuseError
+from agentfsm.core.errors import ClosedError, ConflictError, CorruptError, LeaseLostError, MisuseError
 from agentfsm.core.inbox import Approve, GiveInput, Input, Reject, Rerun, Settle
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
@@ -182,6 +182,21 @@ def check_prune_time(before: object) -> None:
             f"prune({before!r:.80}): give seconds since 1970, for example time.time() - 30 * 86400, or "
             "moment.timestamp() of a datetime",
         )
+
+
+def missing_follower_error(name: str) -> MisuseError:
+    """Build the error for a follower that does not exist, or no longer."""
+    return MisuseError(
+        f"this store has no follower {name!r}: it was dropped; `store.follow({name!r})` creates it again"
+    )
+
+
+def follower_lost_error(name: str) -> LeaseLostError:
+    """Build the error for a follower that another process holds."""
+    return LeaseLostError(
+        f"follower {name!r} was dropped, or taken by another process, because this one did not call the store for "
+        "`lease_s` seconds: the delivery comes again there; raise lease_s in store.follow(...)"
+    )
 
 
 def suspect_group_size(previous_size: int) -> int:

@@ -597,8 +597,12 @@ async def test_workers_may_make_the_tables_at_once(shared_postgres, postgres_des
     ("change", "kind", "text"),
     [
         ("CREATE TABLE {s}.runs (distance float)", StoreError, "tables of another program.*give another schema"),
-        ("CREATE VIEW {s}.layout AS SELECT 1 AS version, 2 AS other", CorruptError, "lacks the tables events, inbox"),
-        ("CREATE TABLE {s}.layout AS SELECT 99 AS version", TooNewError, "tables 99, this one knows 2.: upgrade"),
+        (
+            "CREATE VIEW {s}.layout AS SELECT 3 AS version, 2 AS other",
+            CorruptError,
+            "lacks the tables events, follow",
+        ),
+        ("CREATE TABLE {s}.layout AS SELECT 99 AS version", TooNewError, "tables 99, this one knows 3.: upgrade"),
     ],
 )
 async def test_a_schema_that_is_not_ours_is_left_alone(shared_postgres, postgres_desk, change, kind, text):

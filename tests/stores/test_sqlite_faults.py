@@ -112,7 +112,7 @@ async def test_a_file_of_a_newer_agentfsm_is_refused(store, path):
     await create_finished_run(store)
     await store.aclose()
     change(path, "PRAGMA user_version = 99")
-    await refuses(path, TooNewError, "newer agentfsm .tables 99, this one knows 4.: upgrade")
+    await refuses(path, TooNewError, "newer agentfsm .tables 99, this one knows 5.: upgrade")
 
 
 async def test_a_file_that_lost_a_table_is_refused(store, path):

@@ -21,7 +21,8 @@ from agentfsm.testing.conformance.helpers import (
 FAR_S = 3600.0
 
 
-async def test_what_the_version_before_has_written_goes_on(place):
+@pytest.mark.parametrize("steps", [1, 2])
+async def test_what_the_version_before_has_written_goes_on(place, steps):
     """Open, waiting and finished runs are what they were; a living owner keeps its lease, and may end it."""
     old = place.make(lease_s=FAR_S)
     await (await LeasedRun.create(old, make_header("open", agent="a", created_at=1.0))).release()
@@ -38,8 +39,8 @@ async def test_what_the_version_before_has_written_goes_on(place):
     await (await LeasedRun.create(old, make_header("child", agent="a", parent="open"))).release()
     driven = await LeasedRun.create(old, make_header("driven", agent="a"))
     version = place.version()
-    place.age()
-    assert place.version() == version - 1
+    place.age(steps)
+    assert place.version() == version - steps
 
     new = place.make()
     claim = await new.claim("a", limit=100)
@@ -61,11 +62,12 @@ async def test_what_the_version_before_has_written_goes_on(place):
     assert (await new.lease("child")).version == 0
 
 
-async def test_the_crashes_of_the_version_before_count_on(place):
+@pytest.mark.parametrize("steps", [1, 2])
+async def test_the_crashes_of_the_version_before_count_on(place, steps):
     """A run whose owner died there, and again here, is under suspicion; it was alone in neither."""
     old = place.make()
     drivers = [await LeasedRun.create(old, make_header(run_id, agent="a")) for run_id in ("r1", "r2")]
-    place.age()
+    place.age(steps)
     new = place.make()
     for driver in drivers:
         with pytest.raises(LeaseHeldError):
@@ -74,3 +76,19 @@ async def test_the_crashes_of_the_version_before_count_on(place):
     claim = await new.claim("a", limit=100)
     assert [lease.run_id for lease in claim.leases] == ["r1", "r2"]
     assert {lease.crashes for lease in claim.leases} == {0}
+
+
+async def test_a_follower_reads_what_the_version_before_has_written(place):
+    """Runs that were over, or had no owner, have no number of a change there."""
+    old = place.make()
+    await create_finished_run(old, make_header("over"))
+    await create_waiting_run(old, make_header("waits"))
+    driven = await LeasedRun.create(old, make_header("driven"))
+    await driven.append(Observed()).wait()
+    place.age(1)
+    new = place.make()
+    async with new.follow("f", wait=False) as follower:
+        assert {(each.run_id, each.version) async for each in follower} == {("over", 2), ("waits", 3)}
+    await driven.release()
+    async with new.follow("g", start="now", wait=False) as follower:
+        assert [each.run_id async for each in follower] == []

@@ -5,6 +5,15 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 
+# What tables 5 of SQLite have and tables 4 had not, undone: the followers.
+_SQLITE_4 = """
+DROP INDEX runs_by_change;
+ALTER TABLE runs DROP COLUMN change;
+DROP TABLE changes;
+DROP TABLE followers;
+DROP TABLE reads;
+PRAGMA user_version = 4
+"""
 # What tables 4 of SQLite have and tables 3 had not, undone. Who drove a run was in its row alone.
 _SQLITE_3 = """
 ALTER TABLE runs ADD COLUMN until REAL;
@@ -28,21 +37,52 @@ ALTER TABLE {s}.runs DROP COLUMN alone, DROP COLUMN company, DROP COLUMN suspect
 CREATE INDEX runs_open ON {s}.runs (agent) WHERE NOT over;
 UPDATE {s}.layout SET version = 1
 """
+# The same of tables 3 of PostgreSQL.
+_POSTGRES_2 = """
+DROP INDEX {s}.runs_by_change;
+ALTER TABLE {s}.runs DROP COLUMN change;
+DROP SEQUENCE {s}.changes;
+DROP TABLE {s}.followers;
+DROP TABLE {s}.reads;
+UPDATE {s}.layout SET version = 2
+"""
+
+
+def to_sqlite_4(path):
+    """Make a file one of tables 4."""
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(_SQLITE_4)
 
 
 def to_sqlite_3(path, version=3):
     """Make a file one of tables 3; those of 2 were the same."""
+    to_sqlite_4(path)
     with closing(sqlite3.connect(path)) as db:
         db.executescript(f"{_SQLITE_3}PRAGMA user_version = {version}")
 
 
+def to_postgres_2(desk, schema):
+    """Make a schema one of tables 2."""
+    desk.execute(_POSTGRES_2.replace("{s}", schema))
+
+
 def to_postgres_1(desk, schema):
     """Make a schema one of tables 1."""
+    to_postgres_2(desk, schema)
     desk.execute(_POSTGRES_1.replace("{s}", schema))
+
+
+def to_redis_2(client):
+    """Make the keys of the usual prefix those of schema 2."""
+    for pattern in ("changed", "readers", "reader:*", "read:*"):
+        for key in client.scan_iter(match=f"agentfsm:{pattern}"):
+            client.delete(key)
+    client.set("agentfsm:schema", 2)
 
 
 def to_redis_1(client):
     """Make the keys of the usual prefix those of schema 1: there, a run's hash said until when its lease held."""
+    to_redis_2(client)
     for key in client.scan_iter(match="agentfsm:run:*"):
         run = client.hgetall(key)
         client.hdel(key, "alone", "company", "claim", "ready_at")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from agentfsm.core.events import Event
     from agentfsm.core.header import Header
     from agentfsm.core.inbox import PostedItem
-    from agentfsm.ports.store import StoredRun
+    from agentfsm.ports.stored import StoredRun
 
 _set_frozen = object.__setattr__
 

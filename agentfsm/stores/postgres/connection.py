@@ -490,7 +490,7 @@ class PostgresConnection(PushNotificationMixin):
                 f"{self.address}, schema {self.schema!r}, was written by a newer agentfsm (tables {found}, this one "
                 f"knows {self.tables.version}): upgrade agentfsm",
             )
-        if missing := self.tables.names - set(names):
+        if found in (None, self.tables.version) and (missing := self.tables.names - set(names)):
             raise CorruptError(
                 f"{self.address}, schema {self.schema!r}, lacks the tables {', '.join(sorted(missing))}: restore a "
                 "backup",

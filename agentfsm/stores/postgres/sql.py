@@ -26,6 +26,29 @@ _LEASE_INDEXES: Final = """
         CREATE INDEX runs_ready ON runs (agent, suspect, ready_at, number) WHERE ready_at IS NOT NULL;
         CREATE INDEX runs_by_owner ON runs (owner) WHERE owner IS NOT NULL;
 """
+# Since version 3. Followers find a run by `change`, which a release, a pause and an end set to NULL. A follower numbers
+# these changes under a lock that lasts until its commit, so numbers have the order of their commits. A number given at
+# the release could be committed later than a larger one, and only be read below the oldest open transaction of the
+# whole server; and a store without followers would pay for it.
+_FOLLOWER_TABLES: Final = """
+        CREATE INDEX runs_by_change ON runs (change);
+        CREATE SEQUENCE changes;
+
+        CREATE TABLE followers (
+            name     text PRIMARY KEY,
+            position bigint NOT NULL,  -- number of the last change up to which all was read
+            holder   text NOT NULL,    -- who works on its deliveries
+            until    float8 NOT NULL   -- time until which others wait for the holder
+        );
+
+        -- The version that a follower has read of a run.
+        CREATE TABLE reads (
+            run      bigint NOT NULL,
+            follower text NOT NULL,
+            version  bigint NOT NULL,
+            PRIMARY KEY (run, follower)
+        );
+"""
 
 
 def _parse_columns(text: str) -> list[str]:
@@ -55,8 +78,8 @@ def _ready_at_sql(seen: str, seen_at: str, rest: str = "0", newest: str = "0") -
 
 
 TABLES: Final = PostgresTables(
-    version=2,
-    names=frozenset({"layout", "workers", "runs", "events", "inbox"}),
+    version=3,
+    names=frozenset({"layout", "workers", "runs", "events", "inbox", "followers", "reads"}),
     # No index contains a column that changes with each append, and pages have free space: so an update stays on its
     # page and changes no index.
     statements=f"""
@@ -98,6 +121,7 @@ TABLES: Final = PostgresTables(
             owner       text,              -- event loop that executes the run; NULL for none
             seen        bigint NOT NULL,   -- newest inbox number that an owner has read
             seen_at     float8 NOT NULL,   -- time when an owner last checked timers
+            change      bigint,            -- number of its last change, for followers; NULL for none yet
             {_LEASE_COLUMNS}
         ) WITH (fillfactor = 80);
         CREATE INDEX runs_by_time ON runs (created_at, number);
@@ -105,7 +129,7 @@ TABLES: Final = PostgresTables(
         CREATE INDEX runs_by_after ON runs (after) WHERE after IS NOT NULL;
         CREATE INDEX runs_by_parent ON runs (parent) WHERE parent IS NOT NULL;
         {_LEASE_INDEXES}
-
+        {_FOLLOWER_TABLES}
         -- The journal; entry 0 is the header. JSON as text: jsonb refuses some JSON, and reorders keys.
         CREATE TABLE events (
             run     bigint NOT NULL,
@@ -136,6 +160,7 @@ TABLES: Final = PostgresTables(
         UPDATE runs SET ready_at = {_ready_at_sql("runs.seen", "runs.seen_at")} WHERE owner IS NULL;
         {_LEASE_INDEXES}
         """,  # noqa: S608
+        2: f"ALTER TABLE runs ADD COLUMN change bigint; {_FOLLOWER_TABLES}",
     },
 )
 
@@ -214,15 +239,15 @@ SELECT greatest((SELECT runs FROM held), (SELECT max(company) FROM noted))
 """
 FREE_RUNS: Final = f"""
 UPDATE runs
-SET owner = NULL, ready_at = {_ready_at_sql("runs.seen", "runs.seen_at")}, suspect = crashes >= 1, company = %s,
-    alone = CASE WHEN crashes > 0 THEN alone ELSE 0 END + %s, crashes = crashes + 1
+SET owner = NULL, change = NULL, ready_at = {_ready_at_sql("runs.seen", "runs.seen_at")}, suspect = crashes >= 1,
+    company = %s, alone = CASE WHEN crashes > 0 THEN alone ELSE 0 END + %s, crashes = crashes + 1
 WHERE number = ANY(ARRAY(SELECT number FROM runs WHERE owner = ANY(%s) FOR NO KEY UPDATE SKIP LOCKED))
 """  # noqa: S608
 # Runs that can be claimed at once are announced. They are locked in a separate statement: see SELECT_DUE_POSTS.
 _RELEASE_RUNS: Final = f"""
 WITH left_alone AS (
     UPDATE runs
-    SET owner = NULL, suspect = crashes > 1, seen = greatest(runs.seen, gone.seen),
+    SET owner = NULL, change = NULL, suspect = crashes > 1, seen = greatest(runs.seen, gone.seen),
         seen_at = greatest(runs.seen_at, gone.seen_at),
         ready_at = {
     _ready_at_sql(
@@ -262,7 +287,8 @@ WITH written AS (
         turn = new.turn, version = new.version, tokens = new.tokens, updated_at = new.updated_at,
         crashes = CASE WHEN runs.turn <> new.turn THEN 0 WHEN new.paused THEN least(runs.crashes, 1)
                   ELSE runs.crashes END,
-        alone = CASE WHEN new.paused THEN 0 ELSE runs.alone END
+        alone = CASE WHEN new.paused THEN 0 ELSE runs.alone END,
+        change = CASE WHEN new.paused OR new.state IN ('done', 'error') THEN NULL ELSE runs.change END
     FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::text[], %s::text[], %s::boolean[], %s::float8[],
                 %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::boolean[])
          AS new (id, token, owner, before, state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at,
@@ -319,15 +345,17 @@ WHERE runs.id = ANY(%s) AND caller.id <> ALL(%s) AND NOT caller.over ORDER BY ru
 """
 SELECT_SESSION_RUNS: Final = "SELECT id FROM runs WHERE session = %s ORDER BY number"
 DELETE_RUNS: Final = """
-DELETE FROM inbox WHERE run = ANY(%s); DELETE FROM events WHERE run = ANY(%s); DELETE FROM runs WHERE number = ANY(%s)
+DELETE FROM inbox WHERE run = ANY(%s); DELETE FROM events WHERE run = ANY(%s); DELETE FROM reads WHERE run = ANY(%s);
+DELETE FROM runs WHERE number = ANY(%s)
 """
-SELECT_PRUNE_BATCH: Final = (
-    "SELECT number FROM runs WHERE over AND updated_at < %s AND number > %s ORDER BY number LIMIT %s"
-)
+# Parameters: the number up to which all followers have read, infinity if that does not matter; and a time.
+_IS_PRUNABLE: Final = "over AND coalesce(change, 'infinity'::float8) <= %s AND updated_at < %s"
+SELECT_SLOWEST_POSITION: Final = "SELECT min(position) FROM followers"
+SELECT_PRUNE_BATCH: Final = f"SELECT number FROM runs WHERE {_IS_PRUNABLE} AND number > %s ORDER BY number LIMIT %s"  # noqa: S608
 # The runs that can be removed only together with these: successors, callers, subagents and other runs of the session. A
 # session is a step of its own, so that a long session is visited once. An array instead of a join: the server expects a
 # thousand times as many rows of a recursion, and would scan the whole table.
-SELECT_RELATED: Final = """
+SELECT_RELATED: Final = f"""
 WITH RECURSIVE kin (is_run, name) AS (
     SELECT true, id FROM runs WHERE number = ANY(%s)
     UNION SELECT next.* FROM kin JOIN LATERAL (
@@ -336,8 +364,8 @@ WITH RECURSIVE kin (is_run, name) AS (
         UNION ALL SELECT true, parent FROM runs WHERE is_run AND id = name AND parent IS NOT NULL
         UNION ALL SELECT false, session FROM runs WHERE is_run AND id = name AND session IS NOT NULL
         UNION ALL SELECT true, id FROM runs WHERE NOT is_run AND session = name) AS next ON true)
-SELECT id, number, over AND updated_at < %s FROM runs WHERE id = ANY(ARRAY(SELECT name FROM kin WHERE is_run))
-"""
+SELECT id, number, {_IS_PRUNABLE} FROM runs WHERE id = ANY(ARRAY(SELECT name FROM kin WHERE is_run))
+"""  # noqa: S608
 # The runs that must stay, and the runs that these need, including predecessors.
 SELECT_RETAINED: Final = """
 WITH RECURSIVE kept (is_run, name) AS (
@@ -351,3 +379,52 @@ WITH RECURSIVE kept (is_run, name) AS (
 SELECT name FROM kept WHERE is_run
 """
 DELETE_ENDED_WORKERS: Final = f"DELETE FROM workers WHERE until < {NOW} - {WORKER_RETENTION_S}"  # noqa: S608
+
+# A change without a number counts once the run has no owner, or is over.
+_HAS_NO_NUMBER: Final = "change IS NULL AND (owner IS NULL OR over)"
+HAS_UNNUMBERED: Final = f"SELECT EXISTS (SELECT FROM runs WHERE {_HAS_NO_NUMBER})"  # noqa: S608
+LOCK_CHANGES: Final = "SELECT pg_try_advisory_xact_lock(hashtextextended(current_schema() || ' changes', 1))"
+# Rows locked by another session are numbered later: it changes them, or has done so.
+NUMBER_CHANGES: Final = f"""
+WITH found AS MATERIALIZED (
+    SELECT number FROM runs WHERE {_HAS_NO_NUMBER} ORDER BY number LIMIT %s FOR NO KEY UPDATE SKIP LOCKED),
+numbered AS (
+    UPDATE runs SET change = nextval('changes') WHERE number = ANY(ARRAY(SELECT number FROM found)) RETURNING 1)
+SELECT count(*) FROM numbered
+"""  # noqa: S608
+# Numbers that another session has given and not committed yet are of changes before "now".
+INSERT_FOLLOWER: Final = """
+INSERT INTO followers (name, position, holder, until)
+SELECT %s, CASE WHEN %s AND is_called THEN last_value ELSE 0 END, '', 0 FROM changes ON CONFLICT (name) DO NOTHING
+"""
+HAS_UNREAD: Final = f"""
+SELECT EXISTS (SELECT FROM runs WHERE change > greatest(position, %s))
+    OR EXISTS (SELECT FROM runs WHERE {_HAS_NO_NUMBER}) FROM followers WHERE name = %s
+"""  # noqa: S608
+LOCK_FOLLOWER: Final = f"SELECT position, holder, until > {NOW} FROM followers WHERE name = %s FOR UPDATE"  # noqa: S608
+HOLD_FOLLOWER: Final = f"UPDATE followers SET holder = %s, until = {NOW} + %s WHERE name = %s"  # noqa: S608
+SELECT_UNREAD: Final = """
+SELECT runs.number, runs.id, runs.change, coalesce(reads.version, 0)
+FROM runs LEFT JOIN reads ON reads.run = runs.number AND reads.follower = %s
+WHERE runs.change > %s ORDER BY runs.change LIMIT %s
+"""
+ADVANCE_FOLLOWER: Final = "UPDATE followers SET position = greatest(position, %s) WHERE name = %s"
+# KEY SHARE: a run cannot be removed between its selection and the insertion.
+UPSERT_READS: Final = """
+WITH found AS MATERIALIZED (SELECT number FROM runs WHERE number = ANY(%s) FOR KEY SHARE)
+INSERT INTO reads (run, follower, version)
+SELECT number, %s, new.version
+FROM unnest(%s::bigint[], %s::bigint[]) AS new (number, version) JOIN found USING (number)
+ON CONFLICT (run, follower) DO UPDATE SET version = greatest(reads.version, excluded.version)
+"""
+SELECT_FOLLOWERS: Final = f"""
+SELECT name, position, until > {NOW},
+    (SELECT count(*) FROM runs WHERE change > position) + (SELECT count(*) FROM runs WHERE {_HAS_NO_NUMBER}),
+    least((SELECT min(updated_at) FROM runs WHERE change > position),
+          (SELECT min(updated_at) FROM runs WHERE {_HAS_NO_NUMBER}))
+FROM followers ORDER BY name COLLATE "C"
+"""  # noqa: S608
+DROP_FOLLOWER: Final = """
+DELETE FROM reads WHERE follower = %s;
+DELETE FROM followers WHERE name = %s RETURNING 1
+"""

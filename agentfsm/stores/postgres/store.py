@@ -10,6 +10,7 @@ the reason. So 1,000 appends cost two round trips, and each still has its own ou
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ from agentfsm.core.inbox import Cancel, PostedItem
 from agentfsm.core.validation import NOT_NEGATIVE, ValueRule
 from agentfsm.core.value import Value
 from agentfsm.ports.store import Claim, Durability, Filter, Lease, RunSummary, lease_lost_error
+from agentfsm.ports.stored import FollowerStatus, UnreadRun
 from agentfsm.stores.postgres import sql
 from agentfsm.stores.postgres.connection import NOW, PostgresAddress, PostgresConnection, hash_topic, iter_notifications
 from agentfsm.stores.rules import (
@@ -38,6 +40,8 @@ from agentfsm.stores.rules import (
     check_not_over,
     check_same_prompt,
     continue_session,
+    follower_lost_error,
+    missing_follower_error,
     missing_predecessor_error,
     parse_summary,
     preview_prompt,
@@ -500,23 +504,25 @@ class _PostgresBackend(PostgresConnection):
         self._remove_idle(ids)
         return len(ids)
 
-    def prune(self, before: float, start: int, limit: int) -> tuple[int, int]:
-        """Remove a batch of old finished runs that no kept run needs."""
+    def prune(self, before: float, start: int, limit: int, *, unread: bool) -> tuple[int, int]:
+        """Remove a batch of old finished runs that no kept run and no follower needs."""
         self._flush()
-        portion = self._select_numbers(sql.SELECT_PRUNE_BATCH, before, start, limit)
+        (slowest,) = self._select_one(sql.SELECT_SLOWEST_POSITION)
+        position = math.inf if unread or slowest is None else float(slowest)
+        portion = self._select_numbers(sql.SELECT_PRUNE_BATCH, position, before, start, limit)
         if not portion:
             return 0, -1
-        old = self._find_removable(portion, before)
+        old = self._find_removable(portion, position, before)
         if old:
             self.execute(sql.LOCK_REMOVABLE, (old,))
-            still = self._find_removable(old, before)  # a new run may need them since the first check
+            still = self._find_removable(old, position, before)  # a new run may need them since the first check
             old = sorted({*old} & {*still})
             self._remove(old)
         return len(old), portion[-1]
 
-    def _find_removable(self, numbers: list[int], before: float) -> list[int]:
+    def _find_removable(self, numbers: list[int], position: float, before: float) -> list[int]:
         """Return the numbers of the old finished runs among these and related runs that no kept run needs."""
-        kin = self.execute(sql.SELECT_RELATED, (numbers, before)).fetchall()
+        kin = self.execute(sql.SELECT_RELATED, (numbers, position, before)).fetchall()
         fresh = [run_id for run_id, _number, is_old in kin if not is_old]
         kept = {run_id for (run_id,) in self.execute(sql.SELECT_RETAINED, (fresh,)).fetchall()} if fresh else set()
         return [number for run_id, number, _is_old in kin if run_id not in kept]
@@ -536,7 +542,67 @@ class _PostgresBackend(PostgresConnection):
         self._remove(numbers)
 
     def _remove(self, numbers: list[int]) -> None:
-        self.execute(sql.DELETE_RUNS, (numbers, numbers, numbers))
+        self.execute(sql.DELETE_RUNS, (numbers,) * 4)
+
+    # Followers.
+
+    def number_changes(self, limit: int) -> bool:
+        """Give numbers to changes that have none, unless another session does so, until its commit."""
+        self._flush()
+        if self._select_one(sql.HAS_UNNUMBERED) == (False,):
+            return False
+        if self._select_one(sql.LOCK_CHANGES) == (False,):
+            return True
+        (count,) = self._select_one(sql.NUMBER_CHANGES, (limit,))
+        return bool(count == limit)
+
+    def add_follower(self, name: str, *, from_now: bool) -> None:
+        """Create a follower, unless it exists."""
+        self._flush()
+        self.execute(sql.INSERT_FOLLOWER, (name, from_now))
+
+    def has_unread(self, name: str, after: int) -> bool:
+        """Return whether there may be something for a follower. If it does not exist, `take_unread` says so."""
+        return self.execute(sql.HAS_UNREAD, (after, name)).fetchone() != (False,)
+
+    def take_unread(self, name: str, holder: str, after: int, lease_s: float, limit: int) -> list[UnreadRun]:
+        """Return runs that changed after the follower's position, and hold the follower."""
+        self._flush()
+        if (found := self.execute(sql.LOCK_FOLLOWER, (name,)).fetchone()) is None:
+            raise missing_follower_error(name)
+        position, held_by, is_held = found
+        if is_held and held_by != holder:
+            return []
+        self.execute(sql.HOLD_FOLLOWER, (holder, lease_s, name))
+        rows = self.execute(sql.SELECT_UNREAD, (name, max(position, after), limit)).fetchall()
+        return [UnreadRun(key=str(key), run_id=run_id, change=change, after=read) for key, run_id, change, read in rows]
+
+    def confirm_read(
+        self, name: str, holder: str, position: int, versions: Mapping[str, int], *, release: bool
+    ) -> None:
+        """Record that the follower has read all changes up to a number."""
+        self._flush()
+        found = self.execute(sql.LOCK_FOLLOWER, (name,)).fetchone()
+        if found is None or found[1] != holder:
+            raise follower_lost_error(name)
+        self.execute(sql.ADVANCE_FOLLOWER, (position, name))
+        if versions:
+            keys = [int(key) for key in versions]
+            self.execute(sql.UPSERT_READS, (keys, name, keys, list(versions.values())))
+        if release:
+            self.execute(sql.HOLD_FOLLOWER, ("", 0, name))
+
+    def followers(self) -> list[FollowerStatus]:
+        """Return the followers and how far they are behind, by name."""
+        return [
+            FollowerStatus(name=name, position=position, lag=lag, waiting_since=since, held=is_held)
+            for name, position, is_held, lag, since in self.execute(sql.SELECT_FOLLOWERS).fetchall()
+        ]
+
+    def drop_follower(self, name: str) -> bool:
+        """Remove a follower. Return whether it existed."""
+        self._flush()
+        return self.execute(sql.DROP_FOLLOWER, (name, name)).fetchone() is not None
 
     # Maintenance.
 

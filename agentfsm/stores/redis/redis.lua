@@ -11,12 +11,16 @@
 --   session:NAME  zset  runs of a session, by number
 --   ready:NAME    zset  runs of an agent that a worker may claim, by the time from which on
 --   suspects:NAME zset  those of them whose owners died twice or more, which are claimed separately
+--   changed       zset  runs that were released, paused or ended, by the number of the last such change
+--   readers       hash  positions of the followers in `changed`, by name
+--   reader:NAME   hash  who works on the deliveries of a follower, and until when others wait
+--   read:NAME     hash  version that a follower has read of each run, by index entry
 --   workers       hash  event loops that own leases, and the end of these leases
 --   held:WORKER   zset  runs that an event loop executes, by their fencing token
 --   runs          zset  all runs, by the time of their creation
 --   ending        zset  runs that will expire, by the time of the expiry
 --   done:REQUEST        number of runs that a deletion has removed, kept for an hour in case the reply is lost
---   count               last number of a run or fencing token
+--   count               last number of a run, fencing token or change
 --   schema              version of these keys
 -- An index entry consists of a run's number in 16 digits and its id: an id may be reused, an entry never is.
 
@@ -24,12 +28,13 @@ local DIGITS = 16
 local PAGE = 500 -- runs per call, so that other clients wait for milliseconds only
 local CHUNK = 1000 -- arguments per command: Lua allows 8,000
 local KEPT_S = 3600 -- seconds that the result of a deletion is kept
-local SCHEMA = 2
+local SCHEMA = 3
 local FINAL = { done = true, error = true }
 local KINDS = { 'run', 'journal', 'inbox', 'open', 'followers', 'below' }
 local FIELDS = {
   'number', 'token', 'crashes', 'alone', 'company', 'owner', 'claim', 'version', 'state', 'stop_reason', 'turn',
   'waiting', 'wakes_at', 'ready_at', 'seen', 'seen_at', 'updated_at', 'agent', 'session', 'user', 'after', 'parent',
+  'ttl_s',
 }
 
 local call = redis.call
@@ -191,11 +196,26 @@ local function for_each_key(runs, act)
   end
 end
 
--- Set the expiry of a run that is over and of the runs related to it, if all of them are over.
+-- Return the number of the last change that all followers have read; infinity if there are none.
+local function slowest()
+  local position = math.huge
+  for _, read in ipairs(call('HVALS', prefix .. 'readers')) do
+    position = math.min(position, tonumber(read))
+  end
+  return position
+end
+
+local function is_read(run, position)
+  return position == math.huge or tonumber(call('ZSCORE', prefix .. 'changed', run.entry) or math.huge) <= position
+end
+
+-- Set the expiry of a run that is over and of the runs related to it, if all of them are over and all followers have
+-- read them. The setting of the store that ended the run applies.
 local function let_expire(run)
-  local runs = kin(run, function(each) return FINAL[each.state] end, true)
+  local position = slowest()
+  local runs = kin(run, function(each) return FINAL[each.state] and is_read(each, position) end, true)
   if runs then
-    local at = string.format('%.0f', (now + ttl_s) * 1000)
+    local at = string.format('%.0f', (now + run.ttl_s) * 1000)
     for_each_key(runs, function(each) call('PEXPIREAT', each, at) end)
     for _, each in ipairs(runs) do
       call('ZADD', prefix .. 'ending', at, each.entry)
@@ -224,6 +244,10 @@ local function remove(runs)
     end
     call('ZREM', prefix .. 'runs', run.entry)
     call('ZREM', prefix .. 'ending', run.entry)
+    call('ZREM', prefix .. 'changed', run.entry)
+    for _, name in ipairs(call('HKEYS', prefix .. 'readers')) do
+      call('HDEL', key('read', name), run.entry)
+    end
     call('ZREM', key('ready', run.agent), run.entry)
     call('ZREM', key('suspects', run.agent), run.entry)
     if run.owner then
@@ -347,6 +371,11 @@ local function hand_over(run, owner, claim)
   return lease(run, tostring(token))
 end
 
+-- Give a run that was released, paused or ended the next number, by which followers find it.
+local function note_change(run)
+  call('ZADD', prefix .. 'changed', call('INCR', prefix .. 'count'), run.entry)
+end
+
 local function let_go(run)
   call('HDEL', key('run', run.id), 'owner') -- first: this is allowed even without free memory
   call('ZREM', key('held', run.owner), run.entry)
@@ -381,6 +410,7 @@ local function free_runs_of_the_dead(free)
     end
     for _, run in ipairs(runs) do
       let_go(run)
+      note_change(run)
       local before = tonumber(run.crashes)
       local alone = (before > 0 and tonumber(run.alone or 0) or 0) + (company <= 1 and 1 or 0)
       call('HSET', key('run', run.id), 'crashes', before + 1, 'alone', alone, 'company', company)
@@ -509,6 +539,7 @@ end
 
 local function leave(run, seen, seen_at, rest_s, newest)
   let_go(run)
+  note_change(run)
   seen, seen_at = math.max(run.seen, seen), math.max(run.seen_at, seen_at)
   call('HSET', key('run', run.id), 'seen', seen, 'seen_at', string.format('%.17g', seen_at))
   local at = ready_at(run, seen, seen_at, rest_s, newest)
@@ -598,7 +629,11 @@ function operations.append()
   write(id, records)
   call('HSET', key('run', id), unpack(fields))
   call('PUBLISH', prefix .. 'changes', 'run:' .. id)
+  if FINAL[after.state] or after.paused == '1' then
+    note_change(run)
+  end
   if FINAL[after.state] and ttl_s ~= '' then
+    call('HSET', key('run', id), 'ttl_s', ttl_s)
     let_expire(find(id))
   end
   return { 'written', after.version, news(id, told) }
@@ -759,11 +794,12 @@ end
 
 function operations.prune()
   local before, start, limit = tonumber(argument()), tonumber(argument()), tonumber(argument())
+  local position = argument() == '1' and math.huge or slowest()
   local index = prefix .. 'runs'
   local entries = call('ZRANGE', index, start, start + limit - 1)
   local gone, kept, count = {}, {}, recalled()
   local function may_go(run)
-    return FINAL[run.state] and tonumber(run.updated_at) < before
+    return FINAL[run.state] and tonumber(run.updated_at) < before and is_read(run, position)
   end
   for _, entry in ipairs(entries) do
     local run = not gone[entry] and named(index, entry)
@@ -782,7 +818,112 @@ function operations.prune()
   return removed(count, #entries == limit and start or -1)
 end
 
--- Upgrade keys of version 1, a page of runs at a time. There, an index contained all runs that were not over.
+-- Followers.
+
+-- Let runs of a range of changes expire, which were kept for a follower.
+local function let_all_expire(entries)
+  for _, entry in ipairs(entries) do
+    local run = named(prefix .. 'changed', entry)
+    if run and run.ttl_s and FINAL[run.state] and call('PTTL', key('run', run.id)) < 0 then
+      let_expire(run)
+    end
+  end
+end
+
+function operations.add_reader()
+  local name, from_now = argument(), argument() == '1'
+  call('HSETNX', prefix .. 'readers', name, from_now and call('GET', prefix .. 'count') or 0)
+  return { 'added' }
+end
+
+function operations.take_unread()
+  local name, holder, after, hold_s, limit = argument(), argument(), tonumber(argument()), argument(), argument()
+  local position = tonumber(call('HGET', prefix .. 'readers', name) or nil)
+  if not position then
+    return { 'gone' }
+  end
+  local held_by, ends = unpack(call('HMGET', key('reader', name), 'holder', 'until'))
+  if held_by and held_by ~= holder and tonumber(ends) > now then
+    return { 'taken', {}, 0 }
+  end
+  local start = '(' .. string.format('%.17g', math.max(position, after))
+  local found = call('ZRANGEBYSCORE', prefix .. 'changed', start, '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
+  local runs = {}
+  for index = 1, #found, 2 do
+    local run = named(prefix .. 'changed', found[index])
+    if run then
+      local read = call('HGET', key('read', name), run.entry) or '0'
+      runs[#runs + 1] = { run.entry, run.id, found[index + 1], read }
+    end
+  end
+  if #found > 0 then
+    call('HSET', key('reader', name), 'holder', holder, 'until', after_now(hold_s))
+  end
+  return { 'taken', runs, #found > 0 and #runs == 0 and 1 or 0 }
+end
+
+function operations.confirm_read()
+  local name, holder, position, release = argument(), argument(), tonumber(argument()), argument() == '1'
+  local keys, versions = arguments(), arguments()
+  local before = tonumber(call('HGET', prefix .. 'readers', name) or nil)
+  if not before or call('HGET', key('reader', name), 'holder') ~= holder then
+    return { again == '1' and release and 'confirmed' or 'lost' }
+  end
+  for index, entry in ipairs(keys) do
+    local read = tonumber(call('HGET', key('read', name), entry) or 0)
+    if call('ZSCORE', prefix .. 'changed', entry) and tonumber(versions[index]) > read then
+      call('HSET', key('read', name), entry, versions[index])
+    end
+  end
+  if position > before then
+    call('HSET', prefix .. 'readers', name, string.format('%.17g', position))
+    let_all_expire(keys)
+  end
+  if release then
+    call('DEL', key('reader', name))
+  end
+  return { 'confirmed' }
+end
+
+function operations.readers()
+  local changed, list = prefix .. 'changed', {}
+  local all = call('HGETALL', prefix .. 'readers')
+  for index = 1, #all, 2 do
+    local name, after = all[index], '(' .. all[index + 1]
+    local since = math.huge
+    for _, entry in ipairs(call('ZRANGEBYSCORE', changed, after, '+inf', 'LIMIT', 0, PAGE)) do -- the oldest changes
+      local run = named(changed, entry)
+      since = run and math.min(since, tonumber(run.updated_at)) or since
+    end
+    local ends = tonumber(call('HGET', key('reader', name), 'until') or nil)
+    local is_held = ends and ends > now and 1 or 0
+    local oldest = since < math.huge and string.format('%.17g', since) or ''
+    list[#list + 1] = { name, all[index + 1], call('ZCOUNT', changed, after, '+inf'), oldest, is_held }
+  end
+  return { 'readers', list }
+end
+
+function operations.drop_reader()
+  local name = argument()
+  local is_found = call('HDEL', prefix .. 'readers', name) == 1 or again == '1'
+  call('UNLINK', key('reader', name), key('read', name))
+  return { 'dropped', is_found and 1 or 0 }
+end
+
+-- Let a page of the runs expire that were kept for a follower. Return the number of the last one; -1 at the end.
+function operations.expire_read()
+  local found = call('ZRANGEBYSCORE', prefix .. 'changed', '(' .. argument(), '+inf', 'WITHSCORES', 'LIMIT', 0, PAGE)
+  local entries, last = {}, -1
+  for index = 1, #found, 2 do
+    entries[#entries + 1] = found[index]
+    last = found[index + 1]
+  end
+  let_all_expire(entries)
+  return { 'expired', #entries == PAGE and last or -1 }
+end
+
+-- Upgrade keys of version 1 or 2, a page of runs at a time. In version 1, an index contained all runs that were not
+-- over. In version 2, there were no numbers of changes.
 function operations.upgrade()
   local start = tonumber(argument())
   local entries = call('ZRANGE', prefix .. 'runs', start, start + PAGE - 1)
@@ -800,6 +941,9 @@ function operations.upgrade()
     if run then
       call('HDEL', key('run', run.id), 'until')
       call('DEL', key('agent', run.agent))
+      if not run.owner or FINAL[run.state] then
+        note_change(run)
+      end
     end
   end
   local more = #entries == PAGE
@@ -816,6 +960,10 @@ function operations.sweep()
   for _, entry in ipairs(entries) do
     if not named(index, entry) then
       call('ZREM', prefix .. 'runs', entry)
+      call('ZREM', prefix .. 'changed', entry)
+      for _, name in ipairs(call('HKEYS', prefix .. 'readers')) do
+        call('HDEL', key('read', name), entry)
+      end
     end
   end
   return { 'swept', #entries == PAGE and 1 or 0 }

@@ -60,7 +60,7 @@ TIMEOUT_S: Final = 5.0
 # Maximum seconds between two attempts to reach a server that is away. The pauses double up to this.
 MAX_PAUSE_S: Final = 1.0
 # Version of the keys, which the script stores.
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 # The oldest tested version of Redis.
 OLDEST_REDIS: Final = 6
 

@@ -29,6 +29,7 @@ from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, Input, PostedItem
 from agentfsm.core.validation import SECONDS, require_choice
 from agentfsm.ports.store import Claim, Filter, Lease, RunSummary, lease_lost_error
+from agentfsm.ports.stored import FollowerStatus, UnreadRun
 from agentfsm.stores.redis.server import (
     LOSS_DESCRIPTIONS,
     DurabilityGuarantee,
@@ -48,6 +49,8 @@ from agentfsm.stores.rules import (
     check_not_over,
     check_same_prompt,
     continue_session,
+    follower_lost_error,
+    missing_follower_error,
     missing_predecessor_error,
     parse_summary,
     preview_prompt,
@@ -370,10 +373,71 @@ class _RedisBackend(RedisServer):
         """Remove all runs of a session, and the runs of their subagents. Return the number of runs in the session."""
         return _parse_removed_count(self._call_unleased(("delete_session", session), _CANCEL_FIRST))
 
-    def prune(self, before: float, start: int, limit: int) -> tuple[int, int]:
-        """Remove a batch of old finished runs that no kept run needs; a million runs take half a minute."""
-        _, count, start = self.call("prune", before, start, limit)
+    def prune(self, before: float, start: int, limit: int, *, unread: bool) -> tuple[int, int]:
+        """Remove a batch of old finished runs that no kept run or follower needs; a million runs take half a minute."""
+        _, count, start = self.call("prune", before, start, limit, unread)
         return count, start
+
+    # Followers.
+
+    def number_changes(self, limit: int) -> bool:  # noqa: ARG002  the other stores number changes later
+        """Return False: each operation is atomic, so a change gets its number at once."""
+        return False
+
+    def add_follower(self, name: str, *, from_now: bool) -> None:
+        """Create a follower, unless it exists."""
+        self.call("add_reader", name, from_now)
+
+    def has_unread(self, name: str, after: int) -> bool:  # noqa: ARG002  a look is as expensive as the request
+        """Return True: `take_unread` writes only if it finds something."""
+        return True
+
+    def take_unread(self, name: str, holder: str, after: int, lease_s: float, limit: int) -> list[UnreadRun]:
+        """Return runs that changed after the follower's position, and hold the follower."""
+        more, rows = 1, []
+        while more:  # a page may have only runs that have expired
+            outcome, *rest = self.call("take_unread", name, holder, after, lease_s, limit)
+            if outcome == b"gone":
+                raise missing_follower_error(name)
+            rows, more = rest
+        return [
+            UnreadRun(key=key.decode(), run_id=run_id.decode(), change=int(change), after=int(read))
+            for key, run_id, change, read in rows
+        ]
+
+    def confirm_read(
+        self, name: str, holder: str, position: int, versions: Mapping[str, int], *, release: bool
+    ) -> None:
+        """Record that the follower has read all changes up to a number."""
+        lists = (*_with_count(versions), *_with_count(versions.values()))
+        (outcome,) = self.call("confirm_read", name, holder, position, release, *lists)
+        if outcome == b"lost":
+            raise follower_lost_error(name)
+
+    def followers(self) -> list[FollowerStatus]:
+        """Return the followers and how far they are behind, by name. Expired runs may be counted for a while."""
+        _, rows = self.call("readers")
+        return sorted(
+            [
+                FollowerStatus(
+                    name=name.decode(),
+                    position=int(position),
+                    lag=lag,
+                    waiting_since=float(since) if since else None,
+                    held=bool(is_held),
+                )
+                for name, position, lag, since, is_held in rows
+            ],
+            key=lambda status: status.name,
+        )
+
+    def drop_follower(self, name: str) -> bool:
+        """Remove a follower, and let the runs expire that were kept for it. Return whether it existed."""
+        _, is_found = self.call("drop_reader", name)
+        last = 0
+        while int(last) >= 0:
+            _, last = self.call("expire_read", last)
+        return bool(is_found)
 
     # Maintenance.
 
@@ -516,8 +580,9 @@ class RedisStore(ThreadedStore[_RedisBackend]):
 
     ttl_s: float | None = attrs.field(default=None, kw_only=True, validator=SECONDS.or_none())
     """Seconds that a session, or a run without session, is kept after all of its runs are over, above 0, together with
-    related runs (callers, subagents, predecessors and successors). A new run of the session keeps all of them again.
-    The setting of the store that ends the last run applies. None, the default: for ever.
+    related runs (callers, subagents, predecessors and successors). A new run of the session keeps all of them again,
+    and so does a follower that has not read them. The setting of the store that ends the last run applies. None, the
+    default: for ever.
     """
 
     lease_s: float = attrs.field(default=LEASE_S, kw_only=True, validator=LEASE_SECONDS)

@@ -42,7 +42,9 @@ from agentfsm.ports.store import (
     SystemClock,
     lease_lost_error,
 )
+from agentfsm.ports.stored import FollowerStatus, UnreadRun
 from agentfsm.stores.rules import (
+    FINAL_STATES,
     LEASE_HELD_ADVICE,
     PATIENCE_S,
     SUMMARY_COLUMNS,
@@ -52,6 +54,8 @@ from agentfsm.stores.rules import (
     check_not_over,
     check_same_prompt,
     continue_session,
+    follower_lost_error,
+    missing_follower_error,
     missing_predecessor_error,
     parse_summary,
     preview_prompt,
@@ -81,7 +85,7 @@ from agentfsm.stores.threaded.store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 # Maximum events in one statement: each takes three variables, and SQLite may allow only 999.
 MAX_EVENTS_PER_INSERT: Final = 100
@@ -124,10 +128,39 @@ _READY_AT_UPGRADE_SQL: Final = (
     .replace(":seen", "0")
 )
 
+# Followers find a run by `change`, which a release, a pause and an end set to NULL, and which a follower numbers: so a
+# store without followers pays nothing, and numbers have the order of their commits.
+_FOLLOWERS_V5: Final = (
+    "CREATE INDEX runs_by_change ON runs (change)",
+    # One row with the last number that was given. A number is never given twice: a follower may still confirm that of a
+    # removed run.
+    "CREATE TABLE changes (last INTEGER NOT NULL)",
+    "INSERT INTO changes VALUES (0)",
+    """
+    CREATE TABLE followers (
+        name     TEXT PRIMARY KEY,
+        position INTEGER NOT NULL,  -- number of the last change up to which all was read
+        holder   TEXT NOT NULL,     -- who works on its deliveries
+        until    REAL NOT NULL      -- time until which others wait for the holder
+    ) WITHOUT ROWID
+    """,
+    # The version that a follower has read of a run. SQLite may reuse the number of a removed run, but not that of a
+    # row here, so late confirmations for a removed run concern no other.
+    """
+    CREATE TABLE reads (
+        number   INTEGER PRIMARY KEY AUTOINCREMENT,
+        run      INTEGER NOT NULL,
+        follower TEXT NOT NULL,
+        version  INTEGER NOT NULL,
+        UNIQUE (run, follower)
+    )
+    """,
+)
+
 SCHEMA: Final = SQLiteSchema(
-    version=4,
+    version=5,
     # A file of version 2 has no chunks, and needs no change to get some.
-    tables=frozenset({"runs", "events", "inbox", "workers"}),
+    tables=frozenset({"runs", "events", "inbox", "workers", "changes", "followers", "reads"}),
     statements=(
         # The columns of a list, and the owner of each run. The other tables refer to a run by `number`.
         """
@@ -157,7 +190,8 @@ SCHEMA: Final = SQLiteSchema(
             owner       TEXT,              -- event loop that executes the run; NULL for none
             ready_at    REAL,              -- time from which a worker may claim it; NULL for never, or while owned
             seen        INTEGER NOT NULL,  -- newest inbox number that an owner has read
-            seen_at     REAL NOT NULL      -- time when an owner last checked timers
+            seen_at     REAL NOT NULL,     -- time when an owner last checked timers
+            change      INTEGER            -- number of its last change, for followers; NULL for none yet
         )
         """,
         _CREATE_WORKERS,
@@ -165,6 +199,7 @@ SCHEMA: Final = SQLiteSchema(
         "CREATE INDEX runs_by_session ON runs (session) WHERE session IS NOT NULL",
         *_INDEXES_V2,
         *_INDEXES_V4,
+        *_FOLLOWERS_V5,
         # The journal; entry 0 is the header. With row ids, records of some hundred bytes are stored densely, in the
         # order of their appends (25 % smaller), and a commit of 300 runs changes a handful of pages instead of 300.
         """
@@ -214,6 +249,7 @@ SCHEMA: Final = SQLiteSchema(
             f"UPDATE runs SET ready_at = {_READY_AT_UPGRADE_SQL} WHERE owner IS NULL",  # noqa: S608  of our own names
             *_INDEXES_V4,
         ),
+        4: ("ALTER TABLE runs ADD COLUMN change INTEGER", *_FOLLOWERS_V5),
     },
 )
 
@@ -248,14 +284,14 @@ UNION SELECT name, until FROM workers
 _COUNT_OWNED_RUNS: Final = "SELECT count(*) FROM runs WHERE owner = ? AND parent IS NULL"
 _FREE_RUNS: Final = f"""
 UPDATE runs
-SET owner = NULL, ready_at = {_READY_AT_SQL}, suspect = crashes >= 1, company = :company,
+SET owner = NULL, change = NULL, ready_at = {_READY_AT_SQL}, suspect = crashes >= 1, company = :company,
     alone = alone * (crashes > 0) + (:company <= 1), crashes = crashes + 1
 WHERE owner = :owner
 """  # noqa: S608  of our own names, as all below
 _DELETE_WORKER: Final = "DELETE FROM workers WHERE name = ?"
 _RELEASE_RUN: Final = f"""
 UPDATE runs
-SET owner = NULL, ready_at = {_READY_AT_SQL}, suspect = crashes > 1,
+SET owner = NULL, change = NULL, ready_at = {_READY_AT_SQL}, suspect = crashes > 1,
     seen = max(seen, :seen), seen_at = max(seen_at, :seen_at)
 WHERE id = :id AND token = :token AND owner = :owner
 """  # noqa: S608
@@ -267,6 +303,7 @@ SET state = ?, stop_reason = ?, waiting = ?, wakes_at = ?, turn = ?, version = ?
     crashes = CASE WHEN turn <> ? THEN 0 WHEN ? THEN min(crashes, 1) ELSE crashes END, alone = alone * (NOT ?)
 WHERE number = ?
 """
+_MARK_CHANGED: Final = "UPDATE runs SET change = NULL WHERE number = ?"
 _INSERT_EVENTS: Final = "INSERT INTO events (run, version, body) VALUES "
 _SELECT_HEADER: Final = "SELECT CAST(body AS BLOB) FROM events WHERE run = ? AND version = 0"
 _SELECT_EVENTS: Final = """
@@ -304,7 +341,10 @@ WHERE runs.id = ? AND caller.state NOT IN ('done', 'error')
 """
 _SELECT_SUCCESSORS: Final = "SELECT id FROM runs WHERE after = ? ORDER BY number"
 _SELECT_SESSION_RUNS: Final = "SELECT id FROM runs WHERE session = ? ORDER BY number"
-_IS_PRUNABLE: Final = "state IN ('done', 'error') AND updated_at < :before"
+# `read` is the number up to which all followers have read; NULL if that does not matter.
+_IS_PRUNABLE: Final = """
+state IN ('done', 'error') AND updated_at < :before AND (:read IS NULL OR change IS NOT NULL AND change <= :read)
+"""
 _SELECT_PRUNE_BATCH: Final = (
     f"SELECT number FROM runs WHERE number > :start AND {_IS_PRUNABLE} ORDER BY number LIMIT :limit"  # noqa: S608
 )
@@ -326,6 +366,30 @@ WITH RECURSIVE
         FROM kept CROSS JOIN runs CROSS JOIN step
         WHERE runs.id = kept.run OR runs.parent = kept.run OR runs.session = kept.session)
 SELECT number FROM kin CROSS JOIN runs WHERE id = kin.run AND id NOT IN (SELECT run FROM kept WHERE run IS NOT NULL)
+"""  # noqa: S608
+# A change without a number counts once the run has no owner, or is over.
+_HAS_NO_NUMBER: Final = "change IS NULL AND (owner IS NULL OR state IN ('done', 'error'))"
+_SELECT_LAST_CHANGE: Final = "SELECT last FROM changes"
+_ADVANCE_CHANGES: Final = "UPDATE changes SET last = last + ?"
+_SELECT_UNNUMBERED: Final = f"SELECT number FROM runs WHERE {_HAS_NO_NUMBER} ORDER BY number LIMIT ?"  # noqa: S608
+_SET_CHANGE: Final = "UPDATE runs SET change = ? WHERE number = ?"
+_INSERT_FOLLOWER: Final = "INSERT INTO followers VALUES (?, ?, '', 0) ON CONFLICT (name) DO NOTHING"
+_HAS_UNREAD: Final = f"""
+SELECT EXISTS (SELECT 1 FROM runs WHERE change > max(position, ?)) OR EXISTS (SELECT 1 FROM runs WHERE {_HAS_NO_NUMBER})
+FROM followers WHERE name = ?
+"""  # noqa: S608
+_HOLD_FOLLOWER: Final = "UPDATE followers SET holder = ?, until = ? WHERE name = ?"
+_SELECT_FOLLOWER: Final = "SELECT position, holder, until FROM followers WHERE name = ?"
+_SELECT_CHANGED: Final = "SELECT number, id, change FROM runs WHERE change > ? ORDER BY change LIMIT ?"
+_INSERT_READ: Final = "INSERT INTO reads (run, follower, version) VALUES (?, ?, 0) ON CONFLICT DO NOTHING"
+_SELECT_READ: Final = "SELECT number, version FROM reads WHERE run = ? AND follower = ?"
+_ADVANCE_FOLLOWER: Final = "UPDATE followers SET position = max(position, ?) WHERE name = ?"
+_UPDATE_READ: Final = "UPDATE reads SET version = max(version, ?) WHERE number = ? AND follower = ?"
+_SELECT_FOLLOWERS: Final = f"""
+SELECT name, position, until,
+    (SELECT count(*) FROM runs WHERE change > position) + (SELECT count(*) FROM runs WHERE {_HAS_NO_NUMBER}),
+    (SELECT min(updated_at) FROM runs WHERE change > position OR {_HAS_NO_NUMBER})
+FROM followers ORDER BY name
 """  # noqa: S608
 
 
@@ -543,6 +607,8 @@ class _SQLiteBackend(DatabaseFile):
         self._renew(lease_owner(lease), at_least_s=self.lease_s / 2)
         *facts, paused = request.columns
         self.execute(_UPDATE_RUN, (*facts, request.columns.turn, paused, paused, row.number))
+        if paused or request.columns.state in FINAL_STATES:
+            self.execute(_MARK_CHANGED, (row.number,))
         return True
 
     def _sync_lease(self, lease: Lease) -> _SQLiteRow | None:
@@ -643,13 +709,15 @@ class _SQLiteBackend(DatabaseFile):
         self._remove(self._find_removable(ids))
         return len(ids)
 
-    def prune(self, before: float, start: int, limit: int) -> tuple[int, int]:
-        """Remove a batch of old finished runs that no kept run needs."""
-        portion = self.execute(_SELECT_PRUNE_BATCH, {"before": before, "start": start, "limit": limit}).fetchall()
+    def prune(self, before: float, start: int, limit: int, *, unread: bool) -> tuple[int, int]:
+        """Remove a batch of old finished runs that no kept run and no follower needs."""
+        (read,) = self.execute("SELECT min(position) FROM followers").fetchone()
+        values = {"before": before, "start": start, "read": None if unread else read}
+        portion = self.execute(_SELECT_PRUNE_BATCH, {**values, "limit": limit}).fetchall()
         if not portion:
             return 0, -1
         (last,) = portion[-1]
-        removable = self.execute(_SELECT_REMOVABLE, {"before": before, "start": start, "last": last}).fetchall()
+        removable = self.execute(_SELECT_REMOVABLE, {**values, "last": last}).fetchall()
         old = [number for (number,) in removable]
         self._remove(old)
         return len(old), last
@@ -673,7 +741,73 @@ class _SQLiteBackend(DatabaseFile):
         for number in numbers:
             self.execute("DELETE FROM inbox WHERE run = ?", (number,))
             self.execute("DELETE FROM events WHERE run = ?", (number,))
+            self.execute("DELETE FROM reads WHERE run = ?", (number,))
             self.execute("DELETE FROM runs WHERE number = ?", (number,))
+
+    # Followers.
+
+    def number_changes(self, limit: int) -> bool:
+        """Give numbers to changes that have none. The file is locked, so they have the order of their commits."""
+        numbers = self.execute(_SELECT_UNNUMBERED, (limit,)).fetchall()
+        (last,) = self.execute(_SELECT_LAST_CHANGE).fetchone()
+        for change, (number,) in enumerate(numbers, last + 1):
+            self.execute(_SET_CHANGE, (change, number))
+        self.execute(_ADVANCE_CHANGES, (len(numbers),))
+        return len(numbers) == limit
+
+    def add_follower(self, name: str, *, from_now: bool) -> None:
+        """Create a follower, unless it exists."""
+        (last,) = self.execute(_SELECT_LAST_CHANGE).fetchone()
+        self.execute(_INSERT_FOLLOWER, (name, last if from_now else 0))
+
+    def has_unread(self, name: str, after: int) -> bool:
+        """Return whether there may be something for a follower. If it does not exist, `take_unread` says so."""
+        return bool(self.execute(_HAS_UNREAD, (after, name)).fetchone() != (0,))
+
+    def take_unread(self, name: str, holder: str, after: int, lease_s: float, limit: int) -> list[UnreadRun]:
+        """Return runs that changed after the follower's position, and hold the follower."""
+        if (found := self.execute(_SELECT_FOLLOWER, (name,)).fetchone()) is None:
+            raise missing_follower_error(name)
+        position, held_by, until = found
+        now = self.now()
+        if held_by != holder and until > now:
+            return []
+        self.execute(_HOLD_FOLLOWER, (holder, now + lease_s, name))
+        rows = self.execute(_SELECT_CHANGED, (max(position, after), limit)).fetchall()
+        return [self._find_unread(name, *row) for row in rows]
+
+    def _find_unread(self, follower: str, run: int, run_id: str, change: int) -> UnreadRun:
+        self.execute(_INSERT_READ, (run, follower))
+        key, version = self.execute(_SELECT_READ, (run, follower)).fetchone()
+        return UnreadRun(key=str(key), run_id=run_id, change=change, after=version)
+
+    def confirm_read(
+        self, name: str, holder: str, position: int, versions: Mapping[str, int], *, release: bool
+    ) -> None:
+        """Record that the follower has read all changes up to a number."""
+        found = self.execute(_SELECT_FOLLOWER, (name,)).fetchone()
+        if found is None or found[1] != holder:
+            raise follower_lost_error(name)
+        self.execute(_ADVANCE_FOLLOWER, (position, name))
+        for key, version in versions.items():
+            self.execute(_UPDATE_READ, (version, int(key), name))
+        if release:
+            self.execute(_HOLD_FOLLOWER, ("", 0.0, name))
+
+    def followers(self) -> list[FollowerStatus]:
+        """Return the followers and how far they are behind, by name."""
+        now = self.now()
+        return [
+            FollowerStatus(name=name, position=position, lag=lag, waiting_since=since, held=until > now)
+            for name, position, until, lag, since in self.execute(_SELECT_FOLLOWERS).fetchall()
+        ]
+
+    def drop_follower(self, name: str) -> bool:
+        """Remove a follower. Return whether it existed."""
+        self.execute("DELETE FROM reads WHERE follower = ?", (name,))
+        is_found = self.execute("SELECT 1 FROM followers WHERE name = ?", (name,)).fetchone() is not None
+        self.execute("DELETE FROM followers WHERE name = ?", (name,))
+        return is_found
 
     # Maintenance.
 

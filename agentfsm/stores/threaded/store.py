@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
@@ -30,6 +30,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.validation import SECONDS, ValueRule, is_number
 from agentfsm.core.value import Value
+from agentfsm.ports.followers import BATCH, FOLLOWER_LEASE_S, FOLLOWER_START, FollowerStart
 from agentfsm.ports.store import (
     ALL_RUNS,
     DURABILITY,
@@ -39,8 +40,8 @@ from agentfsm.ports.store import (
     Lease,
     RunSummary,
     Store,
-    StoredRun,
 )
+from agentfsm.ports.stored import FollowerStatus, StoredRun, UnreadRun
 from agentfsm.stores.rules import check_prune_time, check_run_id, next_expiry
 from agentfsm.stores.threaded.change_listener import ChangeListener
 from agentfsm.stores.threaded.group_commit import GroupCommitWriter, StoreJob, StoreStatistics, TransactionBackend
@@ -72,6 +73,10 @@ MAX_INT64: Final = 2**63 - 1
 # Old runs that `prune` processes in one transaction, together with related runs. A batch takes tens of milliseconds, so
 # other jobs and lease renewals can run between batches.
 PRUNE_BATCH: Final = 500
+# Changes that get their numbers in one transaction, and seconds between two such transactions in a row, so that other
+# processes can use the store.
+CHANGES_BATCH: Final = 1_000
+NUMBERING_PAUSE_S: Final = 0.01
 # Maximum characters of records in merged appends: some turns. So a job stays about as small as
 # `group_commit.MAX_QUEUED_JOBS` assumes.
 MAX_MERGED_CHARS: Final = 8_192
@@ -230,17 +235,48 @@ class StoreBackend(TransactionBackend, Protocol):
         """As `Store.delete_session`."""
         ...
 
-    def prune(self, before: float, start: int, limit: int) -> tuple[int, int]:
+    def prune(self, before: float, start: int, limit: int, *, unread: bool) -> tuple[int, int]:
         """Prune up to `limit` runs as `Store.prune` does. Return the number removed, and where to continue.
 
         Args:
             before: Seconds since 1970.
             start: End of the previous batch; 0 for the first batch.
             limit: Maximum number of old runs in the batch; runs related to them are removed in addition.
+            unread: Whether to remove also runs that a follower has not read.
 
         Returns:
             The number of removed runs, and the next `start`; -1 at the end.
         """
+        ...
+
+    def number_changes(self, limit: int) -> bool:
+        """Give numbers to up to `limit` changes that have none yet. Return whether there may be more of them."""
+        ...
+
+    def add_follower(self, name: str, *, from_now: bool) -> None:
+        """Create a follower, unless it exists: before the first change, or after the last one that has a number."""
+        ...
+
+    def has_unread(self, name: str, after: int) -> bool:
+        """Return whether `take_unread` may find something; this only reads."""
+        ...
+
+    def take_unread(self, name: str, holder: str, after: int, lease_s: float, limit: int) -> Sequence[UnreadRun]:
+        """As `Store.take_unread`, for the changes that have numbers."""
+        ...
+
+    def confirm_read(
+        self, name: str, holder: str, position: int, versions: Mapping[str, int], *, release: bool
+    ) -> None:
+        """As `Store.confirm_read`."""
+        ...
+
+    def followers(self) -> Sequence[FollowerStatus]:
+        """As `Store.followers`."""
+        ...
+
+    def drop_follower(self, name: str) -> bool:
+        """As `Store.drop_follower`."""
         ...
 
 
@@ -533,13 +569,14 @@ class ThreadedStore(Store, Generic[L]):
         """Remove all runs of a session. Return the number of runs in the session."""
         return await self._run_job(lambda backend: backend.delete_session(session))
 
-    async def prune(self, before: float) -> int:
+    async def prune(self, before: float, *, unread: bool = False) -> int:
         """Remove the runs that are over and have not changed since that moment. Return the number of runs.
 
         This works in batches, each in its own transaction: runs removed before an error stay removed.
 
         Args:
             before: Seconds since 1970.
+            unread: Whether to remove also runs that a follower has not read.
 
         Raises:
             MisuseError: if `before` is not a valid time; nothing is removed.
@@ -548,7 +585,7 @@ class ThreadedStore(Store, Generic[L]):
         removed = start = 0
 
         def prune_batch(backend: L) -> tuple[int, int]:
-            return backend.prune(before, start, PRUNE_BATCH)
+            return backend.prune(before, start, PRUNE_BATCH, unread=unread)
 
         while start >= 0:
             began = time.monotonic()
@@ -556,6 +593,47 @@ class ThreadedStore(Store, Generic[L]):
             removed += count
             await anyio.sleep(time.monotonic() - began if count else 0)  # let other processes use the file
         return removed
+
+    # Followers.
+
+    async def add_follower(self, name: str, *, start: FollowerStart = "beginning") -> None:
+        """Create a follower, unless it exists."""
+        FOLLOWER_START.check("add_follower", "start", start)
+        if start == "now" and name not in {each.name for each in await self.followers()}:
+            has_more = True
+            while has_more:
+                has_more = await self._run_job(lambda backend: backend.number_changes(CHANGES_BATCH))
+                await anyio.sleep(NUMBERING_PAUSE_S if has_more else 0)
+        await self._run_job(lambda backend: backend.add_follower(name, from_now=start == "now"))
+
+    async def take_unread(
+        self, name: str, *, holder: str, after: int = 0, lease_s: float = FOLLOWER_LEASE_S, limit: int = BATCH
+    ) -> tuple[UnreadRun, ...]:
+        """Return runs that changed after the follower's position, and hold the follower. Without any, only read."""
+
+        def take(backend: L) -> Sequence[UnreadRun]:
+            backend.number_changes(CHANGES_BATCH)
+            return backend.take_unread(name, holder, after, lease_s, limit)
+
+        if not await self._run_job(lambda backend: backend.has_unread(name, after), writes=False):
+            return ()
+        return tuple(await self._run_job(take, durability="normal"))
+
+    async def confirm_read(
+        self, name: str, *, holder: str, position: int, versions: Mapping[str, int], release: bool = False
+    ) -> None:
+        """Record that the follower has read all changes up to a number. After a power cut some may come again."""
+        await self._run_job(
+            lambda backend: backend.confirm_read(name, holder, position, versions, release=release), durability="normal"
+        )
+
+    async def followers(self) -> tuple[FollowerStatus, ...]:
+        """Return the followers and how far they are behind, by name."""
+        return tuple(await self._run_job(lambda backend: backend.followers(), writes=False))
+
+    async def drop_follower(self, name: str) -> bool:
+        """Remove a follower. Return whether it existed."""
+        return await self._run_job(lambda backend: backend.drop_follower(name))
 
     def subscribe(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` after commits that may concern the topic, including commits of other processes."""

@@ -31,12 +31,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 # Before the imports: pytest shows the values of failed assertions only for registered modules.
-_MODULES = ("appends", "creation", "deletion", "helpers", "leases", "lists", "posts")
+_MODULES = ("appends", "creation", "deletion", "following", "helpers", "leases", "lists", "posts")
 pytest.register_assert_rewrite(*[f"{__name__}.{room}" for room in _MODULES])
 
 from agentfsm.testing.conformance.appends import AppendConformance  # noqa: E402
 from agentfsm.testing.conformance.creation import CreationConformance  # noqa: E402
 from agentfsm.testing.conformance.deletion import DeletionConformance  # noqa: E402
+from agentfsm.testing.conformance.following import FollowerConformance  # noqa: E402
 from agentfsm.testing.conformance.leases import LeaseConformance  # noqa: E402
 from agentfsm.testing.conformance.lists import ListConformance  # noqa: E402
 from agentfsm.testing.conformance.posts import InboxConformance  # noqa: E402
@@ -47,7 +48,13 @@ if TYPE_CHECKING:
 
 @pytest.mark.anyio
 class StoreConformance(
-    CreationConformance, LeaseConformance, AppendConformance, InboxConformance, ListConformance, DeletionConformance
+    CreationConformance,
+    LeaseConformance,
+    AppendConformance,
+    InboxConformance,
+    ListConformance,
+    DeletionConformance,
+    FollowerConformance,
 ):
     """Conformance tests of a store. Override the fixture `store` with one that yields a new, empty store."""
 
