@@ -30,7 +30,6 @@ from agentfsm.core.validation import STRING, require_type, shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.models import provider_errors as t
 from agentfsm.models.adapter import MODEL_NAME, AdapterModel
-from agentfsm.models.error_bodies import read_error_message as read_error_message  # noqa: PLC0414  for Anthropic
 from agentfsm.models.guarded_http import close_response, iter_limited, read_limited
 from agentfsm.models.wire import (
     MAX_BODY_BYTES,

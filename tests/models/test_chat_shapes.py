@@ -92,9 +92,17 @@ def test_reasoning_goes_back_where_it_is_wanted(host, is_wanted):
     """OpenRouter and servers of one's own get their `reasoning` back; others refuse the field that they send."""
     model = OpenAIChat("m", base_url=f"https://{host}/v1", api_key="none")
     reply = model._decode(b'{"choices": [{"message": {"content": "30 C", "reasoning": "Hot."}}]}')
+    assert reply.thinking == "Hot."
     request = Request(instructions="", messages=(ASK, AssistantMessage(text=reply.text, native=reply.native)))
     sent = json.loads(model._encode_request(request, model._make_encoding_cache(), streamed=False))["messages"][1]
     assert sent.get("reasoning") == ("Hot." if is_wanted else None)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_thinking_is_part_of_the_reply(name):
+    """A reply that was not streamed has its thinking, as one that was."""
+    reply, _ = streamed({"content": None, name: "Rome is "}, {name: "hot."}, {"content": "30 C"})
+    assert reply.thinking == whole({"content": "30 C", name: "Rome is hot."}).thinking == "Rome is hot."
 
 
 DETAIL = {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0}

@@ -305,10 +305,12 @@ def test_what_could_not_be_written_leaves_nothing_behind():
     assert len(written_anew(written, (ASK,), (TOOL, TOOL))["tools"]) == 2
 
 
-def test_further_fields_may_replace_what_is_kept():
-    """Tools that only the provider has are passed as a further field, and stand in place of the agent's."""
-    body = body_of(tools=(TOOL,), extra_body={"tools": [{"type": "web_search"}]})
+def test_further_fields_never_replace_the_tools():
+    """Tools of the provider are a further field of an agent without tools; they would replace those of another."""
+    body = body_of(extra_body={"tools": [{"type": "web_search"}]})
     assert body["tools"] == [{"type": "web_search"}]
+    with pytest.raises(MisuseError, match="would replace those of the agent"):
+        body_of(tools=(TOOL,), extra_body={"tools": [{"type": "web_search"}]})
 
 
 # What comes whole

@@ -17,6 +17,7 @@ from agentfsm.models import provider_errors as t
 from agentfsm.models.anthropic import wire
 from agentfsm.models.anthropic.hosted_blocks import MCP_BETA, unsupported_hosted_tool
 from agentfsm.models.anthropic.schema import unsupported_schema
+from agentfsm.models.error_bodies import read_error_message
 from agentfsm.models.guarded_http import GuardedClient, read_redirect_url
 from agentfsm.models.sdk import (
     TRANSPORT_ERRORS,
@@ -24,7 +25,6 @@ from agentfsm.models.sdk import (
     SDKModel,
     check_arguments,
     check_header,
-    read_error_message,
     read_retry_after_headers,
     read_transport_failure,
     shared_ssl_context,

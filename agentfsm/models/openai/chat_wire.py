@@ -466,6 +466,7 @@ def _build_reply(
         finish_reason=_read_finish_reason(finish, has_calls=bool(calls), refused=refused),
         usage=usage,
         native=native.build(calls, provider, dialect),
+        thinking=native.thinking,
     )
 
 

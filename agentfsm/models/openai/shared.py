@@ -20,7 +20,7 @@ def tool_fields(request: Request, named_choice: Callable[[str], dict[str, Any]])
         request: The request.
         named_choice: Builds the value that forces a tool, from its name.
     """
-    if not request.tools:
+    if not (request.tools or request.hosted_tools):
         return {}
     fields: dict[str, Any] = {}
     choice, parallel = request.settings.tool_choice, request.settings.parallel_tool_calls
