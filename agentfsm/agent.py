@@ -221,8 +221,8 @@ class Agent(Generic[A_co]):
 
     Args:
         model: A `Model`, or a string such as "openai:gpt-4o".
-        tools: Tools, plain functions, tool sources such as MCP servers, and hosted tools, which the provider executes;
-            or a registry, which is then shared.
+        tools: Tools, plain functions, tool sources such as MCP servers, and hosted tools, which the provider executes,
+            such as `WebSearch()`; or a registry, which is then shared.
         instructions: System prompt; empty for none.
         permissions: Permissions of runs for the tools, by level and by rules; None: all tools are allowed.
         selector: Selector of the tools that a request offers to the model, if there are many.

@@ -101,8 +101,8 @@ async def _ask_last_answer(execution: Execution, effect: AskModel, reached: e.Li
     if execution.config.output_spec is not None:
         reply = execution.config.output_spec.unwrap_reply(reply)
     if text := replace_surrogates(reply.text).strip():
-        message = AssistantMessage(text=text, thinking=replace_surrogates(reply.thinking), hosted=reply.hosted or None)
-        said = e.AnswerDrafted(message=message, usage=usage, request=digest)
+        last = AssistantMessage(text=text, thinking=replace_surrogates(reply.thinking), hosted=reply.hosted or None)
+        said = e.AnswerDrafted(message=last, usage=usage, request=digest)
         return end_after_last_answer(execution, reached, "its last answer is in run.partial", said)
     silent = e.ModelFaltered(error="the last reply said nothing", usage=usage, request=digest)
     return end_after_last_answer(execution, reached, "the last reply said nothing", silent)

@@ -272,8 +272,8 @@ class ToolRegistry:
             tagged = wanted is None or not each.tags.isdisjoint(wanted)
             if named and tagged and (most is None or each.permission <= most):
                 part.register(each)
-        for tool in self.hosted:
-            if wanted is None and most is None and (globs is None or any(fnmatchcase(tool.name, glob) for glob in globs)):
+        for tool in self.hosted if wanted is None and most is None else ():
+            if globs is None or any(fnmatchcase(tool.name, glob) for glob in globs):
                 part.add_hosted(tool)
         return part
 
