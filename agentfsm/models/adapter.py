@@ -7,8 +7,10 @@ and Anthropic.
 from __future__ import annotations
 
 import inspect
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 from types import AsyncGeneratorType, MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeAlias, TypeVar, cast
 
@@ -63,7 +65,7 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
 
     A subclass has `translations` and three methods: `_open_client`, `_close_client` and `_ask`. Most also have
     `_describe_error`. The base keeps one client per event loop: the first reply opens it; `aclose()` or the end of the
-    event loop closes it. Errors in `translations` become `ModelError`s without secrets in their text. Replies, and
+    event loop closes it. Errors of the package become `ModelError`s without secrets in their text. Replies, and
     streams while they arrive, are limited as in `agentfsm.ports.model`.
 
     Args:
@@ -83,7 +85,7 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
 
     translations: ClassVar[Mapping[type[Exception], t.Translate]] = MappingProxyType({})
     """Functions of `agentfsm.models.provider_errors` by the package's error classes. An error is translated by its
-    nearest listed class; one without a listed class is raised unchanged.
+    nearest listed class; one without a listed class ends the run, by `unexpected_error`.
     """
 
     api_key_env: ClassVar[str] = ""
@@ -117,7 +119,7 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         self._secrets = _find_secrets(secrets)
         self._tokens: tuple[str, ...] = ()
         self._clients: dict[object, _OpenClient[ClientT]] = {}  # by event loop
-        self._error_types: tuple[type[Exception], ...] = (SizeLimitError, *_check_translations(self))
+        _check_translations(self)
 
     # Methods of each adapter
 
@@ -172,7 +174,7 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
             reply = await _check_awaitable(asked, method)
         except AgentError:
             raise
-        except self._error_types as error:
+        except Exception as error:
             if watcher is not None and watcher.error is error:  # raised by the caller's `emit`
                 raise
             raise self._translate_error(error) from None
@@ -238,11 +240,15 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
 
     # Errors
 
-    def _translate_error(self, error: Exception) -> ModelError:
+    def _translate_error(self, error: Exception) -> AgentError:
         """Translate an error of the package. Raise the result `from None`: the original may quote the key."""
+        if isinstance(error, AgentError):
+            return error
         if isinstance(error, SizeLimitError):
             return self._build_size_error(str(error), None)
-        kind = next(kind for kind in type(error).__mro__ if kind in self.translations)
+        kind = next((kind for kind in type(error).__mro__ if kind in self.translations), None)
+        if kind is None:
+            return t.unexpected_error(self._build_failure(_describe_unexpected(error)))
         translated: object = self.translations[kind](self._describe_error(error))
         if not isinstance(translated, ModelError):
             raise MisuseError(
@@ -375,8 +381,16 @@ def _find_secrets(values: object) -> list[str]:
     return sorted(words, key=len, reverse=True)
 
 
-def _check_translations(model: AdapterModel[Any]) -> Iterable[type[Exception]]:
-    """Return the error classes that a model translates.
+def _describe_unexpected(error: Exception) -> str:
+    """Return the type, the text and the place of an error, since the error that replaces it has no traceback of it."""
+    places = [
+        f"; in {PurePath(at.filename).name}, line {at.lineno}" for at in traceback.extract_tb(error.__traceback__)
+    ]
+    return f"{type(error).__name__}: {error}{''.join(places[-1:])}"
+
+
+def _check_translations(model: AdapterModel[Any]) -> None:
+    """Check the table of errors.
 
     Raises:
         MisuseError: if `translations` is not a mapping from error classes to functions.
@@ -393,7 +407,6 @@ def _check_translations(model: AdapterModel[Any]) -> Iterable[type[Exception]]:
                 f"{label}[{kind.__name__}] is {translate!r:.100}: give a function of agentfsm.models.provider_errors, "
                 f"{give}"
             )
-    return table
 
 
 def _check_awaitable(returned: Any, method: str) -> Awaitable[Any]:

@@ -199,6 +199,15 @@ def sdk_error(failure: ProviderFailure) -> ModelError:
     )
 
 
+def unexpected_error(failure: ProviderFailure) -> ModelError:
+    """Build the error of a request in which the provider's package raised an error that it does not document."""
+    return ModelError(
+        f"The package behind {failure.adapter} raised an unexpected error when {failure.model_and_url} was asked "
+        f"{failure.server_message}. Check the http_client, and tools that patch the package; if there are none, report "
+        "it to the author of the adapter."
+    )
+
+
 def redirect_error(failure: ProviderFailure) -> ModelError:
     """Build the error of a redirect to another server, which is not followed."""
     return ModelError(

@@ -25,7 +25,7 @@ import httpx
 import httpx2  # the HTTP client of both SDKs, which raise its errors
 
 from agentfsm._http import parse_retry_after, parse_wait_s
-from agentfsm.core.errors import ClosedError, MisuseError, ModelError
+from agentfsm.core.errors import AgentError, ClosedError, MisuseError, ModelError
 from agentfsm.core.validation import STRING, require_type, shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.models import provider_errors as t
@@ -242,7 +242,7 @@ class SDKModel(AdapterModel[SDKConnection]):
         options = {"timeout": timeout_s}
         try:
             return await post(self.path, content=body, cast_to=httpx2.Response, stream=True, options=options)
-        except self._error_types as error:
+        except Exception as error:  # noqa: BLE001  translated
             raise self._translate_error(error) from None
 
     async def _read_whole(self, response: httpx2.Response) -> Reply:
@@ -257,7 +257,7 @@ class SDKModel(AdapterModel[SDKConnection]):
         """Read the body of a reply that is not streamed."""
         try:
             parts, is_whole = await read_limited(response, MAX_BODY_BYTES)
-        except self._error_types as error:
+        except Exception as error:  # noqa: BLE001  translated
             raise self._translate_error(error) from None
         if not is_whole:
             raise self._build_size_error(f"more than {MAX_BODY_BYTES:,} bytes", None)
@@ -266,7 +266,7 @@ class SDKModel(AdapterModel[SDKConnection]):
     def _decode_reply(self, data: bytes) -> Reply:
         try:
             return self._decode(data)
-        except self._error_types as error:
+        except Exception as error:  # noqa: BLE001  translated
             raise self._translate_error(error) from None
 
     async def _read_stream(self, response: httpx2.Response, emit: Emit) -> Reply:
@@ -294,10 +294,10 @@ class SDKModel(AdapterModel[SDKConnection]):
         try:
             part = await anext(data, None)
             return None if part is None else assembler.feed(part)
-        except self._error_types as error:
+        except Exception as error:  # noqa: BLE001  translated
             raise self._translate_error(error) from None
 
-    def _build_incomplete_error(self, response: httpx2.Response, assembler: StreamAssembler) -> ModelError:
+    def _build_incomplete_error(self, response: httpx2.Response, assembler: StreamAssembler) -> AgentError:
         # Some servers answer a request for a stream with status 200 and an error as plain JSON.
         if (error := find_error(b"".join(assembler.unparsed))) is not None:
             return self._translate_error(error)

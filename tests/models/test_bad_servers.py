@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import attrs
+import httpx2
 import pytest
 
 from agentfsm import Agent, Limits, Settings, StopReason, tool
@@ -319,3 +320,25 @@ async def test_a_failed_attempt_of_a_fallback_is_billed_at_its_own_price():
         await model.aclose()
     assert (run.output, run.usage.input_tokens) == ("ok", 200_000)
     assert run.usage.cost_usd == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("adapter", [OpenAIChat, OpenAIResponses, Anthropic])
+async def test_an_unexpected_error_of_the_client_ends_the_run(adapter, streamed):
+    """It never leaves `agent.run` as it is, and shows no key."""
+    key = "sk-very-secret-key"
+
+    class Failing(httpx2.AsyncByteStream):
+        async def __aiter__(self):
+            message = f"no attribute of {key}"
+            yield b"x"
+            raise AttributeError(message)
+
+    transport = httpx2.MockTransport(lambda _request: httpx2.Response(200, stream=Failing()))
+    async with httpx2.AsyncClient(transport=transport) as client:
+        model = adapter("m", base_url="http://a.test/v1", api_key=key, http_client=client)
+        async with Agent(model, settings=Settings(stream=streamed), store=MemoryStore()) as agent:
+            run = await agent.run("go")
+    assert run.stop_reason == "model_error"
+    assert "unexpected error" in run.stop_message
+    assert "AttributeError: no attribute of ***; in test_bad_servers.py, line" in run.stop_message

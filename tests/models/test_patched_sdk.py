@@ -123,11 +123,12 @@ async def test_a_tool_that_replaces_request_answers_itself(monkeypatch):
     assert (run.output, run.usage.tokens) == ("from the bridge", 5)
 
 
-async def test_an_error_of_create_is_a_model_error(monkeypatch):
-    """With the reason of the provider."""
+@pytest.mark.parametrize("kind_of_error", [openai.OpenAIError, TypeError])
+async def test_an_error_of_create_is_a_model_error(kind_of_error, monkeypatch):
+    """With its text, also if it is a fault of the tool that patches the package."""
 
     async def create(self, **_):
-        raise openai.OpenAIError("the bridge is down")
+        raise kind_of_error("the bridge is down")
 
     monkeypatch.setattr(AsyncCompletions, "create", create)
     async with Agent(OpenAIChat("m", base_url="http://127.0.0.1:9/v1")) as agent:

@@ -239,7 +239,7 @@ class OpenAIModel(SDKModel):
             return await super()._send(client, body, timeout_s)
         try:
             return await send_by_create(client, self.resource, body, timeout_s)
-        except self._error_types as error:
+        except Exception as error:  # noqa: BLE001  translated
             raise self._translate_error(error) from None
 
     def _make_client(self, http_client: httpx2.AsyncClient | None) -> SDKClient:
