@@ -13,7 +13,7 @@ from docstring_parser import parse
 
 from agentfsm import Agent
 
-MODULES = ("", ".context", ".mcp", ".models", ".ports", ".reflection", ".stores", ".testing")
+MODULES = ("", ".context", ".mcp", ".models", ".ports", ".prompts", ".reflection", ".stores", ".testing")
 
 
 def public_classes():

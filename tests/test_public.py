@@ -16,7 +16,7 @@ from agentfsm.core import errors
 from agentfsm.core.messages import Message
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("", ".context", ".mcp", ".models", ".openapi", ".reflection", ".stores", ".testing", ".tokens")
+PACKAGES = ("", ".context", ".mcp", ".models", ".openapi", ".prompts", ".reflection", ".stores", ".testing", ".tokens")
 HEAVY = (
     "anthropic",
     "cattrs",

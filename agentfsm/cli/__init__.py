@@ -5,6 +5,7 @@
              approve | reject | settle | answer | send | pause | cancel     decide
              fork | replay | diff                                           fork and compare
              delete | prune | compact                                       remove
+    agentfsm prompts list | show | render | test | activate | rollback | diff
     agentfsm mcp tools | approve | prompts | prompt | resources | read | serve
 
 Results go to stdout, all else to stderr. Exit codes: 0 done, 1 failed, 2 usage, 3 waiting for a person or for

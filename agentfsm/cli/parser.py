@@ -19,7 +19,17 @@ from agentfsm.cli.argument_types import (
     parse_seconds,
     parse_time,
 )
-from agentfsm.cli.commands import audit_log, decide, execute, inspect, mcp_client, mcp_serve, retention, timetravel
+from agentfsm.cli.commands import (
+    audit_log,
+    decide,
+    execute,
+    inspect,
+    mcp_client,
+    mcp_serve,
+    prompt_files,
+    retention,
+    timetravel,
+)
 from agentfsm.cli.resolve.agent_target import MCP_OPTION
 from agentfsm.cli.resolve.store_location import STORE_VARIABLE
 from agentfsm.core.calls import Phase
@@ -71,6 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_timetravel(add)
     _add_retention(add)
     _add_mcp(add)
+    _add_prompts(add)
     return made
 
 
@@ -162,6 +173,7 @@ def _add_inspect(add: AddParser) -> None:
     doctor = _add_command(add, inspect.doctor, text="check the installation, the store and the tools of an agent")
     doctor.add_argument("agent", metavar="module:agent", nargs="?", help="the agent whose tools are checked")
     _add_mcp_option(doctor, "add the MCP servers of this file to its tools")
+    doctor.add_argument("--prompts", metavar="FOLDER", help="the folder whose prompts are checked")
 
 
 def _add_audit(add: AddParser) -> None:
@@ -320,6 +332,12 @@ def _add_mcp_client(sub: AddParser) -> None:
     prompt.add_argument("name", metavar="NAME", help="name of the prompt")
     prompt.add_argument("arguments", metavar="KEY=VALUE", type=parse_pair, nargs="*", help="arguments of the prompt")
     read.add_argument("uri", metavar="URI", help="URI of the resource")
+
+
+def _add_prompts(add: AddParser) -> None:
+    text = "list, test and activate versions of prompts"
+    group = add("prompts", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    prompt_files.add_parsers(group.add_subparsers(required=True, metavar="COMMAND").add_parser)
 
 
 # Arguments that several commands share.

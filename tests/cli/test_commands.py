@@ -444,13 +444,16 @@ def test_the_version_is_that_of_the_package(here):
 
 def test_help_names_every_command(here):
     """And the exit codes; each command takes `--json` and says what it does, as does the package itself."""
-    text, of_mcp = here("--help"), here("mcp", "--help")
-    named, below = (set(re.findall(r"^    (\w+)\b", each, re.MULTILINE)) for each in (text, of_mcp))
-    told = [set(re.findall(r"\w+(?= [|])|(?<=[|] )\w+", part)) for part in cli.__doc__.split("agentfsm mcp ")]
-    assert [named - {"mcp"}, below] == told
+    text, groups = here("--help"), ("prompts", "mcp")
+    pages = [text, *(here(group, "--help") for group in groups)]
+    named = [set(re.findall(r"^    (\w+)\b", page, re.MULTILINE)) for page in pages]
+    parts = re.split("|".join(f"agentfsm {group} " for group in groups), cli.__doc__)
+    told = [set(re.findall(r"\w+(?= [|])|(?<=[|] )\w+", part)) for part in parts]
+    assert [named[0] - set(groups), *named[1:]] == told
     assert "3 waiting for a person or for input" in " ".join(text.split())
-    for words in [[name] for name in told[0]] + [["mcp", name] for name in told[1]]:
-        assert "  --json " in here(*words, "--help")
+    for group, names in zip(("", *groups), told, strict=True):
+        for name in names:
+            assert "  --json " in here(*filter(None, (group, name)), "--help")
 
 
 def test_parts_of_results_are_named_and_never_printed(here):

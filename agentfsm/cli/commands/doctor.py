@@ -26,6 +26,7 @@ from agentfsm.cli.resolve.mcp_servers import join_servers
 from agentfsm.cli.resolve.store_location import is_url, open_existing_store, resolve_location
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.value import Value
+from agentfsm.prompts import PromptFinding, Prompts, lint_prompts
 from agentfsm.stores.loading import mask_password
 from agentfsm.stores.sqlite.file import connect_sqlite3
 from agentfsm.tools.lint import Finding
@@ -65,6 +66,7 @@ class DoctorReport(Value):
     checks: tuple[DoctorCheck, ...]
     tools: tuple[ToolReport, ...] = ()
     findings: tuple[Finding, ...] = ()
+    prompts: tuple[PromptFinding, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -88,6 +90,8 @@ def examine(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     report = DoctorReport(checks=tuple(_run_checks(resolve_location(args.store))))
     if args.agent is not None:
         report = _add_agent(args.agent, report, lambda agent: join_servers(agent, args.mcp, terminal))
+    if args.prompts is not None:
+        report = _add_prompts(args.prompts, report)
     if terminal.json:
         terminal.document({"ok": report.ok, **attrs.asdict(report)})
     else:
@@ -104,6 +108,8 @@ def _format_report(report: DoctorReport) -> Iterator[str]:
         yield f"tool    {tool.name}: {', '.join(tool.declared) or 'nothing declared: runs alone, is never repeated'}"
         yield from _format_findings(report, tool.name)
     yield from _format_findings(report, None)
+    for finding in report.prompts:
+        yield f"prompt  {finding.prompt}: {finding.severity}: {finding.message}"
 
 
 def _format_findings(report: DoctorReport, tool: str | None) -> Iterator[str]:
@@ -266,3 +272,18 @@ def _check_agent_closes(agent: Agent, detail: str) -> DoctorCheck:
     except AgentError as error:
         return DoctorCheck(name="agent", ok=False, detail=f"{detail}; closing it failed: {error}")
     return DoctorCheck(name="agent", ok=True, detail=detail)
+
+
+# The prompts.
+
+
+def _add_prompts(folder: str, report: DoctorReport) -> DoctorReport:
+    """Add the prompts of a folder to the report."""
+    try:
+        prompts = Prompts(folder)
+        findings = lint_prompts(prompts)
+    except AgentError as error:
+        check = DoctorCheck(name="prompts", ok=False, detail=str(error))
+        return attrs.evolve(report, checks=(*report.checks, check))
+    check = DoctorCheck(name="prompts", ok=True, detail=f"{folder}: {', '.join(prompts.names) or 'none'}")
+    return attrs.evolve(report, checks=(*report.checks, check), prompts=findings)

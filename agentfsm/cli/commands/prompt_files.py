@@ -1,0 +1,236 @@
+"""The subcommands of `agentfsm prompts`: prompts of a folder, their versions, activations and tests."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from difflib import unified_diff
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import attrs
+
+from agentfsm.agent import Agent
+from agentfsm.cli.argument_types import parse_count, parse_pair
+from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.session.prompts import user_name
+from agentfsm.core.errors import MisuseError
+from agentfsm.prompts import Prompts, lint_prompt, run_tests
+from agentfsm.prompts.evaluation import RUNS
+from agentfsm.prompts.template import VariableKind
+
+if TYPE_CHECKING:
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.prompts import Activation, PromptReport, PromptTemplate
+
+DEFAULT_FOLDER: Final = "prompts"
+
+
+def add_parsers(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the subcommands with their arguments.
+
+    Args:
+        add_parser: Function of argparse that adds a subcommand.
+    """
+
+    def add(act: Callable[..., ExitCode], text: str) -> argparse.ArgumentParser:
+        added = add_parser(act.__name__, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        added.set_defaults(act=act)
+        added.add_argument("--json", action="store_true", help="write one JSON document to stdout")
+        added.add_argument("--folder", default=DEFAULT_FOLDER, help="folder of the prompts (default: %(default)s)")
+        return added
+
+    add(list, text="list the prompts with their versions; * is the version in use")
+    shows = add(show, text="show a version of a prompt, with its activations, results and findings")
+    renders = add(render, text="print a prompt with values for its variables")
+    tests = add(test, text="run the tests of a prompt with a model, and record the results beside the prompts")
+    activates = add(activate, text="make a version the one in use")
+    rolls_back = add(rollback, text="return to the version that was in use before")
+    diffs = add(diff, text="compare two versions of a prompt")
+    for takes in (shows, renders, tests):
+        takes.add_argument("prompt", metavar="NAME[@VERSION]", help="the prompt (default: the version in use)")
+    renders.add_argument(
+        "values", metavar="VARIABLE=VALUE", type=parse_pair, nargs="*", help="text; for a json variable, JSON"
+    )
+    tests.add_argument("--model", required=True, help="the model, for example openai:gpt-4o")
+    tests.add_argument(
+        "--runs", metavar="N", type=parse_count, default=RUNS, help="of each test (default: %(default)s)"
+    )
+    for takes in (activates, rolls_back, diffs):
+        takes.add_argument("prompt", metavar="NAME", help="name of the prompt")
+    activates.add_argument("version", metavar="VERSION", help="the version")
+    for takes in (activates, rolls_back):
+        takes.add_argument("--why", required=True, help="the reason, for the log")
+        takes.add_argument("--by", metavar="WHO", default=None, help="who decides (default: your user name)")
+    diffs.add_argument("before", metavar="VERSION", help="the first version")
+    diffs.add_argument("after", metavar="VERSION", nargs="?", help="the second version (default: the one in use)")
+
+
+def list(args: argparse.Namespace, terminal: Terminal) -> ExitCode:  # noqa: A001  the name of the command
+    """List the prompts."""
+    prompts = Prompts(args.folder)
+    rows = [
+        {
+            "name": name,
+            "version": prompt.version,
+            "digest": prompt.digest,
+            "in_use": prompt == prompts[name],
+            "tests": len(prompt.tests),
+            "passed": reports[-1].passed if (reports := prompts.results(prompt)) else None,
+        }
+        for name in prompts.names
+        for prompt in prompts.versions(name)
+    ]
+    if terminal.json:
+        terminal.document({"prompts": rows})
+    for row in () if terminal.json else rows:
+        result = "not tested" if row["passed"] is None else "passed" if row["passed"] else "failed"
+        terminal.out(f"{'*' if row['in_use'] else ' '} {row['name']}@{row['version']}  {row['digest']}  {result}")
+    return ExitCode.DONE
+
+
+def show(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Show a version of a prompt."""
+    prompts = Prompts(args.folder)
+    prompt = _find(prompts, args.prompt)
+    reports, findings = prompts.results(prompt), lint_prompt(prompt, results=prompts.results(prompt))
+    history = [each for each in prompts.history(prompt.name) if each.digest == prompt.digest]
+    if terminal.json:
+        terminal.document(
+            {
+                "name": prompt.name,
+                "version": prompt.version,
+                "digest": prompt.digest,
+                "author": prompt.author,
+                "changes": prompt.changes,
+                "variables": [attrs.asdict(each) for each in prompt.declared],
+                "text": prompt.text,
+                "history": [attrs.asdict(each) for each in history],
+                "results": [each.to_dict() for each in reports],
+                "findings": [attrs.asdict(each) for each in findings],
+            }
+        )
+        return ExitCode.DONE
+    for line in (prompt.reference, *_format_about(prompt), *map(_format_activation, history)):
+        terminal.out(line)
+    for line in _format_report(reports[-1]) if reports else ():
+        terminal.out(line)
+    for finding in findings:
+        terminal.out(f"{finding.severity}: {finding.message}")
+    terminal.out(f"\n{prompt.text}")
+    return ExitCode.DONE
+
+
+def _format_about(prompt: PromptTemplate) -> Iterator[str]:
+    yield from [f"author: {prompt.author}"] if prompt.author else []
+    yield from [f"changes: {prompt.changes}"] if prompt.changes else []
+    for each in prompt.declared:
+        yield f"variable {each.name}: {each.kind}{'' if each.is_required else f', default {each.default!r}'}"
+
+
+def _format_activation(made: Activation) -> str:
+    done = {"activate": "activated", "roll_back": "rolled back to"}[made.action]
+    return f"{made.at} {done} {made.version} by {made.by}: {made.why}"
+
+
+def render(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Print a prompt with values for its variables."""
+    prompt = _find(Prompts(args.folder), args.prompt)
+    text = prompt.render(**{name: _parse_value(prompt, name, value) for name, value in args.values})
+    if terminal.json:
+        terminal.document({"text": text, "sources": text.sources})
+    else:
+        terminal.out(text)
+    return ExitCode.DONE
+
+
+def _parse_value(prompt: PromptTemplate, name: str, value: str) -> Any:
+    if name not in prompt.variables or prompt.variables[name].kind is not VariableKind.JSON:
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise MisuseError(f"{name}={value[:80]}: the variable is json, and this is not JSON: {error}") from None
+
+
+def test(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Run the tests of a prompt, and record the results.
+
+    Returns:
+        DONE, or FAILED if a test is below its pass rate.
+    """
+    prompts = Prompts(args.folder)
+    prompt = _find(prompts, args.prompt)
+    report = anyio.run(_run_tests, prompt, args.model, args.runs)
+    prompts.record(report)
+    if terminal.json:
+        terminal.document(report.to_dict() | {"passed": report.passed})
+    for line in () if terminal.json else _format_report(report):
+        terminal.out(line)
+    return ExitCode.DONE if report.passed else ExitCode.FAILED
+
+
+async def _run_tests(prompt: PromptTemplate, model: str, runs: int) -> PromptReport:
+    async with Agent(model) as agent:
+
+        async def ask(instructions: str, message: str) -> str:
+            run = await agent.with_(instructions=instructions).run(message)
+            return str(run.output)
+
+        return await run_tests(prompt, ask, runs=runs, model=agent.model.name)
+
+
+def _format_report(report: PromptReport) -> Iterator[str]:
+    for each in report.tests:
+        low, high = each.interval
+        mark = "ok    " if each.rate >= report.pass_rate else "FAILED"
+        yield f"{mark} {each.name}: {each.passed} of {each.runs} passed (95 %: {low:.0%} to {high:.0%})"
+        for failure, number in each.failures.items():
+            yield f"       {number} times {failure}"
+
+
+def activate(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Make a version the one in use. Findings of the linter go to stderr."""
+    prompts = Prompts(args.folder)
+    made = prompts.activate(args.prompt, args.version, by=args.by or user_name(), why=args.why)
+    prompt = prompts[args.prompt]
+    for finding in lint_prompt(prompt, results=prompts.results(prompt)):
+        terminal.err(f"{finding.severity}: {finding.message}")
+    return _report_activation(made, terminal)
+
+
+def rollback(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Return to the version that was in use before."""
+    made = Prompts(args.folder).roll_back(args.prompt, by=args.by or user_name(), why=args.why)
+    return _report_activation(made, terminal)
+
+
+def _report_activation(made: Activation, terminal: Terminal) -> ExitCode:
+    if terminal.json:
+        terminal.document(attrs.asdict(made))
+    else:
+        terminal.out(f"{made.name}@{made.version} is in use; runs in flight keep their version")
+    return ExitCode.DONE
+
+
+def diff(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Compare the files of two versions."""
+    prompts = Prompts(args.folder)
+    before = prompts[args.prompt, args.before]
+    after = prompts[args.prompt] if args.after is None else prompts[args.prompt, args.after]
+    old, new = ([*_format_about(each), "", *each.text.splitlines()] for each in (before, after))
+    lines = [*unified_diff(old, new, before.reference, after.reference, lineterm="")]
+    if terminal.json:
+        terminal.document({"before": before.reference, "after": after.reference, "diff": lines})
+    for line in () if terminal.json else lines:
+        terminal.out(line)
+    if not lines:
+        terminal.err("no difference")
+    return ExitCode.DONE
+
+
+def _find(prompts: Prompts, word: str) -> PromptTemplate:
+    """Return the prompt that a command names: NAME, or NAME@VERSION."""
+    name, _, version = word.partition("@")
+    return prompts[name, version] if version else prompts[name]

@@ -1,0 +1,58 @@
+"""Prompts as versioned files: variables, activation with roll-back, assembly within a budget, tests and a linter."""
+
+from agentfsm.prompts.assembly import AssembledPrompt, Layer, ShortenedLayer, assemble, compose, shorten_text
+from agentfsm.prompts.assertions import ReplyCheck, field_in, has_field, json_valid, max_tokens, no_field
+from agentfsm.prompts.evaluation import (
+    PromptReport,
+    PromptTestResult,
+    find_failures,
+    run_tests,
+    wilson_interval,
+)
+from agentfsm.prompts.exits import Clarify, Refuse, ScratchpadReply, split_scratchpad, take_action
+from agentfsm.prompts.folder import Activation, Prompts
+from agentfsm.prompts.prompt_lint import PromptFinding, lint_prompt, lint_prompts
+from agentfsm.prompts.template import (
+    LayerKind,
+    PromptTemplate,
+    PromptTest,
+    RenderedPrompt,
+    Variable,
+    VariableKind,
+)
+
+__all__ = [
+    "Activation",
+    "AssembledPrompt",
+    "Clarify",
+    "Layer",
+    "LayerKind",
+    "PromptFinding",
+    "PromptReport",
+    "PromptTemplate",
+    "PromptTest",
+    "PromptTestResult",
+    "Prompts",
+    "Refuse",
+    "RenderedPrompt",
+    "ReplyCheck",
+    "ScratchpadReply",
+    "ShortenedLayer",
+    "Variable",
+    "VariableKind",
+    "assemble",
+    "compose",
+    "field_in",
+    "find_failures",
+    "has_field",
+    "json_valid",
+    "lint_prompt",
+    "lint_prompts",
+    "max_tokens",
+    "no_field",
+    "run_tests",
+    "shorten_text",
+    "split_scratchpad",
+    "take_action",
+    "wilson_interval",
+]

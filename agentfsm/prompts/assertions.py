@@ -1,0 +1,154 @@
+"""Checks of the form of a reply. Each is a pure function of the reply's text.
+
+Source: document F, 6.3.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.validation import COUNT, NAME, ValueRule, shorten_repr
+from agentfsm.core.value import Value
+from agentfsm.tokens.estimate import EstimatedCounter
+
+# Returns the tokens of a text.
+CountTokens: TypeAlias = Callable[[str], int]
+
+_FIELD_VALUES: Final = ValueRule(
+    fits=lambda value: (
+        isinstance(value, Mapping)
+        and len(value) == 1
+        and all(isinstance(each, list | tuple) and each for each in value.values())
+    ),
+    wanted='one field with the values that it may have, for example {"tool_name": ["search", "none"]}',
+)
+
+
+@attrs.frozen(kw_only=True)
+class ReplyCheck(Value):
+    """A check of a reply, made by `json_valid`, `has_field`, `field_in`, `no_field` or `max_tokens`."""
+
+    name: str
+    """Description of the check, for reports: "field_in tool_name: calculator"."""
+
+    find: Callable[[str, CountTokens], str | None] = attrs.field(repr=False, eq=False)
+    """Returns the reason why a reply fails, or None if it passes."""
+
+    def find_failure(self, reply: str, count: CountTokens | None = None) -> str | None:
+        """Return the reason why a reply fails; None if it passes.
+
+        Args:
+            reply: Text of the reply.
+            count: Function that counts tokens; None: tokens are estimated.
+        """
+        return self.find(reply, count or EstimatedCounter().count)
+
+
+def json_valid() -> ReplyCheck:
+    """Return the check that a reply is one JSON value, with nothing around it, such as a fence of Markdown."""
+    return ReplyCheck(name="json_valid", find=lambda reply, _count: _parse(reply)[1])
+
+
+def has_field(field: str) -> ReplyCheck:
+    """Return the check that a reply is a JSON object with this field."""
+    NAME.check("has_field", "field", field)
+
+    def find(reply: str, _count: CountTokens) -> str | None:
+        found, why = _parse_object(reply)
+        return why or (None if field in found else f"field {field!r} is missing")
+
+    return ReplyCheck(name=f"has_field {field}", find=find)
+
+
+def no_field(field: str) -> ReplyCheck:
+    """Return the check that a reply is a JSON object without this field."""
+    NAME.check("no_field", "field", field)
+
+    def find(reply: str, _count: CountTokens) -> str | None:
+        found, why = _parse_object(reply)
+        return why or (f"field {field!r} is there" if field in found else None)
+
+    return ReplyCheck(name=f"no_field {field}", find=find)
+
+
+def field_in(values: Mapping[str, list[Any] | tuple[Any, ...]]) -> ReplyCheck:
+    """Return the check that a reply is a JSON object in which a field has one of these values.
+
+    Args:
+        values: The field with its values: `{"tool_name": ["search", "none"]}`.
+    """
+    _FIELD_VALUES.check("field_in", "values", values)
+    [(field, allowed)] = values.items()
+
+    def find(reply: str, _count: CountTokens) -> str | None:
+        found, why = _parse_object(reply)
+        if why or field not in found:
+            return why or f"field {field!r} is missing"
+        value = found[field]  # JSON has no number that is a bool
+        if any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed):
+            return None
+        return f"field {field!r} is {shorten_repr(value)}"
+
+    return ReplyCheck(name=f"field_in {field}: {', '.join(map(str, allowed))}", find=find)
+
+
+def max_tokens(limit: int) -> ReplyCheck:
+    """Return the check that a reply has at most this number of tokens."""
+    COUNT.check("max_tokens", "limit", limit)
+
+    def find(reply: str, count: CountTokens) -> str | None:
+        tokens = count(reply)
+        return None if tokens <= limit else f"{tokens:,} tokens"
+
+    return ReplyCheck(name=f"max_tokens {limit}", find=find)
+
+
+_MAKERS: Final[Mapping[str, Callable[..., ReplyCheck]]] = {
+    "json_valid": json_valid,
+    "has_field": has_field,
+    "field_in": field_in,
+    "no_field": no_field,
+    "max_tokens": max_tokens,
+}
+
+
+def as_checks(given: Iterable[object]) -> tuple[ReplyCheck, ...]:
+    """Convert the checks of a test: made by a function, or as they stand in the front matter of a prompt."""
+    return tuple(map(_as_check, given))
+
+
+def _as_check(data: object) -> ReplyCheck:
+    """Convert `"json_valid"`, or a table with one entry: `{has_field = "tool_name"}`."""
+    match data:
+        case ReplyCheck():
+            return data
+        case "json_valid":
+            return json_valid()
+        case dict() if len(data) == 1 and (name := next(iter(data))) in _MAKERS and name != "json_valid":
+            return _MAKERS[name](data[name])
+    wanted = f"'json_valid', or a table with one of {', '.join(list(_MAKERS)[1:])}"
+    raise MisuseError(f"the check {shorten_repr(data)}: give {wanted}, for example {{has_field = 'tool_name'}}")
+
+
+def _parse(reply: str) -> tuple[Any, str | None]:
+    """Return the JSON value of a reply, or the reason why it has none. NaN and Infinity are not JSON."""
+    try:
+        return json.loads(reply, parse_constant=_refuse_constant), None
+    except (ValueError, RecursionError) as error:
+        return None, f"not JSON: {error}"
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a value of JSON")
+
+
+def _parse_object(reply: str) -> tuple[dict[str, Any], str | None]:
+    value, why = _parse(reply)
+    if why is None and not isinstance(value, dict):
+        why = f"not a JSON object but {shorten_repr(value)}"
+    return (value, None) if why is None else ({}, why)

@@ -1,0 +1,108 @@
+"""Tests of prompts: checks of the form, pass rates and their intervals."""
+
+import math
+
+import pytest
+
+from agentfsm import Agent, MisuseError
+from agentfsm.prompts import (
+    PromptTemplate,
+    field_in,
+    has_field,
+    json_valid,
+    max_tokens,
+    no_field,
+    run_tests,
+    wilson_interval,
+)
+from agentfsm.testing import ScriptedModel
+
+
+@pytest.mark.parametrize(
+    ("check", "reply", "why"),
+    [
+        (json_valid(), '{"a": 1}', None),
+        (json_valid(), "[1]", None),
+        (json_valid(), '```json\n{"a": 1}\n```', "not JSON"),
+        (json_valid(), "NaN", "not JSON: NaN"),
+        (json_valid(), "", "not JSON"),
+        (json_valid(), "[" * 100_000, "not JSON"),
+        (has_field("a"), '{"a": null}', None),
+        (has_field("a"), '{"b": 1}', "field 'a' is missing"),
+        (has_field("a"), '["a"]', "not a JSON object"),
+        (field_in({"a": ["x", "y"]}), '{"a": "y"}', None),
+        (field_in({"a": ["x", "y"]}), '{"a": "z"}', "field 'a' is 'z'"),
+        (field_in({"a": ["x"]}), '["x"]', "not a JSON object"),
+        (field_in({"a": ["x"]}), "{}", "field 'a' is missing"),
+        (field_in({"a": [1]}), '{"a": true}', "field 'a' is True"),
+        (field_in({"a": [[1]]}), '{"a": [1]}', None),
+        (no_field("apology"), '{"a": 1}', None),
+        (no_field("apology"), '{"apology": "x"}', "field 'apology' is there"),
+        (no_field("apology"), "sorry", "not JSON"),
+        (max_tokens(3), "a b c", None),
+        (max_tokens(3), "a b c d", "4 tokens"),
+    ],
+)
+def test_a_check_gives_its_reason(check, reply, why):
+    """All five kinds, also on what is not an object."""
+    found = check.find_failure(reply)
+    assert (found is None) if why is None else found.startswith(why)
+
+
+def test_a_counter_of_ones_own():
+    """In place of the estimate."""
+    assert max_tokens(3).find_failure("abcd", len) == "4 tokens"
+
+
+@pytest.mark.parametrize(
+    ("passed", "runs", "low", "high"),
+    # R: binom::binom.confint(x, n, methods = "wilson")
+    [(5, 5, 0.5655, 1.0), (9, 10, 0.5958, 0.9821), (0, 10, 0.0, 0.2775), (50, 100, 0.4038, 0.5962)],
+)
+def test_the_interval_of_wilson(passed, runs, low, high):
+    """Known values."""
+    found = wilson_interval(passed, runs)
+    assert math.isclose(found[0], low, abs_tol=1e-4)
+    assert math.isclose(found[1], high, abs_tol=1e-4)
+
+
+def router(tests):
+    return PromptTemplate(
+        name="router", version="1.0", text="Route: {{request}}", variables={"request": "untrusted"}, tests=tests
+    )
+
+
+async def test_an_agent_is_tested():
+    """Each test several times, the reasons counted."""
+    tests = [
+        {"name": "math", "values": {"request": "1024 * 768?"}, "checks": ["json_valid", {"has_field": "tool_name"}]},
+        {"name": "vague", "values": {"request": "help"}, "input": "Go on.", "checks": ["json_valid"]},
+    ]
+    model = ScriptedModel(*['{"tool_name": "calculator"}'] * 4, '{"tool": 1}', *["{}"] * 5)
+    asked = []
+
+    async def ask(instructions, prompt):
+        asked.append((instructions[:6], prompt[:6]))
+        return (await Agent(model, instructions=instructions).run(prompt)).output
+
+    report = await run_tests(router(tests), ask, runs=5, model=model.name)
+    assert [(test.name, test.passed, test.runs) for test in report.tests] == [("math", 4, 5), ("vague", 5, 5)]
+    assert report.tests[0].failures == {"has_field tool_name: field 'tool_name' is missing": 1}
+    assert not report.passed
+    assert asked == [("", "Route:")] * 5 + [("Route:", "Go on.")] * 5
+    assert report.digest == router(tests).digest
+
+
+async def test_nothing_is_asked_if_a_test_is_wrong():
+    """A missing value is found before the first request."""
+    tests = [
+        {"name": "a", "values": {"request": "x"}, "checks": ["json_valid"]},
+        {"name": "b", "checks": ["json_valid"]},
+    ]
+
+    async def ask(*_asked):
+        raise AssertionError
+
+    for prompt, message in ((router(tests), "values are missing"), (router([]), "has no tests")):
+        with pytest.raises(MisuseError, match=message):
+            await run_tests(prompt, ask)
