@@ -481,19 +481,20 @@ class Runs:
         NAME.check("delete_session", "session", session)
         return await self.store.delete_session(session)
 
-    async def prune(self, before: float) -> int:
+    async def prune(self, before: float, *, unread: bool = False) -> int:
         """Delete the runs that are over and have not changed since a time. Return the number of deleted runs.
 
         A session is deleted whole, once all of its runs qualify. A run that another run continues stays as long as that
-        run does, and the runs of sub-agents stay as long as their callers.
+        run does, and the runs of sub-agents stay as long as their callers. A run that a follower has not read stays.
 
         Args:
             before: The time, in seconds since 1970.
+            unread: Whether to delete also runs that a follower has not read.
 
         Raises:
             MisuseError: when `before` is not such a number. No run is deleted then.
         """
-        return await self.store.prune(before)
+        return await self.store.prune(before, unread=unread)
 
     # Cleanup.
 

@@ -23,6 +23,7 @@ from agentfsm.cli.commands import (
     audit_log,
     decide,
     execute,
+    follower_admin,
     inspect,
     mcp_client,
     mcp_serve,
@@ -80,13 +81,14 @@ def build_parser() -> argparse.ArgumentParser:
     _add_decide(add)
     _add_timetravel(add)
     _add_retention(add)
+    _add_followers(add)
     _add_mcp(add)
     _add_prompts(add)
     return made
 
 
-def _add_command(add: AddParser, act: Command, *, text: str) -> argparse.ArgumentParser:
-    added = add(act.__name__, help=text, description=text[0].upper() + text[1:] + ".")
+def _add_command(add: AddParser, act: Command, *, text: str, name: str = "") -> argparse.ArgumentParser:
+    added = add(name or act.__name__, help=text, description=text[0].upper() + text[1:] + ".")
     added.set_defaults(act=act)
     added.add_argument("--json", action="store_true", help="write one JSON document to stdout")
     added.add_argument(
@@ -284,7 +286,19 @@ def _add_retention(add: AddParser) -> None:
     long.add_argument(
         "--older-than", metavar="DAYS", type=parse_days, help="they ended this long ago, by the store's clock"
     )
+    prune.add_argument("--unread", action="store_true", help="also runs that a follower has not read")
     _add_command(add, retention.compact, text="return the space of removed runs to the disk (SQLite only)")
+
+
+def _add_followers(add: AddParser) -> None:
+    text = "list the durable consumers of the journals, or drop one"
+    group = add("followers", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    sub = group.add_subparsers(required=True, metavar="COMMAND").add_parser
+    _add_command(sub, follower_admin.list_followers, name="list", text="list the followers of the store with their lag")
+    drop = _add_command(
+        sub, follower_admin.drop_follower, name="drop", text="remove a follower, which keeps runs from being pruned"
+    )
+    drop.add_argument("name", metavar="NAME", help="name of the follower")
 
 
 def _add_mcp(add: AddParser) -> None:

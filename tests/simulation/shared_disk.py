@@ -490,7 +490,7 @@ class Handle(Store):
         """Nobody deletes here."""
         raise NotImplementedError
 
-    async def prune(self, before: float) -> int:
+    async def prune(self, before: float, *, unread: bool = False) -> int:
         """Nobody deletes here."""
         raise NotImplementedError
 

@@ -51,11 +51,28 @@ class CreatesOnce(MemoryStore):
 class PrunesAll(MemoryStore):
     """Prunes whatever is old."""
 
-    async def prune(self, before):
+    async def prune(self, before, *, unread=False):
         old = [line.id for line in await self.runs() if line.updated_at < before]
         for run_id in old:
             self._forget(run_id)
         return len(old)
+
+
+class ForgetsReads(MemoryStore):
+    """Notes how far a follower has come, and not what it has read of each run."""
+
+    async def confirm_read(self, name, *, versions, **how):
+        return await super().confirm_read(name, versions={}, **how)
+
+
+class ConfirmsAhead(MemoryStore):
+    """Takes a request for a confirmation."""
+
+    async def take_unread(self, name, *, holder, **how):
+        found = await super().take_unread(name, holder=holder, **how)
+        if found:
+            await self.confirm_read(name, holder=holder, position=found[-1].change, versions={})
+        return found
 
 
 FAULTS = pytest.mark.parametrize(
@@ -68,6 +85,9 @@ FAULTS = pytest.mark.parametrize(
         (SortsByKey, "test_a_post_waits_in_the_inbox", "k3"),
         (CreatesOnce, "test_the_same_id_and_prompt_is_the_same_run", "exists"),
         (PrunesAll, "test_what_is_not_over_is_not_pruned", "1 == 0"),
+        (PrunesAll, "test_what_a_follower_has_not_read_is_not_pruned", "1 == 0"),
+        (ForgetsReads, "test_a_run_that_goes_on_is_delivered_from_where_it_was", "('r1', 0, 7)"),
+        (ConfirmsAhead, "test_what_was_not_done_comes_again", "nothing is delivered"),
     ],
 )
 

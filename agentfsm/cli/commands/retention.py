@@ -44,7 +44,7 @@ def prune(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
     async def act() -> tuple[int, float]:
         before = await store.now() - args.older_than * DAY_S if args.before is None else args.before
-        return await Runs(store).prune(before), before
+        return await Runs(store).prune(before, unread=args.unread), before
 
     count, before = run_in_store(store, act)
     return _report_removed(terminal, count, f"{format_count(count, 'run')} that ended before {format_time(before)}")

@@ -39,7 +39,9 @@ async def read_one(delivery: Delivery) -> tuple[str, int, int]:
 async def follow_once(store: Store, name: str = "f") -> Delivery:
     """Return the next delivery, which is not done, as it is if the process crashes."""
     async with store.follow(name, wait=False) as follower:
-        return await anext(follower)
+        delivery = await anext(follower, None)
+        assert delivery is not None, "nothing is delivered"
+        return delivery
 
 
 class FollowerConformance:
