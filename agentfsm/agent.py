@@ -773,6 +773,10 @@ class Agent(Generic[A_co]):
         """Pause a run at its next boundary between two steps, until it is resumed. See `Runs.pause`."""
         await self.runs.pause(run_id, by=by, message=message)
 
+    async def feedback(self, run_id: str, *, rating: int, comment: str = "", by: str = "") -> None:
+        """Record a person's opinion of a run, from 1 (bad) to 5 (good). See `Runs.feedback`."""
+        await self.runs.feedback(run_id, rating=rating, comment=comment, by=by)
+
     async def cancel(self, run_id: str, *, by: str = "", message: str = "") -> None:
         """End a run and the runs of its sub-agents. See `Runs.cancel`."""
         await self.runs.cancel(run_id, by=by, message=message)

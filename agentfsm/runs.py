@@ -53,6 +53,7 @@ from agentfsm.ports.store import (
     Store,
     SystemClock,
 )
+from agentfsm.ports.stored import Feedback
 from agentfsm.stores.rules import check_run_id
 from agentfsm.tools.registry import ToolRegistry
 
@@ -451,6 +452,37 @@ class Runs:
 
     def _find_tools(self, header: Header) -> ToolRegistry:
         return self.tools.get(header.agent, NO_TOOLS)
+
+    # Feedback.
+
+    async def feedback(self, run_id: str, *, rating: int, comment: str = "", by: str = "") -> None:
+        """Record a person's opinion of a run, durably, also if the run is over. It is deleted with the run.
+
+        It is not a part of the journal, and the model does not read it. `list(Filter(max_rating=2))` returns the runs
+        whose newest feedback is bad, and followers of the store read the run again.
+
+        Args:
+            run_id: The run.
+            rating: From 1 (bad) to 5 (good); for thumbs, 1 and 5.
+            comment: The reasons, up to 10,000 characters.
+            by: Name of the person.
+
+        Raises:
+            RunNotFoundError: when the store has no such run.
+            MisuseError: when an argument is invalid.
+        """
+        check_run_id(run_id)
+        feedback = Feedback(rating=rating, comment=comment, by=by, at=await self.store.now())
+        await self.store.add_feedback(run_id, secrets.token_hex(8), feedback)
+
+    async def list_feedback(self, run_id: str) -> tuple[Feedback, ...]:
+        """Return the feedback on a run, oldest first.
+
+        Raises:
+            RunNotFoundError: when the store has no such run.
+        """
+        check_run_id(run_id)
+        return await self.store.list_feedback(run_id)
 
     # Delete runs.
 

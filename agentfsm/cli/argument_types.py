@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Final, TypeVar
 
 from agentfsm.core.validation import COUNT, SECONDS, ValueRule
+from agentfsm.ports.stored import RATING
 from agentfsm.tools.schema.arguments import check_object
 
 N = TypeVar("N", int, float)
@@ -102,6 +103,11 @@ def parse_object(text: str) -> str:
 def parse_count(text: str) -> int:
     """Parse an integer of 1 or more."""
     return _parse(text, int, COUNT)
+
+
+def parse_rating(text: str) -> int:
+    """Parse the rating of a feedback."""
+    return _parse(text, int, RATING)
 
 
 def parse_seconds(text: str) -> float:

@@ -16,6 +16,7 @@ from agentfsm.cli.argument_types import (
     parse_new_id,
     parse_object,
     parse_pair,
+    parse_rating,
     parse_seconds,
     parse_time,
 )
@@ -155,6 +156,9 @@ def _add_inspect(add: AddParser) -> None:
     runs.add_argument("--waiting", action="store_true", help="only runs that wait for a person or for input")
     runs.add_argument("--parent", metavar="RUN", help="only runs of sub-agents that this run called")
     runs.add_argument("--before", metavar="TIME", type=parse_date, help="only runs created before this date")
+    runs.add_argument(
+        "--max-rating", metavar="1-5", type=parse_rating, help="only runs with this rating or a worse one"
+    )
     runs.add_argument("--all", action="store_true", help="also list the runs of sub-agents")
     runs.add_argument("--limit", type=parse_count, default=20, help="maximum number (default: %(default)s)")
     show = _add_command(add, inspect.show, text="show a run: its turns, calls and outcomes")
@@ -236,7 +240,11 @@ def _add_decide(add: AddParser) -> None:
     for stops in (pause, cancel):
         _add_run_id(stops)
         stops.add_argument("--message", default="", help="the reason, for the journal")
-    for signed in (approve, reject, settle, answer, pause, cancel):
+    feedback = _add_command(add, decide.feedback, text="rate a run, also if it is over")
+    _add_run_id(feedback)
+    feedback.add_argument("--rating", metavar="1-5", type=parse_rating, required=True, help="1 (bad) to 5 (good)")
+    feedback.add_argument("--comment", default="", help="the reasons")
+    for signed in (approve, reject, settle, answer, pause, cancel, feedback):
         signed.add_argument("--by", metavar="NAME", help="person who decides (default: your user name)")
 
 

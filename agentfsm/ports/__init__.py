@@ -38,7 +38,7 @@ from agentfsm.ports.store import (
     Store,
     SystemClock,
 )
-from agentfsm.ports.stored import FollowerStatus, StoredRun, UnreadRun
+from agentfsm.ports.stored import Feedback, FollowerStatus, StoredRun, UnreadRun
 
 __all__ = [
     "ALL_RUNS",
@@ -53,6 +53,7 @@ __all__ = [
     "Delivery",
     "Durability",
     "Emit",
+    "Feedback",
     "Filter",
     "FinishChunk",
     "FinishReason",

@@ -20,7 +20,7 @@ from agentfsm.core.errors import AgentError, MisuseError, RunNotFoundError
 from agentfsm.core.events import Event
 from agentfsm.core.header import Header
 from agentfsm.core.validation import BOOL, NAME, SECONDS, require_choice
-from agentfsm.ports.stored import StoredRun, UnreadRun
+from agentfsm.ports.stored import Feedback, StoredRun, UnreadRun
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -51,6 +51,14 @@ class FollowedStore(Protocol):
             TooNewError: if a newer agentfsm has written its journal.
         """
         ...
+
+    async def list_feedback(self, run_id: str) -> tuple[Feedback, ...]:  # noqa: ARG002  a default
+        """Return the feedback on a run, oldest first. The default returns none.
+
+        Raises:
+            RunNotFoundError: if the run does not exist.
+        """
+        return ()
 
     async def add_follower(self, name: str, *, start: FollowerStart = "beginning") -> None:  # noqa: ARG002  a default
         """Create a follower, unless it exists. The default refuses: a store without followers.
@@ -116,6 +124,9 @@ class Delivery:
     """Events after that version, oldest first; the first of them made version `after_version + 1`. Empty if only
     feedback is new.
     """
+
+    feedback: tuple[Feedback, ...]
+    """All feedback on the run so far, oldest first, also if it was delivered before."""
 
     _follower: Follower
     _open_delivery: _OpenDelivery
@@ -264,16 +275,22 @@ class Follower(AsyncIterator[Delivery]):
         after = max([each.version for each in self._open if each.key == unread.key], default=unread.after)
         try:
             stored = await self.store.read(unread.run_id, after)
+            feedback = await self.store.list_feedback(unread.run_id)
         except RunNotFoundError:
             self._open.append(_OpenDelivery(unread.key, unread.change, after, is_done=True))
             return None
         version = after + len(stored.events)
-        opened = _OpenDelivery(unread.key, unread.change, version, is_done=not stored.events)
+        opened = _OpenDelivery(unread.key, unread.change, version, is_done=not (stored.events or feedback))
         self._open.append(opened)
         if opened.is_done:
             return None
         return Delivery(
-            header=stored.header, after_version=after, events=stored.events, follower=self, open_delivery=opened
+            header=stored.header,
+            after_version=after,
+            events=stored.events,
+            feedback=feedback,
+            follower=self,
+            open_delivery=opened,
         )
 
     async def _confirm(self) -> None:

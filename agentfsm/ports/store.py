@@ -19,7 +19,7 @@ from agentfsm.core.run import Run
 from agentfsm.core.validation import BOOL, STRING, ValueRule, is_number, require_choice, suggest_fields
 from agentfsm.core.value import Value
 from agentfsm.ports.followers import FOLLOWER_LEASE_S, FOLLOWER_POLL_S, FollowedStore, Follower, FollowerStart
-from agentfsm.ports.stored import FollowerStatus
+from agentfsm.ports.stored import RATING, Feedback, FollowerStatus
 
 
 class Clock(Protocol):
@@ -196,6 +196,9 @@ class RunSummary(Value):
     waits for an external input without a deadline, when it is over, and if another run called it.
     """
 
+    rating: int | None = None
+    """Rating of the newest feedback, from 1 (bad) to 5 (good); None if there is none."""
+
 
 TIMESTAMP: Final = ValueRule(fits=is_number, wanted="seconds since 1970, for example moment.timestamp()")
 
@@ -227,15 +230,19 @@ class Filter(Value):
     pages.
     """
 
+    max_rating: int | None = attrs.field(default=None, validator=RATING.or_none())
+    """Matches the runs whose newest feedback has at most this rating: 2 for bad runs, 5 for all runs with feedback."""
+
     def matches(self, summary: RunSummary) -> bool:
         """Return whether the run with this summary is selected."""
         wanted = attrs.asdict(self)
-        before = wanted.pop("before")
+        before, max_rating = wanted.pop("before"), wanted.pop("max_rating")
         named = all(value is None or getattr(summary, name) == value for name, value in wanted.items())
-        return named and (before is None or summary.created_at < before)
+        is_rated = max_rating is None or (summary.rating is not None and summary.rating <= max_rating)
+        return named and is_rated and (before is None or summary.created_at < before)
 
 
-suggest_fields(Filter, session_id="session", status="state")
+suggest_fields(Filter, session_id="session", status="state", rating="max_rating")
 
 ALL_RUNS = Filter()
 """The filter that matches every run."""
@@ -413,6 +420,21 @@ class Store(FollowedStore, Protocol):
             MisuseError: if `before` is not a valid time; nothing is removed.
         """
         ...
+
+    async def add_feedback(self, run_id: str, key: str, feedback: Feedback) -> None:  # noqa: ARG002  a default
+        """Record feedback on a run, durably, whether or not it is over. It is removed with the run.
+
+        It sets the `rating` of the run in lists, and followers read the run again. The default refuses.
+
+        Args:
+            run_id: Id of the run.
+            key: Key of the feedback, unique in the run; a second feedback with the same key is ignored.
+            feedback: The feedback.
+
+        Raises:
+            RunNotFoundError: if the run does not exist.
+        """
+        raise MisuseError(f"{type(self).__name__} keeps no feedback: it does not implement add_feedback")
 
     # Followers: durable consumers of the journals.
 

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
 
 from agentfsm.core.events import Event
 from agentfsm.core.header import Header
+from agentfsm.core.validation import STRING, ValueRule, is_number
 from agentfsm.core.value import Value
+
+BEST_RATING: Final = 5
+MAX_COMMENT_CHARS: Final = 10_000
+RATING: Final = ValueRule(
+    fits=lambda value: type(value) is int and 1 <= value <= BEST_RATING,
+    wanted=f"a whole number from 1 (bad) to {BEST_RATING} (good); for thumbs, 1 and {BEST_RATING}",
+)
+_COMMENT: Final = ValueRule(
+    fits=lambda value: isinstance(value, str) and len(value) <= MAX_COMMENT_CHARS,
+    wanted=f"a string of up to {MAX_COMMENT_CHARS:,} characters",
+)
+_MOMENT: Final = ValueRule(fits=is_number, wanted="seconds since 1970")
 
 
 @attrs.frozen(kw_only=True)
@@ -18,6 +33,23 @@ class StoredRun(Value):
 
     events: tuple[Event, ...]
     """Events after the requested version, oldest first."""
+
+
+@attrs.frozen(kw_only=True)
+class Feedback(Value):
+    """A person's opinion of a run. It is stored beside the journal, so it may come after the end of the run."""
+
+    rating: int = attrs.field(validator=RATING)
+    """The rating, from 1 (bad) to 5 (good)."""
+
+    comment: str = attrs.field(default="", validator=_COMMENT)
+    """The reasons, up to 10,000 characters."""
+
+    by: str = attrs.field(default="", validator=STRING)
+    """Name of the person; empty if not given."""
+
+    at: float = attrs.field(default=0.0, validator=_MOMENT)
+    """Time of the feedback, seconds since 1970 by the store's clock."""
 
 
 @attrs.frozen(kw_only=True)

@@ -30,7 +30,7 @@ from agentfsm.ports.store import (
     Store,
     SystemClock,
 )
-from agentfsm.ports.stored import FollowerStatus, StoredRun, UnreadRun
+from agentfsm.ports.stored import Feedback, FollowerStatus, StoredRun, UnreadRun
 from agentfsm.stores.rules import (
     LEASE_HELD_ADVICE,
     build_summary,
@@ -90,6 +90,9 @@ class _MemoryRecord:
     posts_by_key: dict[str, PostedItem] = attrs.field(factory=dict)
     """All posts of the run, including consumed ones, by key."""
 
+    feedback: dict[str, Feedback] = attrs.field(factory=dict)
+    """Feedback on the run by key, oldest first."""
+
     token: int = 0
     seen: int = 0
     """Number of the newest inbox row that an owner has read."""
@@ -111,6 +114,12 @@ class _MemoryRecord:
 
     lease_ref: weakref.ref[Lease] | None = None
     """The current lease; weak, so that an owner whose coroutine was discarded holds nothing."""
+
+    @property
+    def summary(self) -> RunSummary:
+        """The run as a row of a list."""
+        rating = next(reversed(self.feedback.values())).rating if self.feedback else None
+        return build_summary(self.run, driven=self.lease is not None, ready_at=self.ready_at, rating=rating)
 
     @property
     def lease(self) -> Lease | None:
@@ -431,8 +440,7 @@ class MemoryStore(Store):
         """Return the newest runs that match the filter, newest first."""
         with self._lock:
             self._check_open()
-            records = reversed(self._records.values())
-            lines = [build_summary(r.run, driven=r.lease is not None, ready_at=r.ready_at) for r in records]
+            lines = [record.summary for record in reversed(self._records.values())]
         taken = [line for line in lines if where.matches(line)]
         return tuple(sorted(taken, key=lambda line: line.created_at, reverse=True)[: max(limit, 0)])
 
@@ -485,6 +493,22 @@ class MemoryStore(Store):
     def _remove(self, ids: Iterable[str]) -> None:
         for run_id in ids:
             self._forget(run_id)
+
+    # Feedback.
+
+    async def add_feedback(self, run_id: str, key: str, feedback: Feedback) -> None:
+        """Record feedback on a run."""
+        with self._lock:
+            record = self._record(run_id)
+            if key not in record.feedback:
+                record.feedback[key] = feedback
+                if record.lease is None or record.run.is_over:
+                    self._unnumbered[run_id] = None
+
+    async def list_feedback(self, run_id: str) -> tuple[Feedback, ...]:
+        """Return the feedback on a run, oldest first."""
+        with self._lock:
+            return tuple(self._record(run_id).feedback.values())
 
     # Followers.
 

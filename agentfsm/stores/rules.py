@@ -41,6 +41,8 @@ PATIENCE_S: Final = 30.0
 PROMPT_CHARS: Final = 200
 # Maximum posts that wait in the inbox of one run; further input is refused. Each turn reads all of them, at 0.1 ms.
 MAX_INBOX_ROWS: Final = 1_000
+# The conditions of the fields of `Filter` that are not compared for equality with a column of their name.
+COMPARISONS: Final[Mapping[str, str]] = {"before": "created_at <", "max_rating": "rating <="}
 # The fields of a summary that are columns of a database; `driven` follows from the lease.
 SUMMARY_COLUMNS: Final = tuple([field.name for field in attrs.fields(RunSummary) if field.name != "driven"])
 
@@ -238,7 +240,7 @@ def preview_prompt(header: Header) -> str:
     return text[:PROMPT_CHARS]
 
 
-def build_summary(run: Run, *, driven: bool, ready_at: float | None) -> RunSummary:
+def build_summary(run: Run, *, driven: bool, ready_at: float | None, rating: int | None = None) -> RunSummary:
     """Build the summary of a run."""
     return RunSummary(
         id=run.id,
@@ -257,6 +259,7 @@ def build_summary(run: Run, *, driven: bool, ready_at: float | None) -> RunSumma
         updated_at=run.updated_at,
         prompt=preview_prompt(run.header),
         ready_at=ready_at,
+        rating=rating,
     )
 
 

@@ -28,7 +28,7 @@ from agentfsm import (
 )
 from agentfsm.core.events import ApprovalAsked, Observed, ToolFinished, ToolsChosen
 from agentfsm.core.messages import AssistantMessage, Outcome, ToolCall
-from agentfsm.ports import Clock, Lease
+from agentfsm.ports import Clock, Feedback, Lease
 from agentfsm.stores import MemoryStore, PostgresStore, RedisStore
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import names, results_of, sound
@@ -471,7 +471,7 @@ async def test_a_run_that_is_not_there(store, verb):
     """Each verb says so, and what is no id at all is misuse."""
     with pytest.raises(RunNotFoundError):
         await getattr(Runs(store), verb)("nobody")
-    with pytest.raises(MisuseError, match="run's id"):
+    with pytest.raises(MisuseError, match="the id of a run"):
         await getattr(Runs(store), verb)(5)
 
 
@@ -522,3 +522,26 @@ async def test_a_server_serves_the_same(server_store):
         ] * 2
         assert await runs.delete(run.id) == 2
         assert bank.paid == [("Eve", 100)]
+
+
+async def test_feedback_is_given_on_runs_that_are_over():
+    """By the agent or a client; the time is the store's, and a wrong value is named before anything is written."""
+    async with Agent(ScriptedModel("Paid."), store=MemoryStore()) as agent:
+        run = await agent.run("Pay Bob.")
+        await agent.feedback(run.id, rating=1, comment="wrong account", by="ann")
+        await agent.runs.feedback(run.id, rating=5)
+        first, second = await agent.runs.list_feedback(run.id)
+        assert (first.rating, first.comment, first.by, second) == (
+            1,
+            "wrong account",
+            "ann",
+            Feedback(rating=5, at=second.at),
+        )
+        assert run.created_at <= first.at <= second.at <= await agent.store.now()
+        assert (await agent.load(run.id)).version == run.version
+        for wrong in ({"rating": 0}, {"rating": True}, {"rating": 4.5}, {"rating": 3, "comment": "x" * 10_001}):
+            with pytest.raises(MisuseError, match=r"Feedback\((rating|comment)="):
+                await agent.feedback(run.id, **wrong)
+        with pytest.raises(RunNotFoundError):
+            await agent.feedback("nowhere", rating=3)
+        assert len(await agent.runs.list_feedback(run.id)) == 2

@@ -10,7 +10,7 @@ import pytest
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import Observed
-from agentfsm.ports import followers
+from agentfsm.ports import Feedback, followers
 from agentfsm.stores import MemoryStore, PostgresStore, RedisStore, SQLiteStore, memory
 from agentfsm.stores.postgres import sql
 from agentfsm.stores.threaded import store as threaded
@@ -217,6 +217,18 @@ async def test_redis_lets_go_of_what_a_dropped_follower_had_not_read(expiring, c
     assert await expiring.drop_follower("slow")
     assert 0 < client.ttl("agentfsm:run:r1") <= TTL_S
     assert client.ttl("agentfsm:run:r2") == -1
+
+
+async def test_redis_keeps_feedback_as_long_as_its_run(expiring, client):
+    """Feedback on a run that expires soon expires with it, or keeps both until the followers have read it."""
+    await create_finished_run(expiring)
+    await expiring.add_feedback("r1", "a", Feedback(rating=1))
+    assert 0 < client.ttl("agentfsm:feedback:r1") <= client.ttl("agentfsm:run:r1") <= TTL_S
+    assert len(await read_new(expiring)) == 1
+    await expiring.add_feedback("r1", "b", Feedback(rating=2))
+    assert (client.ttl("agentfsm:feedback:r1"), client.ttl("agentfsm:run:r1")) == (-1, -1)
+    assert len(await read_new(expiring)) == 1
+    assert 0 < client.ttl("agentfsm:feedback:r1") <= client.ttl("agentfsm:run:r1") <= TTL_S
 
 
 async def test_a_run_that_has_expired_is_left_out(redis_url, client):

@@ -600,7 +600,7 @@ async def test_workers_may_make_the_tables_at_once(shared_postgres, postgres_des
         (
             "CREATE VIEW {s}.layout AS SELECT 3 AS version, 2 AS other",
             CorruptError,
-            "lacks the tables events, follow",
+            "lacks the tables events, feedback, follow",
         ),
         ("CREATE TABLE {s}.layout AS SELECT 99 AS version", TooNewError, "tables 99, this one knows 3.: upgrade"),
     ],

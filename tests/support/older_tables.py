@@ -9,6 +9,8 @@ from contextlib import closing
 _SQLITE_4 = """
 DROP INDEX runs_by_change;
 ALTER TABLE runs DROP COLUMN change;
+ALTER TABLE runs DROP COLUMN rating;
+DROP TABLE feedback;
 DROP TABLE changes;
 DROP TABLE followers;
 DROP TABLE reads;
@@ -40,7 +42,8 @@ UPDATE {s}.layout SET version = 1
 # The same of tables 3 of PostgreSQL.
 _POSTGRES_2 = """
 DROP INDEX {s}.runs_by_change;
-ALTER TABLE {s}.runs DROP COLUMN change;
+ALTER TABLE {s}.runs DROP COLUMN change, DROP COLUMN rating;
+DROP TABLE {s}.feedback;
 DROP SEQUENCE {s}.changes;
 DROP TABLE {s}.followers;
 DROP TABLE {s}.reads;

@@ -160,11 +160,23 @@ def cancel(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     return _send_request(args, terminal, act)
 
 
+def feedback(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Record an opinion of a run."""
+
+    async def act(runs: Runs) -> dict[str, Any]:
+        await runs.feedback(args.id, rating=args.rating, comment=args.comment, by=_resolve_author(args))
+        return {"says": f"feedback on run {args.id} is recorded"}
+
+    return _send_request(args, terminal, act, offers_resume=False)
+
+
 def _send_request(
     args: argparse.Namespace,
     terminal: Terminal,
     act: Callable[[Runs], Awaitable[dict[str, Any]]],
     tools: Mapping[str, ToolRegistry] | None = None,
+    *,
+    offers_resume: bool = True,
 ) -> ExitCode:
     """Write a request to a run, and report it.
 
@@ -173,6 +185,7 @@ def _send_request(
         terminal: Receives the report.
         act: Writes the request. It returns the line for people as "says", and further fields of the JSON document.
         tools: Tools that check edited arguments, by agent.
+        offers_resume: Whether to print the command that continues a run that is not over.
     """
     location = resolve_location(args.store)
     store = open_existing_store(location)
@@ -183,7 +196,7 @@ def _send_request(
 
     report, found, root = run_in_store(store, act_and_load)
     hint = build_header_hint(root, location)
-    resume = "" if found.is_over else f". To continue: {hint.build_resume(root.id)}"
+    resume = "" if found.is_over or not offers_resume else f". To continue: {hint.build_resume(root.id)}"
     terminal.err(report.pop("says") + resume)
     if resume and hint.note:
         terminal.err(hint.note)

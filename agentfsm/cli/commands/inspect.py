@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+import attrs
+
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render import flowchart
 from agentfsm.cli.render.json_documents import (
@@ -14,7 +16,7 @@ from agentfsm.cli.render.json_documents import (
     build_posted_json,
     build_summary_json,
 )
-from agentfsm.cli.render.text import format_events, format_posted, format_run, format_summaries
+from agentfsm.cli.render.text import format_events, format_feedback, format_posted, format_run, format_summaries
 from agentfsm.cli.resolve.agent_target import is_target, load_agent
 from agentfsm.cli.resolve.command_hint import CommandHint, build_header_hint
 from agentfsm.cli.resolve.run_lookup import run_in_store
@@ -27,9 +29,12 @@ from agentfsm.ports.store import Filter, Store
 from agentfsm.runs import Runs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.events import Event
     from agentfsm.core.run import Run
+    from agentfsm.ports.stored import Feedback
 
 
 def runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -42,6 +47,7 @@ def runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         waiting=True if args.waiting else None,
         parent=args.parent,
         before=args.before,
+        max_rating=args.max_rating,
     )
     store = open_existing_store(args.store)
     is_whole = args.all or args.parent is not None
@@ -59,25 +65,29 @@ def show(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Show a run."""
     found, events, root, hint = _load_run(args.id, args.at, args.store)
     store = open_existing_store(args.store)
-    posted = () if args.at is not None else run_in_store(store, lambda: _read_decisions(store, found))
+    posted, feedback = ((), ()) if args.at is not None else run_in_store(store, lambda: _read_additions(store, found))
     if terminal.json:
         journal = {"events": build_journal_json(events)} if args.events else {}
         decisions = {"posted": [build_posted_json(*each) for each in posted]}
+        decisions["feedback"] = [attrs.asdict(each) for each in feedback]
         terminal.document(build_full_run_json(found, hint, root, events) | decisions | journal)
         return ExitCode.DONE
     terminal.out(format_run(found, events))
     for run_id, decision in posted:
         terminal.out(format_posted(run_id, decision, found))
+    for each in feedback:
+        terminal.out(format_feedback(each))
     for line in format_events(events) if args.events else ():
         terminal.out(line)
     return ExitCode.DONE
 
 
-async def _read_decisions(store: Store, run: Run) -> list[tuple[str, Decision]]:
-    """Return the decisions in the inboxes of the run and of the sub-agents' runs that wait."""
+async def _read_additions(store: Store, run: Run) -> tuple[Sequence[tuple[str, Decision]], Sequence[Feedback]]:
+    """Return the decisions in the inboxes of the run and of the sub-agents' runs that wait, and the feedback."""
     ids = dict.fromkeys([run.id, *[item.run_id for item in run.pending]])
     rows = [(run_id, row.item) for run_id in ids for row in await store.inbox(run_id)]
-    return [(run_id, item) for run_id, item in rows if isinstance(item, Decision)]
+    decisions = [(run_id, item) for run_id, item in rows if isinstance(item, Decision)]
+    return decisions, await store.list_feedback(run.id)
 
 
 def export(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

@@ -28,6 +28,7 @@ from agentfsm.core.messages import AssistantMessage, Outcome, ToolResult, format
 from agentfsm.core.text_safety import one_line, strip_unsafe
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.cost import calculate_run_cost
+from agentfsm.ports.stored import BEST_RATING
 from agentfsm.stores.rules import decision_word
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.core.usage import AgentCost, Usage
     from agentfsm.ports.store import RunSummary
+    from agentfsm.ports.stored import Feedback
 
 # A data URL in JSON text; its data is left out of listings.
 _DATA: Final = re.compile(r'("data:[^",]{1,200}),[^"]*')
@@ -359,6 +361,13 @@ def format_posted(run_id: str, decision: Decision, run: Run) -> str:
     status = "not executed, because the run ended first" if run.is_over else "a worker, or resume, executes it"
     text = f"{decision.call_id}{target}: {decision_word(decision)} by {_format_person(decision.by)}{changed}; {status}"
     return f"posted   {one_line(text, NOTE_CHARS)}"
+
+
+def format_feedback(feedback: Feedback) -> str:
+    """Return the line for a person's opinion of the run."""
+    who = f" by {feedback.by}" if feedback.by else ""
+    why = f": {feedback.comment}" if feedback.comment else ""
+    return f"feedback {one_line(f'{feedback.rating}/{BEST_RATING}{who}, {format_time(feedback.at)}{why}', NOTE_CHARS)}"
 
 
 def parse_edited_arguments(decision: Decision) -> dict[str, Any] | None:

@@ -49,6 +49,19 @@ _FOLLOWER_TABLES: Final = """
             PRIMARY KEY (run, follower)
         );
 """
+_FEEDBACK_TABLE: Final = """
+        CREATE TABLE feedback (
+            run     bigint NOT NULL,
+            number  bigint NOT NULL,
+            key     text NOT NULL,
+            at      float8 NOT NULL,
+            rating  smallint NOT NULL,
+            comment text NOT NULL,
+            author  text NOT NULL,
+            PRIMARY KEY (run, number),
+            UNIQUE (run, key)
+        );
+"""
 
 
 def _parse_columns(text: str) -> list[str]:
@@ -79,7 +92,7 @@ def _ready_at_sql(seen: str, seen_at: str, rest: str = "0", newest: str = "0") -
 
 TABLES: Final = PostgresTables(
     version=3,
-    names=frozenset({"layout", "workers", "runs", "events", "inbox", "followers", "reads"}),
+    names=frozenset({"layout", "workers", "runs", "events", "inbox", "followers", "reads", "feedback"}),
     # No index contains a column that changes with each append, and pages have free space: so an update stays on its
     # page and changes no index.
     statements=f"""
@@ -122,6 +135,7 @@ TABLES: Final = PostgresTables(
             seen        bigint NOT NULL,   -- newest inbox number that an owner has read
             seen_at     float8 NOT NULL,   -- time when an owner last checked timers
             change      bigint,            -- number of its last change, for followers; NULL for none yet
+            rating      smallint,          -- that of the newest feedback; NULL for none
             {_LEASE_COLUMNS}
         ) WITH (fillfactor = 80);
         CREATE INDEX runs_by_time ON runs (created_at, number);
@@ -130,6 +144,7 @@ TABLES: Final = PostgresTables(
         CREATE INDEX runs_by_parent ON runs (parent) WHERE parent IS NOT NULL;
         {_LEASE_INDEXES}
         {_FOLLOWER_TABLES}
+        {_FEEDBACK_TABLE}
         -- The journal; entry 0 is the header. JSON as text: jsonb refuses some JSON, and reorders keys.
         CREATE TABLE events (
             run     bigint NOT NULL,
@@ -160,7 +175,11 @@ TABLES: Final = PostgresTables(
         UPDATE runs SET ready_at = {_ready_at_sql("runs.seen", "runs.seen_at")} WHERE owner IS NULL;
         {_LEASE_INDEXES}
         """,  # noqa: S608
-        2: f"ALTER TABLE runs ADD COLUMN change bigint; {_FOLLOWER_TABLES}",
+        2: f"""
+        ALTER TABLE runs ADD COLUMN change bigint, ADD COLUMN rating smallint;
+        {_FOLLOWER_TABLES}
+        {_FEEDBACK_TABLE}
+        """,
     },
 )
 
@@ -346,7 +365,7 @@ WHERE runs.id = ANY(%s) AND caller.id <> ALL(%s) AND NOT caller.over ORDER BY ru
 SELECT_SESSION_RUNS: Final = "SELECT id FROM runs WHERE session = %s ORDER BY number"
 DELETE_RUNS: Final = """
 DELETE FROM inbox WHERE run = ANY(%s); DELETE FROM events WHERE run = ANY(%s); DELETE FROM reads WHERE run = ANY(%s);
-DELETE FROM runs WHERE number = ANY(%s)
+DELETE FROM feedback WHERE run = ANY(%s); DELETE FROM runs WHERE number = ANY(%s)
 """
 # Parameters: the number up to which all followers have read, infinity if that does not matter; and a time.
 _IS_PRUNABLE: Final = "over AND coalesce(change, 'infinity'::float8) <= %s AND updated_at < %s"
@@ -379,6 +398,16 @@ WITH RECURSIVE kept (is_run, name) AS (
 SELECT name FROM kept WHERE is_run
 """
 DELETE_ENDED_WORKERS: Final = f"DELETE FROM workers WHERE until < {NOW} - {WORKER_RETENTION_S}"  # noqa: S608
+
+# The row of the run is locked.
+INSERT_FEEDBACK: Final = """
+WITH added AS (
+    INSERT INTO feedback (run, number, key, at, rating, comment, author)
+    SELECT %s, (SELECT coalesce(max(number), 0) + 1 FROM feedback WHERE run = %s), %s, %s, %s, %s, %s
+    ON CONFLICT (run, key) DO NOTHING RETURNING run, rating)
+UPDATE runs SET rating = added.rating, change = NULL FROM added WHERE runs.number = added.run
+"""
+SELECT_FEEDBACK: Final = "SELECT rating, comment, author, at FROM feedback WHERE run = %s ORDER BY number"
 
 # A change without a number counts once the run has no owner, or is over.
 _HAS_NO_NUMBER: Final = "change IS NULL AND (owner IS NULL OR over)"

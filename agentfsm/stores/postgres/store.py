@@ -27,10 +27,11 @@ from agentfsm.core.inbox import Cancel, PostedItem
 from agentfsm.core.validation import NOT_NEGATIVE, ValueRule
 from agentfsm.core.value import Value
 from agentfsm.ports.store import Claim, Durability, Filter, Lease, RunSummary, lease_lost_error
-from agentfsm.ports.stored import FollowerStatus, UnreadRun
+from agentfsm.ports.stored import Feedback, FollowerStatus, UnreadRun
 from agentfsm.stores.postgres import sql
 from agentfsm.stores.postgres.connection import NOW, PostgresAddress, PostgresConnection, hash_topic, iter_notifications
 from agentfsm.stores.rules import (
+    COMPARISONS,
     LEASE_HELD_ADVICE,
     PATIENCE_S,
     SUMMARY_COLUMNS,
@@ -467,7 +468,7 @@ class _PostgresBackend(PostgresConnection):
     def runs(self, where: Filter, limit: int) -> tuple[RunSummary, ...]:
         """Return the newest runs that match the filter, newest first."""
         wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
-        tests = ["created_at < %s" if name == "before" else f'"{name}" = %s' for name in wanted]
+        tests = [f"""{COMPARISONS.get(name, f'"{name}" =')} %s""" for name in wanted]
         clause = f"WHERE {' AND '.join(tests)}" if tests else ""
         values = [str(value) if isinstance(value, str) else value for value in wanted.values()]  # not enums
         rows = self.execute(f"{sql.SELECT_SUMMARIES} {clause} {sql.NEWEST_FIRST}", (*values, limit)).fetchall()
@@ -542,7 +543,21 @@ class _PostgresBackend(PostgresConnection):
         self._remove(numbers)
 
     def _remove(self, numbers: list[int]) -> None:
-        self.execute(sql.DELETE_RUNS, (numbers,) * 4)
+        self.execute(sql.DELETE_RUNS, (numbers,) * 5)
+
+    # Feedback.
+
+    def add_feedback(self, run_id: str, key: str, feedback: Feedback) -> None:
+        """Record feedback on a run."""
+        self._flush()
+        number = self._get_row(run_id).number
+        values = (feedback.at, feedback.rating, feedback.comment, feedback.by)
+        self.execute(sql.INSERT_FEEDBACK, (number, number, key, *values))
+
+    def list_feedback(self, run_id: str) -> list[Feedback]:
+        """Return the feedback on a run, oldest first."""
+        rows = self.execute(sql.SELECT_FEEDBACK, (self._get_row(run_id, sql.SELECT_RUN).number,)).fetchall()
+        return [Feedback(rating=rating, comment=comment, by=by, at=at) for rating, comment, by, at in rows]
 
     # Followers.
 

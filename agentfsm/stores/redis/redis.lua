@@ -11,6 +11,7 @@
 --   session:NAME  zset  runs of a session, by number
 --   ready:NAME    zset  runs of an agent that a worker may claim, by the time from which on
 --   suspects:NAME zset  those of them whose owners died twice or more, which are claimed separately
+--   feedback:ID   hash  feedback on the run by key, as "NUMBER JSON"
 --   changed       zset  runs that were released, paused or ended, by the number of the last such change
 --   readers       hash  positions of the followers in `changed`, by name
 --   reader:NAME   hash  who works on the deliveries of a follower, and until when others wait
@@ -30,7 +31,7 @@ local CHUNK = 1000 -- arguments per command: Lua allows 8,000
 local KEPT_S = 3600 -- seconds that the result of a deletion is kept
 local SCHEMA = 3
 local FINAL = { done = true, error = true }
-local KINDS = { 'run', 'journal', 'inbox', 'open', 'followers', 'below' }
+local KINDS = { 'run', 'journal', 'inbox', 'open', 'followers', 'below', 'feedback' }
 local FIELDS = {
   'number', 'token', 'crashes', 'alone', 'company', 'owner', 'claim', 'version', 'state', 'stop_reason', 'turn',
   'waiting', 'wakes_at', 'ready_at', 'seen', 'seen_at', 'updated_at', 'agent', 'session', 'user', 'after', 'parent',
@@ -223,17 +224,22 @@ local function let_expire(run)
   end
 end
 
+-- Cancel the expiry of a run and of the runs related to it.
+local function persist(run)
+  local runs = kin(run, function() return true end, true)
+  for_each_key(runs, function(each) call('PERSIST', each) end)
+  for _, each in ipairs(runs) do
+    call('ZREM', prefix .. 'ending', each.entry)
+  end
+end
+
 -- Cancel the expiry of the runs related to a new run.
 local function keep(run)
   local function expires(kind, name)
     return name and call('PTTL', key(kind, name)) > 0
   end
   if expires('session', run.session) or expires('run', run.after) or expires('run', run.parent) then
-    local runs = kin(run, function() return true end, true)
-    for_each_key(runs, function(each) call('PERSIST', each) end)
-    for _, each in ipairs(runs) do
-      call('ZREM', prefix .. 'ending', each.entry)
-    end
+    persist(run)
   end
 end
 
@@ -816,6 +822,40 @@ function operations.prune()
     end
   end
   return removed(count, #entries == limit and start or -1)
+end
+
+-- Feedback.
+
+function operations.add_feedback()
+  local id, name, rating, text = argument(), argument(), argument(), argument()
+  local run = find(id)
+  if not run then
+    return { 'gone' }
+  end
+  local feedback = key('feedback', id)
+  if call('HEXISTS', feedback, name) == 1 then
+    return { 'added' }
+  end
+  call('HSET', feedback, name, call('HLEN', feedback) + 1 .. ' ' .. text)
+  call('HSET', key('run', id), 'rating', rating)
+  if not run.owner or FINAL[run.state] then
+    note_change(run)
+  end
+  local left_ms = call('PTTL', key('run', id))
+  if left_ms > 0 and slowest() < math.huge then
+    persist(run) -- until the followers have read the feedback
+  elseif left_ms > 0 then
+    call('PEXPIRE', feedback, left_ms)
+  end
+  return { 'added' }
+end
+
+function operations.list_feedback()
+  local id = argument()
+  if not find(id) then
+    return { 'gone' }
+  end
+  return { 'feedback', call('HVALS', key('feedback', id)) }
 end
 
 -- Followers.

@@ -6,11 +6,13 @@ One thread sends the requests in groups (`threaded.group_commit`). `redis.server
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib.resources import files
 from itertools import islice
+from operator import itemgetter
 from typing import Any, Final
 
 import attrs
@@ -29,7 +31,7 @@ from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, Input, PostedItem
 from agentfsm.core.validation import SECONDS, require_choice
 from agentfsm.ports.store import Claim, Filter, Lease, RunSummary, lease_lost_error
-from agentfsm.ports.stored import FollowerStatus, UnreadRun
+from agentfsm.ports.stored import Feedback, FollowerStatus, UnreadRun
 from agentfsm.stores.redis.server import (
     LOSS_DESCRIPTIONS,
     DurabilityGuarantee,
@@ -96,6 +98,7 @@ _SUMMARY_PARSERS: Final[dict[str, Callable[[bytes], Any]]] = {
     "created_at": float,
     "updated_at": float,
     "ready_at": float,
+    "rating": int,
     "prompt": bytes.decode,
 }
 # Filters with an index, and the name of the index. For other filters, the list of all runs is searched.
@@ -339,7 +342,7 @@ class _RedisBackend(RedisServer):
 
     def _iter_summaries(self, where: Filter, index: str | None) -> Iterator[RunSummary]:
         wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
-        before = wanted.pop("before", math.inf)
+        before, _ = wanted.pop("before", math.inf), wanted.pop("max_rating", None)
         key, score = ("runs", before) if index is None else (f"{_INDEXED_FILTERS[index]}:{wanted[index]}", math.inf)
         filters = _flatten_pairs(wanted)
         entry, more = b"", 1
@@ -377,6 +380,17 @@ class _RedisBackend(RedisServer):
         """Remove a batch of old finished runs that no kept run or follower needs; a million runs take half a minute."""
         _, count, start = self.call("prune", before, start, limit, unread)
         return count, start
+
+    # Feedback.
+
+    def add_feedback(self, run_id: str, key: str, feedback: Feedback) -> None:
+        """Record feedback on a run."""
+        self._call_for_run(run_id, "add_feedback", key, feedback.rating, json.dumps(attrs.asdict(feedback)))
+
+    def list_feedback(self, run_id: str) -> list[Feedback]:
+        """Return the feedback on a run, oldest first."""
+        _, rows = self._call_for_run(run_id, "list_feedback")
+        return [feedback for _, feedback in sorted([_parse_feedback(run_id, row) for row in rows], key=itemgetter(0))]
 
     # Followers.
 
@@ -520,6 +534,15 @@ def _parse_post(run_id: str, key: str, row: bytes) -> tuple[int, bytes]:
         return int(number), item
     except ValueError:
         raise CorruptError(f"run {run_id!r}: post {key!r} is damaged: restore a backup, or delete the run") from None
+
+
+def _parse_feedback(run_id: str, row: bytes) -> tuple[int, Feedback]:
+    """Return the number and the content of a feedback."""
+    try:
+        number, text = row.split(b" ", 1)
+        return int(number), Feedback(**json.loads(text))
+    except (ValueError, TypeError, MisuseError):
+        raise CorruptError(f"run {run_id!r}: a feedback is damaged: restore a backup, or delete the run") from None
 
 
 def _parse_removed_count(reply: list[Any]) -> int:

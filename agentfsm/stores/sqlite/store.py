@@ -42,8 +42,9 @@ from agentfsm.ports.store import (
     SystemClock,
     lease_lost_error,
 )
-from agentfsm.ports.stored import FollowerStatus, UnreadRun
+from agentfsm.ports.stored import Feedback, FollowerStatus, UnreadRun
 from agentfsm.stores.rules import (
+    COMPARISONS,
     FINAL_STATES,
     LEASE_HELD_ADVICE,
     PATIENCE_S,
@@ -156,11 +157,24 @@ _FOLLOWERS_V5: Final = (
     )
     """,
 )
+_CREATE_FEEDBACK: Final = """
+CREATE TABLE feedback (
+    run     INTEGER NOT NULL,
+    number  INTEGER NOT NULL,
+    key     TEXT NOT NULL,
+    at      REAL NOT NULL,
+    rating  INTEGER NOT NULL,
+    comment TEXT NOT NULL,
+    author  TEXT NOT NULL,
+    PRIMARY KEY (run, number),
+    UNIQUE (run, key)
+) WITHOUT ROWID
+"""
 
 SCHEMA: Final = SQLiteSchema(
     version=5,
     # A file of version 2 has no chunks, and needs no change to get some.
-    tables=frozenset({"runs", "events", "inbox", "workers", "changes", "followers", "reads"}),
+    tables=frozenset({"runs", "events", "inbox", "workers", "changes", "followers", "reads", "feedback"}),
     statements=(
         # The columns of a list, and the owner of each run. The other tables refer to a run by `number`.
         """
@@ -191,7 +205,8 @@ SCHEMA: Final = SQLiteSchema(
             ready_at    REAL,              -- time from which a worker may claim it; NULL for never, or while owned
             seen        INTEGER NOT NULL,  -- newest inbox number that an owner has read
             seen_at     REAL NOT NULL,     -- time when an owner last checked timers
-            change      INTEGER            -- number of its last change, for followers; NULL for none yet
+            change      INTEGER,           -- number of its last change, for followers; NULL for none yet
+            rating      INTEGER            -- that of the newest feedback; NULL for none
         )
         """,
         _CREATE_WORKERS,
@@ -200,6 +215,7 @@ SCHEMA: Final = SQLiteSchema(
         *_INDEXES_V2,
         *_INDEXES_V4,
         *_FOLLOWERS_V5,
+        _CREATE_FEEDBACK,
         # The journal; entry 0 is the header. With row ids, records of some hundred bytes are stored densely, in the
         # order of their appends (25 % smaller), and a commit of 300 runs changes a handful of pages instead of 300.
         """
@@ -249,7 +265,11 @@ SCHEMA: Final = SQLiteSchema(
             f"UPDATE runs SET ready_at = {_READY_AT_UPGRADE_SQL} WHERE owner IS NULL",  # noqa: S608  of our own names
             *_INDEXES_V4,
         ),
-        4: ("ALTER TABLE runs ADD COLUMN change INTEGER", *_FOLLOWERS_V5),
+        4: (
+            *[f"ALTER TABLE runs ADD COLUMN {name} INTEGER" for name in ("change", "rating")],
+            *_FOLLOWERS_V5,
+            _CREATE_FEEDBACK,
+        ),
     },
 )
 
@@ -304,6 +324,13 @@ SET state = ?, stop_reason = ?, waiting = ?, wakes_at = ?, turn = ?, version = ?
 WHERE number = ?
 """
 _MARK_CHANGED: Final = "UPDATE runs SET change = NULL WHERE number = ?"
+_SET_RATING: Final = "UPDATE runs SET rating = ?, change = NULL WHERE number = ?"
+_FIND_FEEDBACK: Final = "SELECT 1 FROM feedback WHERE run = ? AND key = ?"
+_INSERT_FEEDBACK: Final = """
+INSERT INTO feedback VALUES (:run, (SELECT coalesce(max(number), 0) + 1 FROM feedback WHERE run = :run), :key, :at,
+                             :rating, :comment, :by)
+"""
+_SELECT_FEEDBACK: Final = "SELECT rating, comment, author, at FROM feedback WHERE run = ? ORDER BY number"
 _INSERT_EVENTS: Final = "INSERT INTO events (run, version, body) VALUES "
 _SELECT_HEADER: Final = "SELECT CAST(body AS BLOB) FROM events WHERE run = ? AND version = 0"
 _SELECT_EVENTS: Final = """
@@ -686,7 +713,7 @@ class _SQLiteBackend(DatabaseFile):
     def runs(self, where: Filter, limit: int) -> tuple[RunSummary, ...]:
         """Return the newest runs that match the filter, newest first."""
         wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
-        tests = [f"{'created_at <' if name == 'before' else f'{name} ='} ?" for name in wanted]
+        tests = [f"{COMPARISONS.get(name, f'{name} =')} ?" for name in wanted]
         clause = f"WHERE {' AND '.join(tests)}" if tests else ""
         rows = self.execute(f"{_SELECT_SUMMARIES} {clause} {_NEWEST_FIRST}", (*wanted.values(), limit)).fetchall()
         return tuple(self._parse_summary(*row) for row in rows)
@@ -742,7 +769,22 @@ class _SQLiteBackend(DatabaseFile):
             self.execute("DELETE FROM inbox WHERE run = ?", (number,))
             self.execute("DELETE FROM events WHERE run = ?", (number,))
             self.execute("DELETE FROM reads WHERE run = ?", (number,))
+            self.execute("DELETE FROM feedback WHERE run = ?", (number,))
             self.execute("DELETE FROM runs WHERE number = ?", (number,))
+
+    # Feedback.
+
+    def add_feedback(self, run_id: str, key: str, feedback: Feedback) -> None:
+        """Record feedback on a run."""
+        number = self._get_row(run_id).number
+        if self.execute(_FIND_FEEDBACK, (number, key)).fetchone() is None:
+            self.execute(_INSERT_FEEDBACK, {"run": number, "key": key, **attrs.asdict(feedback)})
+            self.execute(_SET_RATING, (feedback.rating, number))
+
+    def list_feedback(self, run_id: str) -> list[Feedback]:
+        """Return the feedback on a run, oldest first."""
+        rows = self.execute(_SELECT_FEEDBACK, (self._get_row(run_id).number,)).fetchall()
+        return [Feedback(rating=rating, comment=comment, by=by, at=at) for rating, comment, by, at in rows]
 
     # Followers.
 

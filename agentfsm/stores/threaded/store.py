@@ -41,7 +41,7 @@ from agentfsm.ports.store import (
     RunSummary,
     Store,
 )
-from agentfsm.ports.stored import FollowerStatus, StoredRun, UnreadRun
+from agentfsm.ports.stored import Feedback, FollowerStatus, StoredRun, UnreadRun
 from agentfsm.stores.rules import check_prune_time, check_run_id, next_expiry
 from agentfsm.stores.threaded.change_listener import ChangeListener
 from agentfsm.stores.threaded.group_commit import GroupCommitWriter, StoreJob, StoreStatistics, TransactionBackend
@@ -247,6 +247,14 @@ class StoreBackend(TransactionBackend, Protocol):
         Returns:
             The number of removed runs, and the next `start`; -1 at the end.
         """
+        ...
+
+    def add_feedback(self, run_id: str, key: str, feedback: Feedback) -> None:
+        """As `Store.add_feedback`."""
+        ...
+
+    def list_feedback(self, run_id: str) -> Sequence[Feedback]:
+        """As `Store.list_feedback`."""
         ...
 
     def number_changes(self, limit: int) -> bool:
@@ -593,6 +601,18 @@ class ThreadedStore(Store, Generic[L]):
             removed += count
             await anyio.sleep(time.monotonic() - began if count else 0)  # let other processes use the file
         return removed
+
+    # Feedback.
+
+    async def add_feedback(self, run_id: str, key: str, feedback: Feedback) -> None:
+        """Record feedback on a run, durably."""
+        check_run_id(run_id)
+        await self._run_job(lambda backend: backend.add_feedback(run_id, key, feedback))
+
+    async def list_feedback(self, run_id: str) -> tuple[Feedback, ...]:
+        """Return the feedback on a run, oldest first."""
+        check_run_id(run_id)
+        return tuple(await self._run_job(lambda backend: backend.list_feedback(run_id), writes=False))
 
     # Followers.
 

@@ -1,4 +1,4 @@
-"""Followers: durable consumers of the journals."""
+"""Followers, the durable consumers of the journals, and feedback on runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import pytest
 
 from agentfsm.core.errors import LeaseLostError, MisuseError, RunNotFoundError
 from agentfsm.core.events import Observed, Paused, Resumed
+from agentfsm.ports.store import Filter
+from agentfsm.ports.stored import Feedback
 from agentfsm.testing.conformance.helpers import (
     FAR_FUTURE,
     FINAL_ANSWER,
+    HOSTILE_TEXT,
     LeasedRun,
     create_finished_run,
     create_waiting_run,
@@ -45,7 +48,7 @@ async def follow_once(store: Store, name: str = "f") -> Delivery:
 
 
 class FollowerConformance:
-    """Followers: durable consumers of the journals."""
+    """Followers, the durable consumers of the journals, and feedback on runs."""
 
     # Deliveries.
 
@@ -324,3 +327,71 @@ class FollowerConformance:
         await (await LeasedRun.resume(store)).release()
         [unread] = await store.take_unread("f", holder="h")
         assert unread.after == 1
+
+    # Feedback.
+
+    async def test_feedback_is_recorded_on_any_run(self, store: Store) -> None:
+        """It is read as it was given, oldest first, also after the end of the run; the journal stays as it is."""
+        await create_finished_run(store, make_header("over"))
+        driven = await LeasedRun.create(store, make_header("driven"))
+        first = Feedback(rating=1, comment=HOSTILE_TEXT, by="ann", at=3.5)
+        second = Feedback(rating=5)
+        assert await store.list_feedback("over") == ()
+        for run_id in ("over", "driven"):
+            await store.add_feedback(run_id, "a", first)
+            await store.add_feedback(run_id, "b", second)
+            assert await store.list_feedback(run_id) == (first, second)
+        assert len((await store.read("over")).events) == 2
+        assert await driven.append(Observed()).wait()
+
+    async def test_feedback_with_a_key_is_recorded_once(self, store: Store) -> None:
+        """The first feedback of a key counts, so that a request can be repeated."""
+        await create_finished_run(store)
+        await store.add_feedback("r1", "k", Feedback(rating=2))
+        await store.add_feedback("r1", "k", Feedback(rating=4))
+        assert await store.list_feedback("r1") == (Feedback(rating=2),)
+        assert [line.rating for line in await store.runs()] == [2]
+
+    async def test_the_newest_rating_is_in_the_list(self, store: Store) -> None:
+        """A summary has the rating of the newest feedback, and `max_rating` selects runs by it."""
+        for number, ratings in enumerate([(), (5, 1), (1, 3), (5,)]):
+            await create_finished_run(store, make_header(f"r{number}", created_at=float(number), session="s"))
+            for rating in ratings:
+                await store.add_feedback(f"r{number}", f"k{rating}", Feedback(rating=rating))
+        assert [line.rating for line in await store.runs()] == [5, 3, 1, None]
+        assert list_ids(await store.runs(Filter(max_rating=2))) == ["r1"]
+        assert list_ids(await store.runs(Filter(max_rating=3, session="s"))) == ["r2", "r1"]
+        assert list_ids(await store.runs(Filter(max_rating=5, before=3.0))) == ["r2", "r1"]
+
+    async def test_feedback_is_deleted_with_its_run(self, store: Store) -> None:
+        """A later run with the id has none; a run that does not exist takes none."""
+        await create_finished_run(store)
+        await store.add_feedback("r1", "k", Feedback(rating=2))
+        await store.delete("r1")
+        with pytest.raises(RunNotFoundError):
+            await store.list_feedback("r1")
+        with pytest.raises(RunNotFoundError):
+            await store.add_feedback("r1", "k", Feedback(rating=2))
+        await create_finished_run(store)
+        assert await store.list_feedback("r1") == ()
+        assert [line.rating for line in await store.runs()] == [None]
+        await store.add_feedback("r1", "k", Feedback(rating=3))
+        assert await store.list_feedback("r1") == (Feedback(rating=3),)
+
+    async def test_feedback_is_delivered_to_followers(self, store: Store) -> None:
+        """A follower that has read the run gets it again, with the feedback and without old events."""
+        await create_finished_run(store)
+        await create_waiting_run(store, make_header("waits"))
+        assert len(await read_new(store)) == 2
+        opinion = Feedback(rating=1, comment="wrong account", by="ann", at=3.0)
+        await store.add_feedback("r1", "k", opinion)
+        assert [status.lag for status in await store.followers()] == [1]
+        assert await store.prune(FAR_FUTURE) == 0
+        async with store.follow("f", wait=False) as follower:
+            [delivery] = [each async for each in follower]
+            assert (delivery.run_id, delivery.after_version, delivery.events) == ("r1", 2, ())
+            assert delivery.feedback == (opinion,)
+            await delivery.done()
+        assert await read_new(store) == []
+        await store.add_feedback("waits", "k", opinion)
+        assert await read_new(store) == [("waits", 3, 3)]
