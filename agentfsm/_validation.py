@@ -61,6 +61,9 @@ _AGENT_RULES: Final[Mapping[str, ValueRule]] = {
         *("model", "answer_tokens", "wants", "judge"),
         wanted="Reflector(model=...) of agentfsm.reflection, or a Judge of your own",
     ).or_none(),
+    "planner": require_members(
+        *("wants", "plan", "review", "replan", "max_steps"), wanted="Planner(...) of agentfsm.planning"
+    ).or_none(),
     "last_answer": BOOL,
     "clock": CLOCK,
     "store": STORE,

@@ -42,6 +42,7 @@ from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, Message, Part, as_parts, check_history
 from agentfsm.core.pending import Elicit
+from agentfsm.core.plan import Plan
 from agentfsm.core.run import A_co, Run, begin_run
 from agentfsm.core.settings import EXTRA_TOOLS, Settings
 from agentfsm.core.usage import AgentCost, SessionCost
@@ -54,10 +55,11 @@ from agentfsm.engine.execution.cost import calculate_run_cost, calculate_session
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.fork import build_fork_events
 from agentfsm.engine.replay import Replay, replay
+from agentfsm.engine.tool_calls.plan_tools import build_plan_tools
 from agentfsm.models.model_names import resolve_model
 from agentfsm.ports.context import Context
 from agentfsm.ports.model import Model, OutputMode
-from agentfsm.ports.policies import Judge, ToolSelector
+from agentfsm.ports.policies import Judge, Planner, ToolSelector
 from agentfsm.ports.store import ALL_RUNS, Clock, Durability, Filter, Store, SystemClock
 from agentfsm.runs import Prompt, Runs
 from agentfsm.stores import MemoryStore
@@ -166,6 +168,8 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
         settings=agent.settings,
         output_spec=answers,
         judge=agent.reflector,
+        planner=agent.planner,
+        engine_tools={} if agent.planner is None else build_plan_tools(agent.planner, agent.tools),
         last_answer=agent.last_answer,
         context=agent.context,
         clock=agent.clock,
@@ -235,6 +239,8 @@ class Agent(Generic[A_co]):
         output_mode: Way in which the model is constrained to `output_type`: "schema", "tool", "json" or "prompt".
         output_validators: Functions, plain or async, that take the answer, or the RunContext and the answer.
         reflector: Judge of answers, or of the results of selected tools, before the run continues; None for no judge.
+        planner: Maker of plans, whose steps run without a request to the model for each; None: the model is asked for
+            each step.
         last_answer: Whether the model is asked for a last answer, without tools, when a limit or a loop stops a run.
         clock: Clock for timestamps and durations.
         store: Store of the runs; by default a `MemoryStore`, which is lost when the process ends.
@@ -299,6 +305,11 @@ class Agent(Generic[A_co]):
 
     reflector: Judge | None = None
     """Judge of answers, or of the results of selected tools, before the run continues; None for no judge."""
+
+    planner: Planner | None = None
+    """Maker of plans, whose steps run without a request to the model for each; None: the model is asked for each
+    step.
+    """
 
     last_answer: bool = False
     """Whether the model is asked for a last answer, without tools, when a limit or a loop stops a run. The answer is
@@ -720,10 +731,14 @@ class Agent(Generic[A_co]):
         *,
         by: str = "",
         arguments: Mapping[str, Any] | None = None,
+        plan: Plan | None = None,
         digest: str | None = None,
     ) -> None:
-        """Approve a call, perhaps with edited `arguments`. It runs when the run is resumed. See `Runs.approve`."""
-        await self.runs.approve(run_id, call_id, by=by, arguments=arguments, digest=digest)
+        """Approve a call, perhaps with edited `arguments`. It runs when the run is resumed. See `Runs.approve`.
+
+        With `call_id="plan"` the plan that waits is approved, or the edited `plan` in its place.
+        """
+        await self.runs.approve(run_id, call_id, by=by, arguments=arguments, plan=plan, digest=digest)
 
     async def reject(self, run_id: str, call_id: str, *, message: str = "", by: str = "") -> None:
         """Reject a call. It does not run, and the model reads the message. See `Runs.reject`."""

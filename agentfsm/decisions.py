@@ -18,8 +18,10 @@ from agentfsm.core.errors import ArgumentsError, ConflictError, MisuseError, Run
 from agentfsm.core.inbox import Approve, Decision, GiveInput, Rerun, Settle, Wake
 from agentfsm.core.messages import Outcome, replace_surrogates
 from agentfsm.core.pending import Answer, Elicit, Pending, PendingKind
+from agentfsm.core.plan import PLAN_TOOL, Plan
 from agentfsm.core.run import Run
 from agentfsm.engine.execution.journal import load_run, read_header
+from agentfsm.engine.tool_calls.plan_tools import find_tool_flaws
 from agentfsm.stores.rules import decided_already_error
 from agentfsm.tools.attendance import Attendant
 from agentfsm.tools.callback_errors import log_callback_error
@@ -27,6 +29,7 @@ from agentfsm.tools.question_validation import validate_answer
 
 if TYPE_CHECKING:
     from agentfsm.ports.store import Store
+    from agentfsm.tools.registry import ToolRegistry
     from agentfsm.tools.tool import Tool
 
 # Instruction to a person for each kind of wait.
@@ -58,6 +61,8 @@ async def find_pending(
         MisuseError: when the run does not wait for this decision.
     """
     run = await load_run(store, run_id)
+    if call_id == "plan":
+        call_id = next((item.call_id for item in run.pending if item.tool == PLAN_TOOL), call_id)
     for item in run.pending:
         if (item.run_id, item.call_id, item.kind) == (run_id, call_id, kind):
             if digest not in (None, item.digest):
@@ -133,6 +138,24 @@ def build_approval(item: Pending, arguments: Mapping[str, Any] | None, *, by: st
     """
     edited = None if arguments is None else json.dumps(to_plain_json(arguments, "arguments"), ensure_ascii=False)
     return Approve(call_id=item.call_id, by=by, arguments=edited, digest=item.digest)
+
+
+def read_edited_plan(item: Pending, plan: Plan, arguments: object, tools: ToolRegistry) -> dict[str, Any]:
+    """Return an edited plan as the arguments of the call that carries it out.
+
+    The tools of its steps are checked if there are any at hand.
+
+    Raises:
+        MisuseError: when the call is not a plan, or arguments are given as well.
+    """
+    if item.tool != PLAN_TOOL or arguments is not None:
+        raise MisuseError(f"plan= replaces the plan that waits, and {item.call_id} calls {item.tool}: give arguments=")
+    if not isinstance(plan, Plan):
+        raise MisuseError(f"plan= must be a Plan, not {type(plan).__name__}: Plan.from_json reads one")
+    flaws = plan.find_flaws(range(1, plan.steps[0].id)) if plan.steps else ["it has no steps"]
+    if flaws := [*flaws, *(find_tool_flaws(plan, tools) if len(tools) else ())]:
+        raise MisuseError(f"the plan was not approved: {'; '.join(flaws)}")
+    return plan.to_json()
 
 
 def check_edited_arguments(approval: Approve, tool: Tool[..., Any] | None) -> None:

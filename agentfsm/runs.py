@@ -25,6 +25,7 @@ from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, Input, InputKind, Pause, Priority, Reject
 from agentfsm.core.messages import Part, as_parts
 from agentfsm.core.pending import PendingKind
+from agentfsm.core.plan import Plan
 from agentfsm.core.run import Run
 from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, NAME, STRING
 from agentfsm.decisions import (
@@ -34,6 +35,7 @@ from agentfsm.decisions import (
     check_edited_arguments,
     find_pending,
     post_decision,
+    read_edited_plan,
     wake_callers,
 )
 from agentfsm.engine.audit import AuditTrail, audit_run_tree
@@ -259,6 +261,7 @@ class Runs:
         *,
         by: str = "",
         arguments: Mapping[str, Any] | None = None,
+        plan: Plan | None = None,
         digest: str | None = None,
     ) -> None:
         """Approve a call. It runs when the run is resumed.
@@ -269,9 +272,10 @@ class Runs:
 
         Args:
             run_id: `Pending.run_id`: the run, or the run of its sub-agent that waits.
-            call_id: `Pending.call_id`.
+            call_id: `Pending.call_id`; "plan" for the plan that waits.
             by: Name of the person who approves.
             arguments: Arguments, as plain JSON, that replace the model's, in the history too. None: the model's.
+            plan: Plan that replaces the one that waits; only with the call id of a plan. None: the plan as it is.
             digest: `Pending.digest` of the call that the person saw; the approval of a different call is refused.
                 None: the call as it is now.
 
@@ -281,8 +285,11 @@ class Runs:
         """
         check_call_id(run_id, call_id)
         run, item = await find_pending(self.store, run_id, call_id, PendingKind.APPROVAL, digest=digest)
+        tools = self._find_tools(run.header)
+        if plan is not None:
+            arguments = read_edited_plan(item, plan, arguments, tools)
         approval = build_approval(item, arguments, by=by)
-        check_edited_arguments(approval, self._find_tools(run.header).get(item.tool))
+        check_edited_arguments(approval, tools.get(item.tool))
         await post_decision(self.store, run, item, approval)
 
     async def reject(self, run_id: str, call_id: str, *, message: str = "", by: str = "") -> None:
@@ -300,7 +307,9 @@ class Runs:
         """
         check_call_id(run_id, call_id)
         run, item = await find_pending(self.store, run_id, call_id, PendingKind.APPROVAL)
-        await post_decision(self.store, run, item, Reject(call_id=call_id, by=by, message=as_text(message, "message")))
+        await post_decision(
+            self.store, run, item, Reject(call_id=item.call_id, by=by, message=as_text(message, "message"))
+        )
 
     async def answer(
         self,

@@ -130,7 +130,9 @@ def build_audit(header: Header, events: Sequence[e.Event]) -> tuple[AuditRecord,
     for event in events:
         before, run = run, run.apply(event)
         builder.add_event(event, before, run)
-    results = {m.call_id: m for m in run.messages[run.own_start :] if isinstance(m, ToolResult)}
+    steps = () if run.plan is None else run.plan.closed
+    given = (*run.messages[run.own_start :], *[entry.result for entry in steps])
+    results = {m.call_id: m for m in given if isinstance(m, ToolResult)}
     opened = {entry.call.id: entry for entry in run.open}
     return tuple([_with_outcome(r, results.get(r.call_id), opened.get(r.call_id)) for r in builder.records.values()])
 
@@ -148,8 +150,8 @@ class _AuditBuilder:
     def add_event(self, event: e.Event, before: Run, run: Run) -> None:
         """Record an event; `before` and `run` are the run before and after it."""
         match event:
-            case e.ToolsChosen():
-                self.records |= {call.id: self._new_record(call, event, run) for call in event.message.calls}
+            case e.ToolsChosen() | e.Planned() | e.StepsReady():
+                self.records |= {call.id: self._new_record(call, event, run) for call in _list_new_calls(event)}
             case e.ToolStarted():
                 record = self.records[event.call_id]
                 since = record.started_at or event.since or event.at
@@ -172,7 +174,7 @@ class _AuditBuilder:
     def _update(self, call_id: str, **facts: Any) -> None:
         self.records[call_id] = attrs.evolve(self.records[call_id], **facts)
 
-    def _new_record(self, call: ToolCall, event: e.ToolsChosen, run: Run) -> AuditRecord:
+    def _new_record(self, call: ToolCall, event: e.Event, run: Run) -> AuditRecord:
         return AuditRecord(
             run_id=self.header.id,
             call_id=call.id,
@@ -224,6 +226,12 @@ class _AuditBuilder:
         for record in self.records.values():
             if record.ended_at is None:
                 self._update(record.call_id, ended_at=event.at)
+
+
+def _list_new_calls(event: e.ToolsChosen | e.Planned | e.StepsReady) -> tuple[ToolCall, ...]:
+    if isinstance(event, e.ToolsChosen):
+        return event.message.calls
+    return (event.call,) if isinstance(event, e.Planned) else event.calls
 
 
 def _asks_for_result(item: Pending) -> bool:

@@ -110,6 +110,8 @@ class CallRecord(Value):
     """Record of a closed call."""
 
     turn: int
+    """Number of the turn of the call, from 1; 0 for a step of a plan."""
+
     call_id: str
     name: str
     arguments: dict[str, JSON]

@@ -17,7 +17,7 @@ from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.header import FORMAT
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import AssistantMessage, ToolResult
+from agentfsm.core.messages import AssistantMessage, ToolCall, ToolResult
 from agentfsm.core.pending import Pending, PendingKind, Question
 from agentfsm.core.segments import Segment
 from agentfsm.core.usage import Usage
@@ -134,6 +134,42 @@ class ToolsOffered(Event):
 
     usage: Usage = Usage()
     """Usage of the selection."""
+
+
+@attrs.frozen(kw_only=True)
+class Planned(Event):
+    """A plan was made. It is a call, so that a person may have to approve it; its steps follow when it is accepted."""
+
+    call: ToolCall
+    """Call whose arguments are the plan, as `Plan.to_json` writes it."""
+
+    reason: str = ""
+    """Reason why an earlier plan was replaced, for people; empty for a first plan."""
+
+    usage: Usage = Usage()
+    """Usage of the requests for the plan."""
+
+
+@attrs.frozen(kw_only=True)
+class PlanDropped(Event):
+    """No plan could be made, or the plan was given up. The model goes on without."""
+
+    reason: str
+    """Reason, for the model and for people."""
+
+    usage: Usage = Usage()
+    """Usage of the requests for a plan."""
+
+
+@attrs.frozen(kw_only=True)
+class StepsReady(Event):
+    """Steps of the accepted plan can start, because the steps that they depend on have succeeded."""
+
+    calls: tuple[ToolCall, ...]
+    """Calls of the steps, with their arguments bound to the results."""
+
+    usage: Usage = Usage()
+    """Usage of the request that confirmed the plan, if it is checked after each step."""
 
 
 @attrs.frozen(kw_only=True)
@@ -352,6 +388,9 @@ EVENTS: tuple[type[Event], ...] = (
     ModelFaltered,
     Compacted,
     ToolsOffered,
+    Planned,
+    PlanDropped,
+    StepsReady,
     ToolStarted,
     ToolCutOff,
     ToolFinished,

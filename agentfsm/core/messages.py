@@ -18,7 +18,7 @@ from typing import Final, TypeAlias, get_args
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.usage import AgentCost
+from agentfsm.core.usage import AgentCost, Usage
 from agentfsm.core.validation import STRING, ValueRule, require_choice, require_tuple, require_type
 from agentfsm.core.value import Value
 
@@ -446,6 +446,9 @@ class ToolResult(Value):
 
     parts: tuple[Media, ...] = ()
     """Media that the model is shown beside the content. The content refers to them by name: "image 1" is the first."""
+
+    usage: Usage | None = None
+    """Usage of model requests that the call made, and its own cost, without that of `child`; None if there is none."""
 
     @property
     def completed_at(self) -> float:

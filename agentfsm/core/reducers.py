@@ -16,6 +16,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import next_state
 from agentfsm.core.messages import Outcome, SystemMessage, ToolResult, UserMessage
 from agentfsm.core.pending import Pending, PendingKind
+from agentfsm.core.plan import ENGINE_TOOLS, PlanProgress, accepted_plan, build_results_note
 from agentfsm.core.run_fields import RunFields, find_open_call_index
 from agentfsm.core.segments import Span, default_segments, render_segments
 from agentfsm.core.verdict import Action
@@ -48,7 +49,10 @@ def _reduce_observed(run: RunFields, event: e.Observed) -> Changes:
     if not event.inputs:
         return {"messages": history}
     messages = history.with_appended(*[item.message for item in event.inputs])
-    return {"messages": messages, "offered": None, "asks": "", "refusals": 0, "corrections": 0}
+    changes: Changes = {"messages": messages, "offered": None, "asks": "", "refusals": 0, "corrections": 0}
+    if run.plan is not None:
+        changes["plan"] = attrs.evolve(run.plan, is_stale=True)
+    return changes
 
 
 def _initial_history(run: RunFields) -> History:
@@ -141,6 +145,27 @@ def _reduce_tools_offered(run: RunFields, event: e.ToolsOffered) -> Changes:
     return {"offered": event.tools, "usage": run.usage + event.usage}
 
 
+def _reduce_planned(run: RunFields, event: e.Planned) -> Changes:
+    before = run.plan or PlanProgress()
+    replans = 0 if before.is_stale else before.replans + 1
+    is_approved = before.is_approved and not before.is_stale
+    plan = attrs.evolve(
+        before, number=before.number + 1, plan=None, replans=replans, is_approved=is_approved, is_stale=False
+    )
+    return {"plan": plan, "open": (OpenCall(call=event.call),), "usage": run.usage + event.usage}
+
+
+def _reduce_plan_dropped(run: RunFields, event: e.PlanDropped) -> Changes:
+    plan = attrs.evolve(run.plan or PlanProgress(), plan=None, is_stale=False)
+    note = SystemMessage(text=f"[Plan] {event.reason}")
+    return {"plan": plan, "messages": run.messages.with_appended(note), "usage": run.usage + event.usage}
+
+
+def _reduce_steps_ready(run: RunFields, event: e.StepsReady) -> Changes:
+    entries = tuple([OpenCall(call=call) for call in event.calls])
+    return {"open": run.open + entries, "usage": run.usage + event.usage}
+
+
 def _reduce_tool_started(run: RunFields, event: e.ToolStarted) -> Changes:
     return _evolve_call(
         run,
@@ -173,11 +198,15 @@ def _reduce_tool_finished(run: RunFields, event: e.ToolFinished) -> Changes:
         changes["retries"] = {**run.retries, result.tool: run.retries.get(result.tool, 0) + result.attempts - 1}
     if result.cut is not None:
         changes["has_cut"] = True
-    if result.outcome is not Outcome.SKIPPED:
+    if result.outcome is not Outcome.SKIPPED and result.tool not in ENGINE_TOOLS:
         changes["tool_call_count"] = run.tool_call_count + 1
     if result.child is not None:
         changes["usage"] = run.usage + result.child.usage
         changes["tool_call_count"] = run.tool_call_count + 1 + result.child.calls
+    if result.usage is not None:
+        changes["usage"] = changes.get("usage", run.usage) + result.usage
+    if run.reply is None and run.plan is not None and (plan := accepted_plan(entries[index])) is not None:
+        changes["plan"] = attrs.evolve(run.plan, plan=plan)
     return changes
 
 
@@ -221,6 +250,8 @@ def _reduce_approval_asked(run: RunFields, event: e.ApprovalAsked) -> Changes:
 
 
 def _reduce_approval_given(run: RunFields, event: e.ApprovalGiven) -> Changes:
+    if run.plan is not None and event.call_id == f"p{run.plan.number}":
+        return _approve_plan(run, event, run.plan)
     if event.arguments is None:
         return _evolve_call(run, event, phase=Phase.APPROVED, expires_at=None, error="")
     # The person's arguments also replace the model's in the message that asked for the call.
@@ -231,6 +262,13 @@ def _reduce_approval_given(run: RunFields, event: e.ApprovalGiven) -> Changes:
     return {**changes, "reply": None if run.reply is None else attrs.evolve(run.reply, calls=calls)}
 
 
+def _approve_plan(run: RunFields, event: e.ApprovalGiven, plan: PlanProgress) -> Changes:
+    own = run.open_call(event.call_id).call
+    call = own if event.arguments is None else attrs.evolve(own, arguments=event.arguments, key=event.key or own.key)
+    changes = _evolve_call(run, event, phase=Phase.APPROVED, expires_at=None, error="", call=call)
+    return {**changes, "plan": attrs.evolve(plan, is_approved=True)}
+
+
 def _reduce_tools_returned(run: RunFields, _event: e.ToolsReturned) -> Changes:
     results = [entry.result for entry in run.open if entry.result is not None]
     if len(results) != len(run.open):
@@ -239,7 +277,12 @@ def _reduce_tools_returned(run: RunFields, _event: e.ToolsReturned) -> Changes:
 
 
 def _count_error_turns(run: RunFields, results: list[ToolResult]) -> int:
-    """Return the error turns in a row: a turn counts if all its calls failed, and one success resets the number."""
+    """Return the error turns in a row: a turn counts if all its calls failed, and one success resets the number.
+
+    The steps of a plan are no turn.
+    """
+    if run.reply is None:
+        return run.consecutive_errors
     outcomes = {result.outcome for result in results}
     return 0 if Outcome.DONE in outcomes else run.consecutive_errors + (outcomes <= ERROR_OUTCOMES)
 
@@ -308,7 +351,17 @@ def _stop_run(run: RunFields, event: e.LimitReached | e.Failed) -> Changes:
 
 
 def _close_turn(run: RunFields, results: list[ToolResult]) -> Changes:
-    """Return the changes that move the open turn into the history: the assistant's message and all its results."""
+    """Return the changes that move the open turn into the history: the assistant's message and all its results.
+
+    Calls of a plan move to its record, and the model reads their results in a note.
+    """
+    if run.reply is None and run.open and run.plan is not None:
+        closed = [
+            attrs.evolve(entry, phase=Phase.FINISHED, result=result)
+            for entry, result in zip(run.open, results, strict=True)
+        ]
+        plan = attrs.evolve(run.plan, closed=(*run.plan.closed, *closed))
+        return {"messages": run.messages.with_appended(build_results_note(closed)), "plan": plan, "open": ()}
     if run.reply is None:
         return {} if run.messages else {"messages": _initial_history(run)}
     return {"messages": run.messages.with_appended(run.reply, *results), "reply": None, "open": ()}
@@ -338,6 +391,9 @@ REDUCERS: Final[Mapping[type[e.Event], Callable[[RunFields, Any], Changes]]] = M
         e.ModelFaltered: _reduce_model_faltered,
         e.Compacted: _reduce_compacted,
         e.ToolsOffered: _reduce_tools_offered,
+        e.Planned: _reduce_planned,
+        e.PlanDropped: _reduce_plan_dropped,
+        e.StepsReady: _reduce_steps_ready,
         e.ToolStarted: _reduce_tool_started,
         e.ToolCutOff: _reduce_tool_cut_off,
         e.ToolFinished: _reduce_tool_finished,

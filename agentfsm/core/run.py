@@ -31,6 +31,7 @@ from agentfsm.core.header import Header
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, HostedContent, Message, ToolCall, ToolResult, join_hosted
 from agentfsm.core.pending import Pending, PendingKind
+from agentfsm.core.plan import ENGINE_TOOLS
 from agentfsm.core.reducers import apply_event
 from agentfsm.core.run_fields import RunFields
 
@@ -261,10 +262,18 @@ def _act_effect(run: Run[Any]) -> Effect:
     ready: list[ToolCall] = []
     for entry in run.open:
         if entry.phase in UNDECIDED_PHASES:
+            if run.reply is None:  # the steps of a plan do not depend on their order
+                continue
             return RunTools(calls=tuple(ready)) if ready else Wait(pending=run.pending)
         if entry.phase is not Phase.FINISHED:
             ready.append(entry.call)
-    return RunTools(calls=tuple(ready))
+    return RunTools(calls=tuple(ready)) if ready or run.reply is not None else _plan_effect(run)
+
+
+def _plan_effect(run: Run[Any]) -> Effect:
+    """Wait for the steps of a plan that need a decision; without any, end the turn."""
+    waits = any(entry.phase in UNDECIDED_PHASES for entry in run.open)
+    return Wait(pending=run.pending) if waits else RunTools(calls=())
 
 
 def _reflect_effect(run: Run[Any]) -> Effect:
@@ -315,6 +324,16 @@ def _own_messages(run: Run[Any]) -> tuple[Message, ...]:
 
 
 def _call_records(run: Run[Any]) -> Iterable[CallRecord]:
+    for entry in () if run.plan is None else run.plan.closed:
+        if entry.result is not None and entry.call.name not in ENGINE_TOOLS:
+            yield CallRecord(
+                turn=0,
+                call_id=entry.call.id,
+                name=entry.call.name,
+                arguments=parse_arguments(entry.call),
+                outcome=entry.result.outcome,
+                duration_s=entry.result.duration_s,
+            )
     calls = {call.id: call for m in _own_messages(run) if isinstance(m, AssistantMessage) for call in m.calls}
     for result in _own_messages(run):
         if isinstance(result, ToolResult):
@@ -329,6 +348,9 @@ def _call_records(run: Run[Any]) -> Iterable[CallRecord]:
 
 
 def _failed_results(run: Run[Any]) -> Iterable[tuple[int, ToolResult]]:
+    for entry in () if run.plan is None else run.plan.closed:
+        if entry.result is not None and entry.result.outcome in ERROR_OUTCOMES:
+            yield 0, entry.result
     for message in _own_messages(run):
         if isinstance(message, ToolResult) and message.outcome in ERROR_OUTCOMES:
             yield parse_turn(message.call_id) - run.turns_before, message

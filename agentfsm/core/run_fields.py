@@ -16,6 +16,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import START, State
 from agentfsm.core.messages import AssistantMessage, Message
 from agentfsm.core.pending import Pending
+from agentfsm.core.plan import PlanProgress
 from agentfsm.core.segments import Segment
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
@@ -66,7 +67,10 @@ class RunFields(Value):
     """Assistant message whose calls are open; None if there are none."""
 
     open: tuple[OpenCall, ...] = ()
-    """Calls of `reply`, in call order."""
+    """Calls of `reply`, in call order; without a reply, those of the plan, in the order in which they became ready."""
+
+    plan: PlanProgress | None = None
+    """Plans of the run, and the closed calls of their steps; None if none was made."""
 
     usage: Usage = Usage()
     unpriced: tuple[str, ...] = ()

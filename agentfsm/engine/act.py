@@ -29,7 +29,13 @@ async def act(execution: Execution, effect: RunTools | Wait, calls: ToolCalls) -
     entries, asking, intended = execution.journal.run.open, execution.config.registry.interactive_tools, Phase.INTENDED
     ready = effect.calls if isinstance(effect, RunTools) else ()
     host.unfinished = len(entries)
-    special = [each for each in entries if each.phase is not intended or each.call.name in asking]
+    run = execution.journal.run
+    if run.plan is not None and (
+        run.reply is None or run.plan.guards_calls
+    ):  # the steps of a plan, or calls outside it
+        special = list(entries)
+    else:
+        special = [each for each in entries if each.phase is not intended or each.call.name in asking]
     refused = budget.admit_calls(_list_unfinished(entries) if special else entries)
     if refused:
         _refuse_over_budget(execution, host, refused)
@@ -44,7 +50,8 @@ async def act(execution: Execution, effect: RunTools | Wait, calls: ToolCalls) -
     if not host.unfinished:
         host.record()
     elif ready:
-        await calls.run_deferring_changes(calls.queue.execute_all(ready))
+        running = calls.execute_steps(ready) if run.reply is None else calls.queue.execute_all(ready)
+        await calls.run_deferring_changes(running)
 
 
 def _list_unfinished(entries: Sequence[OpenCall]) -> list[OpenCall]:
@@ -72,11 +79,16 @@ async def _apply_decisions(execution: Execution, calls: ToolCalls) -> tuple[Tool
 
 
 def _list_ready_calls(run: Run, decisions: Decisions) -> tuple[ToolCall, ...]:
-    """Return the calls that may run now: those before the first one that still needs a decision."""
+    """Return the calls that may run now: those before the first one that still needs a decision.
+
+    The steps of a plan do not depend on their order.
+    """
     ready: list[ToolCall] = []
     for entry in run.open:
         row = decisions.approvals.get(entry.call.id)
         if entry.phase in UNDECIDED_PHASES and row is None and entry.call.id not in decisions.resumable:
+            if run.reply is None:
+                continue
             break
         if entry.phase is not Phase.FINISHED:
             ready.append(entry.call if row is None else apply_edited_arguments(run, entry.call, row))

@@ -13,6 +13,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, TextPart
+from agentfsm.core.plan import ENGINE_TOOLS
 from agentfsm.core.run import Run, begin_run
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ _LOOK_AGAIN_NOTE = "Something had come in that this answer did not take up, and 
 def _build_open_call_events(run: Run, entry: OpenCall, registry: ToolRegistry) -> Sequence[Event]:
     """Return the event to record for a call that is open where the fork begins."""
     call, tool, is_paused = entry.call, registry.get(entry.call.name), entry.phase is Phase.PAUSED
-    if entry.phase in (Phase.FINISHED, Phase.OUTCOME_UNKNOWN) or call.malformed is not None or call.invented:
+    is_own = call.name in ENGINE_TOOLS  # which have no effect
+    if entry.phase in (Phase.FINISHED, Phase.OUTCOME_UNKNOWN) or call.malformed is not None or call.invented or is_own:
         return ()
     if tool is not None and tool.waits_for is not None:
         pending = tuple([attrs.evolve(each, run_id=run.id) for each in entry.pending])

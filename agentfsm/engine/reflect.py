@@ -20,6 +20,7 @@ from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import stop_at_limit
 from agentfsm.engine.execution.tool_access import build_context
 from agentfsm.engine.model_calls.side_request import send_side_request
+from agentfsm.engine.plan import describe_failure
 from agentfsm.engine.stop_requests import find_requested_stop
 from agentfsm.ports.model import OutputForm, OutputMode
 from agentfsm.tools.queue.result_text import describe_error
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.execution.output import OutputSpec
     from agentfsm.engine.tool_calls.host import ToolCalls
-    from agentfsm.ports.policies import Judge, JudgeAsk
+    from agentfsm.ports.policies import Judge, JudgeAsk, Planner
 
 # Texts for the first and the second finding of a loop; the third stops the run.
 _LOOP_WARNINGS: Final = (
@@ -62,11 +63,24 @@ async def _review_results(execution: Execution, effect: Reflect) -> StepOutcome:
         return stop_at_limit(execution, *stop)
     if effect.verdict is not None:
         return StepOutcome((_build_continuation(effect.verdict),))
+    if config.planner is not None and (question := _find_plan_question(execution, config.planner)) is not None:
+        return StepOutcome((e.Continued(asks=question),))
     if (loop := _find_loop(execution)) is not None:
         return _warn_of_loop(execution, loop, e.Continued())
     if config.judge is not None and config.judge.wants(journal.run):
         return await _run_judge(execution, config.judge)
     return StepOutcome((e.Continued(),))
+
+
+def _find_plan_question(execution: Execution, planner: Planner) -> str | None:
+    """Return the question to a person if a plan failed, and no more new plans may be made; else None."""
+    progress = execution.journal.run.plan
+    if progress is None or progress.is_stale or planner.replan == "never":
+        return None
+    is_spent = progress.is_stuck and progress.replans >= planner.replans > 0
+    if not is_spent or progress.build_ready_calls(execution.journal.run.header):
+        return None
+    return f"{describe_failure(progress)}. It was planned {progress.replans + 1} times. What should be done?"
 
 
 async def _review_draft(execution: Execution, effect: Reflect) -> StepOutcome | None:

@@ -32,6 +32,7 @@ from agentfsm.engine.model_calls.compaction import compact_after_refusal, compac
 from agentfsm.engine.model_calls.eager_calls import EagerCalls
 from agentfsm.engine.model_calls.request import UNUSABLE_ANSWERS, PreparedRequest, ask_model
 from agentfsm.engine.model_calls.tool_selection import list_offered_tools, select_tools
+from agentfsm.engine.plan import advance_plan
 from agentfsm.engine.tool_calls.host import ToolCalls, build_calls, create_eager_calls
 from agentfsm.ports.model import FinishReason, Reply
 from agentfsm.streaming.stream import BudgetWarning, UsageReported
@@ -39,6 +40,7 @@ from agentfsm.streaming.stream import BudgetWarning, UsageReported
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolCall
     from agentfsm.engine.execution.journal import Journal
+    from agentfsm.ports.policies import Planner
 
 
 async def think(execution: Execution, effect: AskModel, calls: ToolCalls) -> StepOutcome:
@@ -50,19 +52,34 @@ async def think(execution: Execution, effect: AskModel, calls: ToolCalls) -> Ste
         return stop_at_limit(execution, *stop)
     if near := find_near_limits(journal.run, config.limits):
         _warn_of_limits(execution, near)
+    if config.planner is not None and (planned := await _plan(execution, config.planner)) is not None:
+        return planned
     digest = ""
     try:
         request = await _prepare_request(execution, effect)
         if not isinstance(request, PreparedRequest):
             return StepOutcome((request,))
         digest = request.digest
-        if request.is_streamed and config.registry.eager_tools and State.ACT not in journal.pause_before:
+        if request.is_streamed and config.registry.eager_tools and _may_start_early(journal):
             return await _ask_with_eager_calls(execution, request, calls)
         return _read_reply(execution, digest, *await ask_model(request))
     except LimitError as error:
         return stop_at_limit(execution, StopReason(error.reason), str(error), *_build_faltered(error))
     except ModelError as error:
         return await _read_error(execution, error, digest)
+
+
+async def _plan(execution: Execution, planner: Planner) -> StepOutcome | None:
+    """Make or advance a plan; None if the model is to be asked."""
+    if execution.config.registry.sources:
+        await _refresh_tools(execution)
+    return await advance_plan(execution, planner)
+
+
+def _may_start_early(journal: Journal) -> bool:
+    """Return whether calls may start before the reply is recorded: no pause and no approval comes before them."""
+    plan = journal.run.plan
+    return State.ACT not in journal.pause_before and (plan is None or not plan.guards_calls)
 
 
 async def _read_error(execution: Execution, error: ModelError, digest: str) -> StepOutcome:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 import attrs
 
 from agentfsm.core.messages import JSON
+from agentfsm.core.plan import Plan
 from agentfsm.core.run import Run
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
@@ -134,5 +135,85 @@ class Judge(Protocol):
 
         Raises:
             ModelError: if no judgement is possible; a person is then asked.
+        """
+        ...
+
+
+PlanAsk: TypeAlias = Callable[[str, str], Awaitable[str]]
+"""Function that asks the planner's model. It takes instructions and a question, and returns the text of the answer.
+Raises ModelError.
+"""
+
+
+@attrs.frozen(kw_only=True)
+class PlanRequest(Value):
+    """Request for a plan."""
+
+    run: Run
+    """The run, in THINK."""
+
+    tools: tuple[ToolDefinition, ...]
+    """Tools that steps can call."""
+
+    results: Mapping[int, JSON]
+    """Results of the steps that have succeeded, by id, which the new plan may refer to."""
+
+    next_id: int
+    """Smallest id for a step of the new plan."""
+
+    failure: str = ""
+    """Reason why the current plan cannot go on; empty for a first plan."""
+
+    may_keep: bool = False
+    """Whether the current plan can go on, so that the planner may keep it."""
+
+    find_flaws: Callable[[Plan], Sequence[str]]
+    """Returns all flaws of a plan; a plan with flaws cannot be used."""
+
+
+class Planner(Protocol):
+    """Makes plans, whose steps run without asking the agent's model."""
+
+    model: Model | None = None
+    """The model that `ask` and the questions of plans use; None for the agent's own model."""
+
+    answer_tokens: int = 2_000
+    """Maximum tokens of that model's answer. Default 2,000."""
+
+    max_steps: int = 8
+    """Maximum of steps of a plan."""
+
+    review: bool | Callable[[Plan], bool] = False
+    """Whether a person has to approve a plan before it runs, or a function that decides it."""
+
+    review_expires_s: float = 604_800.0
+    """Seconds until a plan that was not approved is rejected."""
+
+    replan: Literal["on_failure", "each_step", "never"] = "on_failure"
+    """When a new plan is made."""
+
+    replans: int = 3
+    """Maximum of new plans after the first, since the last input."""
+
+    frozen: bool = False
+    """Whether results cannot lead to further calls: after the plan, the model is offered no tools."""
+
+    def wants(self, run: Run) -> bool:
+        """Return whether to make a plan for the newest input."""
+        ...
+
+    async def plan(self, request: PlanRequest, ask: PlanAsk) -> Plan | None:
+        """Make a plan without flaws.
+
+        Args:
+            request: The run, its tools and results.
+            ask: Asks the planner's model; each call costs tokens.
+
+        Returns:
+            The plan; None if no plan is needed, or the current one is kept.
+
+        Raises:
+            ModelError: if the model cannot be asked.
+            MisuseError: if no usable plan resulted. The agent then goes on without a plan.
         """
         ...

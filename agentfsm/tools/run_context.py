@@ -96,6 +96,9 @@ class RunContext(Generic[D]):
     find_result_parts: Callable[[str], tuple[Media, ...]] = attrs.field(default=lambda _call_id: (), repr=False)
     """Function that returns all media parts of an earlier result by its call id."""
 
+    ask_model: Callable[[str, Mapping[str, JSON]], Awaitable[str]] | None = attrs.field(default=None, repr=False)
+    """Function that has a model answer a question from results; None for all tools but the engine's own for plans."""
+
     find_tools: Callable[[str], Awaitable[str]] = attrs.field(default=_find_nothing, repr=False)
     """Function that searches the run's tools not offered to the model, and returns a description of the matches."""
 

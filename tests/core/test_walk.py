@@ -14,6 +14,7 @@ from agentfsm.core.codec import decode_event, encode_event
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import TABLE, State
 from agentfsm.core.messages import AssistantMessage
+from agentfsm.core.plan import is_step
 from agentfsm.core.run import begin_run
 from agentfsm.core.usage import Usage
 from agentfsm.core.verdict import Action
@@ -39,7 +40,8 @@ def check_counts(run, events):
     assert run.version == len(events)
     assert run.turn == sum(isinstance(event, replies) for event in events)
     assert run.duration_s == sum(event.took_s for event in events)
-    paid = [event.usage for event in events if isinstance(event, (*replies, e.ToolsOffered, e.Judged))]
+    beside = (e.ToolsOffered, e.Judged, e.Planned, e.PlanDropped, e.StepsReady)
+    paid = [event.usage for event in events if isinstance(event, (*replies, *beside))]
     below = [result.child.usage for result in results_in(events) if result.child]
     assert run.usage == sum([*paid, *below], Usage())
     assert run.updated_at == events[-1].at
@@ -56,12 +58,23 @@ def check_histories(run, _events):
 def check_calls(run, events):
     """Every call that was chosen is open or closed, in order, under an id of its own."""
     chosen = [asked.id for event in events if isinstance(event, e.ToolsChosen) for asked in event.message.calls]
-    recorded = [record.call_id for record in run.calls]
-    assert [*recorded, *(entry.call.id for entry in run.open)] == chosen
+    planned = [asked.id for event in events for asked in _planned_calls(event)]
+    closed = [entry.call.id for entry in (run.plan.closed if run.plan else ())]
+    recorded = [record.call_id for record in run.calls if record.turn]
+    opened = [entry.call.id for entry in run.open]
+    assert [*recorded, *(opened if run.reply is not None else ())] == chosen
+    assert [*closed, *(opened if run.reply is None else ())] == planned
+    assert len(set(planned)) == len(planned)
     everywhere = [asked.id for m in run.messages if isinstance(m, AssistantMessage) for asked in m.calls]
     before = everywhere[: len(everywhere) - len(recorded)]
     assert len({*before, *chosen}) == len(before) + len(chosen)
-    assert all(1 <= record.turn <= run.turn for record in run.calls)
+    assert all(record.turn <= run.turn for record in run.calls)
+
+
+def _planned_calls(event):
+    if isinstance(event, e.Planned):
+        return (event.call,)
+    return event.calls if isinstance(event, e.StepsReady) else ()
 
 
 def check_state(run, _events):
@@ -69,7 +82,8 @@ def check_state(run, _events):
     assert run.is_over == (run.state in {State.DONE, State.ERROR}) == (run.effect is None)
     assert run.is_over == (run.stop_reason is not None)
     assert (run.state is State.DONE) == (run.stop_reason is StopReason.COMPLETED)
-    assert bool(run.open) == (run.state is State.ACT) == (run.reply is not None)
+    assert bool(run.open) == (run.state is State.ACT)
+    assert (run.reply is not None) == bool(run.open and not is_step(run.open[0].call))
     assert not run.is_waiting or run.pending
     if run.state is State.DONE:
         assert run.output == run.messages[-1].text

@@ -10,6 +10,7 @@ from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, TextPart, ToolResult
+from agentfsm.core.plan import Plan, PlanProgress, PlanStep, build_plan_call
 from agentfsm.core.run import begin_run
 from agentfsm.core.segments import default_segments, render_segments
 from agentfsm.core.usage import AgentCost, Usage
@@ -40,7 +41,10 @@ outcomes = st.sampled_from(Outcome)
 reasons = st.sampled_from([reason for reason in StopReason if reason is not StopReason.COMPLETED])
 
 thoughts = st.sampled_from(
-    [e.ToolsChosen, e.ToolsChosen, e.AnswerDrafted, e.ModelFaltered, e.Compacted, e.ToolsOffered]
+    [
+        *(e.ToolsChosen, e.ToolsChosen, e.AnswerDrafted, e.ModelFaltered, e.Compacted, e.ToolsOffered),
+        *(e.Planned, e.PlanDropped, e.StepsReady),
+    ]
 )
 
 names = st.lists(st.sampled_from("xyz"), min_size=1, max_size=4)
@@ -86,6 +90,16 @@ def ask(run, draw):
     kind = draw(thoughts)
     if kind is e.ModelFaltered:
         return kind(error=draw(text), usage=draw(usage))
+    if kind is e.StepsReady and run.plan is not None and (ready := run.plan.build_ready_calls(run.header)):
+        return kind(calls=ready, usage=draw(usage))
+    if kind in (e.PlanDropped, e.StepsReady):
+        return e.PlanDropped(reason=draw(text), usage=draw(usage))
+    if kind is e.Planned:
+        progress = run.plan or PlanProgress()
+        first = progress.next_id
+        steps = (PlanStep(id=first, tool="x"), PlanStep(id=first + 1, tool="y", after=(first,)))
+        planned = build_plan_call(run.header, progress.number + 1, Plan(steps=steps))
+        return kind(call=planned, usage=draw(usage))
     if kind is e.ToolsOffered:
         return kind(tools=draw(disabled), how=draw(text), usage=draw(usage))
     if kind is e.Compacted:
@@ -114,6 +128,9 @@ def ended(asked, draw, outcomes=outcomes, most_attempts=3):
 
 def work(run, draw, calls):
     """Draw what may come of running calls: any of them moves; where none is left, the turn ends."""
+    steps = () if run.plan is None or run.reply is not None else run.plan.build_ready_calls(run.header, run.open)
+    if steps and draw(st.booleans()):
+        return e.StepsReady(calls=steps)
     if not calls:
         return e.ToolsReturned()
     asked = draw(st.sampled_from(calls))

@@ -1,5 +1,7 @@
 """Small builders for the core's tests: calls, results, events, and a run in every state and phase."""
 
+import json
+
 import attrs
 
 from agentfsm.core import events as e
@@ -10,6 +12,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, TextPart, ToolCall, ToolResult, UserMessage
 from agentfsm.core.pending import Pending, PendingKind, Question
+from agentfsm.core.plan import Plan, PlanStep
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.usage import Usage
 from agentfsm.core.verdict import Action, Verdict
@@ -120,6 +123,20 @@ ATTENDED = attrs.evolve(GIVEN, questions=(QUESTION,), state='{"cents": 5}')
 # The fingerprint of an agent that is not what it was.
 CHANGED = Fingerprint(instructions="0a1b2c3d", model="gpt-4o", tools={"search": "4e5f6071"})
 
+PLAN = Plan(
+    steps=(
+        PlanStep(id=1, tool="pay", arguments={"cents": 5}),
+        PlanStep(id=2, question="Is that much?", after=(1,)),
+        PlanStep(id=3, tool="pay", arguments={"cents": {"$step": 1}}, after=(1, 2), description="again"),
+    ),
+    analysis="two payments",
+)
+PLANNED = e.Planned(
+    call=ToolCall(id="p1", name="agentfsm.plan", arguments=json.dumps(PLAN.to_json()), key="r1:p1"),
+    reason="step 3 failed",
+    usage=USAGE,
+)
+
 # One event of every type; each names the call that the runs below have open.
 SAMPLES = {
     e.Observed: e.Observed(inputs=(Input(parts=PROMPT),)),
@@ -130,6 +147,9 @@ SAMPLES = {
     e.Judged: e.Judged(verdict=Verdict(action=Action.ACCEPT)),
     e.Compacted: e.Compacted(start=0, tokens_before=9, tokens_after=8, why="full"),
     e.ToolsOffered: e.ToolsOffered(tools=("search",), how="by their words", usage=USAGE),
+    e.Planned: PLANNED,
+    e.PlanDropped: e.PlanDropped(reason="no plan was made", usage=USAGE),
+    e.StepsReady: e.StepsReady(calls=(ToolCall(id="p1.1", name="pay", arguments='{"cents": 5}', key="r1:p1.1"),)),
     e.ToolStarted: STARTED,
     e.ToolCutOff: CUT,
     e.ToolFinished: finished(),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -15,11 +15,12 @@ from agentfsm.core.settings import Settings
 from agentfsm.core.value import Value
 from agentfsm.ports.context import Context
 from agentfsm.ports.model import Model, TokenCounter, ToolDefinition, to_mutable_json
-from agentfsm.ports.policies import Judge, ToolSelector
+from agentfsm.ports.policies import Judge, Planner, ToolSelector
 from agentfsm.ports.store import Clock
 from agentfsm.tokens.ledger import TokenLedger, count_tools
 from agentfsm.tools.permission import Permissions
 from agentfsm.tools.registry import ToolRegistry
+from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -56,6 +57,12 @@ class EngineConfig(Value):
 
     load_counter: Callable[[str], Awaitable[TokenCounter]]
     """Loads the token counter for a model name; called only when a history comes near the window."""
+
+    planner: Planner | None = None
+    """Makes plans; None if the model is asked for each step."""
+
+    engine_tools: Mapping[str, Tool[..., Any]] = attrs.field(factory=dict)
+    """The engine's own tools for plans, by name. Models do not see them."""
 
     log_prompts: bool = False
     _overhead_by_tools: dict[tuple[object, ...], int] = attrs.field(factory=dict, init=False)
@@ -97,6 +104,10 @@ class EngineConfig(Value):
             known = Fingerprint(instructions=instructions, model=self.model.name, tools=tools)
             self._fingerprints[self.registry.version] = known
         return known
+
+    def find_tool(self, name: str) -> Tool[..., Any] | None:
+        """Return the agent's tool of that name, or the engine's own."""
+        return self.registry.get(name) or self.engine_tools.get(name)
 
     def resolve_settings(self, run: Run) -> Settings:
         """Return the model settings for the run's next turn."""

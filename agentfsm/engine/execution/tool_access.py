@@ -33,7 +33,7 @@ def check_available(execution: Execution, tool: Tool[..., Any]) -> CallOutcome |
         return CallOutcome(Outcome.SKIPPED, result_text.withdrawn_text(tool.name), ErrorType.WITHDRAWN)
     if not is_enabled(tool, execution):
         return CallOutcome(Outcome.SKIPPED, result_text.absent_text(tool.name), ErrorType.WITHDRAWN)
-    if permissions is None or permissions.may_offer(tool, run.header.roles) or _is_builtin_search(execution, tool):
+    if permissions is None or permissions.may_offer(tool, run.header.roles) or _needs_no_rule(execution, tool):
         return None
     reason = (
         permissions.refusal_reason(tool, run.header.roles, Arguments()) or f"{tool.name} is not permitted in this run"
@@ -43,14 +43,16 @@ def check_available(execution: Execution, tool: Tool[..., Any]) -> CallOutcome |
 
 def check_permitted(execution: Execution, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
     """Return the refusal of a call whose arguments no permission allows, or None."""
-    if (permissions := execution.config.permissions) is None or _is_builtin_search(execution, tool):
+    if (permissions := execution.config.permissions) is None or _needs_no_rule(execution, tool):
         return None
     reason = permissions.refusal_reason(tool, execution.journal.run.header.roles, tool.to_namespace(bound))
     return None if reason is None else failed_outcome(result_text.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
 
 
-def _is_builtin_search(execution: Execution, tool: Tool[..., Any]) -> bool:
-    """Return whether this is the built-in `find_tools`. It needs no rule, since it finds only permitted tools."""
+def _needs_no_rule(execution: Execution, tool: Tool[..., Any]) -> bool:
+    """Return whether this is the built-in `find_tools`, which finds only permitted tools, or a tool of the engine."""
+    if tool.name in execution.config.engine_tools:
+        return True
     return tool.name == FIND_TOOLS and FIND_TOOLS not in execution.config.registry
 
 

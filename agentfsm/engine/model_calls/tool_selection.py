@@ -34,6 +34,8 @@ def list_offered_tools(execution: Execution) -> Sequence[ToolDefinition]:
     )
     if run.limit_reached is not None:
         return answer
+    if run.plan is not None and not run.plan.is_stale and engine.planner is not None and engine.planner.frozen:
+        return answer
     if run.offered is not None:
         definitions = _select_definitions(execution, frozenset(run.offered))
     elif run.disabled or engine.can_hide_tools:

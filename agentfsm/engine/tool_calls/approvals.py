@@ -196,8 +196,9 @@ async def _resolve_open_call(
 
 def _request_decision(execution: Execution, call: ToolCall, now: float) -> e.Event | None:
     """Return the items that a call waits for before it counts; None if there are none, or it will be refused."""
-    tool = None if call.invented else execution.config.registry.get(call.name)
-    if tool is None or not tool.is_interactive:
+    tool = None if call.invented else execution.config.find_tool(call.name)
+    is_guarded = is_outside_plan(execution.journal.run)
+    if tool is None or not (tool.is_interactive or is_guarded):
         return None
     arguments = _bind_if_runnable(execution, tool, call)
     if arguments is None:
@@ -213,7 +214,13 @@ def _request_decision(execution: Execution, call: ToolCall, now: float) -> e.Eve
             expires_at=now + answer_lifetime_s(tool, arguments),
         )
         return e.ToolPaused(call_id=call.id, pending=(waits,))
-    return _build_approval_request(tool, call, arguments, now) if needs_approval(tool, arguments) else None
+    asks = is_guarded or needs_approval(tool, arguments)
+    return _build_approval_request(tool, call, arguments, now) if asks else None
+
+
+def is_outside_plan(run: Run) -> bool:
+    """Return whether the open calls are outside a plan that a person has approved, so that each needs an approval."""
+    return run.plan is not None and run.plan.guards_calls and run.reply is not None
 
 
 def _build_approval_request(tool: Tool[..., Any], call: ToolCall, arguments: Arguments, now: float) -> e.ApprovalAsked:
@@ -227,7 +234,7 @@ def _build_approval_request(tool: Tool[..., Any], call: ToolCall, arguments: Arg
 
 def _request_decision_again(execution: Execution, entry: OpenCall, now: float) -> e.Event:
     """Return the event for a call whose tool has changed since a person was asked about it, or approved it."""
-    call, tool = entry.call, execution.config.registry.get(entry.call.name)
+    call, tool = entry.call, execution.config.find_tool(entry.call.name)
     arguments = None if tool is None else _bind_if_runnable(execution, tool, call)
     if tool is not None and arguments is not None:
         return _build_approval_request(tool, call, arguments, now)
@@ -240,7 +247,7 @@ def _ask_again_if_misfit(config: EngineConfig, entry: OpenCall, row: PostedItem,
 
     The approval may have been given without the agent at hand, so that its arguments were not validated.
     """
-    tool = config.registry.get(entry.call.name)
+    tool = config.find_tool(entry.call.name)
     if tool is None or not isinstance(row.item, Approve) or row.item.arguments is None:
         return None
     try:
@@ -273,7 +280,7 @@ def _bind_if_runnable(execution: Execution, tool: Tool[..., Any], call: ToolCall
 
 def _has_tool_changed(config: EngineConfig, entry: OpenCall) -> bool:
     """Return whether the tool has changed since a person was asked about the call."""
-    tool = config.registry.get(entry.call.name)
+    tool = config.find_tool(entry.call.name)
     return bool(entry.digest) and tool is not None and tool.digest_call(entry.call) != entry.digest
 
 
@@ -308,7 +315,7 @@ def _build_rejection(entry: OpenCall, why: str) -> ToolResult:
 
 def _build_settled_result(execution: Execution, entry: OpenCall, outcome: Outcome, content: str) -> ToolResult:
     """Return an external result; the model is shown at most as much of it as of the tool's own results."""
-    tool, result = execution.config.registry.get(entry.call.name), build_decided_result(entry, outcome, content)
+    tool, result = execution.config.find_tool(entry.call.name), build_decided_result(entry, outcome, content)
     shown = None if tool is None else result_text.count_shown_chars(result.content, tool, execution.count_tokens)
     return attrs.evolve(result, shown_chars=shown)
 
@@ -382,7 +389,7 @@ def _resolve_wait(entry: OpenCall, arrived: _InboxSnapshot) -> e.ToolFinished | 
 async def _recover_call(execution: Execution, entry: OpenCall, host: QueueHost) -> e.Event | None:
     """Return the event to record for such a call; None if it is run again."""
     call = entry.call
-    tool = None if call.invented else execution.config.registry.get(call.name)
+    tool = None if call.invented else execution.config.find_tool(call.name)
     policy = "ask" if tool is None else await _resolve_on_unknown(execution, tool, call, host)
     if isinstance(policy, Found):
         content, parts = result_text.render_result(policy.result)

@@ -34,7 +34,7 @@ async def load_child_spending(execution: Execution) -> None:
     """Add the spending of child runs with open calls to the budget, from their own journals."""
     journal, below = execution.journal, []
     for entry in journal.run.open:
-        tool = execution.config.registry.get(entry.call.name)
+        tool = execution.config.find_tool(entry.call.name)
         if entry.phase is Phase.FINISHED or tool is None or tool.kind is not ToolKind.AGENT:
             continue
         if (spent := await _load_spending(journal.store, journal.run.id, entry.call.id)) is not None:

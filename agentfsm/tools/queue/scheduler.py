@@ -325,6 +325,9 @@ class Scheduler:
     start_task: StartTask | None = None
     """Starts a worker beside the caller. None: the calls run one by one."""
 
+    grows: bool = False
+    """Whether calls are added while others run."""
+
     _tracker: DependencyTracker = attrs.field(
         init=False,
         default=attrs.Factory(
@@ -380,7 +383,7 @@ class Scheduler:
 
     async def run(self) -> None:
         """Run the calls until none is left that could start, then report that the queue is empty."""
-        if len(self._jobs) == 1 or self.queue.limit == 1 or self.is_sequential:
+        if self.queue.limit == 1 or (not self.grows and (len(self._jobs) == 1 or self.is_sequential)):
             await self.drain()
         else:
             try:
@@ -396,7 +399,7 @@ class Scheduler:
 
     async def drain(self) -> None:
         """Run calls until none is left that could start."""
-        attends = self.start_task is not None and any(job.limiters for job in self._jobs)
+        attends = self.start_task is not None and (self.grows or any(job.limiters for job in self._jobs))
         try:
             while self._ready or self._workers or self._parked:
                 if attends:  # so that one task is free to react to a limiter

@@ -1,0 +1,108 @@
+"""Plans in THINK: make a plan, start the steps that are ready, replan after a failure, or give the plan up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from agentfsm.core import events as e
+from agentfsm.core.calls import parse_index
+from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm.core.plan import Plan, PlanProgress, build_plan_call
+from agentfsm.core.usage import Usage
+from agentfsm.engine.execution.outcome import StepOutcome
+from agentfsm.engine.execution.tool_access import check_available
+from agentfsm.engine.model_calls.side_request import send_side_request
+from agentfsm.engine.tool_calls.plan_tools import find_tool_flaws
+from agentfsm.ports.policies import PlanRequest
+
+if TYPE_CHECKING:
+    from agentfsm.core.messages import ToolCall, ToolResult
+    from agentfsm.engine.execution.execution import Execution
+    from agentfsm.ports.policies import Planner
+
+
+# Characters of a failed step's result in the reason for a new plan.
+MAX_FAILURE_CHARS: Final = 200
+
+
+async def advance_plan(execution: Execution, planner: Planner) -> StepOutcome | None:
+    """Return the next step of planning; None if the model is asked as without a planner."""
+    run = execution.journal.run
+    progress = run.plan or PlanProgress()
+    if progress.is_stale:
+        return await _make_plan(execution, planner, progress) if planner.wants(run) else None
+    if not progress.is_stuck:  # finished, refused or given up
+        return None
+    calls = progress.build_ready_calls(run.header)
+    if planner.replan == "each_step" and progress.replans < planner.replans and calls and progress.has_results():
+        return await _make_plan(execution, planner, progress, calls=calls)
+    if calls:
+        return StepOutcome((e.StepsReady(calls=calls),))
+    if planner.replan == "never" or progress.replans >= planner.replans:
+        return StepOutcome((e.PlanDropped(reason=describe_failure(progress)),))
+    return await _make_plan(execution, planner, progress, failure=describe_failure(progress))
+
+
+def describe_failure(progress: PlanProgress) -> str:
+    """Return which steps of the plan failed, and which cannot start for that reason."""
+    assert progress.plan is not None  # it is stuck  # noqa: S101
+    left = [step.id for step in progress.plan.steps if step.id not in progress.results]
+    ended = {parse_index(entry.call.id): entry.result for entry in progress.closed}
+    failed = [f"step {each} ({_shorten(ended[each])})" for each in left if each in ended]
+    waiting = [str(each) for each in left if each not in ended]
+    behind = f". Not started: {', '.join(waiting)}" if waiting else ""
+    return f"The plan could not be carried out. Without success: {', '.join(failed)}{behind}"
+
+
+def _shorten(result: ToolResult | None) -> str:
+    return "" if result is None else " ".join(f"{result.outcome}: {result.content}".split())[:MAX_FAILURE_CHARS]
+
+
+async def _make_plan(
+    execution: Execution,
+    planner: Planner,
+    progress: PlanProgress,
+    *,
+    failure: str = "",
+    calls: tuple[ToolCall, ...] = (),
+) -> StepOutcome:
+    """Have a plan made, and return it, its confirmation, or the reason why there is none."""
+    config, journal = execution.config, execution.journal
+    spent, results = Usage(), progress.results
+    permitted = [tool for tool in config.registry if check_available(execution, tool) is None]
+    names = frozenset([tool.name for tool in permitted])
+
+    async def ask(instructions: str, question: str) -> str:
+        nonlocal spent
+        text, usage = await send_side_request(
+            execution, instructions, question, max_tokens=planner.answer_tokens, model=planner.model
+        )
+        spent += usage
+        return text
+
+    def find_flaws(plan: Plan) -> list[str]:
+        flaws = plan.find_flaws(results, first=progress.next_id, max_steps=planner.max_steps)
+        return [*flaws, *find_tool_flaws(plan, config.registry, lambda tool: tool.name in names)]
+
+    request = PlanRequest(
+        run=journal.run,
+        tools=tuple([tool.definition for tool in permitted]),
+        results=results,
+        next_id=progress.next_id,
+        failure=failure,
+        may_keep=bool(calls),
+        find_flaws=find_flaws,
+    )
+    try:
+        plan = await planner.plan(request, ask)
+    except (ModelError, MisuseError) as error:
+        spent += getattr(error, "usage", None) or Usage()
+        journal.log.warning("not_planned", turn=journal.run.turn, error=type(error).__name__)
+        return StepOutcome((e.PlanDropped(reason=f"No plan was made ({error}). Go on step by step.", usage=spent),))
+    if plan is None and calls:
+        return StepOutcome((e.StepsReady(calls=calls, usage=spent),))
+    if plan is None:
+        return StepOutcome((e.PlanDropped(reason="No plan is needed.", usage=spent),))
+    journal.log.info("planned", turn=journal.run.turn, steps=len(plan.steps))
+    call = build_plan_call(journal.run.header, progress.number + 1, plan)
+    return StepOutcome((e.Planned(call=call, reason=failure, usage=spent),))
