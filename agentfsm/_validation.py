@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.header import DATA_LEVELS
 from agentfsm.core.json_text import encode_json
 from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
@@ -168,6 +170,40 @@ def check_start_options(user: object, session: object, settings: object, after: 
         _RUN.check("start", "after", after)
     if parent is not None:
         _RUN.check("start", "parent", parent)
+
+
+_TENANT: Final = NAME.or_none()
+_CLEARANCE: Final = ValueRule(fits=lambda value: value in ("", *DATA_LEVELS), wanted=f"one of {', '.join(DATA_LEVELS)}")
+_ARMS: Final = ValueRule(
+    fits=lambda value: (
+        isinstance(value, Mapping) and all(isinstance(each, str) for pair in value.items() for each in pair)
+    ),
+    wanted="a dict of names of experiments and arms, for example {'prompt': 'b'}",
+)
+_TRACEPARENT_PATTERN: Final = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACEPARENT: Final = ValueRule(
+    fits=lambda value: isinstance(value, str) and (not value or _TRACEPARENT_PATTERN.fullmatch(value) is not None),
+    wanted="the value of the W3C header, for example '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01'",
+)
+_IDENTITY_RULES: Final[Mapping[str, ValueRule]] = {
+    "tenant": _TENANT,
+    "clearance": _CLEARANCE,
+    "release": STRING,
+    "arms": _ARMS,
+    "traceparent": _TRACEPARENT,
+}
+
+
+def check_identity(fields: Mapping[str, object]) -> dict[str, Any]:
+    """Return the tenant, clearance, release, arms and trace of a new run that were given.
+
+    Raises:
+        MisuseError: naming the argument that is invalid, with a valid value.
+    """
+    given = {name: value for name, value in fields.items() if value}
+    for name, value in given.items():
+        _IDENTITY_RULES[name].check("start", name, value)
+    return {**given, "arms": dict(given["arms"])} if "arms" in given else given  # type: ignore[call-overload]
 
 
 def as_roles(roles: Iterable[str]) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from agentfsm._validation import (
     as_roles,
     as_states,
     check_agent,
+    check_identity,
     check_new_id,
     check_run,
     check_start_options,
@@ -34,7 +35,7 @@ from agentfsm._validation import (
 from agentfsm.context import AutoSelect, SlidingWindow, TrimResults
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.fingerprint import Fingerprint
-from agentfsm.core.header import Header
+from agentfsm.core.header import INHERITED_FIELDS, Header
 from agentfsm.core.hosted_tools import HostedTool
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.json_text import round_timestamp
@@ -110,6 +111,11 @@ class StartOptions(TypedDict, total=False):
     roles: Iterable[str]
     settings: Settings | None
     metadata: Mapping[str, Any] | None
+    tenant: str | None
+    clearance: str
+    release: str
+    arms: Mapping[str, str] | None
+    traceparent: str
     parent: Run[Any] | None
 
 
@@ -373,6 +379,11 @@ class Agent(Generic[A_co]):
         roles: Iterable[str] = (),
         settings: Settings | None = None,
         metadata: Mapping[str, Any] | None = None,
+        tenant: str | None = None,
+        clearance: str = "",
+        release: str = "",
+        arms: Mapping[str, str] | None = None,
+        traceparent: str = "",
         parent: Run[Any] | None = None,
     ) -> Run[A_co]:
         """Begin a run, in OBSERVE, without I/O. The first call that executes it creates it in the store.
@@ -388,6 +399,11 @@ class Agent(Generic[A_co]):
             roles: Roles of the user.
             settings: Settings of model requests for this run; set fields override the agent's.
             metadata: Metadata of your own, as plain JSON.
+            tenant: Tenant that the user belongs to.
+            clearance: Highest level of data that the run may use: "public", "internal", "confidential", "restricted".
+            release: Name of the release of the agent that the run was assigned to.
+            arms: Arm of each experiment that the run takes part in, by the name of the experiment.
+            traceparent: Trace that the run belongs to, as in the W3C header `traceparent`.
             parent: The run that calls this agent as a tool.
 
         Raises:
@@ -403,6 +419,12 @@ class Agent(Generic[A_co]):
             raise MisuseError("after=, session= and messages= each name a history to go on from: give one of them")
         if after is not None and not after.is_over:
             raise MisuseError(f"run {after.id!r} is in {after.state.upper()}: finish it before you go on after it")
+        identity: dict[str, Any] = {}
+        if tenant or clearance or release or arms or traceparent:
+            given = {"tenant": tenant, "clearance": clearance, "release": release, "arms": arms}
+            identity = check_identity({**given, "traceparent": traceparent})
+        if parent is not None:
+            identity = {name: getattr(parent.header, name) for name in INHERITED_FIELDS} | identity
         header = self._build_header(
             parts,
             id,
@@ -415,6 +437,7 @@ class Agent(Generic[A_co]):
             parent=None if parent is None else parent.id,
             depth=0 if parent is None else parent.header.depth + 1,
             metadata=to_plain_json(metadata, "metadata") if metadata else {},
+            **identity,
         )
         return self.driver.attach_decoder(begin_run(header, after))
 
@@ -639,6 +662,7 @@ class Agent(Generic[A_co]):
             roles=stored.header.roles,
             settings=stored.header.settings,
             metadata=stored.header.metadata,
+            **{name: getattr(stored.header, name) for name in INHERITED_FIELDS},
             forked_from=run_id,
             forked_at=at,
         )

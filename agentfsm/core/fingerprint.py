@@ -28,6 +28,9 @@ class Fingerprint(Value):
     tools: Mapping[str, str] = attrs.field(factory=dict)
     """Hashes by tool name: of its description, its schema, and its declared options of execution."""
 
+    config: str = ""
+    """Hash of limits, settings, and the names of context policies, selector, judge and planner; empty if unknown."""
+
     def changes_since(self, before: Fingerprint) -> tuple[str, ...]:
         """Return the changes since an earlier fingerprint, a few words each; none if the earlier one is unknown."""
         if not before.model:
@@ -37,6 +40,8 @@ class Fingerprint(Value):
             words.append("other instructions")
         if self.model != before.model:
             words.append(f"model {before.model} -> {self.model}")
+        if before.config and self.config != before.config:
+            words.append("other limits, settings or policies")
         words += [f"tool {name} is gone" for name in before.tools if name not in self.tools]
         words += [f"tool {name} is new" for name in self.tools if name not in before.tools]
         words += [f"tool {name} has changed" for name, own in self.tools.items() if before.tools.get(name, own) != own]

@@ -16,6 +16,12 @@ from agentfsm.core.value import Value
 FORMAT: Final = 4
 
 
+# Levels of data, lowest first, as in document H, 5.
+DATA_LEVELS: Final = ("public", "internal", "confidential", "restricted")
+# Fields that the header of a sub-agent's run takes from the run that called it.
+INHERITED_FIELDS: Final = ("tenant", "clearance", "release", "arms", "traceparent")
+
+
 def _copy(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return dict(metadata)
 
@@ -64,6 +70,23 @@ class Header(Value):
 
     roles: tuple[str, ...] = ()
     """Roles of the user."""
+
+    tenant: str | None = None
+    """Tenant that the user belongs to; None if not given. Sub-agents inherit it and the four fields below."""
+
+    clearance: str = ""
+    """Highest level of data that the run may use: "public", "internal", "confidential" or "restricted"; empty if not
+    given.
+    """
+
+    release: str = ""
+    """Name of the release of the agent that the run was assigned to; empty if there are no releases."""
+
+    arms: Mapping[str, str] = attrs.field(factory=dict)
+    """Arm of each experiment that the run takes part in, by the name of the experiment."""
+
+    traceparent: str = ""
+    """Trace that the run belongs to, as the value of the W3C header `traceparent`; empty if there is none."""
 
     parent: str | None = None
     """Id of the run that called this agent as a tool; None for a top-level run. The id of this run combines it with the

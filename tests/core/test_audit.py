@@ -13,7 +13,7 @@ from agentfsm.core.calls import Phase, parse_arguments
 from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, ToolResult
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.run import begin_run
-from tests.support.run_walks import EARLIER, ending, going_on, stamp
+from tests.support.run_walks import EARLIER, ending, going_on, new_calls, stamp
 from tests.support.run_walks import GIVEN as HISTORY
 from tests.support.sample_runs import (
     APPROVED,
@@ -52,12 +52,12 @@ def at(moment, event):
 
 def check_audit(run, events, records):
     """The records are the calls, in order, with the arguments, results and ends that the run itself knows."""
-    asked = [call.id for event in events if isinstance(event, e.ToolsChosen) for call in event.message.calls]
+    asked = [call.id for event in events for call in new_calls(event)]
     assert [record.call_id for record in records] == asked
     own = run.messages[run.own_start :]
     results = {m.call_id: m for m in own if isinstance(m, ToolResult)}
     calls = {call.id: call for m in own if isinstance(m, AssistantMessage) for call in m.calls}
-    opened = {entry.call.id: entry for entry in run.open}
+    opened = {entry.call.id: entry for entry in (*run.open, *(run.plan.closed if run.plan else ()))}
     results |= {call_id: entry.result for call_id, entry in opened.items() if entry.result is not None}
     calls |= {call_id: entry.call for call_id, entry in opened.items()}
     for record in records:

@@ -18,7 +18,7 @@ from agentfsm.core.plan import is_step
 from agentfsm.core.run import begin_run
 from agentfsm.core.usage import Usage
 from agentfsm.core.verdict import Action
-from tests.support.run_walks import (
+from tests.support.run_walks import (, new_calls
     EARLIER,
     GIVEN,
     ending,
@@ -58,7 +58,7 @@ def check_histories(run, _events):
 def check_calls(run, events):
     """Every call that was chosen is open or closed, in order, under an id of its own."""
     chosen = [asked.id for event in events if isinstance(event, e.ToolsChosen) for asked in event.message.calls]
-    planned = [asked.id for event in events for asked in _planned_calls(event)]
+    planned = [asked.id for event in events for asked in new_calls(event) if is_step(asked)]
     closed = [entry.call.id for entry in (run.plan.closed if run.plan else ())]
     recorded = [record.call_id for record in run.calls if record.turn]
     opened = [entry.call.id for entry in run.open]
@@ -69,12 +69,6 @@ def check_calls(run, events):
     before = everywhere[: len(everywhere) - len(recorded)]
     assert len({*before, *chosen}) == len(before) + len(chosen)
     assert all(record.turn <= run.turn for record in run.calls)
-
-
-def _planned_calls(event):
-    if isinstance(event, e.Planned):
-        return (event.call,)
-    return event.calls if isinstance(event, e.StepsReady) else ()
 
 
 def check_state(run, _events):

@@ -7,6 +7,7 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.effects import Pending
+from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.limits import StopReason
@@ -20,14 +21,27 @@ from agentfsm.core.messages import (
     ImagePart,
     NativeReply,
     Outcome,
+    ToolCall,
+    ToolResult,
 )
 from agentfsm.core.pending import PendingKind, Question
+from agentfsm.core.usage import Usage
 from agentfsm.core.verdict import Action
 from tests.support.format_2 import FORMAT_2
 from tests.support.format_3 import FORMAT_3
 from tests.support.formats import Format
 
-HEADER = attrs.evolve(FORMAT_3.header, nonce="9f3c61d07a5be284", format=4)
+HEADER = attrs.evolve(
+    FORMAT_3.header,
+    nonce="9f3c61d07a5be284",
+    fingerprint=attrs.evolve(FORMAT_3.header.fingerprint, config="1f2e3d4c"),
+    tenant="acme",
+    clearance="internal",
+    release="2026-11",
+    arms={"prompt": "b"},
+    traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    format=4,
+)
 MISFIT = "not run: the arguments given by bob do not fit: cents is missing"
 # The same question, asked by the run of an agent below.
 BELOW = Pending(
@@ -54,8 +68,22 @@ HOSTED = HostedContent(
     images=(ImagePart(url="data:image/png;base64,AAAA"),),
     container="cntr_1",
 )
+PLANNED = ToolCall(id="p1", name="agentfsm.plan", arguments='{"steps": [{"id": 1, "tool": "pay"}]}', key="k:p1")
+STEP = ToolCall(id="p1.1", name="pay", arguments="{}", key="k:p1.1")
+ANSWERED = ToolResult(
+    call_id="p1.2",
+    tool="agentfsm.question",
+    outcome=Outcome.DONE,
+    content="The first.",
+    index=2,
+    usage=Usage(input_tokens=40, output_tokens=3),
+)
 FURTHER = (
     *FORMAT_3.further,
+    e.Planned(call=PLANNED, reason="step 1 failed", usage=Usage(input_tokens=300, output_tokens=60)),
+    e.PlanDropped(reason="No plan is needed.", usage=Usage(input_tokens=300, output_tokens=6)),
+    e.StepsReady(calls=(STEP,), usage=Usage(input_tokens=310, output_tokens=7)),
+    e.ToolFinished(result=ANSWERED),
     e.ApprovalGiven(call_id="t5.0", by="bob", arguments='{"cents":900}', key="9f3c61d07a5be284:t5.0:4ae81572"),
     e.Paused(message="5 workers died while they drove it", kind=PendingKind.CRASH),
     e.LimitReached(reason=StopReason.MAX_TURNS, message="20 of 20 turns used", note="Answer now."),
@@ -84,6 +112,15 @@ FORMAT_4 = Format(
     added=frozenset(
         {
             (Header, "nonce"),
+            *((Header, name) for name in ("tenant", "clearance", "release", "arms", "traceparent")),
+            (Fingerprint, "config"),
+            (ToolResult, "usage"),
+            e.Planned,
+            e.PlanDropped,
+            e.StepsReady,
+            *((e.Planned, name) for name in ("call", "reason", "usage")),
+            *((e.PlanDropped, name) for name in ("reason", "usage")),
+            *((e.StepsReady, name) for name in ("calls", "usage")),
             (e.ApprovalGiven, "key"),
             (e.ApprovalAsked, "error"),
             (Pending, "error"),

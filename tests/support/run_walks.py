@@ -85,6 +85,18 @@ EARLIER = (
 GIVEN = (SystemMessage(text="rules"), AssistantMessage(calls=(call(turn=2),)), result("t2.0"))
 
 
+def new_calls(event):
+    """Return the calls that an event opens: those of a reply, a plan, or steps of a plan."""
+    match event:
+        case e.ToolsChosen():
+            return event.message.calls
+        case e.Planned():
+            return (event.call,)
+        case e.StepsReady():
+            return event.calls
+    return ()
+
+
 def ask(run, draw):
     """Draw what may come of asking the model, short of an answer that ends the run."""
     kind = draw(thoughts)

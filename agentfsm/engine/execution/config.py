@@ -101,9 +101,17 @@ class EngineConfig(Value):
             instructions = short_hash(self.full_instructions, 8)
             tools = {tool.name: tool.digest[:8] for tool in self.registry}
             tools |= {tool.name: short_hash(json.dumps(tool.describe()), 8) for tool in self.registry.hosted}
-            known = Fingerprint(instructions=instructions, model=self.model.name, tools=tools)
+            known = Fingerprint(
+                instructions=instructions, model=self.model.name, tools=tools, config=short_hash(self._describe(), 8)
+            )
             self._fingerprints[self.registry.version] = known
         return known
+
+    def _describe(self) -> str:
+        """Return the limits, the settings and the names of the policies as a text to hash."""
+        settings = getattr(self.settings, "__qualname__", None) or repr(self.settings)
+        policies = [*self.context.policies, self.selector, self.judge, self.planner]
+        return repr([self.limits, settings, self.context.share, *[type(each).__qualname__ for each in policies]])
 
     def find_tool(self, name: str) -> Tool[..., Any] | None:
         """Return the agent's tool of that name, or the engine's own."""
