@@ -18,11 +18,12 @@ from agentfsm.core.plan import is_step
 from agentfsm.core.run import begin_run
 from agentfsm.core.usage import Usage
 from agentfsm.core.verdict import Action
-from tests.support.run_walks import (, new_calls
+from tests.support.run_walks import (
     EARLIER,
     GIVEN,
     ending,
     going_on,
+    new_calls,
     stamp,
 )
 from tests.support.sample_runs import header, sound_history
