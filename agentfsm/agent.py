@@ -43,7 +43,7 @@ from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, Message, Part, as_parts, check_history
 from agentfsm.core.pending import Elicit
-from agentfsm.core.plan import Plan
+from agentfsm.core.plans import Plan
 from agentfsm.core.run import A_co, Run, begin_run
 from agentfsm.core.settings import EXTRA_TOOLS, Settings
 from agentfsm.core.usage import AgentCost, SessionCost
@@ -60,7 +60,7 @@ from agentfsm.engine.tool_calls.plan_tools import build_plan_tools
 from agentfsm.models.model_names import resolve_model
 from agentfsm.ports.context import Context
 from agentfsm.ports.model import Model, OutputMode
-from agentfsm.ports.policies import Judge, Planner, ToolSelector
+from agentfsm.ports.policies import Judge, PlanMaker, ToolSelector
 from agentfsm.ports.store import ALL_RUNS, Clock, Durability, Filter, Store, SystemClock
 from agentfsm.runs import Prompt, Runs
 from agentfsm.stores import MemoryStore
@@ -312,7 +312,7 @@ class Agent(Generic[A_co]):
     reflector: Judge | None = None
     """Judge of answers, or of the results of selected tools, before the run continues; None for no judge."""
 
-    planner: Planner | None = None
+    planner: PlanMaker | None = None
     """Maker of plans, whose steps run without a request to the model for each; None: the model is asked for each
     step.
     """

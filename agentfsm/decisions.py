@@ -18,7 +18,7 @@ from agentfsm.core.errors import ArgumentsError, ConflictError, MisuseError, Run
 from agentfsm.core.inbox import Approve, Decision, GiveInput, Rerun, Settle, Wake
 from agentfsm.core.messages import Outcome, replace_surrogates
 from agentfsm.core.pending import Answer, Elicit, Pending, PendingKind
-from agentfsm.core.plan import PLAN_TOOL, Plan
+from agentfsm.core.plans import PLAN_TOOL, Plan
 from agentfsm.core.run import Run
 from agentfsm.engine.execution.journal import load_run, read_header
 from agentfsm.engine.tool_calls.plan_tools import find_tool_flaws

@@ -25,7 +25,7 @@ from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, Input, InputKind, Pause, Priority, Reject
 from agentfsm.core.messages import Part, as_parts
 from agentfsm.core.pending import PendingKind
-from agentfsm.core.plan import Plan
+from agentfsm.core.plans import Plan
 from agentfsm.core.run import Run
 from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, NAME, STRING
 from agentfsm.decisions import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -50,7 +51,21 @@ def _weather(body: dict[str, object]) -> Line:
     return say("It is sunny in Beijing, 28 degrees.")
 
 
-BRAINS = {"weather": _weather}
+def _planner(body: dict[str, object]) -> Line:
+    """Play the model of the page about plans: plan, answer the questions, then answer the user."""
+    messages = body["messages"]
+    assert isinstance(messages, list)
+    if messages[0]["content"].startswith("You plan"):
+        cities = [{"id": n, "tool": "weather", "arguments": {"city": city}} for n, city in [(1, "Oslo"), (2, "Rome")]]
+        questions = [{"id": 3, "question": "Warmer?", "after": [1, 2]}, {"id": 4, "question": "Pack?", "after": [3]}]
+        return say(json.dumps({"steps": [*cities, *questions]}))
+    if messages[0]["role"] == "system":
+        return say("Rome" if "Warmer?" in messages[-1]["content"] else "A hat")
+    assert "celsius" in messages[-1]["content"]
+    return say("Rome is warmer. Pack a hat.")
+
+
+BRAINS = {"weather": _weather, "planner": _planner}
 # Asks a client of the MCP package, whose answers are of many types: to tell them apart would be most of the example.
 UNTYPED = {"mcp.md-3"}
 

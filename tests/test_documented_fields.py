@@ -13,7 +13,8 @@ from docstring_parser import parse
 
 from agentfsm import Agent
 
-MODULES = ("", ".context", ".mcp", ".models", ".ports", ".prompts", ".reflection", ".stores", ".testing")
+PUBLIC = "context mcp models planning ports prompts reflection stores testing"
+MODULES = ("", *(f".{name}" for name in PUBLIC.split()))
 
 
 def public_classes():

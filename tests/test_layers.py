@@ -22,7 +22,7 @@ STREAMING = CORE | HELPERS | {"streaming"}
 TOOLS = TOKENS | STREAMING | {"tools"}
 ENGINE = TOOLS | {"engine"}
 ADAPTERS = {"models", "stores"}
-FAMILIES = {"context", "openapi", "prompts", "reflection"}
+FAMILIES = {"context", "openapi", "planning", "prompts", "reflection"}
 FRONT = {"_runnable_agent", "_validation", "agent", "cli", "decisions", "mcp", "runs", "subagent", "testing", "worker"}
 FRONT |= {"__init__", "__main__"}
 

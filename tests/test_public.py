@@ -16,7 +16,8 @@ from agentfsm.core import errors
 from agentfsm.core.messages import Message
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("", ".context", ".mcp", ".models", ".openapi", ".prompts", ".reflection", ".stores", ".testing", ".tokens")
+NAMES = "context mcp models openapi planning prompts reflection stores testing tokens"
+PACKAGES = ("", *(f".{name}" for name in NAMES.split()))
 HEAVY = (
     "anthropic",
     "cattrs",

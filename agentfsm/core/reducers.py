@@ -16,7 +16,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import next_state
 from agentfsm.core.messages import Outcome, SystemMessage, ToolResult, UserMessage
 from agentfsm.core.pending import Pending, PendingKind
-from agentfsm.core.plan import ENGINE_TOOLS, PlanProgress, accepted_plan, build_results_note
+from agentfsm.core.plans import ENGINE_TOOLS, PlanProgress, accepted_plan, build_results_note
 from agentfsm.core.run_fields import RunFields, find_open_call_index
 from agentfsm.core.segments import Span, default_segments, render_segments
 from agentfsm.core.verdict import Action
@@ -279,7 +279,7 @@ def _reduce_tools_returned(run: RunFields, _event: e.ToolsReturned) -> Changes:
 def _count_error_turns(run: RunFields, results: list[ToolResult]) -> int:
     """Return the error turns in a row: a turn counts if all its calls failed, and one success resets the number.
 
-    The steps of a plan are no turn.
+    The steps of a plan do not count.
     """
     if run.reply is None:
         return run.consecutive_errors

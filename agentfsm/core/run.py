@@ -31,7 +31,7 @@ from agentfsm.core.header import Header
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, HostedContent, Message, ToolCall, ToolResult, join_hosted
 from agentfsm.core.pending import Pending, PendingKind
-from agentfsm.core.plan import ENGINE_TOOLS
+from agentfsm.core.plans import ENGINE_TOOLS
 from agentfsm.core.reducers import apply_event
 from agentfsm.core.run_fields import RunFields
 

@@ -16,7 +16,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import START, State
 from agentfsm.core.messages import AssistantMessage, Message
 from agentfsm.core.pending import Pending
-from agentfsm.core.plan import PlanProgress
+from agentfsm.core.plans import PlanProgress
 from agentfsm.core.segments import Segment
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value

@@ -13,7 +13,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, TextPart
-from agentfsm.core.plan import ENGINE_TOOLS
+from agentfsm.core.plans import ENGINE_TOOLS
 from agentfsm.core.run import Run, begin_run
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import JSON
 from agentfsm.core.usage import Usage
 from agentfsm.core.verdict import Action, Verdict
+from agentfsm.engine.advance_plan import describe_failure
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import stop_at_limit
 from agentfsm.engine.execution.tool_access import build_context
 from agentfsm.engine.model_calls.side_request import send_side_request
-from agentfsm.engine.plan import describe_failure
 from agentfsm.engine.stop_requests import find_requested_stop
 from agentfsm.ports.model import OutputForm, OutputMode
 from agentfsm.tools.queue.result_text import describe_error
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.execution.output import OutputSpec
     from agentfsm.engine.tool_calls.host import ToolCalls
-    from agentfsm.ports.policies import Judge, JudgeAsk, Planner
+    from agentfsm.ports.policies import Judge, JudgeAsk, PlanMaker
 
 # Texts for the first and the second finding of a loop; the third stops the run.
 _LOOP_WARNINGS: Final = (
@@ -72,7 +72,7 @@ async def _review_results(execution: Execution, effect: Reflect) -> StepOutcome:
     return StepOutcome((e.Continued(),))
 
 
-def _find_plan_question(execution: Execution, planner: Planner) -> str | None:
+def _find_plan_question(execution: Execution, planner: PlanMaker) -> str | None:
     """Return the question to a person if a plan failed, and no more new plans may be made; else None."""
     progress = execution.journal.run.plan
     if progress is None or progress.is_stale or planner.replan == "never":

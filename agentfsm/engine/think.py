@@ -25,6 +25,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, replace_surrogates
 from agentfsm.core.stops import find_near_limits
 from agentfsm.core.usage import Usage
+from agentfsm.engine.advance_plan import advance_plan
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import end_after_last_answer, fail, stop_at_limit
@@ -32,7 +33,6 @@ from agentfsm.engine.model_calls.compaction import compact_after_refusal, compac
 from agentfsm.engine.model_calls.eager_calls import EagerCalls
 from agentfsm.engine.model_calls.request import UNUSABLE_ANSWERS, PreparedRequest, ask_model
 from agentfsm.engine.model_calls.tool_selection import list_offered_tools, select_tools
-from agentfsm.engine.plan import advance_plan
 from agentfsm.engine.tool_calls.host import ToolCalls, build_calls, create_eager_calls
 from agentfsm.ports.model import FinishReason, Reply
 from agentfsm.streaming.stream import BudgetWarning, UsageReported
@@ -40,7 +40,7 @@ from agentfsm.streaming.stream import BudgetWarning, UsageReported
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolCall
     from agentfsm.engine.execution.journal import Journal
-    from agentfsm.ports.policies import Planner
+    from agentfsm.ports.policies import PlanMaker
 
 
 async def think(execution: Execution, effect: AskModel, calls: ToolCalls) -> StepOutcome:
@@ -69,7 +69,7 @@ async def think(execution: Execution, effect: AskModel, calls: ToolCalls) -> Ste
         return await _read_error(execution, error, digest)
 
 
-async def _plan(execution: Execution, planner: Planner) -> StepOutcome | None:
+async def _plan(execution: Execution, planner: PlanMaker) -> StepOutcome | None:
     """Make or advance a plan; None if the model is to be asked."""
     if execution.config.registry.sources:
         await _refresh_tools(execution)

@@ -1,6 +1,6 @@
 """Plans: a model plans the work once, and the steps run in parallel without a request for each."""
 
-from agentfsm.core.plan import Plan, PlanStep, bind, ready
+from agentfsm.core.plans import Plan, PlanStep, bind, ready
 from agentfsm.planning.planner import Planner
 from agentfsm.ports.policies import PlanAsk, PlanRequest
 

@@ -14,7 +14,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import JSON, AssistantMessage, UserMessage
-from agentfsm.core.plan import Plan
+from agentfsm.core.plans import Plan
 from agentfsm.core.validation import BOOL, COUNT, COUNT_OR_ZERO, FUNCTION, SECONDS, ValueRule
 from agentfsm.ports import policies
 from agentfsm.ports.model import check_model, to_mutable_json
@@ -58,7 +58,7 @@ _CORRECTION: Final = "Your last plan cannot be used. Correct all of this: {flaws
 
 
 @attrs.frozen(kw_only=True)
-class Planner(policies.Planner):
+class Planner(policies.PlanMaker):
     """Plans the work with a model before it is done.
 
     The steps of a plan run as soon as the steps that they depend on are done, in parallel, without a request to the
@@ -93,8 +93,8 @@ class Planner(policies.Planner):
     replan: Literal["on_failure", "each_step", "never"] = attrs.field(
         default="on_failure", validator=ValueRule(fits=lambda value: value in _REPLANS, wanted=f"one of {_REPLANS}")
     )
-    """When a new plan is made: if steps cannot start because others failed; also after each group of steps; or never.
-    Finished steps keep their results.
+    """Occasions for a new plan: "on_failure", if steps cannot start because others failed; "each_step", also after each
+    group of steps; "never". Finished steps keep their results.
     """
 
     replans: int = attrs.field(default=MAX_REPLANS, validator=COUNT_OR_ZERO)

@@ -1,4 +1,4 @@
-"""Protocols of tool selectors, scorers and judges."""
+"""Protocols of tool selectors, scorers, judges and planners."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 import attrs
 
 from agentfsm.core.messages import JSON
-from agentfsm.core.plan import Plan
+from agentfsm.core.plans import Plan
 from agentfsm.core.run import Run
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
@@ -171,7 +171,7 @@ class PlanRequest(Value):
     """Returns all flaws of a plan; a plan with flaws cannot be used."""
 
 
-class Planner(Protocol):
+class PlanMaker(Protocol):
     """Makes plans, whose steps run without asking the agent's model."""
 
     model: Model | None = None
@@ -190,7 +190,7 @@ class Planner(Protocol):
     """Seconds until a plan that was not approved is rejected."""
 
     replan: Literal["on_failure", "each_step", "never"] = "on_failure"
-    """When a new plan is made."""
+    """Occasions for a new plan."""
 
     replans: int = 3
     """Maximum of new plans after the first, since the last input."""

@@ -14,7 +14,7 @@ from agentfsm.core.codec import decode_event, encode_event
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import TABLE, State
 from agentfsm.core.messages import AssistantMessage
-from agentfsm.core.plan import is_step
+from agentfsm.core.plans import is_step
 from agentfsm.core.run import begin_run
 from agentfsm.core.usage import Usage
 from agentfsm.core.verdict import Action

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from agentfsm.tools.queue.abandoned_threads import CallThread, find_abandoned
-from agentfsm.tools.queue.plan import NO_ACCESS
+from agentfsm.tools.queue.call_order import NO_ACCESS
 
 
 @pytest.fixture

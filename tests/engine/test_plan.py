@@ -16,17 +16,17 @@ from agentfsm import ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.testing.clock import VirtualClock, run_virtual
-from agentfsm.tools.queue.dispatch import QueueHost
-from agentfsm.tools.queue.plan import (
+from agentfsm.tools.queue.call_order import (
     CONCURRENCY_SAFE,
     EXCLUSIVE,
     NO_ACCESS,
     READ_ONLY,
     Access,
+    CallOrder,
     DependencyTracker,
-    Plan,
     resolve_access,
 )
+from agentfsm.tools.queue.dispatch import QueueHost
 
 
 async def on_keys(keys: list[str], shared: bool = False, seconds: float = 0) -> str:
@@ -63,12 +63,12 @@ def calls(*wanted: str | tuple[str, str]) -> list[ToolCall]:
     return [ToolCall(id=f"c{n}", name=name, arguments=text) for n, (name, text) in enumerate(pairs)]
 
 
-def planned(*wanted: str | tuple[str, str], tools=TOOLS, limit: int = 20) -> Plan:
+def planned(*wanted: str | tuple[str, str], tools=TOOLS, limit: int = 20) -> CallOrder:
     """The plan of these calls."""
     return ToolQueue(ToolRegistry.of(tools), limit=limit).plan(calls(*wanted))
 
 
-def waits(plan: Plan) -> list[tuple[str, ...]]:
+def waits(plan: CallOrder) -> list[tuple[str, ...]]:
     """For each call what it waits for."""
     return [call.waits for call in plan.calls]
 

@@ -5,7 +5,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from agentfsm.mcp.server.call_sequencer import CallSequencer
-from agentfsm.tools.queue.plan import EXCLUSIVE, READ_ONLY
+from agentfsm.tools.queue.call_order import EXCLUSIVE, READ_ONLY
 
 
 async def order_of(sequencer, *calls):

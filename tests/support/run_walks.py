@@ -10,7 +10,7 @@ from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, TextPart, ToolResult
-from agentfsm.core.plan import Plan, PlanProgress, PlanStep, build_plan_call
+from agentfsm.core.plans import Plan, PlanProgress, PlanStep, build_plan_call
 from agentfsm.core.run import begin_run
 from agentfsm.core.segments import default_segments, render_segments
 from agentfsm.core.usage import AgentCost, Usage

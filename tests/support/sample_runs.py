@@ -12,7 +12,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, TextPart, ToolCall, ToolResult, UserMessage
 from agentfsm.core.pending import Pending, PendingKind, Question
-from agentfsm.core.plan import Plan, PlanStep
+from agentfsm.core.plans import Plan, PlanStep
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.usage import Usage
 from agentfsm.core.verdict import Action, Verdict

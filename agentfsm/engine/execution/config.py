@@ -15,7 +15,7 @@ from agentfsm.core.settings import Settings
 from agentfsm.core.value import Value
 from agentfsm.ports.context import Context
 from agentfsm.ports.model import Model, TokenCounter, ToolDefinition, to_mutable_json
-from agentfsm.ports.policies import Judge, Planner, ToolSelector
+from agentfsm.ports.policies import Judge, PlanMaker, ToolSelector
 from agentfsm.ports.store import Clock
 from agentfsm.tokens.ledger import TokenLedger, count_tools
 from agentfsm.tools.permission import Permissions
@@ -58,7 +58,7 @@ class EngineConfig(Value):
     load_counter: Callable[[str], Awaitable[TokenCounter]]
     """Loads the token counter for a model name; called only when a history comes near the window."""
 
-    planner: Planner | None = None
+    planner: PlanMaker | None = None
     """Makes plans; None if the model is asked for each step."""
 
     engine_tools: Mapping[str, Tool[..., Any]] = attrs.field(factory=dict)

@@ -26,7 +26,7 @@ from agentfsm.core.json_text import round_duration, round_timestamp
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Media, ToolCall, ToolResult, replace_surrogates
 from agentfsm.core.pending import Pending
-from agentfsm.core.plan import QUESTION_TOOL
+from agentfsm.core.plans import QUESTION_TOOL
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.config import ANSWER_TOKENS

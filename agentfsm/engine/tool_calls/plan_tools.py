@@ -10,12 +10,12 @@ import attrs
 
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import JSON
-from agentfsm.core.plan import PLAN_TOOL, QUESTION_TOOL, Plan, PlanStep, has_references
+from agentfsm.core.plans import PLAN_TOOL, QUESTION_TOOL, Plan, PlanStep, has_references
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.tool import Tool, make_tool
 
 if TYPE_CHECKING:
-    from agentfsm.ports.policies import Planner
+    from agentfsm.ports.policies import PlanMaker
     from agentfsm.tools.registry import ToolRegistry
     from agentfsm.tools.schema.binding import Arguments
 
@@ -27,7 +27,7 @@ _PLAN_SCHEMA: Final[Mapping[str, JSON]] = {
 }
 
 
-def build_plan_tools(planner: Planner, registry: ToolRegistry) -> Mapping[str, Tool[..., Any]]:
+def build_plan_tools(planner: PlanMaker, registry: ToolRegistry) -> Mapping[str, Tool[..., Any]]:
     """Return the engine's tools for plans, by name."""
 
     def validate(arguments: Arguments) -> str | None:

@@ -15,7 +15,7 @@ from typing import Final
 import anyio
 import attrs
 
-from agentfsm.tools.queue.plan import Access
+from agentfsm.tools.queue.call_order import Access
 
 # Maximum of calls in progress or waiting, since each call checks all earlier ones. Further calls are refused.
 MAX_CALLS: Final = 1_000

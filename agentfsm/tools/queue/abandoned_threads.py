@@ -14,7 +14,7 @@ import anyio
 import attrs
 
 from agentfsm._concurrency import make_waker
-from agentfsm.tools.queue.plan import Access
+from agentfsm.tools.queue.call_order import Access
 
 _LOCK = threading.Lock()
 _ABANDONED: dict[object, list[CallThread]] = {}

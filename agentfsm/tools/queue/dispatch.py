@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import ToolResult
     from agentfsm.limiter import Limiter, Permit
     from agentfsm.ports.store import Clock
-    from agentfsm.tools.queue.plan import Access
+    from agentfsm.tools.queue.call_order import Access
     from agentfsm.tools.registry import ToolRegistry
     from agentfsm.tools.schema.binding import BoundArguments
     from agentfsm.tools.tool import Tool

@@ -30,8 +30,15 @@ from agentfsm.streaming.callbacks import CallbackDispatcher
 from agentfsm.streaming.stream import QueueStream, StreamEvent, ToolEvent, ToolEventType
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.abandoned_threads import find_abandoned
+from agentfsm.tools.queue.call_order import (
+    NO_ACCESS,
+    CallOrder,
+    DependencyTracker,
+    PlannedCall,
+    ScheduledCall,
+    resolve_access,
+)
 from agentfsm.tools.queue.dispatch import CallOutcome, QueueHost, ToolDispatcher, ToolJob, failed_outcome
-from agentfsm.tools.queue.plan import NO_ACCESS, DependencyTracker, Plan, PlannedCall, ScheduledCall, resolve_access
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.run_context import CallPaused
 
@@ -146,11 +153,11 @@ class ToolQueue:
         """Whether an event hook or a listener is set."""
         return self.on_event is not None or self.listen is not None
 
-    def plan(self, calls: Sequence[ToolCall]) -> Plan:
+    def plan(self, calls: Sequence[ToolCall]) -> CallOrder:
         """Plan the calls: batches, waits, locks and reasons. Runs nothing; `execute_all` does the same."""
         order = DependencyTracker(self.registry.prerequisite_tools)
         placed = [(job, _add_to_tracker(order, job)) for job in map(self.build_job, range(len(calls)), calls)]
-        return Plan(calls=tuple(_build_planned_call(job, place, calls) for job, place in placed), limit=self.limit)
+        return CallOrder(calls=tuple(_build_planned_call(job, place, calls) for job, place in placed), limit=self.limit)
 
     async def execute_all(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Run the calls and return their results, in call order.

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from agentfsm import ToolQueue, ToolRegistry, tool
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.testing.clock import EPOCH, VirtualClock, run_virtual
+from agentfsm.tools.queue.call_order import CallOrder
 from agentfsm.tools.queue.dispatch import QueueHost
-from agentfsm.tools.queue.plan import Plan
 from agentfsm.tools.tool import Tool
 
 SEEDS = [int(os.environ["SEED"])] if "SEED" in os.environ else range(10_000)
@@ -245,7 +245,7 @@ def _at(result: ToolResult, began: float) -> ToolResult:
 # What has to hold
 
 
-def check(schedule: Schedule, plan: Plan, results: list[ToolResult]) -> None:
+def check(schedule: Schedule, plan: CallOrder, results: list[ToolResult]) -> None:
     """Fail unless the schedule was kept."""
     ids = [call.id for call in schedule.wanted()]
     assert [result.call_id for result in results] == ids, "one result for each call, in call order"
@@ -304,7 +304,7 @@ def check_at_once(schedule: Schedule) -> None:
     assert not +running
 
 
-def check_no_idling(schedule: Schedule, plan: Plan, results: list[ToolResult]) -> None:
+def check_no_idling(schedule: Schedule, plan: CallOrder, results: list[ToolResult]) -> None:
     """No call starts before what the plan says it waits for has ended, nor later if there was room for it."""
     start = [result.started_at for result in results]
     end = [result.started_at + result.duration_s for result in results]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from agentfsm.core import events as e
 from agentfsm.core.calls import parse_index
 from agentfsm.core.errors import MisuseError, ModelError
-from agentfsm.core.plan import Plan, PlanProgress, build_plan_call
+from agentfsm.core.plans import Plan, PlanProgress, build_plan_call
 from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.tool_access import check_available
@@ -18,14 +18,14 @@ from agentfsm.ports.policies import PlanRequest
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolCall, ToolResult
     from agentfsm.engine.execution.execution import Execution
-    from agentfsm.ports.policies import Planner
+    from agentfsm.ports.policies import PlanMaker
 
 
 # Characters of a failed step's result in the reason for a new plan.
 MAX_FAILURE_CHARS: Final = 200
 
 
-async def advance_plan(execution: Execution, planner: Planner) -> StepOutcome | None:
+async def advance_plan(execution: Execution, planner: PlanMaker) -> StepOutcome | None:
     """Return the next step of planning; None if the model is asked as without a planner."""
     run = execution.journal.run
     progress = run.plan or PlanProgress()
@@ -60,7 +60,7 @@ def _shorten(result: ToolResult | None) -> str:
 
 async def _make_plan(
     execution: Execution,
-    planner: Planner,
+    planner: PlanMaker,
     progress: PlanProgress,
     *,
     failure: str = "",

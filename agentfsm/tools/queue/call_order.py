@@ -310,7 +310,7 @@ class PlannedCall(Value):
 
 
 @attrs.frozen(kw_only=True)
-class Plan(Value):
+class CallOrder(Value):
     """The plan for the calls of a reply. Nothing was run."""
 
     calls: tuple[PlannedCall, ...]

@@ -1,0 +1,131 @@
+"""`python -m benchmarks plans`: requests and tokens of the same tasks, step by step and with a plan.
+
+Scripts play the models, so the figures do not depend on a model's skill: step by step, the model asks for all calls
+that can run now in one reply. Each call returns `RESULT_CHARS` characters. Tokens are estimated by agentfsm's own
+counter, of everything that a request holds and of the reply.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import anyio
+import attrs
+
+from agentfsm import Agent, tool
+from agentfsm.core.messages import AssistantMessage, Message
+from agentfsm.planning import Planner
+from agentfsm.ports import ProposedCall, Reply, Request
+from agentfsm.ports.model import to_mutable_json
+from agentfsm.testing.models import FunctionModel
+from agentfsm.tokens.ledger import estimate_tokens
+
+RESULT_CHARS = 2_000
+ANSWER = "This is the answer, of about the length of a sentence that a person reads."
+INSTRUCTIONS = "You help people to plan their journeys. Be brief, and never invent a figure. " * 10
+
+
+@tool(read_only=True)
+async def look_up(what: str) -> str:
+    """Look something up in the archive, and return the text of the best entry."""
+    return f"{what}: ".ljust(RESULT_CHARS, ".")
+
+
+@attrs.frozen
+class Task:
+    """A task as groups of calls: those of a group can run at once, after the group before."""
+
+    name: str
+    groups: Sequence[int]
+    questions: int = 0
+
+    def plan(self) -> str:
+        """Return the plan of the task."""
+        steps: list[dict[str, Any]] = []
+        before: list[int] = []
+        for size in self.groups:
+            first = len(steps) + 1
+            steps += [
+                {"id": first + at, "tool": "look_up", "arguments": {"what": f"entry {first + at}"}, "after": before}
+                for at in range(size)
+            ]
+            before = list(range(first, first + size))
+        for _ in range(self.questions):
+            steps.append({"id": len(steps) + 1, "question": "What follows from these entries?", "after": before})
+            before = [len(steps)]
+        return json.dumps({"steps": steps})
+
+
+TASKS = (
+    Task("compare two, advise", (2,), questions=2),
+    Task("one lookup", (1,)),
+    Task("chain of 3", (1, 1, 1)),
+    Task("chain of 8", (1,) * 8),
+    Task("8 at once", (8,)),
+    Task("2, then 2, then 2", (2, 2, 2)),
+)
+
+
+@attrs.define
+class Counted:
+    """Plays the model of a task, and counts."""
+
+    task: Task
+    turns: Iterator[int]
+    requests: int = 0
+    tokens: int = 0
+
+    def reply(self, request: Request) -> Reply:
+        """Answer a request as a capable model would."""
+        if "You plan the work" in request.instructions:
+            answer = Reply(text=self.task.plan())
+        elif "Answer the question from the results" in request.instructions or not request.tools:
+            answer = Reply(text=ANSWER)
+        else:
+            size = 0 if "[Plan] Results" in str(request.messages[-1]) else next(self.turns, 0)
+            calls = [
+                ProposedCall(id=f"c{at}", name="look_up", arguments=f'{{"what": "entry {self.requests * 10 + at}"}}')
+                for at in range(size)
+            ]
+            answer = Reply(text="" if calls else ANSWER, calls=tuple(calls))
+        self.requests += 1
+        tools = [[each.name, each.description, to_mutable_json(each.parameters)] for each in request.tools]
+        sent = [request.instructions, json.dumps(tools), *map(_message_text, request.messages)]
+        said = [answer.text, *[each.name + each.arguments for each in answer.calls]]
+        self.tokens += sum(map(estimate_tokens, [*sent, *said]))
+        return answer
+
+
+def _message_text(message: Message) -> str:
+    calls = message.calls if isinstance(message, AssistantMessage) else ()
+    return message.text + "".join([each.name + each.arguments for each in calls])
+
+
+async def count(task: Task, planner: Planner | None) -> Counted:
+    """Run a task, and return its counts."""
+    counted = Counted(task, iter(task.groups))
+    agent = Agent(FunctionModel(counted.reply), tools=[look_up], instructions=INSTRUCTIONS, planner=planner)
+    run = await agent.run("Do it.")
+    assert run.output == ANSWER
+    assert len(run.calls) == sum(task.groups)
+    return counted
+
+
+async def _main() -> None:
+    print(
+        f"results of {RESULT_CHARS:,} characters\n\n| task | step by step | with a plan | tokens |\n|---|---|---|---|"
+    )
+    for task in TASKS:
+        plain, planned = await count(task, None), await count(task, Planner())
+        print(
+            f"| {task.name} | {plain.requests} requests, {plain.tokens:,} tokens "
+            f"| {planned.requests} requests, {planned.tokens:,} tokens | {planned.tokens / plain.tokens:.2f}x |"
+        )
+
+
+def main() -> int:
+    """Print the table."""
+    anyio.run(_main)
+    return 0
