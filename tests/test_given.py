@@ -140,7 +140,7 @@ def test_what_a_verb_that_is_not_awaited_cannot_take_is_said_too():
         (lambda: agent.as_tool(turns="3"), r"turns='3'\): give a whole number"),
         (lambda: agent.as_tool(timeout_s=0), r"timeout_s=0\): give a finite number of seconds above 0"),
         (lambda: agent.as_tool(name=3), "a tool cannot be called 3"),
-        (lambda: tool(search), r"'search' is a tool already: .*\(search\.function\)"),
+        (lambda: tool(search), r"'search' is a tool already; .*\(search\.function\)"),
     ):
         with pytest.raises(MisuseError, match=match):
             ask()

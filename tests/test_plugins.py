@@ -206,8 +206,8 @@ async def test_a_model_of_another_package():
 def test_an_unknown_prefix():
     """The error lists the prefixes that are known, and says how a package adds one."""
     with pytest.raises(MisuseError, match=r"Known providers: .*'echo:'.*'openai:'.*") as caught:
-        Agent("mistral:large")
-    assert "A package provides 'mistral:' by an entry point of the group agentfsm.models" in str(caught.value)
+        Agent("acme:large")
+    assert "A package provides 'acme:' by an entry point of the group agentfsm.models" in str(caught.value)
 
 
 def test_a_scheme_without_slashes_is_not_taken_for_a_file():

@@ -23,7 +23,17 @@ from agentfsm.ports.model import (
     TokenCounter,
     ToolDefinition,
 )
-from agentfsm.ports.policies import Judge, JudgeAsk, Scorer, Selection, SelectorAsk, ToolSelector
+from agentfsm.ports.policies import (
+    Judge,
+    JudgeAsk,
+    PlanAsk,
+    PlanMaker,
+    PlanRequest,
+    Scorer,
+    Selection,
+    SelectorAsk,
+    ToolSelector,
+)
 from agentfsm.ports.store import (
     ALL_RUNS,
     NO_EXPIRY,
@@ -70,6 +80,9 @@ __all__ = [
     "OutputForm",
     "OutputMode",
     "PendingWrite",
+    "PlanAsk",
+    "PlanMaker",
+    "PlanRequest",
     "PolicyAsk",
     "ProposedCall",
     "Reply",
