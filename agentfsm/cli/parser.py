@@ -345,6 +345,10 @@ def _add_mcp_client(sub: AddParser) -> None:
         takes.add_argument("file", metavar="FILE", help='a JSON file with "mcpServers", the format of MCP hosts')
     approve.add_argument("server", metavar="SERVER", nargs="?", help="only this server")
     approve.add_argument("--yes", action="store_true", help="approve everything without asking")
+    approve.add_argument("--details", action="store_true", help="show the full texts of tools, not a line for each")
+    approve.add_argument(
+        "--ask-again", action="store_true", help='withdraw "always" approvals: calls of these tools are asked again'
+    )
     approve.epilog = (
         "Approvals are stored in ~/.agentfsm/mcp-pins.json, in your home folder and not beside the store: a folder "
         "from somewhere else could contain approvals of its own."

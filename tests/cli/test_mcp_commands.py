@@ -88,7 +88,7 @@ def test_a_yes_to_all_that_is_shown(home):
     """The command and the tools; once approved, nothing is asked again."""
     assert home("mcp", "approve", "servers.json", "--yes") == "notes: 1 tool can be used; approved\n"
     assert "Start the MCP server 'notes'" in home.err
-    assert '"description": "Note it."' in home.err
+    assert "\n  note(text?): Note it.\n" in home.err
     assert "already approved" in home("mcp", "approve", "servers.json")
     assert "Start the MCP server" not in home.err
 

@@ -13,6 +13,7 @@ from tests.support.terminal import Terminal
 SERVER = Path(__file__).with_name("plain_server.py.txt")
 NOTE = {"name": "note", "description": "Note it.", "inputSchema": {"type": "object", "properties": {}}}
 QUESTION = "Do you approve this? [y/n]"
+DETAILS = "Do you approve this? [y/n, d: details]"
 
 
 @pytest.fixture
@@ -44,7 +45,11 @@ def test_two_times_yes_and_the_run_begins(screen):
     """To how it is started, and to its tools; then the agent uses them."""
     shown = screen()
     shown.type("y\n")
-    shown.wait_for(QUESTION, times=2)
+    shown.wait_for(DETAILS)
+    assert "  note(): Note it." in shown.text
+    assert '"description": "Note it."' not in shown.text
+    shown.type("d\n")
+    shown.wait_for(DETAILS, times=2)
     assert '"description": "Note it."' in shown.text
     assert "run " not in shown.text.splitlines()
     shown.type("yes\n")

@@ -196,10 +196,12 @@ async def test_what_is_new_and_what_is_gone_is_shown(tmp_path):
     source.says(tool("b"), instructions="Use b.")
     assert await names(server) == ["demo__b"]
     shown = person.asked[0].shown
-    assert "New: tool b\n" in shown
-    assert '"description": "Does b."' in shown
-    assert 'New: instructions\n"Use b."' in shown
+    assert '\n  b(): Does b.\n  instructions: "Use b."\n' in shown
     assert "No longer listed: tool a" in shown
+    details = person.asked[0].details
+    assert "New: tool b\n" in details
+    assert '"description": "Does b."' in details
+    assert 'New: instructions\n"Use b."' in details
     assert server.admitted.instructions == "Use b."
 
 
@@ -238,7 +240,8 @@ async def test_a_file_is_approved_once(tmp_path):
     assert (start.wish, tools.wish) == (Wish.START, Wish.TOOLS)
     assert "variables: TOKEN" in start.shown
     assert "sandbox:   none: it runs with all your rights" in start.shown
-    assert '"description": "Does search."' in tools.shown
+    assert "\n  search(): Does search." in tools.shown
+    assert '"description": "Does search."' in tools.details
     assert "hush" not in (tmp_path / "pins.json").read_text()
     (again,) = MCPServer.load(path, pins=PinFile(tmp_path / "pins.json"))
     assert await names(again) == ["demo__search"]

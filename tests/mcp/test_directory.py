@@ -44,7 +44,7 @@ async def test_a_server_is_found_approved_and_used(tmp_path):
     (name,) = [each.name for each in model.requests[-1].tools if each.name.endswith("__now")]
     assert name.startswith("weather-")
     (used,) = [each for each in servers.tools if each.name == name]
-    assert used.requires_approval is True
+    assert used.requires_approval(None) is True
 
 
 async def test_nothing_is_connected_to_before_a_yes(tmp_path):

@@ -6,6 +6,8 @@ import mcp.types as m
 import pytest
 
 from agentfsm import Agent, MisuseError
+from agentfsm.mcp import MemoryPins
+from agentfsm.mcp.trust.consent import ConsentGate
 from agentfsm.mcp.trust.tool_policy import ToolPolicy, describe_call
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.permission import Permissions
@@ -16,11 +18,18 @@ HINTS = m.ToolAnnotations(read_only_hint=True, idempotent_hint=True, destructive
 
 def declared(annotations=None, **terms):
     given = m.Tool(name="t", input_schema={"type": "object"}, annotations=annotations)
-    return ToolPolicy(**terms).tool_options("demo", given)
+    gate = ConsentGate(server="demo", pins=MemoryPins(), consent=None, origin=None)
+    return ToolPolicy(**terms).tool_options(gate, given)
+
+
+def asks(options):
+    """Whether a call needs approval while no person has approved all calls of the tool."""
+    rule = options["requires_approval"]
+    return rule if isinstance(rule, bool) else rule(SimpleNamespace())
 
 
 @pytest.mark.parametrize(
-    ("said", "read_only", "idempotent", "asks"),
+    ("said", "read_only", "idempotent", "needs_approval"),
     [
         (None, False, False, True),
         ({}, False, False, True),
@@ -31,16 +40,16 @@ def declared(annotations=None, **terms):
         ({"read_only_hint": True, "destructive_hint": True}, False, False, True),
     ],
 )
-def test_the_hints_of_a_trusted_server(said, read_only, idempotent, asks):
+def test_the_hints_of_a_trusted_server(said, read_only, idempotent, needs_approval):
     """They count, with the specification's defaults; one that contradicts itself is taken at its worst."""
     found = declared(None if said is None else m.ToolAnnotations(**said), trusted=True)
-    assert (found["read_only"], found["idempotent"], found["requires_approval"]) == (read_only, idempotent, asks)
+    assert (found["read_only"], found["idempotent"], asks(found)) == (read_only, idempotent, needs_approval)
 
 
 def test_the_hints_of_others_count_for_nothing():
     """A server that is not trusted may say what it likes: each call needs a person's yes."""
     found = declared(HINTS)
-    assert (found["read_only"], found["idempotent"], found["requires_approval"]) == (False, False, True)
+    assert (found["read_only"], found["idempotent"], asks(found)) == (False, False, True)
 
 
 def test_confirm_overrides_the_hints():

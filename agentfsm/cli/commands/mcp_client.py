@@ -248,8 +248,10 @@ def select_servers(servers: Sequence[MCPServer], args: argparse.Namespace) -> Se
 
 def approve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Show how servers start and which tools they offer, as far as not yet approved, and ask."""
-    asking = TerminalConsent(terminal=terminal, approves_all=args.yes, shows_all=True)
+    asking = TerminalConsent(terminal=terminal, approves_all=args.yes, shows_all=True, shows_details=args.details)
     servers = select_servers(load_servers(args.file, terminal, asking), args)
+    for server in servers if args.ask_again else ():
+        server.consent_gate.clear_standing()
     reports = [anyio.run(_review_server, server, asking) for server in servers]
     if terminal.json:
         terminal.document({"servers": reports})

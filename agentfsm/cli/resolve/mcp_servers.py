@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from agentfsm.mcp.trust.consent import Proposal
 
 APPROVAL_QUESTION: Final = "Do you approve this? [y/n]"
+DETAILS_QUESTION: Final = "Do you approve this? [y/n, d: details]"
 # Characters of a text of the file in a question.
 _SHOWN_CHARS: Final = 200
 _ANSWERS: Final = {"y": "y", "yes": "y", "n": "n", "no": "n"}
@@ -55,6 +56,9 @@ class TerminalConsent:
     shows_all: bool = False
     """Whether proposals are shown even without a terminal."""
 
+    shows_details: bool = False
+    """Whether the full texts are shown at once, not only on demand."""
+
     is_open: bool = attrs.field(default=True, init=False)
     """Whether questions are allowed. False while a run is executed; proposals are refused then."""
 
@@ -71,15 +75,22 @@ class TerminalConsent:
         self.asked_count += 1
         can_decide = self.approves_all or self.terminal.can_ask
         if can_decide or self.shows_all:
-            self.terminal.err(f"\n{proposal.shown}\n")
+            self.terminal.err(f"\n{(self.shows_details and proposal.details) or proposal.shown}\n")
         if not can_decide:
             self.unasked.append(proposal.server)
             return False
         if self.approves_all:
             return True
-        answer = self.terminal.ask_choice(APPROVAL_QUESTION, _ANSWERS)
+        answer = self._ask(proposal)
         await checkpoint()  # raises if the answer was Ctrl-C
         return answer == "y"
+
+    def _ask(self, proposal: Proposal) -> str | None:
+        if self.shows_details or not proposal.details:
+            return self.terminal.ask_choice(APPROVAL_QUESTION, _ANSWERS)
+        while (answer := self.terminal.ask_choice(DETAILS_QUESTION, _ANSWERS | {"d": "d", "details": "d"})) == "d":
+            self.terminal.err(f"\n{proposal.details}\n")
+        return answer
 
 
 def load_servers(file: str, terminal: Terminal, consent: TerminalConsent | None = None) -> tuple[MCPServer, ...]:

@@ -132,11 +132,17 @@ class AttendedRun:
         return [item for item in pending if (item.run_id, item.call_id) not in self._deferred]
 
     def _decide(self, item: Pending) -> Submission | None:
-        decide = build_prompter(self.terminal, self.run.id) if self.terminal.can_ask else self.unattended_decide
+        asking = build_prompter(self.terminal, self.run.id, self._find_rule)
+        decide = asking if self.terminal.can_ask else self.unattended_decide
         submission = decide(item)
         if submission is None:
             self._deferred.add((item.run_id, item.call_id))
         return submission
+
+    def _find_rule(self, item: Pending) -> object:
+        """Return the rule by which a tool of this agent needs approval; None for a sub-agent's tool."""
+        tool = self.agent.tools.get(item.tool) if item.run_id == self.run.id else None
+        return tool and tool.requires_approval
 
     async def _run_with_view(self) -> None:
         """Execute the run and show its events; wait while another worker executes it."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from agentfsm.cli.render.formatting import format_time
 from agentfsm.cli.render.pending import OUTCOME_UNKNOWN_TEXT, find_question, format_call, format_error_lines
 from agentfsm.cli.session.forms import ask_questions
+from agentfsm.core.errors import AgentError
 from agentfsm.core.pending import Answer, PendingKind
 from agentfsm.core.text_safety import format_exact_json
 
@@ -31,9 +32,48 @@ def user_name() -> str:
         return ""
 
 
-def build_prompter(terminal: Terminal, run_id: str) -> DecideFunction:
-    """Return a function that asks at the terminal. It names the run if a sub-agent's run asks."""
-    return lambda item: _PROMPTS[item.kind](terminal, item, run_id)
+@runtime_checkable
+class ApprovalRule(Protocol):
+    """Rule of a tool whose calls a person may approve once for all; tools of MCP servers have it."""
+
+    def is_covered(self) -> bool:
+        """Return whether all calls are approved."""
+        ...
+
+    def scopes(self) -> tuple[str, ...]:
+        """Return the approvals that a person may give, keys of `_SCOPES`."""
+        ...
+
+    def allow(self, scope: str) -> None:
+        """Store an approval."""
+        ...
+
+
+# Approval for all calls -> key to press, and its subject.
+_SCOPES: Final = {
+    "tool": ("a", "always for this tool"),
+    "reading": ("r", "always for each tool of its server that the server calls read-only"),
+}
+
+
+def build_prompter(
+    terminal: Terminal, run_id: str, find_rule: Callable[[Pending], object] = lambda _item: None
+) -> DecideFunction:
+    """Return a function that asks at the terminal. It names the run if a sub-agent's run asks.
+
+    Args:
+        terminal: The terminal.
+        run_id: Id of the run that is executed.
+        find_rule: Returns the rule by which the tool of an item needs approval.
+    """
+
+    def decide(item: Pending) -> Submission | None:
+        if item.kind is PendingKind.APPROVAL:
+            rule = find_rule(item)
+            return _ask_approval(terminal, item, run_id, rule if isinstance(rule, ApprovalRule) else None)
+        return _PROMPTS[item.kind](terminal, item, run_id)
+
+    return decide
 
 
 def leave_undecided(_item: Pending) -> None:
@@ -41,7 +81,13 @@ def leave_undecided(_item: Pending) -> None:
     return
 
 
-def _ask_approval(terminal: Terminal, item: Pending, run_id: str) -> Submission | None:
+def _ask_approval(terminal: Terminal, item: Pending, run_id: str, rule: ApprovalRule | None) -> Submission | None:
+    def approve(runs: Runs) -> Awaitable[None]:
+        return runs.approve(item.run_id, item.call_id, by=user_name(), digest=item.digest)
+
+    if rule is not None and rule.is_covered() and not item.error:  # approved at an earlier question of this reply
+        terminal.err(f"{item.tool} ({format_call(item, run_id)}) is always approved")
+        return approve
     terminal.err(f"\n{item.tool} ({format_call(item, run_id)}) asks for your approval.")
     if item.error:
         terminal.err("The last approval was not executed:")
@@ -52,13 +98,24 @@ def _ask_approval(terminal: Terminal, item: Pending, run_id: str) -> Submission 
     terminal.err("Its exact arguments:")
     terminal.err(format_exact_json(item.arguments))
     _show_deadline(terminal, item, "rejects it")
-    match terminal.ask_choice("May it run? [y/n]", {"y": "y", "yes": "y", "n": "n", "no": "n"}):
-        case "y":
-            return lambda runs: runs.approve(item.run_id, item.call_id, by=user_name(), digest=item.digest)
-        case "n":
-            why = terminal.ask("Reason, for the model (may be empty):") or ""
-            return lambda runs: runs.reject(item.run_id, item.call_id, message=why, by=user_name())
-    return None
+    scopes = {_SCOPES[scope][0]: scope for scope in (rule.scopes() if rule is not None else ())}
+    for key, scope in scopes.items():
+        terminal.err(f"{key}: {_SCOPES[scope][1]}")
+    choices = {"y": "y", "yes": "y", "n": "n", "no": "n", **{key: key for key in scopes}}
+    answer = terminal.ask_choice(f"May it run? [{'/'.join(['y', 'n', *scopes])}]", choices)
+    if rule is not None and answer in scopes:
+        _allow_always(terminal, rule, scopes[answer])
+    if answer == "n":
+        why = terminal.ask("Reason, for the model (may be empty):") or ""
+        return lambda runs: runs.reject(item.run_id, item.call_id, message=why, by=user_name())
+    return None if answer is None else approve
+
+
+def _allow_always(terminal: Terminal, rule: ApprovalRule, scope: str) -> None:
+    try:
+        rule.allow(scope)
+    except AgentError as error:
+        terminal.err(f"only this call is approved: {error}")
 
 
 def _ask_outcome(terminal: Terminal, item: Pending, run_id: str) -> Submission | None:
@@ -135,7 +192,6 @@ def _ask_nothing(_terminal: Terminal, _item: Pending, _run_id: str) -> None:
 
 
 _PROMPTS: Final[Mapping[PendingKind, Callable[[Terminal, Pending, str], Submission | None]]] = {
-    PendingKind.APPROVAL: _ask_approval,
     PendingKind.OUTCOME: _ask_outcome,
     PendingKind.QUESTION: _ask_question,
     PendingKind.INPUT: _ask_nothing,

@@ -17,7 +17,6 @@ from agentfsm.core.value import Value
 from agentfsm.mcp.client.server_features import Listing, build_resource_tools
 from agentfsm.mcp.client.tools import ToolServer, build_tool, build_withheld_tool
 from agentfsm.mcp.connection.lenient_parsing import InvalidEntry
-from agentfsm.mcp.trust.consent import ConsentGate
 from agentfsm.mcp.trust.hidden_characters import find_hidden_flaw
 from agentfsm.mcp.trust.names import tool_name
 from agentfsm.mcp.trust.pins import ApprovedText, build_tool_text
@@ -34,7 +33,6 @@ _DUPLICATE_NAME: Final = "the server lists two tools with this name, so calls wo
 class ListedServer(ToolServer, Protocol):
     """The parts of a server that its listing is checked with; `MCPServer` has them."""
 
-    consent_gate: ConsentGate
     resources_as_tools: bool
 
 

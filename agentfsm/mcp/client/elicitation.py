@@ -119,7 +119,7 @@ class ElicitationState:
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class QuestionHandling:
-    """What happens to the questions that a handshake-era server asks during one call."""
+    """Handling of the questions that a handshake-era server asks during one call."""
 
     relay: QuestionRelay | None
     """Asks the person who attends the run; None if there is none."""

@@ -20,6 +20,7 @@ from agentfsm.mcp.client.output_check import OutputCheck
 from agentfsm.mcp.client.question_relay import QuestionRelay
 from agentfsm.mcp.connection import request_errors
 from agentfsm.mcp.connection.server_connection import ServerConnection
+from agentfsm.mcp.trust.consent import ConsentGate
 from agentfsm.mcp.trust.names import tool_name
 from agentfsm.mcp.trust.tool_policy import ToolPolicy, find_title
 from agentfsm.tools.attendance import Attendance, AttendedQuestions
@@ -47,6 +48,7 @@ class ToolServer(Protocol):
 
     name: str
     tool_policy: ToolPolicy
+    consent_gate: ConsentGate
     timeout_s: float
     connection: ServerConnection
     catalogue: Catalogue
@@ -60,7 +62,7 @@ def build_tool(server: ToolServer, listed: m.Tool) -> Tool[..., Any]:
     Raises:
         MisuseError: when one of its schemas cannot be used.
     """
-    name, options = tool_name(server.name, listed.name), server.tool_policy.tool_options(server.name, listed)
+    name, options = tool_name(server.name, listed.name), server.tool_policy.tool_options(server.consent_gate, listed)
     may_repeat = options["read_only"] or options["idempotent"] or server.tool_policy.repeats_for_input(listed.name)
     check = None if listed.output_schema is None else OutputCheck.from_schema(listed.output_schema, name)
     return make_tool(

@@ -7,6 +7,7 @@ approval in either case, and is withheld until then.
 
 from __future__ import annotations
 
+import json
 import logging
 import shlex
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -22,13 +23,15 @@ from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value
 from agentfsm.mcp.connection.transports import RemoteTransport, ServerTransport, StdioTransport
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.trust.pins import HASH_CHARS, ApprovedText, Pin, Pins
+from agentfsm.mcp.trust.pins import HASH_CHARS, ApprovedText, Pin, Pins, StandingApprovals
 
 _log = logging.getLogger("agentfsm.mcp")
 
 # Characters of the hash that is kept of a possible secret: enough to detect a change.
 _SECRET_HASH_CHARS: Final = 12
 _SECRET_KEYS: Final = ("env", "headers")
+# Characters of a tool's signature, and of its description, in the line that a person reads.
+_LINE_CHARS: Final = 100
 
 
 class Wish(StrEnum):
@@ -55,7 +58,10 @@ class Proposal(Value):
     """Subject of the question."""
 
     shown: str
-    """Full text to show to the person; hidden characters are escaped."""
+    """Text to show to the person: the start, or a line for each tool. Hidden characters are escaped."""
+
+    details: str = ""
+    """Full texts of the tools, to show on demand; "" if `shown` has everything. They are what is approved."""
 
 
 Consent: TypeAlias = Callable[[Proposal], Awaitable[bool]]
@@ -140,6 +146,9 @@ class ConsentGate:
 
     _announced: bool = attrs.field(default=False, init=False)
 
+    standing: StandingApprovals = attrs.field(factory=StandingApprovals, init=False)
+    """Approvals for all calls of tools, as of the newest listing and the decisions in this process since."""
+
     @property
     def pin_key(self) -> str:
         """Key of the server's pin. It includes the origin, since two files may use the same server name."""
@@ -196,6 +205,7 @@ class ConsentGate:
             The withheld items, each with the reason. The others are approved now.
         """
         pin = self.load_pin() or Pin()
+        self.standing = pin.standing
         changed = [name for name, text in items.items() if pin.items.get(name, text) != text]
         new = [name for name in items if name not in pin.items]
         accepts_new = self.origin is None and (not pin.items or self.consent is None)
@@ -203,7 +213,7 @@ class ConsentGate:
         withheld: dict[str, str] = {}
         if asked:
             wish = Wish.CHANGE if pin.items else Wish.TOOLS
-            if not await self._ask(wish, self._format_review(pin, items, asked)):
+            if not await self._ask(wish, *self._format_review(pin, items, asked)):
                 withheld = {name: self._explain_withheld(is_new=name in new) for name in asked}
         approved = {name: text for name, text in items.items() if name not in withheld}
         if not approved.items() <= pin.items.items():
@@ -211,24 +221,77 @@ class ConsentGate:
             self._update_pin(items={**now.items, **approved})
         return withheld
 
-    async def _ask(self, wish: Wish, shown: str) -> bool:
-        mark = short_hash(shown, HASH_CHARS)
+    def add_standing(self, *, tool: str | None) -> None:
+        """Store that calls need no approval: those of a tool, given as the hash of its text, or of reading tools.
+
+        Raises:
+            MCPServerError: when it cannot be stored.
+        """
+        now = (self.load_pin() or Pin()).standing
+        added = attrs.evolve(now, reading=True) if tool is None else attrs.evolve(now, tools=now.tools | {tool})
+        self._update_pin(standing=added)
+        self.standing = added
+
+    def clear_standing(self) -> None:
+        """Remove the approvals for all calls of tools.
+
+        Raises:
+            MCPServerError: when it cannot be stored.
+        """
+        if (pin := self.load_pin()) is not None and pin.standing != StandingApprovals():
+            self._update_pin(standing=StandingApprovals())
+        self.standing = StandingApprovals()
+
+    async def _ask(self, wish: Wish, shown: str, details: str = "") -> bool:
+        mark = short_hash(details or shown, HASH_CHARS)
         if self.consent is None or mark in self._declined:
             return False
-        approved = await self.consent(Proposal(server=self.server, wish=wish, shown=shown)) is True
+        approved = await self.consent(Proposal(server=self.server, wish=wish, shown=shown, details=details)) is True
         self._declined |= set() if approved else {mark}
         return approved
 
-    def _format_review(self, pin: Pin, items: Mapping[str, ApprovedText], asked: Iterable[str]) -> str:
-        parts = [_format_item(name, pin.items.get(name), items[name]) for name in asked]
+    def _format_review(self, pin: Pin, items: Mapping[str, ApprovedText], asked: Iterable[str]) -> tuple[str, str]:
+        """Return a line for each item that is new, and the difference of each that has changed; and the full texts."""
+        new = [name for name in asked if name not in pin.items]
+        changed = [_format_item(name, pin.items.get(name), items[name]) for name in asked if name in pin.items]
         gone = [name for name in pin.items if name not in items]
-        parts += [f"No longer listed: {', '.join(gone)}"] if gone else []
+        changed += [f"No longer listed: {', '.join(map(_one_line, gone))}"] if gone else []
         change = "has changed since it was approved" if pin.items else "lists these items"
-        return "\n\n".join([f"The MCP server {self.server!r} {change}.", *parts])
+        head = f"The MCP server {self.server!r} {change}."
+        lines = "\n".join(summarize_item(name, items[name]) for name in new)
+        full = [_format_item(name, None, items[name]) for name in new]
+        return "\n\n".join(filter(None, [head, lines, *changed])), "\n\n".join([head, *full, *changed])
 
     def _explain_withheld(self, *, is_new: bool) -> str:
         reason = "it is new and not approved" if is_new else "it has changed since it was approved"
         return f"{reason}; to review it, {self._approval_hint()}"
+
+
+def summarize_item(name: str, text: ApprovedText) -> str:
+    """Return a line for a tool: its name, its arguments, the server's claim that it only reads, its description."""
+    try:
+        plain = json.loads(text.text)
+    except ValueError:  # an escaped character that JSON does not have
+        plain = None
+    if not isinstance(plain, dict):
+        return f"  {_one_line(name)}: {_shorten(text.text)}"
+    schema = plain.get("input_schema", {})
+    required = schema.get("required", ())
+    arguments = [each if each in required else f"{each}?" for each in schema.get("properties", {})]
+    hints = plain.get("annotations", {})
+    claim = " [read-only, it says]" if claims_reading(hints) else ""
+    called = f"{name.removeprefix('tool ')}({', '.join(arguments)})"
+    return f"  {_shorten(called)}{claim}: {_shorten(str(plain.get('description', 'no description')))}"
+
+
+def claims_reading(hints: Mapping[str, Any]) -> bool:
+    """Return whether a server's hints describe a tool as read-only, and not as destructive as well."""
+    return hints.get("readOnlyHint") is True and hints.get("destructiveHint") is not True
+
+
+def _shorten(text: str) -> str:
+    line = " ".join(escape_hidden(text).split())
+    return line if len(line) <= _LINE_CHARS else f"{line[:_LINE_CHARS]}... ({len(text):,} characters)"
 
 
 def _format_item(name: str, before: ApprovedText | None, now: ApprovedText) -> str:

@@ -75,6 +75,17 @@ def build_tool_text(listed: m.Tool) -> ApprovedText:
 
 
 @attrs.frozen(kw_only=True)
+class StandingApprovals(Value):
+    """Approvals of a person for all calls of a server's tools."""
+
+    tools: frozenset[str] = frozenset()
+    """Hashes of the texts of tools whose calls need no approval."""
+
+    reading: bool = False
+    """Whether calls of tools that the server describes as read-only need no approval."""
+
+
+@attrs.frozen(kw_only=True)
 class Pin(Value):
     """Approvals of one server."""
 
@@ -85,6 +96,9 @@ class Pin(Value):
     """Approved texts by kind and name: "tool search", "instructions". Items that the server no longer lists are kept,
     so that a changed one is noticed when it returns.
     """
+
+    standing: StandingApprovals = StandingApprovals()
+    """Approvals for all calls of tools."""
 
 
 class Pins(Protocol):
@@ -200,6 +214,7 @@ def _pin_to_json(pin: Pin) -> dict[str, Any]:
     return {
         "start": None if pin.start is None else _text_to_json(pin.start),
         "items": {name: _text_to_json(text) for name, text in sorted(pin.items.items())},
+        "standing": {"tools": sorted(pin.standing.tools), "reading": pin.standing.reading},
     }
 
 
@@ -218,7 +233,12 @@ def _parse_pin(server: str, plain: Mapping[str, Any]) -> Pin:
     return Pin(
         start=None if plain["start"] is None else _parse_text(server, plain["start"]),
         items={name: _parse_text(server, entry) for name, entry in plain["items"].items()},
+        standing=_parse_standing(plain.get("standing", {"tools": [], "reading": False})),
     )
+
+
+def _parse_standing(plain: Mapping[str, Any]) -> StandingApprovals:
+    return StandingApprovals(tools=frozenset(plain["tools"]), reading=plain["reading"] is True)
 
 
 def _parse_text(server: str, entry: Mapping[str, str]) -> ApprovedText:

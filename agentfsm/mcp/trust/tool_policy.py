@@ -19,6 +19,9 @@ from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value
+from agentfsm.mcp.trust.consent import ConsentGate
+from agentfsm.mcp.trust.pins import build_tool_text
+from agentfsm.mcp.trust.standing_rule import StandingRule
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.schema.binding import Arguments
 from agentfsm.tools.schema.json_schema import build_schema_signature
@@ -87,7 +90,8 @@ class ToolPolicy(Value):
 
     confirm: Confirm | None = attrs.field(default=None, validator=_check_confirm)
     """Whether each call needs a person's approval: True, False, or a function of the tool's name and its arguments.
-    None: calls of destructive tools need it, and without trusted hints every tool counts as destructive.
+    None: calls of destructive tools need it until a person has approved all calls of the tool; without trusted hints
+    every tool counts as destructive.
     """
 
     allow: tuple[str, ...] = attrs.field(default=("*",), converter=_as_globs)
@@ -134,22 +138,32 @@ class ToolPolicy(Value):
                 "server's own list"
             )
 
-    def tool_options(self, server: str, listed: m.Tool) -> dict[str, Any]:
-        """Return the options of a tool for `make_tool`."""
+    def tool_options(self, gate: ConsentGate, listed: m.Tool) -> dict[str, Any]:
+        """Return the options of a tool for `make_tool`.
+
+        Args:
+            gate: The check of the server, which knows the approvals for all calls of a tool.
+            listed: The tool as the server lists it.
+        """
         hints = ToolHints.from_tool(listed) if self.trusted else ToolHints()
         return {
             "read_only": hints.read_only,
             "idempotent": hints.idempotent,
-            "requires_approval": self._requires_approval(listed.name, hints),
+            "requires_approval": self._requires_approval(gate, listed, hints),
             "validate": self.constraints.get(listed.name),
-            "describe": lambda arguments: describe_call(server, listed, arguments),
+            "describe": lambda arguments: describe_call(gate.server, listed, arguments),
         }
 
-    def _requires_approval(self, own: str, hints: ToolHints) -> bool | Callable[[Arguments], bool]:
+    def _requires_approval(
+        self, gate: ConsentGate, listed: m.Tool, hints: ToolHints
+    ) -> bool | Callable[[Arguments], bool]:
         confirm = self.confirm
-        if confirm is None:
-            return hints.destructive
-        return confirm if isinstance(confirm, bool) else lambda arguments: confirm(own, arguments) is not False
+        if confirm is None and hints.destructive:
+            claims = ToolHints.from_tool(listed).read_only
+            return StandingRule(gate=gate, text_hash=build_tool_text(listed).hash, claims_reading=claims)
+        if confirm is None or isinstance(confirm, bool):
+            return confirm is True
+        return lambda arguments: confirm(listed.name, arguments) is not False
 
 
 def _matches_any(globs: Iterable[str], own: str) -> bool:
