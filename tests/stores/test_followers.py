@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
+import sys
 from contextlib import closing, contextmanager
 
+import anyio
 import psycopg
 import pytest
 
@@ -15,7 +18,7 @@ from agentfsm.stores import MemoryStore, PostgresStore, RedisStore, SQLiteStore,
 from agentfsm.stores.postgres import sql
 from agentfsm.stores.threaded import store as threaded
 from agentfsm.stores.threaded.lease_table import lease_owner
-from agentfsm.testing.conformance.following import read_new
+from agentfsm.testing.conformance.following import read_new, read_one
 from agentfsm.testing.conformance.helpers import (
     FINAL_ANSWER,
     LeasedRun,
@@ -88,6 +91,39 @@ async def test_an_old_transaction_of_another_program_delays_nothing(postgres, sh
         db.execute("SELECT pg_current_xact_id()")
         await create_finished_run(postgres)
         assert await read_new(postgres) == [("r1", 0, 2)]
+
+
+# A process that is killed.
+
+DIES = """
+import os, signal, sys, anyio
+from agentfsm.stores import SQLiteStore
+
+async def follow():
+    async with SQLiteStore(sys.argv[1]).follow("f", lease_s=0.5) as follower:
+        await (await anext(follower)).done()
+        delivery = await anext(follower)
+        print(delivery.run_id, delivery.after_version, delivery.version, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+anyio.run(follow)
+"""
+
+
+async def test_a_follower_that_is_killed_before_done_gets_the_same_again(path):
+    """Its successor waits for the end of its lease, and reads neither less nor more."""
+    store = SQLiteStore(path)
+    for number in range(3):
+        await create_finished_run(store, make_header(f"r{number}"))
+    done = await anyio.run_process([sys.executable, "-c", DIES, str(path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert done.stdout.decode().split() == ["r1", "0", "2"]
+    with anyio.fail_after(60):
+        async with store.follow("f", poll_s=0.05) as follower:
+            again = [await read_one(await anext(follower)) for _ in range(2)]
+    assert again == [("r1", 0, 2), ("r2", 0, 2)]
+    assert await read_new(store) == []
+    await store.aclose()
 
 
 # Costs.

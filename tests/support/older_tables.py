@@ -42,6 +42,7 @@ UPDATE {s}.layout SET version = 1
 # The same of tables 3 of PostgreSQL.
 _POSTGRES_2 = """
 DROP INDEX {s}.runs_by_change;
+DROP INDEX {s}.runs_unnumbered;
 ALTER TABLE {s}.runs DROP COLUMN change, DROP COLUMN rating;
 DROP TABLE {s}.feedback;
 DROP SEQUENCE {s}.changes;

@@ -31,7 +31,8 @@ _LEASE_INDEXES: Final = """
 # the release could be committed later than a larger one, and only be read below the oldest open transaction of the
 # whole server; and a store without followers would pay for it.
 _FOLLOWER_TABLES: Final = """
-        CREATE INDEX runs_by_change ON runs (change);
+        CREATE INDEX runs_by_change ON runs (change) WHERE change IS NOT NULL;
+        CREATE INDEX runs_unnumbered ON runs (number) WHERE change IS NULL;
         CREATE SEQUENCE changes;
 
         CREATE TABLE followers (
@@ -426,8 +427,9 @@ INSERT_FOLLOWER: Final = """
 INSERT INTO followers (name, position, holder, until)
 SELECT %s, CASE WHEN %s AND is_called THEN last_value ELSE 0 END, '', 0 FROM changes ON CONFLICT (name) DO NOTHING
 """
+# The largest number is read from the end of the index. For an EXISTS the server expects many rows, and scans the table.
 HAS_UNREAD: Final = f"""
-SELECT EXISTS (SELECT FROM runs WHERE change > greatest(position, %s))
+SELECT coalesce((SELECT max(change) FROM runs WHERE change IS NOT NULL) > greatest(position, %s), false)
     OR EXISTS (SELECT FROM runs WHERE {_HAS_NO_NUMBER}) FROM followers WHERE name = %s
 """  # noqa: S608
 LOCK_FOLLOWER: Final = f"SELECT position, holder, until > {NOW} FROM followers WHERE name = %s FOR UPDATE"  # noqa: S608

@@ -622,7 +622,9 @@ class ThreadedStore(Store, Generic[L]):
         if start == "now" and name not in {each.name for each in await self.followers()}:
             has_more = True
             while has_more:
-                has_more = await self._run_job(lambda backend: backend.number_changes(CHANGES_BATCH))
+                has_more = await self._run_job(
+                    lambda backend: backend.number_changes(CHANGES_BATCH), durability="normal"
+                )
                 await anyio.sleep(NUMBERING_PAUSE_S if has_more else 0)
         await self._run_job(lambda backend: backend.add_follower(name, from_now=start == "now"))
 
