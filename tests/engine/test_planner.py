@@ -7,10 +7,22 @@ import json
 import anyio
 import pytest
 
-from agentfsm import Agent, ConflictError, Limits, MisuseError, ModelRetry, PendingKind, Permissions, Settings, tool
+from agentfsm import (
+    Agent,
+    ConflictError,
+    Limits,
+    MisuseError,
+    ModelRetry,
+    PendingKind,
+    Permissions,
+    RunContext,
+    Settings,
+    tool,
+)
 from agentfsm.core import events as e
 from agentfsm.planning import Plan, Planner, PlanStep
 from agentfsm.testing import ScriptedModel, call, say
+from tests.support.wire_rules import check_wires
 
 pytestmark = pytest.mark.anyio
 
@@ -386,3 +398,62 @@ async def test_a_fork_may_edit_the_plan(store):
 def test_options_are_checked(bad):
     with pytest.raises(MisuseError, match="give"):
         Planner(**bad)
+
+
+async def test_all_wires_accept_the_history_of_a_plan(store):
+    """The steps are no tool calls of the model, also between its own calls and thoughts."""
+    desk = Desk()
+    own = say("I book another.", call("book", city="Paris", temp=1))
+    agent = desk.agent(json.dumps(BOOK), own, "done", json.dumps({"steps": []}), "more", store=store)
+    run = await agent.run("go")
+    run = await agent.run("and now?", after=run)
+    check_wires(run.messages[:-1], "Be brief.")
+    assert desk.booked == [("to Oslo", 4), ("Paris", 1)]
+    assert [type(message).__name__ for message in run.messages[:3]] == [
+        "UserMessage",
+        "UserMessage",
+        "AssistantMessage",
+    ]
+
+
+async def test_a_pause_holds_back_the_steps_that_follow(store):
+    """Running steps end, the others start after the pause, and none is repeated."""
+    desk = Desk()
+    steps = [{"id": 1, "tool": "halt"}, {"id": 2, "tool": "book", "arguments": {"city": "x", "temp": 1}, "after": [1]}]
+
+    @tool(read_only=True)
+    async def halt(ctx: RunContext[None]) -> str:
+        """Ask for a pause of this run, and see that it has heard of it."""
+        await agent.pause(ctx.run_id, by="ann")
+        await anyio.sleep(0.05)
+        return "halted"
+
+    agent = Agent(ScriptedModel(plan_of(*steps), "done"), tools=[*desk.tools, halt], planner=Planner(), store=store)
+    run = await agent.run("go")
+    if not run.is_over:  # the store reports the request with an append
+        assert run.paused is not None
+        run = await agent.resume(run.id)
+    assert run.is_over
+    assert desk.booked == [("x", 1)]
+
+
+async def test_a_cancelled_plan_ends_with_its_open_steps_closed(store):
+    desk = Desk()
+    steps = [{"id": 1, "tool": "weather", "arguments": {"city": "Slow"}}, {"id": 2, "question": "?", "after": [1]}]
+    agent = desk.agent(plan_of(*steps), store=store)
+    async with anyio.create_task_group() as tasks:
+
+        async def drive() -> None:
+            nonlocal run
+            run = await agent.run("go", id="r1")
+
+        run = None
+        tasks.start_soon(drive)
+        while not desk.order:  # noqa: ASYNC110  the tool is elsewhere
+            await anyio.sleep(0.01)
+        await agent.cancel("r1", by="ann")
+    assert (run.state.value, run.stop_reason.value) == ("error", "cancelled")
+    assert [entry.call.id for entry in run.plan.closed] == ["p1", "p1.1"]
+    assert run.plan.closed[1].result.outcome.value == "cancelled"
+    assert run.open == ()
+    check_wires(run.messages)
