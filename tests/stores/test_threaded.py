@@ -148,8 +148,8 @@ async def test_a_prune_leaves_room_for_others(store, monkeypatch):
     desk, done = store._writer.backend, []
     prune, beat = type(desk).prune, type(desk).renew_leases
 
-    def pruned(ledger, *portion):
-        result = prune(ledger, *portion)
+    def pruned(ledger, *portion, **how):
+        result = prune(ledger, *portion, **how)
         store._writer._renewed_at = -math.inf
         done.append("portion")
         return result
