@@ -43,7 +43,12 @@ _RUN: Final = require_type(Run, wanted="the run itself, for example await agent.
 CLOCK: Final = require_members("now", "monotonic", wanted="a Clock, for example SystemClock()")
 
 _AGENT_RULES: Final[Mapping[str, ValueRule]] = {
-    "instructions": require_type(str, wanted="one string, '' for none"),
+    "instructions": ValueRule(
+        fits=lambda value: (
+            not isinstance(value, type) and (isinstance(value, str) or callable(value) or hasattr(value, "current"))
+        ),
+        wanted="one string, '' for none, a prompt of agentfsm.prompts, or a function of the run's header",
+    ),
     "permissions": require_type(
         Permissions, NoneType, wanted="Permissions(...), for example Permissions(level='write')"
     ),

@@ -51,7 +51,7 @@ from agentfsm.core.validation import COUNT, SECONDS
 from agentfsm.decisions import as_attendant, wake_callers
 from agentfsm.engine.driver import Driver
 from agentfsm.engine.execution import journal as journals
-from agentfsm.engine.execution.config import EngineConfig
+from agentfsm.engine.execution.config import EngineConfig, join_instructions
 from agentfsm.engine.execution.cost import calculate_run_cost, calculate_session_cost
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.fork import build_fork_events
@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.output import OutputSpec
     from agentfsm.engine.follow import JournalEvent
     from agentfsm.mcp.server.service import MCPService
+    from agentfsm.prompts.resolution import Instructions
     from agentfsm.streaming.stream import Listener
 
 P = ParamSpec("P")
@@ -163,10 +164,11 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
     if agent.limits.usd is not None:
         agent.model.prepare()  # here, because it may block; `check_price` asks for a price in the event loop
     answers = _build_answers(agent)
-    added = "" if answers is None else answers.instructions
+    is_plain = type(agent.instructions) is str
     engine = EngineConfig(
         model=agent.model,
-        instructions="\n\n".join(filter(None, (agent.instructions, added))),
+        instructions=join_instructions(agent.instructions if isinstance(agent.instructions, str) else "", answers),
+        resolve_instructions=None if is_plain else partial(_resolve_instructions, agent.instructions),
         registry=agent.tools,
         permissions=agent.permissions,
         selector=agent.selector,
@@ -183,6 +185,12 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
         log_prompts=agent.log_prompts,
     )
     return Driver(config=engine, store=agent.store, durability=agent.durability, pause_before=agent.pause_before)
+
+
+def _resolve_instructions(instructions: Instructions, header: Header) -> Header:
+    from agentfsm.prompts.resolution import resolve_instructions  # noqa: PLC0415  few agents need it
+
+    return resolve_instructions(instructions, header)
 
 
 def _check_hosted_tools(agent: Agent[Any]) -> None:
@@ -233,7 +241,8 @@ class Agent(Generic[A_co]):
         model: A `Model`, or a string such as "openai:gpt-4o".
         tools: Tools, plain functions, tool sources such as MCP servers, and hosted tools, which the provider executes,
             such as `WebSearch()`; or a registry, which is then shared.
-        instructions: System prompt; empty for none.
+        instructions: System prompt: text, a prompt of `agentfsm.prompts`, or a function of the run's header that
+            returns text; empty for none.
         permissions: Permissions of runs for the tools, by level and by rules; None: all tools are allowed.
         selector: Selector of the tools that a request offers to the model, if there are many.
         name: Name of the agent.
@@ -271,8 +280,11 @@ class Agent(Generic[A_co]):
     `WebSearch()`; or a registry, which is then shared.
     """
 
-    instructions: str = ""
-    """System prompt; empty for none."""
+    instructions: Instructions = ""
+    """System prompt: text, a prompt of `agentfsm.prompts`, or a function of the run's header that returns text; empty
+    for none. A prompt and a function are resolved once, at `start`, and the run records the text with the versions of
+    its prompts. So a version that is activated later does not change runs in flight.
+    """
 
     permissions: Permissions | None = None
     """Permissions of runs for the tools, by level and by rules; None: all tools are allowed."""
@@ -453,7 +465,7 @@ class Agent(Generic[A_co]):
         return parts
 
     def _build_header(self, prompt: tuple[Part, ...], run_id: str | None, **more: Any) -> Header:
-        return Header(
+        header = Header(
             id=check_new_id(self.new_id() if run_id is None else run_id, more.get("parent")),
             nonce=urandom(NONCE_BYTES).hex(),
             prompt=prompt,
@@ -464,6 +476,11 @@ class Agent(Generic[A_co]):
             target=self.target,
             **more,
         )
+        config = self.driver.config
+        if config.resolve_instructions is None:
+            return header
+        header = config.resolve_instructions(header)
+        return attrs.evolve(header, fingerprint=config.for_run(header).fingerprint)
 
     async def step(self, run: Run[A_co], *, deps: Any = None, elicit: Elicit | None = None) -> Run[A_co]:
         """Perform the run's pending effect, and return the run after it.

@@ -31,6 +31,9 @@ class Fingerprint(Value):
     config: str = ""
     """Hash of limits, settings, and the names of context policies, selector, judge and planner; empty if unknown."""
 
+    prompts: Mapping[str, str] = attrs.field(factory=dict)
+    """Version and digest of each prompt in the instructions of the run, by name: "1.4.0#0123456789ab"."""
+
     def changes_since(self, before: Fingerprint) -> tuple[str, ...]:
         """Return the changes since an earlier fingerprint, a few words each; none if the earlier one is unknown."""
         if not before.model:
@@ -38,6 +41,9 @@ class Fingerprint(Value):
         words = []
         if self.instructions != before.instructions:
             words.append("other instructions")
+        names = sorted(self.prompts.keys() | before.prompts.keys())
+        pairs = [(name, before.prompts.get(name, "none"), self.prompts.get(name, "none")) for name in names]
+        words += [f"prompt {name} {then} -> {now}" for name, then, now in pairs if then != now]
         if self.model != before.model:
             words.append(f"model {before.model} -> {self.model}")
         if before.config and self.config != before.config:

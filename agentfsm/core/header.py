@@ -102,6 +102,9 @@ class Header(Value):
     forked_at: int = 0
     """Number of events that this run shares with that run."""
 
+    instructions: str | None = None
+    """Instructions of this run, if they were resolved at its start from a prompt or a function; None: the agent's."""
+
     settings: Settings | None = None
     """Settings of model requests for this run; set fields override the agent's."""
 

@@ -231,8 +231,10 @@ class Driver(Generic[A_co]):
 
     def _refresh_fingerprint(self, run: Run[Any] | str) -> Run[Any] | str:
         """Update the fingerprint of a run that has not begun: tools may have been added since it was created."""
-        fingerprint = self.config.fingerprint
-        if isinstance(run, str) or run.version or run.header.fingerprint == fingerprint:
+        if isinstance(run, str) or run.version:
+            return run
+        fingerprint = self.config.for_run(run.header).fingerprint
+        if run.header.fingerprint == fingerprint:
             return run
         return attrs.evolve(run, header=attrs.evolve(run.header, fingerprint=fingerprint))
 
@@ -242,7 +244,8 @@ class Driver(Generic[A_co]):
         Raises:
             MisuseError: if an open call needs a tool that this agent does not have; nothing was changed.
         """
-        run, fingerprint = journal.run, self.config.fingerprint
+        run = journal.run
+        fingerprint = self.config.for_run(run.header).fingerprint
         changes = fingerprint.changes_since(run.fingerprint or run.header.fingerprint)
         if changes:
             self._check_open_tools(run)

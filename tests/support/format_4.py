@@ -34,7 +34,8 @@ from tests.support.formats import Format
 HEADER = attrs.evolve(
     FORMAT_3.header,
     nonce="9f3c61d07a5be284",
-    fingerprint=attrs.evolve(FORMAT_3.header.fingerprint, config="1f2e3d4c"),
+    fingerprint=attrs.evolve(FORMAT_3.header.fingerprint, config="1f2e3d4c", prompts={"billing": "1.4.0#0123456789ab"}),
+    instructions="You answer questions on invoices.",
     tenant="acme",
     clearance="internal",
     release="2026-11",
@@ -114,6 +115,8 @@ FORMAT_4 = Format(
             (Header, "nonce"),
             *((Header, name) for name in ("tenant", "clearance", "release", "arms", "traceparent")),
             (Fingerprint, "config"),
+            (Fingerprint, "prompts"),
+            (Header, "instructions"),
             (ToolResult, "usage"),
             e.Planned,
             e.PlanDropped,

@@ -23,6 +23,7 @@ from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
+    from agentfsm.core.header import Header
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.output import OutputSpec
 
@@ -31,6 +32,12 @@ ANSWER_TOKENS: Final = 4_096
 # Assumed maximum of tokens of an answer without a cap, if other requests spend from the same budget: the maximum of
 # many models. A longer answer is detected (see `budget`).
 MAX_ANSWER_TOKENS: Final = 16_384
+
+
+def join_instructions(text: str, output_spec: OutputSpec | None) -> str:
+    """Return instructions with the text on the form of the answer."""
+    added = "" if output_spec is None else output_spec.instructions
+    return "\n\n".join(filter(None, (text, added)))
 
 
 @attrs.frozen(kw_only=True)
@@ -64,6 +71,12 @@ class EngineConfig(Value):
     engine_tools: Mapping[str, Tool[..., Any]] = attrs.field(factory=dict)
     """The engine's own tools for plans, by name. Models do not see them."""
 
+    resolve_instructions: Callable[[Header], Header] | None = None
+    """Adds instructions to the header of a run, from a prompt or a function; None: `instructions` are those of all."""
+
+    prompts: Mapping[str, str] = attrs.field(factory=dict)
+    """Versions of the prompts in the instructions, by name."""
+
     log_prompts: bool = False
     _overhead_by_tools: dict[tuple[object, ...], int] = attrs.field(factory=dict, init=False)
     """Tokens of the fixed part of every request, by encoding and tools."""
@@ -76,6 +89,15 @@ class EngineConfig(Value):
 
     _unpriced_models: set[str] = attrs.field(factory=set, init=False)
     """Names of models already logged as having no price."""
+
+    def for_run(self, header: Header) -> EngineConfig:
+        """Return the configuration with the instructions that the run recorded at its start."""
+        if header.instructions is None and self.resolve_instructions is not None:  # started by another version
+            header = self.resolve_instructions(header)
+        if header.instructions is None:
+            return self
+        instructions = join_instructions(header.instructions, self.output_spec)
+        return attrs.evolve(self, instructions=instructions, prompts=header.fingerprint.prompts)
 
     @property
     def can_hide_tools(self) -> bool:
@@ -102,7 +124,11 @@ class EngineConfig(Value):
             tools = {tool.name: tool.digest[:8] for tool in self.registry}
             tools |= {tool.name: short_hash(json.dumps(tool.describe()), 8) for tool in self.registry.hosted}
             known = Fingerprint(
-                instructions=instructions, model=self.model.name, tools=tools, config=short_hash(self._describe(), 8)
+                instructions=instructions,
+                model=self.model.name,
+                tools=tools,
+                config=short_hash(self._describe(), 8),
+                prompts=self.prompts,
             )
             self._fingerprints[self.registry.version] = known
         return known

@@ -66,7 +66,7 @@ def build_execution(
         attendant: Asks the person who attends the execution; None if there is none.
     """
     return Execution(
-        config=config,
+        config=config.for_run(journal.run.header),
         journal=journal,
         deps=deps,
         ledger=ledger,
