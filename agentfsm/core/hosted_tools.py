@@ -23,6 +23,16 @@ def _as_texts(texts: Iterable[str]) -> tuple[str, ...]:
     raise MisuseError(f"{texts!r:.100} is not a list of names: give a list of strings, also for a single one")
 
 
+def _check_stores(_tool: object, _attribute: object, ids: tuple[str, ...]) -> None:
+    if not ids:
+        raise MisuseError("FileSearch(vector_store_ids=[]) searches nothing: give the id of a store, as ['vs_...']")
+
+
+def _check_url(_tool: object, _attribute: object, url: str) -> None:
+    if not isinstance(url, str) or not url.startswith("https://") or not urlsplit(url).hostname:
+        raise MisuseError("HostedMCP(url=...) has to be an https:// address, because the provider connects to it")
+
+
 @attrs.frozen(kw_only=True)
 class HostedTool(Value):
     """Base class of the tools that a provider executes itself."""
@@ -106,16 +116,11 @@ class FileSearch(HostedTool):
 
     kind = "file_search"
 
-    vector_store_ids: tuple[str, ...] = attrs.field(converter=_as_texts)
+    vector_store_ids: tuple[str, ...] = attrs.field(converter=_as_texts, validator=_check_stores)
     """Ids of the stores to search, at least one."""
 
     max_results: int | None = attrs.field(default=None, validator=COUNT.or_none())
     """Largest number of results of a search, 1 or more. None: the provider's default."""
-
-    @vector_store_ids.validator
-    def _check_stores(self, _attribute: object, ids: tuple[str, ...]) -> None:
-        if not ids:
-            raise MisuseError("FileSearch(vector_store_ids=[]) searches nothing: give the id of a store, as ['vs_...']")
 
 
 @attrs.frozen(kw_only=True)
@@ -131,7 +136,7 @@ class HostedMCP(HostedTool):
     server: str = attrs.field(validator=NAME)
     """Name of the server, with which its tools appear in `HostedCall.tool`."""
 
-    url: str = attrs.field(repr=False)
+    url: str = attrs.field(repr=False, validator=_check_url)
     """Address of the server, which the provider has to reach: https. It may contain a secret, so `repr` omits it."""
 
     authorization: str = attrs.field(default="", validator=STRING, repr=False)
@@ -144,8 +149,3 @@ class HostedMCP(HostedTool):
     def name(self) -> str:
         """Name of the server."""
         return self.server
-
-    @url.validator
-    def _check_url(self, _attribute: object, url: str) -> None:
-        if not isinstance(url, str) or not url.startswith("https://") or not urlsplit(url).hostname:
-            raise MisuseError("HostedMCP(url=...) has to be an https:// address, because the provider connects to it")

@@ -174,8 +174,9 @@ def bind(arguments: JSON, results: Mapping[int, JSON]) -> Any:
     if isinstance(arguments, Mapping):
         if _is_reference(arguments):
             return _resolve(arguments, results)
-        if arguments.keys() == {_TEXT} and isinstance(arguments[_TEXT], list):
-            return "".join([_as_text(bind(each, results)) for each in arguments[_TEXT]])
+        texts = arguments.get(_TEXT)
+        if isinstance(texts, list) and len(arguments) == 1:
+            return "".join([_as_text(bind(each, results)) for each in texts])
         return {name: bind(each, results) for name, each in arguments.items()}
     return [bind(each, results) for each in arguments] if isinstance(arguments, list) else arguments
 

@@ -128,8 +128,8 @@ class Delivery:
     feedback: tuple[Feedback, ...]
     """All feedback on the run so far, oldest first, also if it was delivered before."""
 
-    _follower: Follower
-    _open_delivery: _OpenDelivery
+    _follower: Follower = attrs.field(alias="follower")
+    _open_delivery: _OpenDelivery = attrs.field(alias="open_delivery")
 
     @property
     def run_id(self) -> str:

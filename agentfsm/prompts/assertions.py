@@ -109,7 +109,6 @@ def max_tokens(limit: int) -> ReplyCheck:
 
 
 _MAKERS: Final[Mapping[str, Callable[..., ReplyCheck]]] = {
-    "json_valid": json_valid,
     "has_field": has_field,
     "field_in": field_in,
     "no_field": no_field,
@@ -129,9 +128,9 @@ def _as_check(data: object) -> ReplyCheck:
             return data
         case "json_valid":
             return json_valid()
-        case dict() if len(data) == 1 and (name := next(iter(data))) in _MAKERS and name != "json_valid":
+        case dict() if len(data) == 1 and (name := next(iter(data))) in _MAKERS:
             return _MAKERS[name](data[name])
-    wanted = f"'json_valid', or a table with one of {', '.join(list(_MAKERS)[1:])}"
+    wanted = f"'json_valid', or a table with one of {', '.join(_MAKERS)}"
     raise MisuseError(f"the check {shorten_repr(data)}: give {wanted}, for example {{has_field = 'tool_name'}}")
 
 

@@ -187,8 +187,11 @@ def _check_can_ask(ctx: RequestContext, asked: ElicitParams, lead: str) -> None:
     )
     if not is_modern:
         raise InputNotGivenError(text)
-    way = {"url": m.UrlElicitationCapability()} if by_url else {"form": m.FormElicitationCapability()}
-    required = m.ClientCapabilities(elicitation=m.ElicitationCapability(**way))
+    if by_url:
+        asking = m.ElicitationCapability(url=m.UrlElicitationCapability())
+    else:
+        asking = m.ElicitationCapability(form=m.FormElicitationCapability())
+    required = m.ClientCapabilities(elicitation=asking)
     data = m.MissingRequiredClientCapabilityErrorData(required_capabilities=required)
     raise MCPError(
         m.MISSING_REQUIRED_CLIENT_CAPABILITY, text, data.model_dump(by_alias=True, mode="json", exclude_none=True)

@@ -68,6 +68,10 @@ def to_mistral_id(call_id: str) -> str:
     return "".join(digits)
 
 
+def _as_user_note(message: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": f"<system>{message['content']}</system>"}
+
+
 def _adapt_to_mistral(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield messages with Mistral's ids, in an order that it accepts.
 
@@ -75,9 +79,9 @@ def _adapt_to_mistral(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, 
     for the role "system", which may not follow the roles "tool" and "assistant".
     """
     before = ""
-    for message in messages:
-        if message["role"] == "system" and before in {"tool", "assistant"}:
-            message = {"role": "user", "content": f"<system>{message['content']}</system>"}  # noqa: PLW2901
+    for given in messages:
+        is_misplaced = given["role"] == "system" and before in {"tool", "assistant"}
+        message = _as_user_note(given) if is_misplaced else given
         role = message["role"]
         if role == "user" and before == "tool":
             yield {"role": "assistant", "content": _BRIDGE}

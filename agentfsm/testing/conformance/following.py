@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -173,7 +173,9 @@ class FollowerConformance:
 
     async def test_arguments_of_a_follower_are_checked(self, store: Store) -> None:
         """A wrong name, start or duration is refused at once."""
-        for name, options in (("", {}), ("f", {"start": "later"}), ("f", {"lease_s": 0}), ("f", {"poll_s": -1})):
+        wrong: list[tuple[str, dict[str, Any]]] = [("", {}), ("f", {"start": "later"}), ("f", {"lease_s": 0})]
+        wrong.append(("f", {"poll_s": -1}))
+        for name, options in wrong:
             with pytest.raises(MisuseError, match="Follower"):
                 store.follow(name, **options)
 
