@@ -94,3 +94,23 @@ def test_the_doctor_reads_prompts(here, prompts):
 def test_what_is_not_there(here, prompts, word):
     """The error names what there is."""
     assert "router" in here("prompts", "show", word, code=2) + here.err
+
+
+def test_a_run_shows_the_versions_of_its_prompts(here, prompts):
+    """`show` of one run, and `diff` of two."""
+    (here.folder / "shop.py").write_text(
+        "from agentfsm import Agent\n"
+        "from agentfsm.prompts import Prompts\n"
+        "from agentfsm.testing import ScriptedModel\n"
+        "prompts = Prompts('prompts')\n"
+        "def agent():\n"
+        "    chosen = lambda header: prompts['router'].render(tools=[])\n"
+        "    return Agent(ScriptedModel('done'), instructions=chosen)\n",
+        encoding="utf-8",
+    )
+    here("run", "shop:agent", "Hi", "--id", "r2")
+    here("prompts", "activate", "router", "1.0", "--by", "ann", "--why", "2.0 fails")
+    here("run", "shop:agent", "Hi", "--id", "r1")
+    assert "prompts  router@2.0#" in here("show", "r2")
+    assert here.json("show", "r1")["prompts"]["router"].startswith("1.0#")
+    assert "prompt router 2.0#" in here("diff", "r2", "r1")

@@ -53,6 +53,7 @@ def build_full_run_json(run: Run, hint: CommandHint, root_id: str, events: Seque
     return build_run_json(run, hint, root_id) | {
         "agent": header.agent,
         "agent_version": header.agent_version,
+        "prompts": dict(header.fingerprint.prompts),
         "target": header.target,
         "session": header.session,
         "parent": header.parent,

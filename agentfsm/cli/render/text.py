@@ -311,6 +311,8 @@ def _format_header(run: Run) -> Iterator[str]:
         yield f"parent   {header.parent}"
     if header.forked_from is not None:
         yield f"forked   from {header.forked_from} at version {header.forked_at}"
+    for name, version in sorted(header.fingerprint.prompts.items()):
+        yield f"prompts  {name}@{version}"
     if header.session is not None:
         yield f"session  {header.session}"
     yield f"created  {format_time(run.created_at)}"
