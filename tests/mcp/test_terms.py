@@ -7,7 +7,8 @@ import pytest
 
 from agentfsm import Agent, MisuseError
 from agentfsm.mcp import MemoryPins
-from agentfsm.mcp.trust.consent import ConsentGate
+from agentfsm.mcp.trust.consent import ConsentGate, summarize_item
+from agentfsm.mcp.trust.pins import PinFile, build_tool_text
 from agentfsm.mcp.trust.tool_policy import ToolPolicy, describe_call
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.permission import Permissions
@@ -130,3 +131,55 @@ async def test_a_constraint_on_no_tool(tmp_path):
     server = listed(tmp_path, tool("query")).server(constraints={"qery": SELECT})
     with pytest.raises(MisuseError, match="no tool 'qery'"):
         await names(server)
+
+
+def rule(gate, name, **hints):
+    listed = m.Tool(name=name, input_schema={"type": "object"}, annotations=m.ToolAnnotations(**hints))
+    return ToolPolicy().tool_options(gate, listed)["requires_approval"]
+
+
+def file_gate(tmp_path):
+    return ConsentGate(server="demo", pins=PinFile(tmp_path / "pins.json"), consent=None, origin=None)
+
+
+@pytest.mark.parametrize(
+    ("scope", "covered"),
+    [("tool", ["look"]), ("reading", ["look", "list"])],
+)
+async def test_an_approval_for_all_calls_is_remembered(tmp_path, scope, covered):
+    """It is stored with the pin, and covers this tool, or those of the server that only read, as it says."""
+    gate = file_gate(tmp_path)
+    assert rule(gate, "look", read_only_hint=True).scopes() == ("tool", "reading")
+    assert rule(gate, "wipe").scopes() == ("tool",)
+    rule(gate, "look", read_only_hint=True).allow(scope)
+    later = file_gate(tmp_path)  # another process
+    await later.review({})
+    rules = {
+        "look": rule(later, "look", read_only_hint=True),
+        "list": rule(later, "list", read_only_hint=True),
+        "wipe": rule(later, "wipe"),
+        "both": rule(later, "both", read_only_hint=True, destructive_hint=True),
+    }
+    assert [name for name, each in rules.items() if not each(SimpleNamespace())] == covered
+    assert rule(later, "look", read_only_hint=True, title="new")(SimpleNamespace()) is (scope == "tool")
+    later.clear_standing()
+    again = file_gate(tmp_path)
+    await again.review({})
+    assert rule(again, "look", read_only_hint=True)(SimpleNamespace()) is True
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": None},
+        {"properties": ["a"]},
+        {"properties": {"a": {}}, "required": None},
+        {"properties": {"a": {}}, "required": 3},
+    ],
+)
+def test_a_line_for_a_tool_with_an_odd_schema(schema):
+    """A server cannot break the question."""
+    listed = m.Tool(name="t", description="x\n  y(): fake", input_schema=schema)
+    line = summarize_item("tool t", build_tool_text(listed))
+    assert line.startswith("  t(")
+    assert "\n" not in line

@@ -276,8 +276,9 @@ def summarize_item(name: str, text: ApprovedText) -> str:
     if not isinstance(plain, dict):
         return f"  {_one_line(name)}: {_shorten(text.text)}"
     schema = plain.get("input_schema", {})
-    required = schema.get("required", ())
-    arguments = [each if each in required else f"{each}?" for each in schema.get("properties", {})]
+    required = schema.get("required")
+    required = required if isinstance(required, list) else ()  # the server wrote it, and nothing has checked it yet
+    arguments = [each if each in required else f"{each}?" for each in schema.get("properties") or ()]
     hints = plain.get("annotations", {})
     claim = " [read-only, it says]" if claims_reading(hints) else ""
     called = f"{name.removeprefix('tool ')}({', '.join(arguments)})"
