@@ -69,6 +69,7 @@ ASKED: dict[str, Any] = {
     "settle": lambda agent, odd: agent.settle(odd, "t1.0", rerun=True),
     "send": lambda agent, odd: agent.send(odd, "x"),
     "pause": lambda agent, odd: agent.pause(odd),
+    "feedback": lambda agent, odd: agent.feedback(odd, rating=5),
     "cancel": lambda agent, odd: agent.cancel(odd),
 }
 

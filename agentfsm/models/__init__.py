@@ -8,6 +8,15 @@ from typing import TYPE_CHECKING, Any
 from agentfsm.models.model_names import resolve
 
 if TYPE_CHECKING:
+    from agentfsm.core.hosted_tools import (
+        CodeExecution,
+        FileSearch,
+        HostedMCP,
+        HostedTool,
+        ImageGeneration,
+        WebSearch,
+    )
+    from agentfsm.core.messages import Citation, HostedCall, HostedContent, HostedFile
     from agentfsm.models.adapter import AdapterModel
     from agentfsm.models.anthropic.model import Anthropic
     from agentfsm.models.gemini.model import Gemini
@@ -22,13 +31,23 @@ if TYPE_CHECKING:
 __all__ = [
     "AdapterModel",
     "Anthropic",
+    "Citation",
+    "CodeExecution",
     "Fallback",
+    "FileSearch",
     "Gemini",
+    "HostedCall",
+    "HostedContent",
+    "HostedFile",
+    "HostedMCP",
+    "HostedTool",
+    "ImageGeneration",
     "OpenAIChat",
     "OpenAIResponses",
     "Price",
     "Router",
     "Throttled",
+    "WebSearch",
     "from_openai",
     "resolve",
     "to_openai",
@@ -36,6 +55,16 @@ __all__ = [
 
 # The module of each exported name.
 _EXPORT_MODULES = {
+    "Citation": "agentfsm.core.messages",
+    "CodeExecution": "agentfsm.core.hosted_tools",
+    "FileSearch": "agentfsm.core.hosted_tools",
+    "HostedCall": "agentfsm.core.messages",
+    "HostedContent": "agentfsm.core.messages",
+    "HostedFile": "agentfsm.core.messages",
+    "HostedMCP": "agentfsm.core.hosted_tools",
+    "HostedTool": "agentfsm.core.hosted_tools",
+    "ImageGeneration": "agentfsm.core.hosted_tools",
+    "WebSearch": "agentfsm.core.hosted_tools",
     "AdapterModel": "agentfsm.models.adapter",
     "Anthropic": "agentfsm.models.anthropic.model",
     "Fallback": "agentfsm.models.wrappers.fallback",

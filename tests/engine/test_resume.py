@@ -7,7 +7,8 @@ import logging
 import anyio
 import pytest
 
-from agentfsm import Agent, MisuseError, Outcome, Settings, State, tool
+from agentfsm import Agent, Limits, MisuseError, Outcome, Settings, State, tool
+from agentfsm.context import Cut
 from agentfsm.core.errors import LeaseHeldError, RunNotFoundError
 from agentfsm.core.events import Resumed
 from agentfsm.ports import Model, Reply, Request
@@ -213,7 +214,7 @@ async def test_an_agent_that_is_as_it_was_leaves_no_trace(store):
 
 
 def test_a_fingerprint_speaks_of_behaviour_only():
-    """Instructions, model and tools change it; the name, the limits and the settings do not."""
+    """Instructions, model, tools, limits, settings and policies change it; the name and the store do not."""
 
     @tool(read_only=True, name="look")
     async def other(at: str, closely: bool = False) -> str:
@@ -221,9 +222,11 @@ def test_a_fingerprint_speaks_of_behaviour_only():
         return at
 
     base = Agent(ScriptedModel(), tools=[look], instructions="Be kind.")
-    for same in ({"name": "x"}, {"version": "2"}, {"settings": Settings(seed=1)}, {"store": MemoryStore()}):
+    for same in ({"name": "x"}, {"version": "2"}, {"store": MemoryStore()}):
         assert base.with_(**same).fingerprint == base.fingerprint
-    for change in ({"instructions": "Be brief."}, {"tools": []}, {"tools": [other]}, {"model": FunctionModel(str)}):
+    changes = ({"instructions": "Be brief."}, {"tools": []}, {"tools": [other]}, {"model": FunctionModel(str)})
+    policies = ({"settings": Settings(seed=1)}, {"limits": Limits(turns=3)}, {"context": Cut(messages=5)})
+    for change in (*changes, *policies):
         assert base.with_(**change).fingerprint != base.fingerprint
 
 

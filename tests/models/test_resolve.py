@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from agentfsm import models
+from agentfsm.core import hosted_tools, messages
 from agentfsm.core.errors import MisuseError
 from agentfsm.models import (
     AdapterModel,
@@ -59,7 +60,11 @@ def test_other_names_are_refused(name):
 
 def test_the_package_names_what_it_has():
     """Each public name is there, and another one is an AttributeError."""
+    hosted = ["CodeExecution", "FileSearch", "HostedMCP", "HostedTool", "ImageGeneration", "WebSearch"]
+    outcome = ["Citation", "HostedCall", "HostedContent", "HostedFile"]
     assert {name: getattr(models, name) for name in models.__all__} == {
+        **{name: getattr(hosted_tools, name) for name in hosted},
+        **{name: getattr(messages, name) for name in outcome},
         "AdapterModel": AdapterModel,
         "Anthropic": Anthropic,
         "Fallback": Fallback,
