@@ -81,7 +81,7 @@ class LiveView:
     def begin(self, run: Run) -> None:
         """Start showing the open turn. Turns that closed before the first `begin` are not printed."""
         if self._printed_turns is None:
-            self._printed_turns = len([turn for turn in build_turns(run) if turn.closed])
+            self._printed_turns = len([turn for turn in build_turns(run) if turn.closed and not turn.is_plan])
         self._run, self._open_turn = run, OpenTurn()
         self._live = live = Live(
             console=self._console,
@@ -106,7 +106,7 @@ class LiveView:
             self._live = None
 
     def _print_closed(self, run: Run) -> None:
-        closed = [turn for turn in build_turns(run) if turn.closed]
+        closed = [turn for turn in build_turns(run) if turn.closed and not turn.is_plan]
         shown = closed[:-1] if run.state is State.DONE else closed  # the answer is the result, which goes to stdout
         for turn in shown[self._printed_turns or 0 :]:
             self._console.print(_render_turn(turn, OpenTurn()))
@@ -115,8 +115,8 @@ class LiveView:
     def _render(self) -> Tree | Text:
         run, draft = self._run, self._open_turn
         turns = () if run is None else build_turns(run)
-        if turns and not turns[-1].closed:
-            return _render_turn(turns[-1], draft)
+        if (running := next((turn for turn in turns if not turn.closed), None)) is not None:
+            return _render_turn(running, draft)
         if run is None or run.state is not State.THINK:
             return Text("")
         return _render_incoming_turn(run, draft)
@@ -165,7 +165,7 @@ def _render_incoming_turn(run: Run, draft: OpenTurn) -> Tree:
 
 
 def _render_turn(turn: TurnView, draft: OpenTurn) -> Tree:
-    tree = Tree(Text(f"turn {turn.number}", style="bold"), guide_style="dim")
+    tree = Tree(Text(turn.title, style="bold"), guide_style="dim")
     if turn.fault:
         tree.add(Text(f"no reply: {one_line(turn.fault, NOTE_CHARS)}", style="red"))
     if turn.text.strip():

@@ -72,7 +72,8 @@ def _format_state_change(event: StateChanged, run: Run) -> list[str]:
         return [f"turn {event.turn + 1}"]
     if event.state is not State.ACT:
         return []
-    text = next((turn.text for turn in build_turns(run) if turn.number == event.turn), "")
+    turns = [turn for turn in build_turns(run) if turn.number == event.turn and not turn.is_plan]
+    text = turns[0].text if turns else ""
     return [f"  | {line}" for line in text.splitlines()]
 
 

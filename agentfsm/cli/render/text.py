@@ -161,6 +161,14 @@ class TurnView(Value):
     closed: bool = True
     """Whether all calls of the turn are finished."""
 
+    is_plan: bool = False
+    """Whether this is a plan with its steps, and `number` that of the plan."""
+
+    @property
+    def title(self) -> str:
+        """Kind and number."""
+        return f"{'plan' if self.is_plan else 'turn'} {self.number}"
+
 
 def build_turns(run: Run) -> tuple[TurnView, ...]:
     """Return the turns of the run in order, without those of earlier runs of the conversation."""
@@ -173,7 +181,19 @@ def build_turns(run: Run) -> tuple[TurnView, ...]:
     if run.reply is not None:
         calls = tuple(_open_view(entry, run.id) for entry in run.open)
         turns.append(TurnView(number=len(turns) + 1, text=run.reply.text, calls=calls, closed=False))
-    return tuple(turns)
+    return (*_build_plans(run), *turns)
+
+
+def _build_plans(run: Run) -> Iterator[TurnView]:
+    """Yield each plan with its steps."""
+    if run.plan is None:
+        return
+    opened = run.open if run.reply is None else ()
+    for number in range(1, run.plan.number + 1):
+        ids = (f"p{number}", f"p{number}.")
+        entries = [e for e in (*run.plan.closed, *opened) if e.call.id == ids[0] or e.call.id.startswith(ids[1])]
+        calls = tuple([_open_view(entry, run.id) for entry in entries])
+        yield TurnView(number=number, calls=calls, closed=number < run.plan.number or not opened, is_plan=True)
 
 
 def build_decided_turns(run: Run, events: Sequence[Event]) -> tuple[TurnView, ...]:
@@ -323,7 +343,7 @@ def _format_header(run: Run) -> Iterator[str]:
 def format_turns(turns: Sequence[TurnView]) -> Iterator[str]:
     """Return the turns as indented lines."""
     for turn in turns:
-        yield f"turn {turn.number}"
+        yield turn.title
         if turn.fault:
             yield f"  no reply: {one_line(turn.fault, NOTE_CHARS)}"
         yield from (f"  | {line}" for line in strip_unsafe(turn.text).splitlines())
