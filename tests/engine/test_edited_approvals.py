@@ -113,7 +113,7 @@ def is_told_to_call_again(run: Run) -> None:
     """The last call was refused, and the model reads how a person comes to be asked."""
     result = results_of(run.messages)[-1]
     assert (result.outcome, result.error_type, result.retryable) == (Outcome.FAILED, ErrorType.BLOCKED, True)
-    assert "call it again to have them asked" in result.content
+    assert "call it again to request it" in result.content
 
 
 async def test_a_call_that_an_earlier_one_makes_possible_does_not_run_unasked(store):
