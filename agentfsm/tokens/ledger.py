@@ -6,8 +6,7 @@ in tokens, and a short run never loads a vocabulary.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +32,6 @@ from agentfsm.ports.model import TokenCounter
 if TYPE_CHECKING:
     from agentfsm.core.messages import NativeReply
     from agentfsm.core.run import Run
-    from agentfsm.ports.model import ToolDefinition
 
 # Average: English, code and Chinese (three bytes a character) have four bytes a token, JSON and logs two.
 BYTES_PER_TOKEN: Final = 3
@@ -164,12 +162,6 @@ _HASHED_TEXTS: Mapping[type[Message], Callable[[Any], str]] = {
 }
 
 
-def count_tools(definitions: Iterable[ToolDefinition], counter: TokenCounter) -> int:
-    """Return the tokens of the tool definitions as JSON; 0 if there are none."""
-    tools = [attrs.asdict(each, recurse=False, filter=lambda _field, value: value is not False) for each in definitions]
-    return counter.count(json.dumps(tools, ensure_ascii=False, default=dict)) if tools else 0
-
-
 @attrs.define(eq=False, repr=False)
 class TokenLedger:
     """Token counts of a run's growing history, and of the part that requests show. Each message is counted once."""
@@ -202,6 +194,12 @@ class TokenLedger:
     _compacted_total: int = attrs.field(default=0, init=False)
     """Sum of `compacted_tokens`."""
 
+    correction_tokens: int = attrs.field(default=0, init=False)
+    """Tokens by which the provider's count of the latest request exceeds that of the counter, at least 0. It is 0 until
+    there is one, and while bytes are counted, which are an upper bound. A lower count of the provider is not used,
+    because some servers leave cached tokens out.
+    """
+
     _compacted_digest: bytes = attrs.field(default=b"", init=False)
     """Hash of the compacted messages; empty if they follow from the cutoff alone."""
 
@@ -220,7 +218,13 @@ class TokenLedger:
     @property
     def request_tokens(self) -> int:
         """The approximate tokens of a whole request, even if only bytes were counted."""
-        return (self.overhead_tokens + self.shown_tokens) // (BYTES_PER_TOKEN if self.counter is BYTE_COUNTER else 1)
+        if self.counter is BYTE_COUNTER:
+            return (self.overhead_tokens + self.shown_tokens) // BYTES_PER_TOKEN
+        return self.overhead_tokens + self.shown_tokens + self.correction_tokens
+
+    def calibrate(self, input_tokens: int) -> None:
+        """Take over the provider's count of the request that was counted last."""
+        self.correction_tokens = max(input_tokens - self.overhead_tokens - self.shown_tokens, 0)
 
     @property
     def digest(self) -> str:

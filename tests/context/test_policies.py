@@ -29,7 +29,8 @@ from agentfsm.core.run import Run
 from agentfsm.core.segments import Removed, Span, build_note
 from agentfsm.ports import ContextPolicy, Emit, Model, ProposedCall, Reply, Request
 from agentfsm.testing.models import FunctionModel
-from agentfsm.tokens.ledger import count_message, count_tools
+from agentfsm.tokens.ledger import count_message
+from agentfsm.tokens.tool_prompts import count_tools
 from tests.support.checks import sound, valid_history
 from tests.support.histories import GROUPS, TURNS, content_of, history_of, newest_group
 from tests.support.wire_rules import check_wires

@@ -35,8 +35,8 @@ from agentfsm.tokens.ledger import (
     PART_TOKENS,
     TokenLedger,
     count_message,
-    count_tools,
 )
+from agentfsm.tokens.tool_prompts import count_tools
 from tests.support.histories import GROUPS, group_of, history_of, run_of, tally_of, turn, user
 from tests.support.wire_rules import anthropic_body, openai_of, responses_of
 from tests.support.word_counter import WordCounter

@@ -17,7 +17,8 @@ from agentfsm.ports.context import Context
 from agentfsm.ports.model import Model, TokenCounter, ToolDefinition, to_mutable_json
 from agentfsm.ports.policies import Judge, PlanMaker, ToolSelector
 from agentfsm.ports.store import Clock
-from agentfsm.tokens.ledger import TokenLedger, count_tools
+from agentfsm.tokens.ledger import TokenLedger
+from agentfsm.tokens.tool_prompts import count_tools
 from agentfsm.tools.permission import Permissions
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.tool import Tool
@@ -168,7 +169,8 @@ class EngineConfig(Value):
 
     def room_tokens(self, ledger: TokenLedger, settings: Settings) -> int:
         """Return the tokens that the window leaves for messages, beside instructions, tools and the answer."""
-        return self.model.window_tokens - (settings.max_tokens or ANSWER_TOKENS) - ledger.overhead_tokens
+        overhead = ledger.overhead_tokens + ledger.correction_tokens
+        return self.model.window_tokens - (settings.max_tokens or ANSWER_TOKENS) - overhead
 
     def compaction_threshold_tokens(self, ledger: TokenLedger, settings: Settings) -> int:
         """Return the tokens of messages from which a compaction is due."""
@@ -179,7 +181,7 @@ class EngineConfig(Value):
         key = counter.encoding, *self._tools_key(tools)
         tokens = self._overhead_by_tools.get(key)
         if tokens is None:
-            tokens = counter.count(self.full_instructions) + count_tools(tools, counter)
+            tokens = counter.count(self.full_instructions) + count_tools(tools, counter, self.model.name)
             self._overhead_by_tools[key] = tokens
         return tokens
 

@@ -19,7 +19,7 @@ from agentfsm.engine.model_calls.reply import calculate_usd, check_chunk, fetch_
 from agentfsm.ports.model import CallChunk, Chunk, FinishChunk, FinishReason, Reply, Request, TextChunk, ThinkingChunk
 from agentfsm.streaming.log import redact
 from agentfsm.streaming.stream import CallDelta, Listener, TextDelta, ThinkingDelta, build_delta_factory
-from agentfsm.tokens.ledger import BYTES_PER_TOKEN
+from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
     from agentfsm.core.effects import AskModel
@@ -201,6 +201,8 @@ def _resolve_usage(prepared: PreparedRequest, reply: Reply) -> Usage:
         written = written if reply.native is None else max(written, len(reply.native.content))
         asked = drive.ledger.request_tokens
         usage = Usage(input_tokens=asked, output_tokens=max(1, written // BYTES_PER_TOKEN), estimated=True)
+    elif drive.ledger.counter is not BYTE_COUNTER and reply.hosted is None:  # whose usage is that of several requests
+        drive.ledger.calibrate(usage.input_tokens)
     return price_usage(drive, drive.config.model, usage)
 
 

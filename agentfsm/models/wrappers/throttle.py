@@ -16,7 +16,8 @@ from agentfsm.core.value import Value
 from agentfsm.limiter import Limiter, Permit
 from agentfsm.models.wrappers.base import CompositeModel
 from agentfsm.ports.model import Emit, Model, Reply, Request
-from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, count_message, count_tools
+from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, count_message
+from agentfsm.tokens.tool_prompts import count_tools
 
 
 @attrs.frozen(kw_only=True)

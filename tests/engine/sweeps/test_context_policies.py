@@ -19,7 +19,8 @@ from agentfsm.models.openai.chat_wire import encode
 from agentfsm.ports import ContextPolicy, Emit, Model, ProposedCall, Reply, Request
 from agentfsm.ports.context import CompactionBudget, MessageGroup
 from agentfsm.testing.models import FunctionModel
-from agentfsm.tokens.ledger import count_message, count_tools
+from agentfsm.tokens.ledger import count_message
+from agentfsm.tokens.tool_prompts import count_tools
 from tests.support.checks import names, no_leases, sound, valid_history
 from tests.support.wire_rules import check_wires
 from tests.support.word_counter import WordCounter
