@@ -8,7 +8,7 @@ import anyio
 import mcp.types as m
 import pytest
 
-from agentfsm.mcp.client.elicitation import AMBIGUOUS_ELICITATION, ElicitationRouter, ElicitationState
+from agentfsm.mcp.client.elicitation import AMBIGUOUS_ELICITATION, ElicitationRouter, ElicitationState, QuestionHandling
 from agentfsm.tools.run_context import InputRequired
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
@@ -33,7 +33,9 @@ class Server:
     async def call(self, name, told=None, *, asks=False):
         """Make a call, which asks or waits for its door."""
         self.doors[name] = anyio.Event()
-        self.ends[name] = await self.desk.run_call(told or ElicitationState([], {}), _Attempt(self, name, asks=asks))
+        handling = QuestionHandling(relay=None, may_repeat=True)
+        attempt = _Attempt(self, name, asks=asks)
+        self.ends[name] = await self.desk.run_call(told or ElicitationState([], {}), handling, attempt)
 
 
 def mark():
