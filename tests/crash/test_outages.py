@@ -15,6 +15,7 @@ from agentfsm.core.messages import ToolResult
 from agentfsm.ports import ProposedCall, Reply
 from agentfsm.stores import PostgresStore, RedisStore
 from agentfsm.testing import FunctionModel
+from agentfsm.tools.run_context import Found
 from tests.support.checks import keys_of, valid_history
 from tests.support.database_servers import PostgresServer, RedisServer
 
@@ -56,7 +57,10 @@ class World:
             self.notes.add(ctx.idempotency_key)
             return "noted"
 
-        @tool
+        def look_up(ctx: RunContext, _arguments: object) -> Found | str:
+            return Found("paid") if self.paid[ctx.idempotency_key] else "rerun"
+
+        @tool(on_unknown=look_up)  # a lease may run out where the server takes long to return
         async def pay(ctx: RunContext) -> str:
             """Pay."""
             self.paid[ctx.idempotency_key] += 1
@@ -103,7 +107,7 @@ async def crowd(server, store_of, runs):
         valid_history(run.messages)
         events = await agents[1].history(run_id)
         assert sum(isinstance(event, ToolFinished) for event in events) == 4
-        assert sum(isinstance(event, ToolStarted) for event in events) == 2
+        assert sum(isinstance(event, ToolStarted) for event in events) >= 2
     assert world.paid == Counter(key["t2.0"] for key in keys)
     assert world.notes == {key["t1.1"] for key in keys}
     for store in stores:
