@@ -166,7 +166,7 @@ TORN = {
 @pytest.mark.parametrize("torn", TORN)
 def test_a_torn_history_is_refused(torn):
     """A history from outside has to be valid too: each call once, with its one result, in order."""
-    with pytest.raises(MisuseError, match="history|JSON object"):
+    with pytest.raises(MisuseError, match=r"history|JSON object"):
         Agent(ScriptedModel()).start("more", messages=TORN[torn])
 
 
