@@ -34,7 +34,8 @@ from agentfsm.context.lexical import LexicalScorer
 from agentfsm.context.selection import STAGE_ONE_BYTES, BySimilarity, TwoStage
 from agentfsm.core.usage import Usage
 from agentfsm.ports import Scorer, ToolDefinition
-from agentfsm.tokens.ledger import BYTE_COUNTER, count_tools
+from agentfsm.tokens.ledger import BYTE_COUNTER
+from agentfsm.tokens.tool_prompts import count_tools
 
 DATA = "bfcl-eval==2026.3.23"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "agentfsm" / "bench"
