@@ -44,7 +44,6 @@ TASKS = "Tasks are an extension that the SDK does not have; a long job is a run,
 # Why a check of our server fails, by revision.
 SERVER = {
     "2025-11-25": {
-        "json-schema-2020-12:json-schema-2020-12-$schema": "A tool's schema is told without its $schema.",
         "logging-set-level": LOGGING,
         "server-sse-polling": "A stream that is cut is not taken up again: no events are stored.",
         "tools-call-sampling": SAMPLING,
@@ -56,7 +55,6 @@ SERVER = {
         "input-required-result-capability-check": SAMPLING,
         "input-required-result-multiple-input-requests": SAMPLING,
         "input-required-result-non-tool-request": "A prompt asks nobody.",
-        "json-schema-2020-12:json-schema-2020-12-$schema": "A tool's schema is told without its $schema.",
         "server-stateless:sep-2575-missing-capability-http-400": SAMPLING,
         "server-stateless:sep-2575-server-rejects-undeclared-capability": SAMPLING,
         "server-stateless:sep-2575-server-sends-prompts-list-changed-on-subscription": "Prompts do not change.",
