@@ -47,7 +47,7 @@ def test_the_first_crash_changes_nothing(fork_server, store_of, folder):
     """When a worker is killed, one claim takes all of its runs at once, and none is under suspicion."""
     fork_server.run(submit, store_of, [f"r{number}" for number in range(RUNS)])
     worker = fork_server.start(hold, store_of)
-    assert worker.next_word() == RUNS
+    assert worker.next_report() == RUNS
     worker.signal(signal.SIGKILL)
     worker.end()
 

@@ -212,6 +212,8 @@ def _of_message(message: Message) -> Reading:
         "max_tokens": FinishReason.LENGTH,
         "model_context_window_exceeded": FinishReason.LENGTH,
         "refusal": FinishReason.REFUSAL,
+        "pause_turn": FinishReason.PAUSED,
+        "compaction": FinishReason.PAUSED,
     }
     usual = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
     return Reading(
