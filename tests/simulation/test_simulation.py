@@ -294,7 +294,7 @@ HASTY = {"expires_s": 2.0, "delays": 0.3}
 FAULTS: dict[Callable[[Any], None], tuple[int, int, str, dict[str, Any]]] = {
     drop_the_intent: (0, 20, "P2", {}),
     not_wait_for_the_disk: (5, 50, "P2", {}),
-    skip_the_token: (35, 200, "P4", {}),
+    skip_the_token: (238, 300, "P4", {}),
     forget_a_sibling: (0, 20, "P1", {}),
     spend_a_yes_twice: (18, 300, "P7", HASTY),
     ignore_expiry: (4, 50, "P7", HASTY),
