@@ -282,10 +282,11 @@ async def test_a_run_leaves_nothing_to_the_garbage_collector():
     agent = Agent(Scripted(2, width=2), tools=[add], limits=WIDE)
     await agent.run("Add")
     gc.collect()
+    held_by_others = [each for each in gc.get_objects() if isinstance(each, Execution | ToolQueue)]
     gc.disable()
     try:
         await agent.run("Add")
-        left = [each for each in gc.get_objects() if isinstance(each, Execution | ToolQueue)]
+        alive = [each for each in gc.get_objects() if isinstance(each, Execution | ToolQueue)]
     finally:
         gc.enable()
-    assert left == []
+    assert not {id(each) for each in alive} - {id(each) for each in held_by_others}
