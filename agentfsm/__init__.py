@@ -188,7 +188,7 @@ def __getattr__(name: str) -> object:
 
 def _find_elsewhere(name: str) -> str:
     """Return a hint if another module of the package exports the name."""
-    for module in ("stores", "models", "testing", "context", "reflection", "ports", "mcp"):
+    for module in ("stores", "models", "testing", "context", "reflection", "ports", "planning", "prompts", "mcp"):
         try:
             exported = import_module(f"agentfsm.{module}").__all__
         except ImportError:  # an extra is not installed

@@ -11,7 +11,7 @@ import attrs
 import pytest
 from docstring_parser import parse
 
-from agentfsm import Agent
+from agentfsm import Agent, Limits, Settings
 
 PUBLIC = "context mcp models planning ports prompts reflection stores testing"
 MODULES = ("", *(f".{name}" for name in PUBLIC.split()))
@@ -53,14 +53,15 @@ def test_a_field_without_a_docstring_is_found():
     assert undocumented(tree) == ["b"]
 
 
-def test_help_explains_each_parameter_of_an_agent():
+@pytest.mark.parametrize("kind", [Agent, Limits, Settings])
+def test_help_explains_each_parameter(kind):
     """`help` shows no attribute docstrings, so the class docstring has the first sentence of each."""
-    [tree] = ast.parse(inspect.getsource(Agent)).body
+    [tree] = ast.parse(inspect.getsource(kind)).body
     texts = {
         field.target.id: re.sub(r"\s+", " ", below.value.value)
         for field, below in pairwise(tree.body)
         if isinstance(field, ast.AnnAssign)
     }
-    parameters = [field.name for field in attrs.fields(Agent) if field.init]
-    shown = {each.arg_name: re.sub(r"\s+", " ", each.description) for each in parse(Agent.__doc__).params}
+    parameters = [field.name for field in attrs.fields(kind) if field.init]
+    shown = {each.arg_name: re.sub(r"\s+", " ", each.description) for each in parse(kind.__doc__).params}
     assert shown == {name: re.match(r".+?\.(?= |$)", texts[name])[0] for name in parameters}

@@ -123,9 +123,9 @@ async def test_a_result_without_content_says_its_type(value, caplog):
     run = await agent.run("go")
     [result] = [message for message in run.messages if isinstance(message, ToolResult)]
     assert (run.output, result.outcome, len(calls)) == ("done", Outcome.DONE, 1)
-    assert "a Weather has no readable content; the tool has to return text, plain values" in result.content
+    assert "the type Weather has no readable content; the tool has to return text, plain values" in result.content
     assert "0x" not in result.content
-    assert "a Weather has no readable content" in caplog.text
+    assert "the type Weather has no readable content" in caplog.text
 
 
 @pytest.mark.parametrize("function", [lambda ctx, x: x, lambda context: context], ids=["ctx", "context"])

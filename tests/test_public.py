@@ -92,3 +92,5 @@ def test_a_name_that_is_not_public_is_refused():
     with pytest.raises(AttributeError, match="no attribute 'ask_users'"):
         _ = agentfsm.ask_users
     assert agentfsm.ask_user is agentfsm.ask_user
+    with pytest.raises(AttributeError, match=r"from agentfsm\.planning import Planner"):
+        _ = agentfsm.Planner

@@ -81,6 +81,29 @@ _ABOVE_ZERO: Final = attrs.evolve(POSITIVE, wanted=f"{POSITIVE.wanted}; there is
 class Limits(Value):
     """Resources that one run may use. Every default is finite.
 
+    Args:
+        turns: Number of turns, 1 or more.
+        tokens: Input plus output tokens of all model requests, 1 or more.
+        seconds: Seconds of active time, above 0.
+        usd: Cost in US dollars, above 0.
+        tool_calls: Number of tool calls, those of sub-agents included, 1 or more.
+        warn_at: Share of a limit (turns, tokens, cost, seconds or tool calls) at which the run warns that it nears the
+            limit, above 0 and up to 1.
+        errors: Number of consecutive error turns that ends the run, 1 or more.
+        tool_timeout_s: Seconds for a call of a tool that sets no timeout of its own, above 0.
+        model_timeout_s: Seconds that the model may stay silent, above 0.
+        model_retries: Number of retries of a model request, 0 or more.
+        retry_wait_s: Seconds before the first retry of a model request, above 0.
+        retry_wait_max_s: Longest wait before a retry of a model request, seconds above 0, even if the server asks for
+            more.
+        parallel: Number of tool calls of one run in flight at once, 1 or more.
+        retries_per_tool: Number of retries after transient errors, for all calls of one tool, 0 or more.
+        retries_per_run: Number of retries after transient errors, for all tools of a run together, 0 or more.
+        depth: Number of levels of sub-agents below the run, 0 or more.
+        answer_retries: Number of corrections that the model is asked for when its answer does not fit the output type
+            or a validator refuses it, 0 or more.
+        crashes: Number of workers that may die in one turn of the run while they execute only this run, 1 or more.
+
     Raises:
         MisuseError: when a value is out of its range or of a wrong type.
     """

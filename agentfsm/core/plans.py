@@ -16,6 +16,7 @@ from agentfsm.core.calls import OpenCall, build_idempotency_key
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.header import Header
 from agentfsm.core.messages import JSON, Outcome, TextPart, ToolCall, ToolResult, UserMessage
+from agentfsm.core.validation import ValueRule, require_tuple
 from agentfsm.core.value import Value
 
 # Names of the engine's own tools for plans. No tool of an agent can have them, since they contain a dot.
@@ -60,11 +61,17 @@ class PlanStep(Value):
         return f"{self.id}. {what}{after}"
 
 
+_STEPS: Final = ValueRule(
+    fits=lambda value: value != () and require_tuple(PlanStep, wanted="").fits(value),
+    wanted="a tuple of PlanStep, at least one",
+)
+
+
 @attrs.frozen(kw_only=True)
 class Plan(Value):
     """Steps towards a goal, in an order in which each step depends only on earlier ones."""
 
-    steps: tuple[PlanStep, ...]
+    steps: tuple[PlanStep, ...] = attrs.field(validator=_STEPS)
     """The steps, at least one."""
 
     analysis: str = ""

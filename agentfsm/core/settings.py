@@ -34,6 +34,19 @@ def _copy(fields: Mapping[str, Any]) -> dict[str, Any]:
 class Settings(Value):
     """Settings of model requests. A setting that is None is not sent, so the provider's default applies.
 
+    Args:
+        temperature: Sampling temperature, 0 (most likely token) to 2.
+        top_p: Probability mass of the tokens that are sampled from (nucleus sampling), 0 to 1.
+        max_tokens: Largest number of tokens in a reply, 1 or more.
+        reasoning_effort: Amount of reasoning before the answer, in the provider's words, for example "low", "medium" or
+            "high".
+        tool_choice: Whether and which tools the model calls: "auto", "none", "required", or the name of one tool.
+        parallel_tool_calls: Whether a reply may contain several tool calls.
+        stream: Whether to stream replies even if no caller consumes the stream, so that read-only calls start early.
+        seed: Seed of the provider's sampling, a whole number, for providers that support one.
+        stop: Stop sequences: the model stops before it writes one of these.
+        extra_body: Further fields of the request body, under the provider's names.
+
     Raises:
         MisuseError: when a value is out of its range or of a wrong type.
     """

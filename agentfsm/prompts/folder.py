@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.validation import NAME
+from agentfsm.core.validation import NAME, shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.prompts.evaluation import PromptReport
 from agentfsm.prompts.template import PromptTemplate
@@ -111,6 +111,8 @@ class Prompts:
         Raises:
             MisuseError: if the folder does not exist, or a file is invalid; with the faults of all files.
         """
+        if not isinstance(folder, str | Path):
+            raise MisuseError(f"Prompts({shorten_repr(folder)}): give the folder of the prompts, a str or a Path")
         self._folder = Path(folder)
         self._prompts: Mapping[str, Mapping[Any, PromptTemplate]] = {}
         self._log: tuple[Activation, ...] = ()

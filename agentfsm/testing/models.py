@@ -14,7 +14,7 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import AssistantMessage, Message
 from agentfsm.core.usage import Usage
-from agentfsm.core.validation import FUNCTION
+from agentfsm.core.validation import FUNCTION, require_tuple, require_type
 from agentfsm.core.value import Value
 from agentfsm.ports.model import (
     CallChunk,
@@ -45,6 +45,10 @@ class Call(Value):
     """Arguments as JSON text, which may be malformed."""
 
 
+_CALLS: Final = require_tuple(Call, wanted="calls made by call() or raw_call()")
+_ERROR: Final = require_type(Exception, wanted="an exception").or_none()
+
+
 @attrs.frozen(kw_only=True)
 class Line(Value):
     """Reply in a script; created by `say` or `fail`."""
@@ -52,7 +56,7 @@ class Line(Value):
     text: str = ""
     """Text of the reply."""
 
-    calls: tuple[Call, ...] = ()
+    calls: tuple[Call, ...] = attrs.field(default=(), validator=_CALLS)
     """Tool calls of the reply, in order."""
 
     expect: Expectation | None = None
@@ -72,7 +76,7 @@ class Line(Value):
     pace_s: float = 0.0
     """Seconds before each call in a streamed reply."""
 
-    error: Exception | None = None
+    error: Exception | None = attrs.field(default=None, validator=_ERROR)
     """Exception to raise in place of a reply."""
 
 

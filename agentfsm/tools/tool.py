@@ -447,7 +447,7 @@ _OPTION_RULES: Final[Mapping[str, ValueRule]] = {
     ),
     "per_minute": _COUNT_OR_NONE,
     "estimate_s": NOT_NEGATIVE.or_none(),
-    **dict.fromkeys(("read_only", "idempotent", "poll", "external"), BOOL),
+    **dict.fromkeys(("strict", "read_only", "idempotent", "poll", "external"), BOOL),
     **dict.fromkeys(("enabled", "requires_approval", "concurrency_safe"), _CHOICE),
     **dict.fromkeys(("validate", "describe", "locks"), FUNCTION.or_none()),
     **dict.fromkeys(("after", "tags"), _STRINGS),

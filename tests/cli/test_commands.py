@@ -185,7 +185,7 @@ def test_cancel_ends_a_run(here):
     assert (found["state"], found["stop_reason"]) == ("error", "cancelled")
     assert found["stop_message"] == "cancelled by ann: changed my mind"
     here("cancel", run_id)
-    assert f"run {run_id} is over" in here.err
+    assert f"run {run_id} is over (cancelled)\n" in here.err
     here("cancel", here.run("app:adder"), code=1)
     assert "is over (completed)" in here.err
 

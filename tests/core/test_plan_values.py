@@ -87,3 +87,10 @@ def test_a_part_that_is_not_there_is_an_error(path):
         bind({"$step": 1, "path": path}, {1: {"a": [5, 6]}})
     with pytest.raises(MisuseError, match="step 9 has no result"):
         bind({"$step": 9}, {})
+
+
+@pytest.mark.parametrize("steps", [3, (), [PlanStep(id=1, tool="add")], ("add",)])
+def test_a_plan_is_made_of_steps(steps):
+    """Anything else is refused where it is given."""
+    with pytest.raises(MisuseError, match="a tuple of PlanStep"):
+        Plan(steps=steps)

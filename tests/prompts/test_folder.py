@@ -265,6 +265,8 @@ def test_no_folder(tmp_path):
     """Nor does it make one."""
     with pytest.raises(MisuseError, match="there is no folder"):
         Prompts(tmp_path / "prompts")
+    with pytest.raises(MisuseError, match=r"Prompts\(3\): give the folder"):
+        Prompts(3)
 
 
 def test_an_activation_is_signed(folder):

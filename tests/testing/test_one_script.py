@@ -5,7 +5,7 @@ import time
 import pytest
 
 from agentfsm import Agent, Limits, Settings, tool
-from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
+from agentfsm.core.errors import ContextTooLongError, MisuseError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.usage import Usage
 from agentfsm.ports import FinishReason
 from agentfsm.testing import LocalServer, ScriptedModel, call, fail, raw_call, say
@@ -102,3 +102,10 @@ async def test_a_pace_delays_each_call_of_a_stream(wire):
     began = time.monotonic()
     await wire.ask(say("", call("a"), call("b"), pace_s=0.1), streamed=True)
     assert time.monotonic() - began >= 0.2
+
+
+@pytest.mark.parametrize("write", [lambda: say("x", 3), lambda: fail(3)])
+def test_a_line_is_made_of_calls_and_errors(write):
+    """A wrong value is refused in the script, not in the run."""
+    with pytest.raises(MisuseError, match="Line"):
+        write()

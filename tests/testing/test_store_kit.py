@@ -7,6 +7,7 @@ from traceback import format_exception
 import pytest
 
 from agentfsm.core.errors import ConflictError, StoreError
+from agentfsm.core.events import EVENTS
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.memory import WRITE_ACCEPTED
 from agentfsm.testing.clock import run_virtual
@@ -110,3 +111,8 @@ def test_a_store_without_a_fault_passes(faulty, promise, words):
 async def checked(store, promise):
     """Check one promise of a store."""
     await getattr(KIT, promise)(store)
+
+
+def test_the_kit_stores_every_event():
+    """An event that is added without a sample for stores fails here."""
+    assert {type(event) for event in helpers.build_every_event()} == set(EVENTS)

@@ -154,10 +154,11 @@ def cancel(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
     async def act(runs: Runs) -> dict[str, Any]:
         await runs.cancel(args.id, by=_resolve_author(args), message=args.message)
-        is_over = (await runs.load(args.id)).is_over
-        return {"says": f"run {args.id} {'is over' if is_over else 'ends when its worker reads the request'}"}
+        found = await runs.load(args.id)
+        end = f"is over ({found.stop_reason})" if found.is_over else "ends when its worker reads the request"
+        return {"says": f"run {args.id} {end}"}
 
-    return _send_request(args, terminal, act)
+    return _send_request(args, terminal, act, offers_resume=False)
 
 
 def feedback(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

@@ -74,7 +74,9 @@ _FIRST_CALLS: Final = (
 
 def _build_reply(text: str, *calls: Call) -> WireReply:
     delay_s = _read_delay_s()
-    return WireReply(say(text, *calls, delay_s=delay_s * 20), chunk_delay_s=delay_s, chunk_chars=PIECE_CHARS)
+    return WireReply(
+        say(text, *calls, usage=None, delay_s=delay_s * 20), chunk_delay_s=delay_s, chunk_chars=PIECE_CHARS
+    )
 
 
 def _read_delay_s() -> float:

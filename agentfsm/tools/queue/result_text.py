@@ -206,7 +206,7 @@ def _to_plain(value: Any) -> Any:
     text = str(value)
     if _DEFAULT_REPR.fullmatch(text):
         kinds = "text, plain values, a dataclass, an attrs class or a pydantic model"
-        raise TypeError(f"a {type(value).__name__} has no readable content; the tool has to return {kinds}")
+        raise TypeError(f"the type {type(value).__name__} has no readable content; the tool has to return {kinds}")
     return text
 
 
