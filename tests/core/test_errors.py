@@ -79,6 +79,8 @@ def test_errors_carry_their_facts():
     assert (error.run, str(error)) == (run, "no output")
     assert ModelUnavailableError("overloaded").retry_after_s is None
     assert ModelUnavailableError("overloaded", 2.5).retry_after_s == 2.5
+    assert ModelError("blocked").refusal is None
+    assert ModelError("blocked", refusal="quota").refusal == "quota"
     assert ModelReplyError("empty").usage is None
     assert ModelReplyError("empty", Usage(input_tokens=5)).usage.tokens == 5
     assert TransientError("busy").retry_after_s is None

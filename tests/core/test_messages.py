@@ -36,6 +36,20 @@ def test_other_addresses_are_refused(url):
         ImagePart(url=url)
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TextPart(text=5), r"^TextPart\(text=5\): give a string$"),
+        (lambda: UserMessage(parts=[TEXT]), r"^UserMessage\(parts=\["),
+        (lambda: UserMessage(parts=(TEXT, "hi")), r"^UserMessage\(parts=\("),
+    ],
+)
+def test_wrong_content_is_refused(make, message):
+    """The error names the field, where it is given and not where it is sent."""
+    with pytest.raises(MisuseError, match=message):
+        make()
+
+
 def test_user_text_leaves_images_out():
     """The text of a user message is its text parts, a line each."""
     assert UserMessage(parts=(TEXT, IMAGE, TEXT)).text == "hi\nhi"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.plans import PlanProgress
 from agentfsm.planning import Plan, PlanStep, bind, ready
+from tests.support.sample_runs import call, header, result
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
@@ -94,3 +98,36 @@ def test_a_plan_is_made_of_steps(steps):
     """Anything else is refused where it is given."""
     with pytest.raises(MisuseError, match="a tuple of PlanStep"):
         Plan(steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("step", "flaw"),
+    [
+        ("add", "step 1: it is not an object"),
+        ({"tool": "add", "args": {}}, "step 1: unknown key 'args'"),
+        ({"id": 0, "tool": "add"}, "step 1: 'id' is a whole number from 1"),
+        ({"id": True, "tool": "add"}, "step 1: 'id' is a whole number from 1"),
+        ({"tool": "add", "after": 1}, "step 1: 'after' is a list of step numbers"),
+        ({"tool": "add", "after": ["1"]}, "step 1: 'after' is a list of step numbers"),
+        ({"tool": "add", "arguments": "{}"}, "step 1: 'arguments' is an object"),
+        ({"tool": 5}, "step 1: 'tool' is a text"),
+    ],
+)
+def test_a_step_of_the_wrong_form_is_refused(step, flaw):
+    """The error names the step and the key, since a model reads it and writes the plan again."""
+    with pytest.raises(MisuseError, match=flaw):
+        Plan.from_json({"steps": [step]})
+
+
+def test_arguments_that_cannot_be_bound_refuse_the_call():
+    """The call of such a step says what was not found, and its tool is never started."""
+    step = PlanStep(id=2, tool="add", arguments={"a": {"$step": 1, "path": "/none"}}, after=(1,))
+    plan = Plan(steps=(PlanStep(id=1, tool="add"), step))
+    finished = OpenCall(
+        call=attrs.evolve(call(), id="p1.1"),
+        phase=Phase.FINISHED,
+        result=result("p1.1", content='{"a": 5}', name="add"),
+    )
+    (ready_call,) = PlanProgress(number=1, plan=plan, closed=(finished,)).build_ready_calls(header())
+    assert ready_call.id == "p1.2"
+    assert "nothing at" in ready_call.malformed

@@ -15,6 +15,7 @@ from agentfsm.core.usage import AgentCost, Usage
 from tests.support.sample_runs import (
     APPROVED,
     ASKED,
+    ATTENDED,
     CUT,
     GIVEN,
     INQUIRED,
@@ -336,6 +337,16 @@ def test_a_persons_arguments_take_the_place_of_the_models():
     sound_history(closed.messages)
     assert [record.arguments for record in closed.calls] == [{"cents": 5}, {}]
     assert attrs.evolve(closed.messages[1].calls[0], arguments="{}") == call()
+
+
+def test_an_attending_person_answers_a_running_call():
+    """The call goes on, and the answer keeps the state with which its tool would be called again."""
+    run = acting(STARTED, ATTENDED)
+    entry = run.open_call("t1.0")
+    assert (entry.phase, entry.inquiry.rounds, entry.inquiry.answers) == (Phase.RUNNING, 1, ATTENDED.answers)
+    assert entry.inquiry.state == ATTENDED.state
+    with pytest.raises(MisuseError, match=r"without a state does not fit the running call t1\.0"):
+        acting(STARTED, GIVEN)
 
 
 # REFLECT

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agentfsm import MisuseError, Runs, tool
+from agentfsm import Limits, MisuseError, Runs, tool
 from agentfsm.cli.argument_types import parse_count, parse_seconds
 from agentfsm.core import validation as v
 from agentfsm.limiter import Limiter
@@ -78,3 +78,12 @@ async def test_a_list_takes_a_filter_and_a_count():
         await runs.list("shop")
     with pytest.raises(MisuseError, match=r"^list\(limit=0\): give a whole number, 1 or more$"):
         await runs.list(limit=0)
+
+
+def test_an_unknown_field_gets_a_suggestion():
+    """By similarity, by the name that other packages use, or as the list of all fields; other TypeErrors are kept."""
+    for name, hint in (("turn", "did you mean 'turns'"), ("max_steps", "did you mean 'turns'"), ("zzz", "fields are")):
+        with pytest.raises(TypeError, match=rf"^Limits\(\) has no field '{name}'; .*{hint}"):
+            Limits(**{name: 3})
+    with pytest.raises(TypeError, match="positional"):
+        Limits(3)
