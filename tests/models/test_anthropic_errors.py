@@ -229,14 +229,16 @@ def made(kind):
 
 
 def test_no_vendor_error_is_missing():
-    """Each public exception of the package is known here, and becomes an error of ours of the right kind."""
+    """Each public exception becomes an error of ours of the right kind; one of a newer version goes by its status."""
     public = {name for name in anthropic.__all__ if isinstance(getattr(anthropic, name), type)}
     raised = {name for name in public if issubclass(getattr(anthropic, name), anthropic.AnthropicError)}
-    assert raised == KINDS.keys() | FOR_GOOD
+    assert raised >= KINDS.keys() | FOR_GOOD
     model = Anthropic("m", api_key=KEY)
     for name in raised:
-        error = made(getattr(anthropic, name))
-        assert type(model._translate_error(error)) is KINDS.get(name, ModelError), name
+        translated = model._translate_error(made(getattr(anthropic, name)))
+        assert isinstance(translated, ModelError), name
+        if name in KINDS.keys() | FOR_GOOD:
+            assert type(translated) is KINDS.get(name, ModelError), name
 
 
 def test_transport_errors_are_translated():
