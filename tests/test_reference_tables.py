@@ -10,7 +10,7 @@ from agentfsm import Limits, StopReason
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.parser import build_parser
 from agentfsm.core import errors, run
-from agentfsm.tools.tool import ToolOptions
+from agentfsm.tools.tool import _OPTION_RULES, Tool, ToolOptions
 
 ROOT = Path(__file__).parents[1]
 LIMITS = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
@@ -62,6 +62,15 @@ def test_the_commands():
     rows = [line.split("|")[2] for line in COMMAND_LINE.splitlines() if line.startswith("| ")]
     named = {word for row in rows for word in re.findall(r"`([a-z]+)[ `]", row)}
     assert named == set(commands(build_parser()))
+
+
+def test_each_field_of_a_tool_is_an_option_with_a_rule():
+    """What `make_tool` computes is left out, and so is what is checked beyond a single value."""
+    computed = {"function", "dialect", "bind", "to_namespace", "takes_context", "is_async", "kind"}
+    for_other_kinds = {"grace_s", "waits_for", "end_child_run"}
+    fields = {field.name for field in attrs.fields(Tool) if field.init} - computed - for_other_kinds
+    assert fields == ToolOptions.__annotations__.keys()
+    assert fields == _OPTION_RULES.keys() | {"name", "parameters", "permission"}
 
 
 def test_the_options_of_a_tool():
