@@ -14,6 +14,7 @@ from agentfsm.core.calls import Inquiry
 from agentfsm.core.messages import JSON, ErrorType, Media, Outcome
 from agentfsm.core.pending import Pending, Question
 from agentfsm.core.usage import AgentCost
+from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.core.value import Value
 from agentfsm.tools.attendance import Attendance
 from agentfsm.tools.question_validation import encode_state, validate_questions
@@ -102,6 +103,9 @@ class RunContext(Generic[D]):
     find_tools: Callable[[str], Awaitable[str]] = attrs.field(default=_find_nothing, repr=False)
     """Function that searches the run's tools not offered to the model, and returns a description of the matches."""
 
+    on_cost: Callable[[float], None] | None = attrs.field(default=None, repr=False)
+    """Callback for the costs that the tool reports. None if no run is behind the call."""
+
     on_event: Callable[[Any], None] | None = attrs.field(default=None, repr=False)
     """Callback for the events of a subagent. None without a listener."""
 
@@ -122,6 +126,23 @@ class RunContext(Generic[D]):
         if self.on_progress is not None:
             self.on_progress(message)
         return _COMPLETED
+
+    def add_cost(self, usd: float) -> None:
+        """Report what the call has cost, beside the model: it replaces the tool's `cost_usd`. Several amounts add up.
+
+        The result of the call records it, also if the call fails or times out afterwards. A tool that reports costs
+        declares `cost_usd=` as well, 0 if nothing is known before: a read-only tool could otherwise start early, for a
+        reply that is then dropped. May be called from any thread.
+
+        Args:
+            usd: US dollars, 0 or more.
+
+        Raises:
+            MisuseError: if it is anything else.
+        """
+        NOT_NEGATIVE.check("add_cost", "usd", usd)
+        if self.on_cost is not None:
+            self.on_cost(usd)
 
     @property
     def cancelled(self) -> bool:

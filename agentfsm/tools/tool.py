@@ -202,6 +202,12 @@ class Tool(Generic[P, R]):
     few tokens relative to its length.
     """
 
+    cost_usd: float | Callable[[Arguments], float] | None = None
+    """US dollars that a call costs beside the model, 0 or more, or a function of the arguments. A call is made only if
+    `Limits.usd` has room for it, and its cost is added to the run's when it has ended. A tool that knows better calls
+    `ctx.add_cost`. None: no cost.
+    """
+
     poll: bool = False
     """Whether repeated calls are the purpose of the tool; they are excluded from loop detection."""
 
@@ -250,6 +256,8 @@ class Tool(Generic[P, R]):
     @property
     def may_start_early(self) -> bool:
         """Whether calls may start while the model is still streaming the reply that requests them."""
+        if self.cost_usd is not None:  # a reply that is dropped must not cost anything
+            return False
         return self.read_only and self.requires_approval is False and self.kind is ToolKind.DIRECT
 
     @cached_property
@@ -343,6 +351,7 @@ class ToolOptions(ToolDeclarations, total=False):
     idempotent: bool
     external: bool
     timeout_s: float | None
+    cost_usd: float | Callable[[Arguments], float] | None
 
 
 @overload
@@ -447,6 +456,10 @@ _OPTION_RULES: Final[Mapping[str, ValueRule]] = {
     ),
     "per_minute": _COUNT_OR_NONE,
     "estimate_s": NOT_NEGATIVE.or_none(),
+    "cost_usd": ValueRule(
+        fits=lambda value: value is None or callable(value) or NOT_NEGATIVE.fits(value),
+        wanted="US dollars, 0 or more, or a function of the arguments, or None",
+    ),
     **dict.fromkeys(("strict", "read_only", "idempotent", "poll", "external"), BOOL),
     **dict.fromkeys(("enabled", "requires_approval", "concurrency_safe"), _CHOICE),
     **dict.fromkeys(("validate", "describe", "locks"), FUNCTION.or_none()),
@@ -476,6 +489,8 @@ def _check_declarations(name: str, **declared: Any) -> None:
             )
     if declared.get("external") and declared.get("requires_approval"):
         raise MisuseError(f"tool {name!r}: an external tool runs no function, so leave out requires_approval=")
+    if declared.get("external") and declared.get("cost_usd") is not None:
+        raise MisuseError(f"tool {name!r}: an external tool runs no function, so leave out cost_usd=")
     if declared.get("read_only") and "on_unknown" in declared:
         raise MisuseError(f"tool {name!r} is read-only, so an interrupted call runs again: leave out on_unknown=")
 

@@ -41,6 +41,8 @@ Amount = tuple[int, float]
 Reservation = tuple[int, float, int]
 
 NO_AMOUNT: Final[Amount] = (0, 0.0)
+# Ten calls of 0.1 US dollars fit a limit of 1, although floats add up to a little more.
+_ROUNDING_USD: Final = 1e-9
 
 
 class RunSpending(NamedTuple):
@@ -325,6 +327,38 @@ class Budget:
             self.tree.room_freed = None
 
     # Calls of tools.
+
+    def try_reserve_cost(self, usd: float) -> bool:
+        """Reserve the cost of a tool call; return whether this budget and all above have room for it.
+
+        It does not wait for requests in progress: their reservations count as spent.
+        """
+        kept_usd = 0.0
+        for budget in (self, *self.ancestors):
+            kept_usd += budget._kept_for_last[1]  # noqa: SLF001  one of its kind
+            left = budget._remaining_usd() - kept_usd  # noqa: SLF001  as above
+            if usd > left + _ROUNDING_USD:
+                return False
+        for budget in (self, *self.ancestors):
+            budget._reserved = budget._reserved[0], budget._reserved[1] + usd  # noqa: SLF001  as above
+            budget._in_flight += 1  # noqa: SLF001  as above
+        return True
+
+    def _remaining_usd(self) -> float:
+        """Return the money left beside the reservations; infinite without a limit."""
+        return inf if self.limits.usd is None else self.limits.usd - (self.usage.cost_usd or 0.0) - self._reserved[1]
+
+    def settle_cost(self, reserved_usd: float, usage: Usage) -> None:
+        """Replace the reserved cost of a tool call by its actual cost."""
+        self.settle((0, reserved_usd, 0), usage)
+
+    def format_cost_refusal(self, name: str, usd: float) -> str:
+        """Return the text for the model about a call that costs more than is left."""
+        left = max(0.0, min(budget._remaining_usd() for budget in (self, *self.ancestors)))  # noqa: SLF001  one of its kind
+        return (
+            f"not run: a call of {name} costs {usd:.4g} US dollars, and {left:.4g} are left for this run. "
+            "Use a cheaper way, or answer with what you have and say what is missing."
+        )
 
     def reset_open_calls(self) -> None:
         """Forget calls that were started for a reply that failed."""

@@ -71,7 +71,7 @@ async def calculate_session_cost(store: Store, session: str, model: Model) -> Se
 def _own_usd(own: Usage, model: Model | None) -> float | None:
     """Return the cost of a run's own replies; None if unknown."""
     if not own.tokens:
-        return 0.0
+        return own.cost_usd or 0.0
     if own.cost_usd is None:
         return None if model is None else model.cost_usd(own)
     return None if own.unpriced else own.cost_usd

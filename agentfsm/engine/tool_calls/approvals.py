@@ -28,6 +28,7 @@ from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.journal import load_run
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
+from agentfsm.engine.tool_calls.call_costs import bill_settled_call
 from agentfsm.engine.tool_calls.child_runs import build_missing_result, has_child_run, waits_on_child
 from agentfsm.ports.store import Store
 from agentfsm.tools import callback_errors
@@ -317,7 +318,7 @@ def _build_settled_result(execution: Execution, entry: OpenCall, outcome: Outcom
     """Return an external result; the model is shown at most as much of it as of the tool's own results."""
     tool, result = execution.config.find_tool(entry.call.name), build_decided_result(entry, outcome, content)
     shown = None if tool is None else result_text.count_shown_chars(result.content, tool, execution.count_tokens)
-    return attrs.evolve(result, shown_chars=shown)
+    return attrs.evolve(result, shown_chars=shown, usage=bill_settled_call(tool, entry))
 
 
 def build_pending_question(
@@ -401,7 +402,8 @@ async def _recover_call(execution: Execution, entry: OpenCall, host: QueueHost) 
             "outcome unknown: the work on the run was broken off while the call was under way, and its effect may have "
             "happened. Check before you repeat it."
         )
-        return e.ToolFinished(result=build_decided_result(entry, Outcome.UNKNOWN, content), by="on_unknown")
+        result = build_decided_result(entry, Outcome.UNKNOWN, content)
+        return e.ToolFinished(result=attrs.evolve(result, usage=bill_settled_call(tool, entry)), by="on_unknown")
     return None if policy == "rerun" else e.ToolLost(call_id=call.id)
 
 

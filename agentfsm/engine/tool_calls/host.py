@@ -24,11 +24,12 @@ from agentfsm.core.errors import AgentError, ModelError
 from agentfsm.core.inbox import Approve, GiveInput, PostedItem, Rerun
 from agentfsm.core.json_text import round_duration, round_timestamp
 from agentfsm.core.machine import State
-from agentfsm.core.messages import JSON, ErrorType, Media, ToolCall, ToolResult, replace_surrogates
+from agentfsm.core.messages import JSON, ErrorType, Media, Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.core.pending import Pending
 from agentfsm.core.plans import QUESTION_TOOL
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import Usage
+from agentfsm.engine.execution.budget import NO_USAGE
 from agentfsm.engine.execution.config import ANSWER_TOKENS
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.parent import Parent
@@ -43,6 +44,7 @@ from agentfsm.engine.model_calls.eager_calls import EagerAttempt, EagerCalls
 from agentfsm.engine.model_calls.side_request import send_side_request
 from agentfsm.engine.model_calls.tool_selection import search_tools
 from agentfsm.engine.tool_calls.approvals import build_pending_question, is_outside_plan, needs_approval
+from agentfsm.engine.tool_calls.call_costs import calculate_call_cost
 from agentfsm.engine.tool_calls.child_runs import add_child_cost, end_interrupted_child
 from agentfsm.ports.model import ProposedCall
 from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
@@ -94,7 +96,10 @@ class RunHost(QueueHost):
     """Number of calls that waited for a limit of their tool or tag when the execution was cut off."""
 
     spent: dict[str, Usage] = attrs.field(factory=dict)
-    """Usage of model requests that running calls have made, by call id."""
+    """Usage of model requests that running calls have made, and costs that they have reported, by call id."""
+
+    reserved_usd: dict[str, float] = attrs.field(factory=dict)
+    """Declared costs of running calls, US dollars by call id, for which the budget has made room."""
 
     session: Scheduler | None = None
     """Scheduler of the running steps of a plan, which takes further steps; None for calls of a reply."""
@@ -136,10 +141,15 @@ class RunHost(QueueHost):
             find_result_text=self._find_result_text,
             find_result_parts=self._find_result_parts,
             find_tools=self._search_tools,
+            on_cost=partial(self._add_cost, call.id),
             attendance=None if attendant is None else self._build_attendance(attendant, call, tool),
             parent=self._build_parent() if tool.kind is ToolKind.AGENT else None,
             ask_model=partial(self._ask_model, call.id) if tool.name == QUESTION_TOOL else None,
         )
+
+    def _add_cost(self, call_id: str, usd: float) -> None:
+        """Add to the cost of a running call. What a thread reports after the end of its call is not recorded."""
+        self.spent[call_id] = self.spent.get(call_id, Usage()) + Usage(cost_usd=usd)
 
     async def _ask_model(self, call_id: str, question: str, results: Mapping[str, JSON]) -> str:
         """Answer a question of a plan from the named results only."""
@@ -217,7 +227,39 @@ class RunHost(QueueHost):
 
     def check_permitted(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
         """Return the refusal of a valid call that is not permitted with its arguments or not approved, else None."""
-        return check_permitted(self.execution, tool, bound) or self._check_approved(call, tool, bound)
+        return (
+            check_permitted(self.execution, tool, bound)
+            or self._check_approved(call, tool, bound)
+            or self._reserve_cost(call, tool, bound)
+        )
+
+    def _reserve_cost(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
+        """Reserve the declared cost of a call; return the refusal if the budget has no room for it, else None."""
+        if tool.cost_usd is None:
+            return None
+        budget, usd = self.execution.budget, calculate_call_cost(tool, tool.to_namespace(bound))
+        if usd is None:
+            return failed_outcome("not run: the cost of this call could not be determined.", ErrorType.BLOCKED)
+        if not budget.try_reserve_cost(usd):
+            text = budget.format_cost_refusal(tool.name, usd)
+            self.execution.journal.log.warning("call_too_expensive", call=call.id, tool=tool.name, usd=usd)
+            return CallOutcome(Outcome.SKIPPED, text, ErrorType.BUDGET)
+        self.reserved_usd[call.id] = usd
+        return None
+
+    def _release_cost(self, call_id: str, usage: Usage = NO_USAGE) -> None:
+        """Replace the reserved cost of a call, if there is one, by its actual cost."""
+        reserved = self.reserved_usd.pop(call_id, None)
+        if reserved is not None:
+            self.execution.budget.settle_cost(reserved, usage)
+
+    def _bill_call(self, result: ToolResult) -> ToolResult:
+        """Return the result with what the call has cost: as reported, else as declared if the tool was called."""
+        usage = self.spent.pop(result.call_id, None)
+        if usage is None and result.attempts and result.call_id in self.reserved_usd:
+            usage = Usage(cost_usd=self.reserved_usd[result.call_id])
+        self._release_cost(result.call_id, usage or NO_USAGE)
+        return attrs.evolve(result, usage=usage)
 
     def _check_approved(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
         """Refuse a call that could not run when other calls were submitted for approval, and now could."""
@@ -275,8 +317,8 @@ class RunHost(QueueHost):
         self.unfinished -= 1
         if budget.children:
             result = add_child_cost(execution, result)
-        if self.spent:
-            result = attrs.evolve(result, usage=self.spent.pop(result.call_id, None))
+        if self.spent or self.reserved_usd:
+            result = self._bill_call(result)
         finished = e.ToolFinished(result=result)
         if self.approvals:  # approved, but it could not run
             facts, taken = self._spend_decision(result.call_id)
@@ -326,6 +368,7 @@ class RunHost(QueueHost):
     def on_cut_off(self, job: ToolJob, duration_s: float) -> None:
         """Record the progress of a cut-off call, for the end of the run or the next worker."""
         journal = self.execution.journal
+        self._release_cost(job.call.id)
         if journal.lease.lost:
             return  # the journal takes nothing more
         facts = self._build_late_start(job)
@@ -358,6 +401,7 @@ class RunHost(QueueHost):
         call, tool = job.call, job.tool
         assert tool is not None  # the tool has raised the pause  # noqa: S101
         run, waits, state = self.execution.journal.run, pause.pending, None
+        self._release_cost(call.id)
         if isinstance(pause, InputRequired):
             rounds = (_find_entry(run, call).inquiry or Inquiry()).rounds
             if rounds >= MAX_ROUNDS:
