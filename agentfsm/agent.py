@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from agentfsm.mcp.server.service import MCPService
     from agentfsm.prompts.resolution import Instructions
     from agentfsm.streaming.stream import Listener
+    from agentfsm.streaming.watch import Outlet, Watcher
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -157,6 +158,14 @@ def _as_registry(tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSourc
     return ToolRegistry.of(tools)
 
 
+def _as_outlets(watchers: Iterable[Watcher | Outlet]) -> tuple[Outlet, ...]:
+    if watchers == ():
+        return ()
+    from agentfsm.streaming.watch import build_outlets  # noqa: PLC0415  few agents are watched
+
+    return build_outlets(watchers)
+
+
 def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
     check_agent(agent)
     log.preload()
@@ -183,6 +192,7 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
         clock=agent.clock,
         load_counter=load_counter,
         log_prompts=agent.log_prompts,
+        watch=agent.watch,
     )
     return Driver(config=engine, store=agent.store, durability=agent.durability, pause_before=agent.pause_before)
 
@@ -266,6 +276,7 @@ class Agent(Generic[A_co]):
         new_id: Function that returns a new run id.
         target: Import path of this agent, as "module:attribute"; empty if unknown.
         log_prompts: Whether prompts are logged at level DEBUG, with secrets masked.
+        watch: Functions that observe the runs live, in `run`, `resume` and workers.
 
     Raises:
         MisuseError: when the model string is unknown, an API key is missing, or a tool cannot be built.
@@ -364,6 +375,13 @@ class Agent(Generic[A_co]):
 
     log_prompts: bool = False
     """Whether prompts are logged at level DEBUG, with secrets masked."""
+
+    watch: tuple[Outlet, ...] = attrs.field(default=(), converter=_as_outlets)
+    """Functions that observe the runs live, in `run`, `resume` and workers. `watch(run, events)` is called after each
+    commit with the run and the events of the commit, in a thread of its own. It also observes the runs of sub-agents.
+    It cannot change, delay or fail a run: its exceptions are logged, and commits beyond a backlog of 1,000 are dropped
+    and counted. The field holds the functions with their queues.
+    """
 
     driver: Driver[A_co] = attrs.field(init=False, default=attrs.Factory(_build_driver, takes_self=True))
     """Driver that executes the runs. The methods of this class and the MCP server use it."""
@@ -938,8 +956,13 @@ class Agent(Generic[A_co]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections of the model, the context policies and the tool servers, then the store."""
+        """Close the connections of the model, the context policies and the tool servers, then the store.
+
+        Watchers get up to 5 s for the events that they have not received yet.
+        """
         async with AsyncExitStack() as rest:
+            for outlet in self.watch:
+                rest.push_async_callback(anyio.to_thread.run_sync, outlet.flush, abandon_on_cancel=True)
             rest.push_async_callback(self.store.aclose)
             rest.push_async_callback(self.tools.aclose)
             for policy in self.context.policies:

@@ -143,7 +143,8 @@ class _SubagentTool:
         if parent is None:
             return build(limits=limits)
         depth = min(parent.depth_limit, parent.run.header.depth + 1 + limits.depth)
-        return build(limits=attrs.evolve(limits, depth=depth), store=parent.store, clock=clock)
+        watch = (*parent.watch, *self.agent.driver.config.watch)
+        return build(limits=attrs.evolve(limits, depth=depth), store=parent.store, clock=clock, watch=watch)
 
 
 def _with_derived_nonce(run: Run, key: str) -> Run:

@@ -163,6 +163,7 @@ class Driver(Generic[A_co]):
                 durability=self.durability,
                 pause_before=self.pause_before,
                 ended_runs=self.ended_runs,
+                watch=self.config.watch,
             )
         except LeaseHeldError:
             raise
@@ -213,6 +214,7 @@ class Driver(Generic[A_co]):
             durability=self.durability,
             on_event=on_event,
             on_run=on_run,
+            watch=self.config.watch,
         )
         return None if stopped is None else self.attach_decoder(stopped)
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from agentfsm.core.run import Run
     from agentfsm.streaming.stream import Listener
+    from agentfsm.streaming.watch import Outlet
 
 # Registry for runs whose agent is not available.
 NO_TOOLS: Final = ToolRegistry()
@@ -55,6 +56,7 @@ async def apply_stop_requests(
     durability: Durability = "full",
     on_event: Listener | None = None,
     on_run: Callable[[Run], None] | None = None,
+    watch: tuple[Outlet, ...] = (),
 ) -> Run | None:
     """Cancel or pause a run if its inbox requests that and its lease is free; otherwise do nothing.
 
@@ -69,6 +71,7 @@ async def apply_stop_requests(
         durability: Durability of the events that are appended.
         on_event: Called with each streamed event.
         on_run: Called with each new state of the run.
+        watch: Watchers, which receive each commit.
 
     Returns:
         The run after the last request; None if no request was applied here.
@@ -79,7 +82,7 @@ async def apply_stop_requests(
     run: Run | None = None
     with suppress(LeaseHeldError):
         while (run is None or not run.is_over) and await _has_stop_request(store, run_id):
-            journal = await Journal.open(store, run_id, clock, on_event, on_run, durability=durability)
+            journal = await Journal.open(store, run_id, clock, on_event, on_run, durability=durability, watch=watch)
             run = await _stop_and_release(journal, tools)
     return run
 

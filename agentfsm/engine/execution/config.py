@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.output import OutputSpec
+    from agentfsm.streaming.watch import Outlet
 
 # Tokens left free for an answer, which all current models can write. A token budget with less caps the answer.
 ANSWER_TOKENS: Final = 4_096
@@ -79,6 +80,9 @@ class EngineConfig(Value):
     """Versions of the prompts in the instructions, by name."""
 
     log_prompts: bool = False
+    watch: tuple[Outlet, ...] = ()
+    """Watchers of the runs and of their child runs."""
+
     _overhead_by_tools: dict[tuple[object, ...], int] = attrs.field(factory=dict, init=False)
     """Tokens of the fixed part of every request, by encoding and tools."""
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.core.inbox import PostedItem
     from agentfsm.ports.stored import StoredRun
+    from agentfsm.streaming.watch import Outlet
 
 _set_frozen = object.__setattr__
 
@@ -123,6 +124,9 @@ class Journal:
     on_run: Callable[[Run], None] | None = None
     """Called with each new state of the run; None if not needed."""
 
+    watch: tuple[Outlet, ...] = ()
+    """Watchers, which receive each commit."""
+
     log: RunLogger
     pause_before: frozenset[State] = frozenset()
     """States before which the run pauses."""
@@ -177,6 +181,7 @@ class Journal:
         durability: Durability = "full",
         pause_before: frozenset[State] = frozenset(),
         ended_runs: EndedRuns = _NO_RUNS,
+        watch: tuple[Outlet, ...] = (),
     ) -> Self:
         """Take the lease of a run.
 
@@ -193,6 +198,7 @@ class Journal:
             durability: Durability of the appends.
             pause_before: States before which the run pauses until it is resumed.
             ended_runs: As in `load_predecessor`.
+            watch: Watchers, which receive each commit.
 
         Raises:
             ConflictError: if the run has moved on, or another worker executes it.
@@ -208,6 +214,7 @@ class Journal:
             clock=clock,
             on_event=on_event,
             on_run=on_run,
+            watch=watch,
             log=RunLogger(run.id, run.header.agent),
             pause_before=pause_before,
         )
@@ -286,6 +293,8 @@ class Journal:
         before, self.run = self.run, run
         if taken:
             self._untaken_rows = self._untaken_rows.difference(taken)
+        for outlet in self.watch:
+            outlet.put(run, events)
         if self.on_run is not None:
             self.on_run(run)
         if self.on_event is not None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.budget import Budget
     from agentfsm.ports.store import Clock, Store
+    from agentfsm.streaming.watch import Outlet
 
 
 @attrs.frozen(kw_only=True)
@@ -24,6 +25,9 @@ class Parent(Value):
     budget: Budget
     depth_limit: int
     """Maximum depth of child runs below the root run."""
+
+    watch: tuple[Outlet, ...] = ()
+    """Watchers of the run, which observe the child run as well."""
 
     takeover: bool = False
     """Whether child runs are taken over from other workers."""

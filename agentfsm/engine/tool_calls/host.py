@@ -218,6 +218,7 @@ class RunHost(QueueHost):
             clock=journal.clock,
             budget=drive.budget,
             depth_limit=drive.config.limits.depth,
+            watch=drive.config.watch,
             takeover=drive.is_takeover,
         )
 
@@ -227,16 +228,13 @@ class RunHost(QueueHost):
 
     def check_permitted(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
         """Return the refusal of a valid call that is not permitted with its arguments or not approved, else None."""
-        return (
-            check_permitted(self.execution, tool, bound)
-            or self._check_approved(call, tool, bound)
-            or self._reserve_cost(call, tool, bound)
-        )
+        refusal = check_permitted(self.execution, tool, bound) or self._check_approved(call, tool, bound)
+        if refusal is None and tool.cost_usd is not None:
+            return self._reserve_cost(call, tool, bound)
+        return refusal
 
     def _reserve_cost(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
         """Reserve the declared cost of a call; return the refusal if the budget has no room for it, else None."""
-        if tool.cost_usd is None:
-            return None
         budget, usd = self.execution.budget, calculate_call_cost(tool, tool.to_namespace(bound))
         if usd is None:
             return failed_outcome("not run: the cost of this call could not be determined.", ErrorType.BLOCKED)
