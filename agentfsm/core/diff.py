@@ -73,6 +73,8 @@ def difference(before: Run, after: Run) -> Difference:
     facts = {name: (getattr(before, name), getattr(after, name)) for name in _COMPARED_FIELDS}
     facts["window"] = before.cutoff, after.cutoff
     facts["tokens"] = before.usage.tokens, after.usage.tokens
+    facts["release"] = before.header.release, after.header.release
+    facts["arms"] = dict(before.header.arms), dict(after.header.arms)
     facts["fingerprint"] = _current_fingerprint(before), _current_fingerprint(after)
     phases = [{entry.call.id: entry.phase for entry in run.open} for run in (before, after)]
     ids = dict.fromkeys([*phases[0], *phases[1]])

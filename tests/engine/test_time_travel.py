@@ -365,3 +365,14 @@ async def test_the_difference_of_a_run_and_its_fork(store, world):
     assert told.agent == ("other instructions",)
     assert "  agent: other instructions" in told.lines()
     assert Outcome.DONE.value in "\n".join(difference(await agent.load(run.id, at=1), run).lines())
+
+
+async def test_the_difference_of_two_arms_of_an_experiment():
+    """The release and the arms are what the runs were assigned to."""
+    agent = Agent(ScriptedModel("one", "one"))
+    first = await agent.run("go", release="1", arms={"tone": "warm"})
+    second = await agent.run("go", release="2", arms={"tone": "cold"})
+    told = difference(first, second)
+    assert told.changed["release"] == ("1", "2")
+    assert told.changed["arms"] == ({"tone": "warm"}, {"tone": "cold"})
+    assert "release" not in difference(first, first).changed

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def calculate_call_cost(tool: Tool[..., Any], arguments: Arguments) -> float | None:
-    """Return the US dollars of a call with these arguments; None if the tool's function fails to tell."""
+    """Return the US dollars of a call with these arguments; None if the tool's function fails."""
     if not callable(tool.cost_usd):
         return tool.cost_usd or 0.0
     try:
