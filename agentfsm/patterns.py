@@ -6,7 +6,6 @@ Source: document F, 3.1. The confidence is the model's own statement, so the thr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import make_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -17,7 +16,7 @@ from agentfsm.agent import Agent
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import FUNCTION, NAME, SHARE, ValueRule
 from agentfsm.core.value import Value
-from agentfsm.prompts import Clarify, Refuse
+from agentfsm.prompts import Clarify, Refuse, wilson_interval
 
 if TYPE_CHECKING:
     from agentfsm.ports.model import Model
@@ -28,8 +27,6 @@ __all__ = ["Calibration", "IntentRouter", "ReliabilityBin", "Route", "calibrate"
 THRESHOLD: Final = 0.6
 # Bins of the reliability curve.
 _BINS: Final = 5
-# Quantile of the normal distribution for an interval of 95 %.
-_Z: Final = 1.96
 
 _NONE: Final = "none"
 _INSTRUCTIONS: Final = (
@@ -233,7 +230,7 @@ async def calibrate(
     SHARE.check("calibrate", "accuracy", accuracy)
     unknown = sorted({str(right) for _, right in cases if right is not None and right not in router.routes})
     if not cases or unknown:
-        detail = f"{unknown[0]!r} is no route of {router.name!r}" if unknown else "there are no cases"
+        detail = f"the router {router.name!r} has no route {unknown[0]!r}" if unknown else "the list is empty"
         raise MisuseError(f"calibrate(cases=...): {detail}; give pairs of a text and its route, or None")
     picks = [(await router._ask(text), right) for text, right in cases]  # noqa: SLF001  one of its module
     taken = [(pick.confidence, pick.name == right) for pick, right in picks if pick.name != _NONE]
@@ -257,17 +254,7 @@ def _build_calibration(
     return Calibration(
         threshold=threshold,
         accuracy=sum(rights) / len(rights) if rights else 0.0,
-        interval=_wilson(sum(rights), len(rights)),
+        interval=wilson_interval(sum(rights), len(rights)) if rights else (0.0, 1.0),
         coverage=len(rights) / total if threshold is not None else 0.0,
         bins=tuple(bins),
     )
-
-
-def _wilson(right: int, count: int) -> tuple[float, float]:
-    """Return the interval of 95 % of a share, which is sound for few cases and for shares near 0 and 1."""
-    if not count:
-        return 0.0, 1.0
-    share, square = right / count, _Z * _Z
-    centre = (share + square / (2 * count)) / (1 + square / count)
-    half = _Z / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count * count))
-    return max(0.0, centre - half), min(1.0, centre + half)

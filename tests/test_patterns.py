@@ -119,7 +119,7 @@ async def test_a_threshold_that_does_not_exist_is_none(anyio_backend):
 
 
 @pytest.mark.parametrize(
-    ("cases", "message"), [([], "there are no cases"), ([("x", "sales")], "'sales' is no route of 'router'")]
+    ("cases", "message"), [([], "the list is empty"), ([("x", "sales")], "the router 'router' has no route 'sales'")]
 )
 async def test_wrong_cases_are_refused(anyio_backend, cases, message):
     with pytest.raises(MisuseError, match=message):

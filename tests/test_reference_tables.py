@@ -65,7 +65,7 @@ def test_the_commands():
 
 
 def test_each_field_of_a_tool_is_an_option_with_a_rule():
-    """What `make_tool` computes is left out, and so is what is checked beyond a single value."""
+    """Fields that `make_tool` computes have no option, and three options have checks of their own instead of a rule."""
     computed = {"function", "dialect", "bind", "to_namespace", "takes_context", "is_async", "kind"}
     for_other_kinds = {"grace_s", "waits_for", "end_child_run"}
     fields = {field.name for field in attrs.fields(Tool) if field.init} - computed - for_other_kinds

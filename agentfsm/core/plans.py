@@ -61,10 +61,8 @@ class PlanStep(Value):
         return f"{self.id}. {what}{after}"
 
 
-_STEPS: Final = ValueRule(
-    fits=lambda value: value != () and require_tuple(PlanStep, wanted="").fits(value),
-    wanted="a tuple of PlanStep, at least one",
-)
+_STEP_TUPLE: Final = require_tuple(PlanStep, wanted="a tuple of PlanStep, at least one")
+_STEPS: Final = ValueRule(fits=lambda value: value != () and _STEP_TUPLE.fits(value), wanted=_STEP_TUPLE.wanted)
 
 
 @attrs.frozen(kw_only=True)

@@ -114,7 +114,7 @@ async def test_a_failing_watcher_changes_nothing(store, caplog):
 
 
 async def test_a_hanging_watcher_changes_nothing(store, caplog, monkeypatch):
-    """What it does not take is dropped and counted, and it does not hold up the end either."""
+    """Commits beyond the backlog are dropped and counted, and the run ends without waiting for the watcher."""
     monkeypatch.setattr(watch_module, "BACKLOG", 2)
     go_on = threading.Event()
     seen = []
@@ -139,7 +139,7 @@ async def test_a_hanging_watcher_changes_nothing(store, caplog, monkeypatch):
 
 
 async def test_closing_an_agent_waits_for_its_watchers():
-    """What was committed is delivered before `async with` ends."""
+    """All commits are delivered before `async with` ends."""
     notes = Notes()
 
     def slow(run, events):
