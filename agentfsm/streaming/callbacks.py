@@ -35,12 +35,17 @@ _ASYNC_CALLBACK_MESSAGE: Final = (
 )
 
 
+def is_async_callable(callback: Callable[..., object]) -> bool:
+    """Return whether calling a function, or an object with `__call__`, returns something to await or to iterate."""
+    functions = (callback, type(callback).__call__)
+    return any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in functions)
+
+
 def _check_callback(_outlet: object, _field: object, callback: Callable[[Any], object]) -> None:
     if not callable(callback):
         raise MisuseError(f"A listener is a function that takes an event; {callback!r} cannot be called.")
-    for function in (callback, type(callback).__call__):
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            raise MisuseError(_ASYNC_CALLBACK_MESSAGE)
+    if is_async_callable(callback):
+        raise MisuseError(_ASYNC_CALLBACK_MESSAGE)
 
 
 @attrs.frozen(eq=False)
@@ -59,6 +64,12 @@ class CallbackDispatcher:
 
     callback: Callable[[Any], object] = attrs.field(validator=_check_callback)
     """Plain function that is called with each event."""
+
+    thread_name: str = "agentfsm-listener"
+    """Name of the thread that calls it."""
+
+    on_error: Callable[[BaseException], None] | None = None
+    """Function that logs each exception of the callback. None: the first of each type is logged."""
 
     _buffer: deque[Any] = attrs.field(factory=deque, init=False)
     _accepted: int = attrs.field(default=0, init=False)
@@ -86,20 +97,39 @@ class CallbackDispatcher:
         """Number of events that were dropped, or for which the callback raised."""
         return self._dropped + self._errors
 
-    def put(self, event: object) -> None:
+    @property
+    def is_behind(self) -> bool:
+        """Whether the callback has not processed all events."""
+        return self._delivered < self._accepted
+
+    @property
+    def dropped(self) -> int:
+        """Number of events that were dropped."""
+        return self._dropped
+
+    @property
+    def failed(self) -> int:
+        """Number of events for which the callback raised."""
+        return self._errors
+
+    def put(self, event: object) -> int:
         """Put an event into the buffer; from any thread, without waiting.
 
         The event is dropped if `MAX_BUFFERED_EVENTS` others wait.
+
+        Returns:
+            0; if the event was dropped, the number of events dropped so far.
         """
         with self._changed:
             if not self._has_thread:
-                self._has_thread = _start_daemon(threading.Thread(target=self._run_thread, name="agentfsm-listener"))
+                self._has_thread = _start_daemon(threading.Thread(target=self._run_thread, name=self.thread_name))
             if not self._has_thread or len(self._buffer) >= MAX_BUFFERED_EVENTS:
                 self._dropped += 1
-                return
+                return self._dropped
             self._buffer.append(event)
             self._accepted += 1
             self._changed.notify()
+            return 0
 
     async def drain(self) -> None:
         """Wait until the callback has processed all earlier events, at most `DRAIN_TIMEOUT_S` seconds of real time.
@@ -110,8 +140,7 @@ class CallbackDispatcher:
             if self._delivered == self._accepted:
                 return
             over = anyio.Event()
-            drain = _DrainWaiter(self._accepted, make_waker(over.set))
-            self._drain_waiters.append(drain)
+            drain = self._add_drain_waiter(make_waker(over.set))
         timer = threading.Timer(DRAIN_TIMEOUT_S, drain.wake)
         try:
             if _start_daemon(timer):
@@ -120,6 +149,23 @@ class CallbackDispatcher:
             timer.cancel()
             with self._changed:
                 self._drain_waiters.remove(drain)
+
+    def drain_in_thread(self, timeout_s: float) -> int:
+        """Block until the callback has processed all earlier events; return the number that is left when time is up."""
+        over = threading.Event()
+        with self._changed:
+            if self._delivered == self._accepted:
+                return 0
+            drain = self._add_drain_waiter(over.set)
+        over.wait(timeout_s)
+        with self._changed:
+            self._drain_waiters.remove(drain)
+            return max(0, drain.target - self._delivered)
+
+    def _add_drain_waiter(self, wake: Callable[[], None]) -> _DrainWaiter:
+        drain = _DrainWaiter(self._accepted, wake)
+        self._drain_waiters.append(drain)
+        return drain
 
     def _run_thread(self) -> None:
         while True:
@@ -144,10 +190,13 @@ class CallbackDispatcher:
                 raise MisuseError(_ASYNC_CALLBACK_MESSAGE)  # noqa: TRY301  handled like exceptions of the callback
         except BaseException as error:  # noqa: BLE001  the thread goes on, also after sys.exit() in the callback
             self._errors += 1
-            if type(error) not in self._logged_types:
-                self._logged_types.add(type(error))
-                with suppress(Exception):  # the application's log handlers may raise
-                    LOGGER.exception("a listener raised; further errors of this type are counted and not logged")
+            with suppress(Exception):  # the application's log handlers may raise
+                (self.on_error or self._log_first_of_type)(error)
+
+    def _log_first_of_type(self, error: BaseException) -> None:
+        if type(error) not in self._logged_types:
+            self._logged_types.add(type(error))
+            LOGGER.error("a listener raised; further errors of this type are counted and not logged", exc_info=error)
 
     def _reset_after_fork(self) -> None:
         """Reset the state in the child of a fork: the thread and the lock's holder exist only in the parent."""

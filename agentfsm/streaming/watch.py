@@ -1,17 +1,15 @@
 """Deliver committed events to watchers: functions that observe runs live, each in a thread of its own.
 
-A watcher cannot change, delay or fail a run. It may lag behind by `BACKLOG` commits; further ones are dropped and
-counted until it has caught up. What must not be lost follows the journal in the store instead (`Store.follow`).
+A watcher cannot change, delay or fail a run. It may lag behind by 1,000 commits; further ones are dropped and counted
+until it has caught up. What must not be lost follows the journal in the store instead (`Store.follow`).
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
-import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from inspect import iscoroutinefunction, signature
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import WeakSet
 
@@ -19,6 +17,8 @@ import attrs
 
 from agentfsm.core.errors import MisuseError, ensure_printable
 from agentfsm.core.validation import shorten_repr
+from agentfsm.streaming import callbacks
+from agentfsm.streaming.callbacks import CallbackDispatcher, is_async_callable
 
 if TYPE_CHECKING:
     from agentfsm.core.events import Event
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 Watcher: TypeAlias = "Callable[[Run[Any], Sequence[Event]], object]"
 """Function that observes runs. It receives the run after a commit, and the events of the commit."""
 
-# Commits that wait for a watcher: some seconds of a hundred runs, and a few MB at most.
-BACKLOG: Final = 1_000
-# Seconds for which a thread without work waits for more before it ends.
-_IDLE_S: Final = 1.0
 # Seconds that closing an agent, or the end of the process, waits for watchers.
 FLUSH_S: Final = 5.0
 
@@ -38,23 +34,18 @@ _log = logging.getLogger("agentfsm.watch")
 _outlets: WeakSet[Outlet] = WeakSet()
 
 
+def _build_dispatcher(outlet: Outlet) -> CallbackDispatcher:
+    # The methods refer to the outlet: its commits are delivered and flushed also after the agent is gone.
+    name = f"agentfsm-watch-{outlet.name}"
+    return CallbackDispatcher(outlet._call, thread_name=name, on_error=outlet._log_error)  # noqa: SLF001  of this module
+
+
 @attrs.define(eq=False, repr=False)
 class Outlet:
     """Queue and thread of one watcher, shared by all runs of an agent and of its variants."""
 
     watcher: Watcher
-    dropped: int = 0
-    """Number of commits that the watcher was not given, because it lagged behind."""
-
-    failed: int = 0
-    """Number of commits for which the watcher raised an exception."""
-
-    _backlog: deque[tuple[Run[Any], Sequence[Event]]] = attrs.field(factory=deque, init=False)
-    _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
-    """Guards the fields; notified when the backlog changes, and when the watcher returns."""
-
-    _is_running: bool = attrs.field(default=False, init=False)
-    _is_busy: bool = attrs.field(default=False, init=False)
+    _dispatcher: CallbackDispatcher = attrs.field(init=False, default=attrs.Factory(_build_dispatcher, takes_self=True))
 
     def __attrs_post_init__(self) -> None:
         _outlets.add(self)
@@ -64,56 +55,36 @@ class Outlet:
         """Name of the watcher, for the log."""
         return str(getattr(self.watcher, "__qualname__", type(self.watcher).__qualname__))
 
+    @property
+    def dropped(self) -> int:
+        """Number of commits that the watcher was not given, because it lagged behind."""
+        return self._dispatcher.dropped
+
+    @property
+    def failed(self) -> int:
+        """Number of commits for which the watcher raised an exception."""
+        return self._dispatcher.failed
+
     def put(self, run: Run[Any], events: Sequence[Event]) -> None:
         """Hand over a commit. It never waits for the watcher."""
-        with self._changed:
-            if len(self._backlog) >= BACKLOG:
-                self.dropped += 1
-                is_first = self.dropped == 1
-            else:
-                is_first = False
-                self._backlog.append((run, events))
-                self._changed.notify_all()
-            if not self._is_running:
-                self._is_running = True
-                threading.Thread(target=self._deliver, name=f"agentfsm-watch-{self.name}", daemon=True).start()
-        if is_first:
-            _log.warning("the watcher %s lags behind by %d commits; further ones are dropped", self.name, BACKLOG)
+        if self._dispatcher.put((run, events)) == 1:
+            _log.warning(
+                "the watcher %s lags behind by %d commits; further ones are dropped",
+                self.name,
+                callbacks.MAX_BUFFERED_EVENTS,
+            )
 
-    def _deliver(self) -> None:
-        while (item := self._take()) is not None:
-            try:
-                self.watcher(*item)
-            except BaseException as error:  # noqa: BLE001  a watcher changes nothing, whatever it raises
-                self.failed += 1
-                if self.failed == 1:
-                    _log.warning(
-                        "the watcher %s has failed; further failures are counted only",
-                        self.name,
-                        exc_info=ensure_printable(error),
-                    )
-            del item
-            with self._changed:
-                self._is_busy = False
-                self._changed.notify_all()
+    def _call(self, commit: tuple[Run[Any], Sequence[Event]]) -> object:
+        return self.watcher(*commit)
 
-    def _take(self) -> tuple[Run[Any], Sequence[Event]] | None:
-        """Wait for the next commit; None if none has come for a while, and the thread has to end."""
-        with self._changed:
-            if not self._backlog:
-                self._changed.wait_for(lambda: bool(self._backlog), _IDLE_S)
-            if not self._backlog:
-                self._is_running = False
-                return None
-            self._is_busy = True
-            return self._backlog.popleft()
+    def _log_error(self, error: BaseException) -> None:
+        if self.failed == 1:
+            text = "the watcher %s has failed; further failures are counted only"
+            _log.warning(text, self.name, exc_info=ensure_printable(error))
 
     def flush(self, timeout_s: float = FLUSH_S) -> None:
         """Wait, in this thread, until the watcher has received everything, or the time is up."""
-        with self._changed:
-            is_done = self._changed.wait_for(lambda: not self._backlog and not self._is_busy, timeout_s)
-            left = len(self._backlog) + self._is_busy
-        if not is_done:
+        if left := self._dispatcher.drain_in_thread(timeout_s):
             _log.warning("the watcher %s has not taken %d commits within %g s", self.name, left, timeout_s)
         if self.dropped or self.failed:
             _log.warning("the watcher %s: %d commits dropped, %d failed", self.name, self.dropped, self.failed)
@@ -123,7 +94,7 @@ class Outlet:
 def _flush_all() -> None:
     """Flush at the end of the process, which would otherwise end the threads in the middle."""
     for outlet in list(_outlets):
-        if outlet._backlog or outlet._is_busy:  # noqa: SLF001  one of its module
+        if outlet._dispatcher.is_behind:  # noqa: SLF001  one of its module
             outlet.flush()
 
 
@@ -146,7 +117,7 @@ def build_outlets(watchers: Iterable[Watcher | Outlet]) -> tuple[Outlet, ...]:
 def _check_watcher(watcher: Any) -> Watcher:
     if not callable(watcher) or isinstance(watcher, type):
         raise MisuseError(f"Agent(watch=[{shorten_repr(watcher)}]): give a function of a run and its new events")
-    if iscoroutinefunction(watcher) or iscoroutinefunction(type(watcher).__call__):
+    if is_async_callable(watcher):
         raise MisuseError(
             f"Agent(watch=[{shorten_repr(watcher)}]): a thread calls it, which cannot await: give a plain function"
         )

@@ -11,7 +11,7 @@ import pytest
 
 from agentfsm import Agent, MisuseError, tool
 from agentfsm.stores import MemoryStore
-from agentfsm.streaming import watch as watch_module
+from agentfsm.streaming import callbacks
 from agentfsm.testing.models import ScriptedModel, call, say
 from tests.support.checks import sound
 
@@ -115,7 +115,7 @@ async def test_a_failing_watcher_changes_nothing(store, caplog):
 
 async def test_a_hanging_watcher_changes_nothing(store, caplog, monkeypatch):
     """Commits beyond the backlog are dropped and counted, and the run ends without waiting for the watcher."""
-    monkeypatch.setattr(watch_module, "BACKLOG", 2)
+    monkeypatch.setattr(callbacks, "MAX_BUFFERED_EVENTS", 2)
     go_on = threading.Event()
     seen = []
 
@@ -172,7 +172,7 @@ print("end", Agent(ScriptedModel("done"), watch=[slow]).run_sync("go").version, 
 
 async def test_a_thread_ends_when_there_is_nothing_to_do(store, monkeypatch):
     """The next commit starts another."""
-    monkeypatch.setattr(watch_module, "_IDLE_S", 0.001)
+    monkeypatch.setattr(callbacks, "IDLE_TIMEOUT_S", 0.001)
     notes = Notes()
     agent = agent_of(store, notes)
     for _ in range(2):
