@@ -23,6 +23,7 @@ from agentfsm._validation import (
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, Input, InputKind, Pause, Priority, Reject
+from agentfsm.core.json_text import round_timestamp
 from agentfsm.core.messages import Part, as_parts
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.plans import Plan
@@ -481,7 +482,7 @@ class Runs:
             MisuseError: when an argument is invalid.
         """
         check_run_id(run_id)
-        feedback = Feedback(rating=rating, comment=comment, by=by, at=await self.store.now())
+        feedback = Feedback(rating=rating, comment=comment, by=by, at=round_timestamp(await self.store.now()))
         await self.store.add_feedback(run_id, secrets.token_hex(8), feedback)
 
     async def list_feedback(self, run_id: str) -> tuple[Feedback, ...]:
