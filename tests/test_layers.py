@@ -15,7 +15,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 TESTS = Path(__file__).parent
 
 CORE = {"core"}
-HELPERS = {"_concurrency", "_http", "_plugins", "_public_network", "limiter"}
+HELPERS = {"_concurrency", "_http", "_plugins", "_public_network", "limiter", "web"}
 PORTS = CORE | {"ports"}
 TOKENS = PORTS | HELPERS | {"tokens"}
 STREAMING = CORE | HELPERS | {"streaming"}
@@ -23,8 +23,8 @@ TOOLS = TOKENS | STREAMING | {"tools"}
 ENGINE = TOOLS | {"engine"}
 ADAPTERS = {"models", "stores"}
 FAMILIES = {"context", "openapi", "planning", "prompts", "reflection"}
-FRONT = {"_runnable_agent", "_validation", "agent", "cli", "decisions", "mcp", "runs", "subagent", "testing", "worker"}
-FRONT |= {"__init__", "__main__", "patterns"}
+FRONT = {"_runnable_agent", "_validation", "agent", "cli", "decisions", "mcp", "runs", "serve", "subagent"}
+FRONT |= {"__init__", "__main__", "patterns", "testing", "worker"}
 
 # Part of the package -> the parts that it may import, also inside functions and under TYPE_CHECKING.
 MAY_IMPORT = (
@@ -53,9 +53,11 @@ VENDORS = {
     "redis": "stores/redis/server.py",
     "rich": "cli/render/live.py",
     "sqlite3": "stores/sqlite/file.py",
+    "starlette": "serve/",
     "structlog": "streaming/log.py",
     "tiktoken": "tokens/tiktoken_counter.py",
     "trio": "testing/clock.py",
+    "uvicorn": "web/",
 }
 
 

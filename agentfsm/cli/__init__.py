@@ -7,6 +7,8 @@
              delete | prune | compact                                                  remove
     agentfsm followers list | drop
     agentfsm prompts list | show | render | test | activate | rollback | diff
+    agentfsm serve
+    agentfsm keys add | list | remove
     agentfsm mcp tools | approve | prompts | prompt | resources | read | serve
 
 Results go to stdout, all else to stderr. Exit codes: 0 done, 1 failed, 2 usage, 3 waiting for a person or for

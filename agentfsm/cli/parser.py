@@ -26,10 +26,12 @@ from agentfsm.cli.commands import (
     execute,
     follower_admin,
     inspect,
+    key_files,
     mcp_client,
     mcp_serve,
     prompt_files,
     retention,
+    serve_http,
     timetravel,
 )
 from agentfsm.cli.resolve.agent_target import MCP_OPTION
@@ -85,6 +87,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_followers(add)
     _add_mcp(add)
     _add_prompts(add)
+    _add_serve(add)
+    _add_keys(add)
     return made
 
 
@@ -330,6 +334,38 @@ def _add_mcp(add: AddParser) -> None:
     )
     serve.add_argument("--prefix", default="", help="prefix for the names of the tools that control runs")
     serve.add_argument("--no-tools", action="store_true", help="leave out the agent's own tools")
+
+
+def _add_serve(add: AddParser) -> None:
+    serve = _add_command(add, serve_http.serve, text="serve agents over HTTP, and execute their runs")
+    serve.add_argument("agents", metavar="module:agent", nargs="+", help="an Agent, or a function that returns one")
+    serve.add_argument(
+        "--http",
+        metavar="HOST:PORT",
+        type=mcp_serve.parse_address,
+        default=mcp_serve.DEFAULT_ADDRESS,
+        help="the address (default: %(default)s)",
+    )
+    serve.add_argument(
+        "--keys", metavar="FILE", help="file of API keys; without it, only programs of this machine may connect"
+    )
+    serve.add_argument(
+        "--allow-host", metavar="NAME", action="append", default=[], help="another host name of the server"
+    )
+    serve.add_argument(
+        "--parallel",
+        metavar="N",
+        type=parse_count,
+        default=WORKER_PARALLEL,
+        help="runs of each agent at a time (default: %(default)s)",
+    )
+    serve.add_argument("--no-worker", action="store_true", help="execute no runs: `agentfsm worker` does")
+
+
+def _add_keys(add: AddParser) -> None:
+    text = "create, list and remove API keys for `agentfsm serve`"
+    group = add("keys", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    key_files.add_parsers(group.add_subparsers(required=True, metavar="COMMAND").add_parser)
 
 
 def _add_mcp_client(sub: AddParser) -> None:

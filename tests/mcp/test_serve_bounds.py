@@ -11,8 +11,9 @@ from mcp.client.streamable_http import streamable_http_client
 
 from agentfsm import tool
 from agentfsm.mcp import MCPService
-from agentfsm.mcp.server import http_connections, http_sessions
-from agentfsm.mcp.server.eviction import derive_client_key
+from agentfsm.mcp.server import http_sessions
+from agentfsm.web import http_connections
+from agentfsm.web.eviction import derive_client_key
 
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
 # Whether the rude client has the address of the others.

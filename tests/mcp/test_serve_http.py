@@ -13,11 +13,11 @@ from mcp.types import ElicitResult
 
 from agentfsm import Agent, tool
 from agentfsm.core.errors import MisuseError
-from agentfsm.mcp import MCPServerError, MCPService, Resource
-from agentfsm.mcp.server.http_guard import HTTPGuard, build_allowed_hosts, is_loopback
-from agentfsm.mcp.server.http_server import bind_socket
+from agentfsm.mcp import MCPService, Resource
 from agentfsm.testing import FunctionModel, ScriptedModel, say
 from agentfsm.testing.conformance.helpers import list_claimable
+from agentfsm.web.http_guard import HTTPGuard, build_allowed_hosts, is_loopback
+from agentfsm.web.http_server import bind_socket
 
 TOKEN = "a-token-that-is-long-enough"  # noqa: S105  it opens nothing
 EVERYWHERE = "0.0.0.0"  # noqa: S104  nothing listens there
@@ -307,7 +307,7 @@ async def test_a_port_that_is_taken_is_a_clear_error():
     """With what to do."""
     async with serving(MCPService([add], name="demo")) as url:
         port = int(url.partition("127.0.0.1:")[2].partition("/")[0])
-        with pytest.raises(MCPServerError, match="give another port"):
+        with pytest.raises(MisuseError, match="give another port"):
             await MCPService([add], name="demo").http(port=port)
 
 

@@ -35,7 +35,7 @@ MAX_PORT: Final = 65_535
 
 def parse_address(text: str) -> str:
     """Check that the text is HOST:PORT, or a port of this machine, and return the text."""
-    host, port = _split_address(text)
+    host, port = split_address(text)
     if not host or not port.isascii() or not port.isdigit() or int(port) > MAX_PORT:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not of the form HOST:PORT: write for example {DEFAULT_ADDRESS} or [::1]:8000"
@@ -43,7 +43,8 @@ def parse_address(text: str) -> str:
     return text
 
 
-def _split_address(text: str) -> tuple[str, str]:
+def split_address(text: str) -> tuple[str, str]:
+    """Split HOST:PORT, where a single port is one of this machine."""
     host, colon, port = text.rpartition(":")
     return (host, port) if colon else ("127.0.0.1", text)
 
@@ -89,13 +90,13 @@ def _build_service(args: argparse.Namespace) -> tuple[MCPService, Callable[[], A
 
 
 async def _serve_http(service: MCPService, terminal: Terminal, args: argparse.Namespace) -> None:
-    host, port = _split_address(args.http)
-    notice = _StartNotice(terminal, service.name)
+    host, port = split_address(args.http)
+    notice = StartNotice(terminal, service.name)
     await service.http(host.strip("[]"), int(port), token=_read_token(args), hosts=args.allow_host, task_status=notice)
 
 
 @attrs.frozen
-class _StartNotice(TaskStatus[str]):
+class StartNotice(TaskStatus[str]):
     """Reports the address of the server once it accepts connections."""
 
     terminal: Terminal

@@ -13,8 +13,8 @@ from typing import Final
 import anyio
 import attrs
 
-from agentfsm.mcp.server.eviction import choose_evicted, derive_client_key
-from agentfsm.mcp.server.http_guard import App, Message, Receive, Scope, Send
+from agentfsm.web.eviction import choose_evicted, derive_client_key
+from agentfsm.web.http_guard import App, Message, Receive, Scope, Send
 
 # Sessions at once, of some 40 KB each.
 MAX_SESSIONS: Final = 1_000

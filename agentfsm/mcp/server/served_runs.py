@@ -7,7 +7,6 @@ nothing, and the next server continues the runs of a crashed one.
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -21,12 +20,13 @@ from pydantic import Field
 
 from agentfsm._runnable_agent import RunnableAgent
 from agentfsm.core.codec import message_to_json
-from agentfsm.core.errors import AgentError, ArgumentsError, MisuseError, RunNotFoundError
+from agentfsm.core.errors import AgentError, MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.mcp.server.event_bus import EventBus
 from agentfsm.mcp.server.resources import Resource
 from agentfsm.ports.store import Filter, RunSummary
+from agentfsm.serve.run_documents import describe_status, read_output
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.run_context import RunContext, ToolReturn
@@ -387,12 +387,12 @@ class ServedRuns:
     def _describe_run(self, run: Run) -> dict[str, Any]:
         view: dict[str, Any] = {
             "run_id": run.id,
-            "status": describe_status(run),
+            "status": describe_status(run.state, is_waiting=run.is_waiting),
             "turn": run.turn,
             "tokens": run.usage.tokens,
         }
         if run.state is State.DONE:
-            view["answer"] = _read_answer(run)
+            view["answer"] = read_output(run)
         elif run.stop_reason is not None:
             view |= {"stop_reason": str(run.stop_reason), "stop_message": run.stop_message}
         if run.pending:
@@ -446,22 +446,6 @@ class ServedRuns:
         if before is not None and last == math.nextafter(before, -math.inf):
             same += known
         return [_to_mcp_resource(line) for line in lines], f"{last!r}:{same}"
-
-
-def describe_status(run: Run) -> str:
-    """Return the status of a run, in one word."""
-    if run.is_over:
-        return "done" if run.state is State.DONE else "stopped"
-    return "waiting" if run.is_waiting else "running"
-
-
-def _read_answer(run: Run) -> Any:
-    """Return the answer as JSON values; the text itself if it does not match the agent's output type any more."""
-    try:
-        value = run.output
-    except ArgumentsError:
-        return run.answer
-    return value if isinstance(value, str) else json.loads(result_text.render_text(value))
 
 
 def _describe_progress(run: Run) -> str:

@@ -21,7 +21,6 @@ from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResul
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.engine.tool_calls.approvals import answer_lifetime_s, describe_call, needs_approval
 from agentfsm.mcp.server.call_sequencer import CallSequencer
-from agentfsm.mcp.server.eviction import derive_client_key
 from agentfsm.mcp.server.input_requests import (
     ApprovalRequest,
     InputBroker,
@@ -44,6 +43,7 @@ from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext
 from agentfsm.tools.schema.binding import BoundArguments
 from agentfsm.tools.tool import Tool
+from agentfsm.web.eviction import derive_client_key
 
 _log = logging.getLogger("agentfsm.mcp")
 

@@ -25,18 +25,9 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 from agentfsm._runnable_agent import RunnableAgent
 from agentfsm.core.errors import MisuseError, first_error
-from agentfsm.mcp.server import http_server as web
 from agentfsm.mcp.server.call_sequencer import MAX_CALLS
 from agentfsm.mcp.server.event_bus import EventBus
 from agentfsm.mcp.server.handshake_clients import MAX_URI_CHARS, attach, subscribe, unsubscribe
-from agentfsm.mcp.server.http_guard import (
-    TOKEN_VARIABLE,
-    App,
-    HTTPGuard,
-    build_allowed_hosts,
-    is_loopback,
-    resolve_token,
-)
 from agentfsm.mcp.server.http_sessions import SESSION_IDLE_TIMEOUT_S, SessionLimiter
 from agentfsm.mcp.server.input_requests import RequestContext
 from agentfsm.mcp.server.resources import Prompt, Resource, propose_completions
@@ -47,9 +38,20 @@ from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.scheduler import DEFAULT_LIMIT, DEFAULT_TIMEOUT_S
 from agentfsm.tools.registry import ToolRegistry, ToolSource
 from agentfsm.tools.tool import Tool
+from agentfsm.web import http_server as web
+from agentfsm.web.http_guard import (
+    TOKEN_VARIABLE,
+    App,
+    HTTPGuard,
+    build_allowed_hosts,
+    is_loopback,
+    resolve_token,
+)
 
 # The default HTTP port, which is usual for MCP servers.
 DEFAULT_PORT: Final = 8000
+# Path of the endpoint.
+ENDPOINT_PATH: Final = "/mcp"
 # Seconds between two checks whether tools were added or removed outside of a call.
 WATCH_S: Final = 1.0
 # Prefix of a cursor into the runs, which are listed after the resources.
@@ -231,9 +233,8 @@ class MCPService:
             task_status: Receives the URL when the server listens: `url = await tasks.start(service.http)`.
 
         Raises:
-            MisuseError: when other machines could connect without a token, a host name is invalid, or the event loop
-                is not asyncio.
-            MCPServerError: when the address is in use.
+            MisuseError: when other machines could connect without a token, a host name is invalid, the event loop is
+                not asyncio, or the address is in use.
         """
         if not hasattr(current_token().native_token, "call_soon_threadsafe"):
             raise MisuseError(
@@ -242,7 +243,7 @@ class MCPService:
         app = self.asgi(host, token=token, hosts=hosts)
         bound = web.bind_socket(host, port)
         with bound:
-            await web.serve(app, bound, web.format_url(host, bound), task_status, self._release_clients)
+            await web.serve(app, bound, web.format_url(host, bound, ENDPOINT_PATH), task_status, self._release_clients)
 
     def asgi(self, host: str = "127.0.0.1", *, token: str | None = None, hosts: Iterable[str] = ()) -> App:
         """Return an ASGI app with the endpoint /mcp, for a web server of your own.
@@ -264,7 +265,7 @@ class MCPService:
                 "give token=..., or listen on 127.0.0.1"
             )
         app = self.server.streamable_http_app(
-            streamable_http_path=web.ENDPOINT_PATH,
+            streamable_http_path=ENDPOINT_PATH,
             max_request_body_size=web.MAX_BODY_BYTES,
             session_idle_timeout=SESSION_IDLE_TIMEOUT_S,
             # `SessionLimiter` limits sessions, and `HTTPGuard` checks `Host` and `Origin` more strictly than the SDK.

@@ -98,7 +98,7 @@ def build_allowed_hosts(host: str, more: Iterable[str]) -> frozenset[AllowedHost
 
 @attrs.define(eq=False, repr=False)
 class HTTPGuard:
-    """ASGI app that checks host, origin and token. It removes the token: no tool and no other server sees it."""
+    """ASGI app that checks host, origin and token. It removes the token that it checks: no tool sees it."""
 
     app: App
     hosts: frozenset[AllowedHost]
@@ -120,8 +120,10 @@ class HTTPGuard:
         sent = _header_values(scope, b"authorization")
         if self.token is not None and not _is_token_valid(sent, self.token):
             return await _send_challenge(send, is_invalid=bool(sent))
-        headers = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
-        return await self.app({**scope, "headers": headers}, receive, send)
+        if self.token is not None:
+            headers = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
+            scope = {**scope, "headers": headers}
+        return await self.app(scope, receive, send)
 
     def _has_allowed_host(self, values: list[bytes]) -> bool:
         return len(values) == 1 and self._is_allowed(values[0].decode("latin-1"))

@@ -10,13 +10,10 @@ import anyio
 import uvicorn
 from anyio.abc import TaskStatus
 
-from agentfsm.core.errors import first_error
-from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.server.http_connections import BACKLOG, KEEP_ALIVE_S, LimitedConnection
-from agentfsm.mcp.server.http_guard import App, bracket_ipv6
+from agentfsm.core.errors import AgentError, MisuseError, first_error
+from agentfsm.web.http_connections import BACKLOG, KEEP_ALIVE_S, LimitedConnection
+from agentfsm.web.http_guard import App, bracket_ipv6
 
-# Path of the endpoint.
-ENDPOINT_PATH: Final = "/mcp"
 # Maximum size of a request in bytes: arguments of a tool are seldom more than some kilobytes.
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 # Seconds that active requests have at shutdown.
@@ -30,23 +27,23 @@ def bind_socket(host: str, port: int) -> socket.socket:
     a streamed answer would wait 40 ms for the client's delayed acknowledgement.
 
     Raises:
-        MCPServerError: when the address is in use, or does not belong to this machine.
+        MisuseError: when the address is in use, or does not belong to this machine.
     """
     address = host.strip("[]")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         bound = socket.create_server((address, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise MCPServerError(
+        raise MisuseError(
             f"the server cannot listen on {host}:{port} ({error.strerror or error}): give another port, or 0 for any"
         ) from error
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
     return bound
 
 
-def format_url(host: str, bound: socket.socket) -> str:
-    """Return the URL of the endpoint."""
-    return f"http://{bracket_ipv6(host)}:{bound.getsockname()[1]}{ENDPOINT_PATH}"
+def format_url(host: str, bound: socket.socket, path: str = "") -> str:
+    """Return the URL of a path of the server."""
+    return f"http://{bracket_ipv6(host)}:{bound.getsockname()[1]}{path}"
 
 
 async def serve(
@@ -62,7 +59,7 @@ async def serve(
         on_shutdown: Called when the shutdown begins.
 
     Raises:
-        MCPServerError: when the app does not start.
+        AgentError: when the app does not start.
     """
     config = uvicorn.Config(
         app,
@@ -109,7 +106,7 @@ class _NotifyingServer(uvicorn.Server):
         try:
             await super().startup(sockets)
         except SystemExit as error:  # uvicorn exits if the app does not start
-            raise MCPServerError("the server did not start: see the log for the error of its app") from error
+            raise AgentError("the server did not start: see the log for the error of its app") from error
         self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

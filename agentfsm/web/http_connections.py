@@ -12,7 +12,7 @@ from typing import Final
 from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from agentfsm.mcp.server.eviction import choose_evicted, derive_client_key
+from agentfsm.web.eviction import choose_evicted, derive_client_key
 
 # Connections at once. A process usually has 1,024 descriptors; up to three backlogs are accepted before the first
 # connection that makes room is closed, and the store needs some.

@@ -1,0 +1,87 @@
+"""The subcommands of `agentfsm keys`: create, list and remove API keys for `agentfsm serve`."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentfsm.cli.codes import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agentfsm.cli.terminal import Terminal
+
+
+def add_parsers(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the subcommands."""
+    added = _add(add, "add", add_key, "create a key, print it once, and store its hash")
+    listed = _add(add, "list", list_keys, "list whose keys a file has")
+    removed = _add(add, "remove", remove_keys, "remove the keys of a user; a running server refuses them at once")
+    for takes in (added, listed, removed):
+        takes.add_argument("file", metavar="FILE", type=Path, help="JSON file with the hashes of the keys")
+    for takes in (added, removed):
+        takes.add_argument("user", metavar="USER", help="user for whom the key acts")
+        takes.add_argument("--tenant", help="tenant of the user")
+    added.add_argument(
+        "--scope",
+        metavar="SCOPE",
+        action="append",
+        choices=["run", "approve", "admin"],
+        help='"run" (the default), "approve" or "admin"; may be given several times',
+    )
+    added.add_argument("--role", action="append", default=[], help="role of the user for permissions of tools")
+
+
+def _add(
+    add: Callable[..., argparse.ArgumentParser], name: str, act: Callable[..., ExitCode], text: str
+) -> argparse.ArgumentParser:
+    added = add(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    added.set_defaults(act=act)
+    added.add_argument("--json", action="store_true", help="write one JSON document to stdout")
+    return added
+
+
+def add_key(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Create a key."""
+    access = _load_access()
+    scopes = args.scope or ["run"]
+    caller = access.Caller(user=args.user, tenant=args.tenant, scopes=scopes, roles=args.role)
+    key = access.add_key(args.file, caller)
+    terminal.err(f"{args.file} has its hash; the key is shown only now")
+    if terminal.json:
+        terminal.document({"key": key, **_build_json(caller)})
+    else:
+        terminal.out(key)
+    return ExitCode.DONE
+
+
+def list_keys(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """List the callers of a file."""
+    callers = _load_access().APIKeys(args.file).callers
+    if terminal.json:
+        terminal.document({"keys": [_build_json(each) for each in callers]})
+    for each in () if terminal.json else callers:
+        terminal.out(f"{each.user}  tenant: {each.tenant or '-'}  scopes: {', '.join(sorted(each.scopes))}")
+    return ExitCode.DONE
+
+
+def remove_keys(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Remove the keys of a user."""
+    count = _load_access().remove_keys(args.file, args.user, args.tenant)
+    if terminal.json:
+        terminal.document({"removed": count})
+    else:
+        terminal.out(f"removed {count} {'key' if count == 1 else 'keys'} of {args.user}")
+    return ExitCode.DONE if count else ExitCode.FAILED
+
+
+def _load_access() -> Any:
+    return import_module("agentfsm.serve.access")
+
+
+def _build_json(caller: Any) -> dict[str, Any]:
+    names = {"user": caller.user, "tenant": caller.tenant}
+    return {**names, "scopes": sorted(caller.scopes), "roles": list(caller.roles)}

@@ -1,0 +1,188 @@
+"""Callers of the gateway: API keys, their scopes, and the runs that a caller may see."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from urllib.parse import quote, unquote
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.value import Value
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from agentfsm.core.header import Header
+
+SCOPES: Final = ("run", "approve", "admin")
+# Beginning of each key, by which people and scanners for leaked secrets recognise it.
+KEY_PREFIX: Final = "afsm_"
+# Random bytes of a key.
+KEY_BYTES: Final = 32
+
+
+def _check_scopes(_instance: object, _attribute: object, value: frozenset[str]) -> None:
+    if not value or not value <= set(SCOPES):
+        raise MisuseError(f"scopes must be one or more of {', '.join(SCOPES)}, not {sorted(value)}")
+
+
+def _as_scopes(scopes: Iterable[str]) -> frozenset[str]:
+    return frozenset(scopes)
+
+
+def _as_roles(roles: Iterable[str]) -> tuple[str, ...]:
+    return tuple(roles)
+
+
+@attrs.frozen(kw_only=True)
+class Caller(Value):
+    """The person or program that sends a request, as its credential says. The body of a request cannot change it.
+
+    Raises:
+        MisuseError: when a scope is unknown, or none is given.
+    """
+
+    user: str
+    """Name of the user: the user of the runs that it starts, and the author of its decisions."""
+
+    tenant: str | None = None
+    """Tenant of the user: the caller sees only runs of this tenant. None: only runs without a tenant."""
+
+    scopes: frozenset[str] = attrs.field(converter=_as_scopes, validator=_check_scopes)
+    """Rights of the caller. "run": start runs, read and control its own. "approve": read all runs of the tenant and
+    decide on their calls. "admin": everything in the tenant, including deletion.
+    """
+
+    roles: tuple[str, ...] = attrs.field(default=(), converter=_as_roles)
+    """Roles of the user for the permissions of tools."""
+
+    def allows(self, scope: str) -> bool:
+        """Return whether the caller has a scope, or "admin"."""
+        return scope in self.scopes or "admin" in self.scopes
+
+    def can_see(self, header: Header) -> bool:
+        """Return whether the caller may read a run."""
+        is_own = header.user == self.user or self.allows("approve")
+        return header.tenant == self.tenant and is_own
+
+    def qualify_session(self, name: str) -> str:
+        """Return the name under which the store keeps a session of this caller: no other user can name the same one."""
+        return "/".join(quote(part, safe="") for part in (self.tenant or "", self.user, name))
+
+
+def read_session_name(stored: str | None) -> str | None:
+    """Return the name of a session as its caller gave it."""
+    return None if stored is None else unquote(stored.rpartition("/")[2])
+
+
+Authenticate: TypeAlias = "Callable[[Request], Caller | Awaitable[Caller | None] | None]"
+"""Function that reads the credential of a request and returns the caller; None refuses the request with 401."""
+
+
+def create_key() -> str:
+    """Return a new random key."""
+    return f"{KEY_PREFIX}{secrets.token_urlsafe(KEY_BYTES)}"
+
+
+def _hash_key(key: str) -> str:
+    # A key has 256 random bits, so that a fast hash is enough; a password would need a slow one.
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+@attrs.define(eq=False, repr=False)
+class APIKeys:
+    """API keys in a JSON file, of which only hashes are stored: `serve([agent], auth=APIKeys("keys.json"))`.
+
+    Clients send a key as `Authorization: Bearer KEY`. The file is read again when it changes, so that a new key works
+    and a removed key is refused without a restart.
+
+    Raises:
+        MisuseError: when the file cannot be read, or its content is invalid.
+    """
+
+    path: Path = attrs.field(converter=Path)
+    """The file. `agentfsm keys add` creates it."""
+
+    _stamp: tuple[int, int] = attrs.field(default=(0, 0), init=False)
+    """Time of modification in nanoseconds, and size in bytes, of the content that was read."""
+
+    _callers: dict[str, Caller] = attrs.field(factory=dict, init=False)
+    """Callers by the hash of their key."""
+
+    def __attrs_post_init__(self) -> None:
+        self._refresh()
+
+    def __call__(self, request: Request) -> Caller | None:
+        """Return the caller whose key a request has; None if it has no valid one."""
+        self._refresh()
+        values = request.headers.getlist("authorization")
+        scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
+        return self._callers.get(_hash_key(key.strip())) if scheme.lower() == "bearer" else None
+
+    @property
+    def callers(self) -> tuple[Caller, ...]:
+        """The callers of all keys, in the order of the file."""
+        self._refresh()
+        return tuple(self._callers.values())
+
+    def _refresh(self) -> None:
+        try:
+            status = self.path.stat()
+            stamp = (status.st_mtime_ns, status.st_size)
+            if stamp != self._stamp:
+                self._callers = _parse_keys(self.path.read_text("utf-8"))
+                self._stamp = stamp
+        except OSError as error:
+            raise MisuseError(
+                f"cannot read the API keys in {self.path}: {error.strerror}; create the file with `agentfsm keys add`"
+            ) from None
+        except (ValueError, TypeError, KeyError, AttributeError, MisuseError) as error:
+            raise MisuseError(
+                f"{self.path} is not a file of API keys ({error}): create it with `agentfsm keys add`"
+            ) from None
+
+
+def _parse_keys(text: str) -> dict[str, Caller]:
+    entries: list[dict[str, Any]] = json.loads(text)["keys"]
+    return {entry.pop("sha256"): Caller(**entry) for entry in entries}
+
+
+def add_key(path: Path, caller: Caller) -> str:
+    """Add a key for a caller to a file, which is created with mode 0600, and return the key. It is stored nowhere.
+
+    Raises:
+        MisuseError: when the file exists and is not a file of keys.
+    """
+    stored = json.loads(path.read_text("utf-8"))["keys"] if path.exists() and APIKeys(path) else []
+    key = create_key()
+    stored.append({"sha256": _hash_key(key), **attrs.asdict(caller), "scopes": sorted(caller.scopes)})
+    _write_keys(path, stored)
+    return key
+
+
+def remove_keys(path: Path, user: str, tenant: str | None) -> int:
+    """Remove the keys of a user from a file, and return their number.
+
+    Raises:
+        MisuseError: when the file cannot be read.
+    """
+    APIKeys(path)
+    stored = json.loads(path.read_text("utf-8"))["keys"]
+    kept = [entry for entry in stored if (entry["user"], entry["tenant"]) != (user, tenant)]
+    _write_keys(path, kept)
+    return len(stored) - len(kept)
+
+
+def _write_keys(path: Path, entries: list[dict[str, Any]]) -> None:
+    """Replace the file in one step: a server never reads half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    fresh.touch(mode=0o600, exist_ok=False)
+    fresh.write_text(json.dumps({"keys": entries}, indent=2), "utf-8")
+    fresh.replace(path)

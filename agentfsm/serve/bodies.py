@@ -1,0 +1,138 @@
+"""Bodies of requests: their fields, types and bounds. Unknown fields are refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_Text = Annotated[str, Field(min_length=1, max_length=1_000_000)]
+_Note = Annotated[str, Field(max_length=10_000)]
+_Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class RequestBody(BaseModel):
+    """Base of the bodies."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StartBody(RequestBody):
+    """A new run."""
+
+    prompt: _Text
+    """The task."""
+
+    agent: _Name | None = None
+    """Name of the agent; it may be left out if the server has one."""
+
+    session: _Name | None = None
+    """Name of a conversation of the caller, which the run continues."""
+
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    """Data of the caller's own, stored with the run."""
+
+    wait_s: float = Field(default=0, ge=0, le=60)
+    """Seconds that the answer may wait for the end of the run."""
+
+
+class InputBody(RequestBody):
+    """Input for a run."""
+
+    text: _Text
+    """Text for the model."""
+
+    key: _Name | None = None
+    """Idempotency key: the run accepts one input for each key."""
+
+    priority: Literal["high", "normal", "low"] = "normal"
+    """Order in which waiting inputs are read."""
+
+
+class ApproveBody(RequestBody):
+    """Approval of a call."""
+
+    call_id: _Name
+    """`call_id` of the pending item."""
+
+    digest: _Name
+    """`digest` of the pending item that the person saw."""
+
+    arguments: dict[str, Any] | None = None
+    """Arguments that replace the model's."""
+
+
+class RejectBody(RequestBody):
+    """Rejection of a call."""
+
+    call_id: _Name
+    """`call_id` of the pending item."""
+
+    message: _Note = ""
+    """The reason, for the model."""
+
+
+class AnswerBody(RequestBody):
+    """Answer to a question."""
+
+    call_id: _Name
+    """`call_id` of the pending item."""
+
+    content: _Text | dict[str, Any] | None = None
+    """The result, or the answer to a tool's questions."""
+
+    digest: _Name | None = None
+    """`digest` of the pending item that the person saw."""
+
+    failed: bool = False
+    """Whether a result is an error."""
+
+    declined: bool = False
+    """Whether the person declines to answer."""
+
+
+class SettleBody(RequestBody):
+    """Outcome of a call whose worker died. One of `result`, `failed` and `rerun` is given."""
+
+    call_id: _Name
+    """`call_id` of the pending item."""
+
+    result: _Text | None = None
+    """Result of the call, if it succeeded."""
+
+    failed: _Text | None = None
+    """Error of the call, if it failed."""
+
+    rerun: bool = False
+    """Whether to run the call again, with the same idempotency key."""
+
+
+class StopBody(RequestBody):
+    """Reason of a pause or a cancellation."""
+
+    message: _Note = ""
+    """The reason, for people."""
+
+
+class ForkBody(RequestBody):
+    """A run that begins with the first events of another."""
+
+    at: int | None = Field(default=None, ge=0)
+    """Number of events to copy; by default all, except the event that ended the run."""
+
+    prompt: _Text | None = None
+    """Replacement for the first message."""
+
+
+class FeedbackBody(RequestBody):
+    """A person's opinion of a run."""
+
+    rating: int = Field(ge=1, le=5)
+    """From 1 (bad) to 5 (good)."""
+
+    comment: _Note = ""
+    """The reasons."""
+
+
+class EmptyBody(RequestBody):
+    """No fields."""

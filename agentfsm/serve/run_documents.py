@@ -1,0 +1,78 @@
+"""JSON documents of the gateway: runs, rows of a list, agents."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from agentfsm.core.errors import ArgumentsError
+from agentfsm.core.machine import State
+from agentfsm.serve.access import read_session_name
+from agentfsm.tools.queue import result_text
+
+if TYPE_CHECKING:
+    from agentfsm.agent import Agent
+    from agentfsm.core.run import Run
+    from agentfsm.ports.store import RunSummary
+
+
+_ROW_FIELDS: Final = ("id", "agent", "user", "parent", "turn", "version", "tokens", "prompt", "rating")
+_ROW_TIMES: Final = ("created_at", "updated_at")
+
+
+def describe_status(state: State, *, is_waiting: bool) -> str:
+    """Return the status of a run in one word: running, waiting, done or stopped."""
+    if state in (State.DONE, State.ERROR):
+        return "done" if state is State.DONE else "stopped"
+    return "waiting" if is_waiting else "running"
+
+
+def read_output(run: Run) -> Any:
+    """Return the answer as JSON values; the text itself if it does not match the agent's output type any more."""
+    try:
+        value = run.output
+    except ArgumentsError:
+        return run.answer
+    return value if isinstance(value, str) else json.loads(result_text.render_text(value))
+
+
+def build_run_document(run: Run) -> dict[str, Any]:
+    """Return a run: its state, its result, what it waits for, and its cost in tokens."""
+    header = run.header
+    return {
+        "id": run.id,
+        "agent": header.agent,
+        "status": describe_status(run.state, is_waiting=run.is_waiting),
+        "state": str(run.state),
+        "version": run.version,
+        "turn": run.turn,
+        "output": read_output(run) if run.state is State.DONE else None,
+        "stop_reason": None if run.stop_reason is None else str(run.stop_reason),
+        "stop_message": run.stop_message,
+        "pending": [attrs.asdict(item) for item in run.pending],
+        "usage": attrs.asdict(run.usage) | {"tokens": run.usage.tokens},
+        "session": read_session_name(header.session),
+        "user": header.user,
+        "parent": header.parent,
+        "metadata": dict(header.metadata),
+        "created_at": run.created_at,
+        "updated_at": run.updated_at,
+    }
+
+
+def build_row_document(row: RunSummary) -> dict[str, Any]:
+    """Return a row of a list of runs."""
+    return {name: getattr(row, name) for name in _ROW_FIELDS + _ROW_TIMES} | {
+        "status": describe_status(row.state, is_waiting=row.waiting),
+        "state": str(row.state),
+        "stop_reason": None if row.stop_reason is None else str(row.stop_reason),
+        "session": read_session_name(row.session),
+    }
+
+
+def build_agent_document(agent: Agent) -> dict[str, Any]:
+    """Return an agent: its name, its model and its tools."""
+    tools = [{"name": each.name, "description": each.description, "read_only": each.read_only} for each in agent.tools]
+    return {"name": agent.name, "version": agent.version, "model": agent.model.name, "tools": tools}

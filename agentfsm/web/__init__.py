@@ -1,0 +1,1 @@
+"""HTTP servers: bind an address, bound the connections, and check hosts, origins and tokens."""

@@ -1,0 +1,438 @@
+"""Runs over HTTP, on a real socket: start, follow, decide; who may do what; requests that are wrong."""
+
+import json
+from contextlib import asynccontextmanager
+
+import anyio
+import httpx
+import pytest
+
+from agentfsm import Agent, MisuseError, tool
+from agentfsm.serve import APIKeys, Caller, serve
+from agentfsm.serve.access import add_key, remove_keys
+from agentfsm.serve.app import ENDPOINTS, MAX_BODY_BYTES, build_openapi
+from agentfsm.serve.event_stream import format_position, parse_position
+from agentfsm.stores import MemoryStore, SQLiteStore
+from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.web import http_server
+
+
+@pytest.fixture
+def anyio_backend():
+    """Return the one that uvicorn runs on."""
+    return "asyncio"
+
+
+def caller_named(request):
+    """Return the caller that a request names in a header, as `NAME/TENANT/SCOPE+SCOPE`."""
+    if not request.headers.get("x-caller"):
+        return None
+    user, tenant, scopes = request.headers["x-caller"].split("/")
+    return Caller(user=user, tenant=tenant or None, scopes=scopes.split("+"))
+
+
+@asynccontextmanager
+async def serving(*agents, auth=caller_named, **options):
+    """Serve on a free port, and return a client whose requests are those of an administrator."""
+    app = serve(agents, auth=auth, **options)
+
+    async def run(*, task_status):
+        with http_server.bind_socket("127.0.0.1", 0) as bound:
+            url = http_server.format_url("127.0.0.1", bound)
+            await http_server.serve(app, bound, url, task_status, app.close_streams)
+
+    async with anyio.create_task_group() as tasks:
+        url = await tasks.start(run)
+        async with httpx.AsyncClient(base_url=url, headers={"x-caller": "root//admin"}, timeout=30) as client:
+            yield client
+        tasks.cancel_scope.cancel()
+
+
+def named(user="ann", tenant="", scopes="run"):
+    return {"x-caller": f"{user}/{tenant}/{scopes}"}
+
+
+@tool(requires_approval=True)
+async def pay(amount: int) -> str:
+    """Pay an amount."""
+    return f"paid {amount}"
+
+
+def paying(store=None, **options):
+    return Agent(
+        ScriptedModel(say("", call("pay", amount=5)), say("done")),
+        tools=[pay],
+        name="shop",
+        store=store or MemoryStore(),
+        **options,
+    )
+
+
+async def events_of(client, run_id, *, after="", until=None, **options):
+    """Return the events of a stream, as (id, data), until it ends or an event of this type has come."""
+    found, position = [], None
+    async with client.stream("GET", f"/v1/runs/{run_id}/events", params={"after": after}, **options) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if line.startswith("id: "):
+                position = line[4:]
+            elif line.startswith("data: ") and position is not None:
+                found.append((position, json.loads(line[6:])))
+                position = None
+                if until is not None and found[-1][1]["event"]["is"] == until:
+                    break
+    return found
+
+
+async def test_a_run_from_start_to_answer():
+    """A short run is answered at once; its document, its row and its events say the same."""
+    async with serving(Agent(ScriptedModel(say("hello")), name="greeter", store=MemoryStore())) as client:
+        made = await client.post("/v1/runs", json={"prompt": "hi", "wait_s": 30, "metadata": {"ticket": 7}})
+        run = made.json()
+        assert made.status_code == 201
+        assert made.headers["location"] == f"/v1/runs/{run['id']}"
+        assert (run["status"], run["output"], run["user"], run["metadata"]) == ("done", "hello", "root", {"ticket": 7})
+        assert (await client.get(f"/v1/runs/{run['id']}")).json() == run
+        rows = (await client.get("/v1/runs")).json()
+        assert [row["id"] for row in rows["runs"]] == [run["id"]]
+        assert rows["after"] is None
+        events = await events_of(client, run["id"])
+        assert [data["version"] for _, data in events] == list(range(1, run["version"] + 1))
+
+
+async def test_a_key_names_one_run():
+    """A repeated request returns the same run; another user's key is taken, and nothing of it is shown."""
+    async with serving(Agent(ScriptedModel(say("a"), say("b")), store=MemoryStore())) as client:
+        sent = {"json": {"prompt": "hi", "wait_s": 30}, "headers": {"idempotency-key": "order-1"} | named()}
+        first, second = [await client.post("/v1/runs", **sent) for _ in range(2)]
+        assert (first.status_code, second.status_code) == (201, 200)
+        assert first.json() == second.json()
+        other = await client.post("/v1/runs", json={"prompt": "other"}, headers=sent["headers"])
+        assert other.status_code == 409
+        taken = await client.post("/v1/runs", json=sent["json"], headers={"idempotency-key": "order-1"} | named("bob"))
+        assert taken.status_code == 409
+        assert "ann" not in taken.text
+
+
+async def test_a_call_is_approved_by_whom_may():
+    """The digest is bound, the scope is needed, and the journal has the name of the credential."""
+    async with serving(paying()) as client:
+        run = (await client.post("/v1/runs", json={"prompt": "pay", "wait_s": 30}, headers=named())).json()
+        [item] = run["pending"]
+        path = f"/v1/runs/{run['id']}"
+        answer = {"call_id": item["call_id"], "digest": item["digest"]}
+        refused = await client.post(f"{path}/approve", json=answer, headers=named())
+        assert refused.status_code == 403
+        stale = await client.post(f"{path}/approve", json=answer | {"digest": "x"}, headers=named("eve", "", "approve"))
+        assert stale.status_code == 409
+        done = await client.post(
+            f"{path}/approve", json=answer | {"arguments": {"amount": 3}}, headers=named("eve", "", "approve")
+        )
+        assert done.status_code == 202
+        run = (await client.get(path, params={"wait_s": 30})).json()
+        assert run["output"] == "done"
+        events = [data["event"] for _, data in await events_of(client, run["id"])]
+        [approval] = [event for event in events if event["is"] == "ApprovalGiven"]
+        assert "eve" in json.dumps(approval)
+        twice = await client.post(f"{path}/approve", json=answer)
+        assert twice.status_code in {400, 409}
+
+
+@pytest.mark.parametrize(
+    "endpoint", [each for each in ENDPOINTS if "{" in each.path], ids=lambda each: each.handler.__name__
+)
+async def test_other_tenants_runs_do_not_exist(endpoint):
+    """Each operation on another tenant's run, or with "run" on another user's, answers as for an unknown id."""
+    bodies = {"approve": {"call_id": "c", "digest": "d"}, "input": {"text": "x"}, "feedback": {"rating": 1}}
+    body = bodies.get(
+        endpoint.path.rpartition("/")[2],
+        {"call_id": "c"} if endpoint.body and "call_id" in endpoint.body.model_fields else {},
+    )
+    async with serving(paying()) as client:
+        run = (await client.post("/v1/runs", json={"prompt": "pay", "wait_s": 30}, headers=named("ann", "acme"))).json()
+
+        async def answer_to(run_id, headers):
+            options = {} if endpoint.body is None else {"json": body}
+            path = endpoint.path.format(run_id=run_id)
+            response = await client.request(endpoint.method, path, headers=headers, **options)
+            return response.status_code, response.text.replace(run_id, "ID")
+
+        for headers in (named("ann", "other", "admin"), named("root", "", "admin")):
+            assert await answer_to(run["id"], headers) == await answer_to("unknown", headers)
+            assert (await answer_to(run["id"], headers))[0] == 404
+        if endpoint.scope == "run":
+            assert (await answer_to(run["id"], named("bob", "acme")))[0] == 404
+        after = (await client.get(f"/v1/runs/{run['id']}", headers=named("ann", "acme"))).json()
+        assert after == run
+
+
+async def test_lists_show_the_callers_runs_only():
+    """Also page by page, and also when a filter names another user."""
+    agent = Agent(ScriptedModel(*[say("x")] * 9), store=MemoryStore())
+    async with serving(agent) as client:
+        for user, tenant in [("ann", "acme"), ("bob", "acme"), ("ann", "zeta"), ("ann", "acme"), ("ann", "acme")]:
+            await client.post("/v1/runs", json={"prompt": "p", "wait_s": 30}, headers=named(user, tenant))
+
+        async def listed(headers, **query):
+            rows, after = [], None
+            while True:
+                page = (
+                    await client.get("/v1/runs", params=query | ({"after": after} if after else {}), headers=headers)
+                ).json()
+                rows += page["runs"]
+                if (after := page["after"]) is None:
+                    return [row["user"] for row in rows]
+
+        assert await listed(named("ann", "acme"), limit=2) == ["ann"] * 3
+        assert await listed(named("ann", "acme"), user="bob") == ["ann"] * 3
+        assert await listed(named("eve", "acme", "approve")) == ["ann", "ann", "bob", "ann"]
+        assert await listed(named("eve", "acme", "approve"), user="bob") == ["bob"]
+        assert await listed(named("eve", "nobody", "admin")) == []
+
+
+async def test_a_session_is_its_callers():
+    """Two callers with the same session name have two conversations."""
+    seen = []
+    agent = Agent(ScriptedModel(*[say(f"{n}") for n in range(4)]), store=MemoryStore())
+    async with serving(agent) as client:
+        for headers in (named("ann", "a"), named("ann", "a"), named("ann", "b"), named("bob", "a")):
+            made = await client.post("/v1/runs", json={"prompt": "p", "session": "s/1", "wait_s": 30}, headers=headers)
+            assert made.json()["session"] == "s/1"
+            run = await agent.load(made.json()["id"])
+            seen.append(len(run.messages))
+    assert seen == [2, 4, 2, 2]
+
+
+async def test_a_stream_continues_where_it_was_cut():
+    """After any version, from another server on the same store, and with a position that does not exist."""
+    store = MemoryStore()
+    async with serving(paying(store)) as client:
+        run = (await client.post("/v1/runs", json={"prompt": "pay", "wait_s": 30})).json()
+        first = await events_of(client, run["id"], until="ApprovalAsked")
+    later = Agent(ScriptedModel(say("done")), tools=[pay], name="shop", store=store)
+    async with serving(later) as client:
+        [item] = run["pending"]
+        body = {"call_id": item["call_id"], "digest": item["digest"]}
+        await client.post(f"/v1/runs/{run['id']}/approve", json=body)
+        whole = await events_of(client, run["id"])
+        assert whole[: len(first)] == first
+        for position, data in whole:
+            rest = await events_of(client, run["id"], after=position)
+            assert rest == whole[data["version"] :]
+        header = {"last-event-id": first[-1][0]} | named("root", "", "admin")
+        assert await events_of(client, run["id"], headers=header) == whole[len(first) :]
+        for wrong in ("999", "x", f"{run['id']}:999", "a:1:", "other:1"):
+            response = await client.get(f"/v1/runs/{run['id']}/events", params={"after": wrong})
+            assert response.status_code in {400, 404}, wrong
+
+
+async def test_sub_agents_are_followed():
+    """Their events are in the stream of their caller, and the position covers both."""
+    helper = Agent(ScriptedModel(say("inner")), name="helper")
+    agent = Agent(
+        ScriptedModel(say("", call("helper", query="x")), say("outer")),
+        name="chief",
+        tools=[helper.as_tool()],
+        store=MemoryStore(),
+    )
+    async with serving(agent) as client:
+        run = (await client.post("/v1/runs", json={"prompt": "go", "wait_s": 30})).json()
+        assert run["output"] == "outer"
+        whole = await events_of(client, run["id"])
+        runs = {data["run_id"] for _, data in whole}
+        assert len(runs) == 2
+        middle = whole[len(whole) // 2][0]
+        rest = await events_of(client, run["id"], after=middle)
+        had = parse_position(middle, run["id"])
+        wanted = {
+            (data["run_id"], data["version"]) for _, data in whole if data["version"] > had.get(data["run_id"], 0)
+        }
+        assert {(data["run_id"], data["version"]) for _, data in rest} == wanted
+        assert len(rest) == len(wanted)
+
+
+async def test_text_arrives_while_it_is_written():
+    """Pieces of text come without an id, from the process that executes the run."""
+    gate = anyio.Event()
+
+    @tool
+    async def wait() -> str:
+        """Wait for the test."""
+        await gate.wait()
+        return "ok"
+
+    agent = Agent(ScriptedModel(say("", call("wait")), say("one two three")), tools=[wait], store=MemoryStore())
+    async with serving(agent) as client:
+        run = (await client.post("/v1/runs", json={"prompt": "go"})).json()
+        texts, is_delta = [], False
+        async with client.stream("GET", f"/v1/runs/{run['id']}/events") as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: ") and "ToolStarted" in line:
+                    gate.set()
+                if line.startswith("event: "):
+                    is_delta = line == "event: delta"
+                elif line.startswith("data: ") and is_delta:
+                    texts.append(json.loads(line[6:]).get("text", ""))
+                elif not line:
+                    is_delta = False
+        assert "".join(texts) == "one two three"
+
+
+async def test_a_viewer_that_leaves_ends_no_run():
+    """A stream that is cut, and a request that waits and is cut."""
+    gate = anyio.Event()
+
+    @tool
+    async def wait() -> str:
+        """Wait for the test."""
+        await gate.wait()
+        return "ok"
+
+    agent = Agent(ScriptedModel(say("", call("wait")), say("end")), tools=[wait], store=MemoryStore())
+    async with serving(agent) as client:
+        run = (await client.post("/v1/runs", json={"prompt": "go"})).json()
+        await events_of(client, run["id"], until="ToolStarted")
+        with anyio.move_on_after(0.05):
+            await client.get(f"/v1/runs/{run['id']}", params={"wait_s": 30})
+        gate.set()
+        assert (await client.get(f"/v1/runs/{run['id']}", params={"wait_s": 30})).json()["output"] == "end"
+
+
+async def test_control():
+    """Pause, resume, input, cancel, fork, feedback and deletion."""
+    async with serving(paying()) as client:
+        run = (await client.post("/v1/runs", json={"prompt": "pay", "wait_s": 30}, headers=named())).json()
+        path = f"/v1/runs/{run['id']}"
+        strange = await client.post(f"{path}/cancel", json={}, headers=named("eve", "", "approve"))
+        assert strange.status_code == 403
+        assert (await client.post(f"{path}/input", json={"text": "and hurry", "key": "k"})).status_code == 202
+        assert (await client.post(f"{path}/pause", json={"message": "lunch"})).status_code == 202
+        assert (await client.post(f"{path}/resume")).status_code == 202
+        fork = await client.post(f"{path}/fork", json={"at": 1, "prompt": "another"})
+        assert fork.status_code == 201
+        stopped = await client.post(f"{path}/cancel", json={"message": "enough"}, headers=named())
+        assert stopped.status_code == 202
+        run = (await client.get(path, params={"wait_s": 30})).json()
+        assert (run["status"], run["stop_reason"]) == ("stopped", "cancelled")
+        assert (await client.post(f"{path}/feedback", json={"rating": 2})).status_code == 204
+        assert (await client.post(f"{path}/input", json={"text": "late"})).status_code == 409
+        assert (await client.delete(path, headers=named())).status_code == 403
+        assert (await client.delete(path)).status_code == 204
+        assert (await client.get(path)).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("content", "content_type", "status"),
+    [
+        (b"{", "application/json", 400),
+        (b"[" * 100_000, "application/json", 400),
+        (b"\xff", "application/json", 400),
+        (b'{"prompt": "x"}', "text/plain", 415),
+        (b'{"prompt": "x", "user": "root"}', "application/json", 422),
+        (b'{"prompt": ""}', "application/json", 422),
+        (b'{"prompt": 5}', "application/json", 422),
+        (b"[]", "application/json", 422),
+        (b'{"prompt": "x", "agent": "nobody"}', "application/json", 400),
+        (b'{"prompt": "' + b"x" * MAX_BODY_BYTES + b'"}', "application/json", 413),
+    ],
+    ids=range(10),
+)
+async def test_wrong_bodies(content, content_type, status):
+    """Each is refused with a reason, and starts no run."""
+    async with serving(Agent(ScriptedModel(say("x")), store=MemoryStore())) as client:
+        response = await client.post("/v1/runs", content=content, headers={"content-type": content_type})
+        assert response.status_code == status, response.text
+        assert response.json()["error"]["message"]
+        assert (await client.get("/v1/runs")).json()["runs"] == []
+
+
+async def test_wrong_requests():
+    """Unknown paths, methods, parameters and ids."""
+    async with serving(Agent(ScriptedModel(say("x")), store=MemoryStore())) as client:
+        for method, path, status in [
+            ("GET", "/nowhere", 404),
+            ("PUT", "/v1/runs", 405),
+            ("GET", "/v1/runs?limit=9999", 400),
+            ("GET", "/v1/runs?limit=%C2%B2", 400),
+            ("GET", "/v1/runs?state=LOST", 400),
+            ("GET", "/v1/runs/%00", 404),
+            ("GET", "/v1/runs/x?wait_s=9", 404),
+            ("GET", "/v1/runs/x/events", 404),
+        ]:
+            response = await client.request(method, path)
+            assert response.status_code == status, path
+            assert response.json()["error"]["message"], path
+        keyed = await client.post("/v1/runs", json={"prompt": "x"}, headers={"idempotency-key": "x" * 201})
+        assert keyed.status_code == 400
+        nobody = await client.get("/v1/runs", headers={"x-caller": ""})
+        assert nobody.status_code == 401
+        assert nobody.headers["www-authenticate"].startswith("Bearer")
+
+
+async def test_keys_are_read_again_when_they_change(tmp_path):
+    """Only hashes are stored, for the owner of the file only; a removed key is refused without a restart."""
+    path = tmp_path / "keys" / "keys.json"
+    key = add_key(path, Caller(user="ann", tenant="acme", scopes=["run"]))
+    assert key not in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    async with serving(Agent(ScriptedModel(say("x")), store=MemoryStore()), auth=APIKeys(path)) as client:
+        mine = {"authorization": f"Bearer {key}"}
+        assert (await client.get("/v1/runs", headers=mine)).status_code == 200
+        for wrong in ("", f"Bearer {key}x", f"Basic {key}", "Bearer"):
+            assert (await client.get("/v1/runs", headers={"authorization": wrong})).status_code == 401
+        other = add_key(path, Caller(user="bob", scopes=["approve"]))
+        refused = await client.post("/v1/runs", json={"prompt": "x"}, headers={"authorization": f"Bearer {other}"})
+        assert refused.status_code == 403
+        assert remove_keys(path, "ann", "acme") == 1
+        assert (await client.get("/v1/runs", headers=mine)).status_code == 401
+    path.write_text("[]")
+    with pytest.raises(MisuseError, match="agentfsm keys add"):
+        APIKeys(path)
+    with pytest.raises(MisuseError, match="agentfsm keys add"):
+        APIKeys(tmp_path / "none.json")
+    with pytest.raises(MisuseError, match="scopes"):
+        Caller(user="x", scopes=["root"])
+
+
+async def test_a_store_that_is_down_is_said(tmp_path):
+    """With 503 and the time of the next attempt; readiness says so, and health does not depend on it."""
+    store = SQLiteStore(tmp_path / "runs.db")
+    async with serving(Agent(ScriptedModel(say("x")), store=store)) as client:
+        assert (await client.get("/readyz")).status_code == 200
+        await store.aclose()
+        response = await client.get("/v1/runs")
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "2"
+        assert (await client.get("/readyz")).status_code == 503
+        assert (await client.get("/healthz")).status_code == 200
+
+
+async def test_the_document_describes_each_operation():
+    """OpenAPI: each path with its method, summary and body."""
+    async with serving(Agent(ScriptedModel(say("x")), store=MemoryStore())) as client:
+        document = (await client.get("/openapi.json")).json()
+        assert document == build_openapi()
+        assert (await client.get("/v1/agents")).json()["agents"][0]["name"] == "agent"
+    for each in ENDPOINTS:
+        operation = document["paths"][each.path][each.method.lower()]
+        assert operation["summary"].endswith(".")
+        assert ("requestBody" in operation) == (each.body is not None)
+
+
+def test_which_agents_can_be_served():
+    """One or more, with names and one store."""
+    agent = Agent(ScriptedModel(say("x")), store=MemoryStore())
+    for wrong in (
+        [],
+        [agent, agent.with_(instructions="x")],
+        [agent, Agent(ScriptedModel(say("x")), name="b", store=MemoryStore())],
+    ):
+        with pytest.raises(MisuseError):
+            serve(wrong, auth=caller_named)
+
+
+@pytest.mark.parametrize("versions", [{}, {"a": 1}, {"a:b,c": 12, "é": 3, "%": 0}])
+def test_positions(versions):
+    """Each position is read as it was written, with any id."""
+    assert parse_position(format_position(versions), "a") == versions
+    assert parse_position("7", "a") == {"a": 7}
