@@ -24,7 +24,7 @@ ENGINE = TOOLS | {"engine"}
 ADAPTERS = {"models", "stores"}
 FAMILIES = {"context", "openapi", "planning", "prompts", "reflection"}
 FRONT = {"_runnable_agent", "_validation", "agent", "cli", "decisions", "mcp", "runs", "serve", "subagent"}
-FRONT |= {"__init__", "__main__", "patterns", "testing", "worker"}
+FRONT |= {"_run_status", "__init__", "__main__", "patterns", "testing", "worker"}
 
 # Part of the package -> the parts that it may import, also inside functions and under TYPE_CHECKING.
 MAY_IMPORT = (

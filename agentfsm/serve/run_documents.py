@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.core.errors import ArgumentsError
+from agentfsm._run_status import describe_status, read_output
 from agentfsm.core.machine import State
 from agentfsm.serve.access import read_session_name
-from agentfsm.tools.queue import result_text
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
@@ -20,22 +18,6 @@ if TYPE_CHECKING:
 
 _ROW_FIELDS: Final = ("id", "agent", "user", "parent", "turn", "version", "tokens", "prompt", "rating")
 _ROW_TIMES: Final = ("created_at", "updated_at")
-
-
-def describe_status(state: State, *, is_waiting: bool) -> str:
-    """Return the status of a run in one word: running, waiting, done or stopped."""
-    if state in (State.DONE, State.ERROR):
-        return "done" if state is State.DONE else "stopped"
-    return "waiting" if is_waiting else "running"
-
-
-def read_output(run: Run) -> Any:
-    """Return the answer as JSON values; the text itself if it does not match the agent's output type any more."""
-    try:
-        value = run.output
-    except ArgumentsError:
-        return run.answer
-    return value if isinstance(value, str) else json.loads(result_text.render_text(value))
 
 
 def build_run_document(run: Run) -> dict[str, Any]:

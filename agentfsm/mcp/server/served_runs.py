@@ -18,6 +18,7 @@ import mcp.types as m
 from mcp import MCPError
 from pydantic import Field
 
+from agentfsm._run_status import describe_status, read_output
 from agentfsm._runnable_agent import RunnableAgent
 from agentfsm.core.codec import message_to_json
 from agentfsm.core.errors import AgentError, MisuseError, RunNotFoundError
@@ -26,7 +27,6 @@ from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.mcp.server.event_bus import EventBus
 from agentfsm.mcp.server.resources import Resource
 from agentfsm.ports.store import Filter, RunSummary
-from agentfsm.serve.run_documents import describe_status, read_output
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.run_context import RunContext, ToolReturn
