@@ -169,6 +169,11 @@ class _EndpointHandler:
     async def _respond(self, request: Request) -> Any:
         try:
             caller = await self._authenticate(request)
+        except AgentError as error:  # such as keys that cannot be read; the text may name files
+            _log.warning("a request could not be authenticated: %s", error)
+            text = "credentials cannot be checked: try again"
+            return _refuse(503, "unavailable", text, {"retry-after": str(RETRY_AFTER_S)})
+        try:
             if caller is None:
                 return _refuse(401, "unauthorized", "send a valid key as `Authorization: Bearer KEY`", _CHALLENGE)
             if self.endpoint.scope is not None and not caller.allows(self.endpoint.scope):

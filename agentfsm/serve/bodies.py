@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 _Text = Annotated[str, Field(min_length=1, max_length=1_000_000)]
 _Note = Annotated[str, Field(max_length=10_000)]
-_Name = Annotated[str, Field(min_length=1, max_length=200)]
+_Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
 class RequestBody(BaseModel):

@@ -41,6 +41,8 @@ CHILD_POLL_S: Final = 0.5
 RETRY_MS: Final = 1_000
 # Pieces of text that are kept for a client that lags behind.
 MAX_DELTAS: Final = 1_000
+# Digits of a version, at most.
+MAX_DIGITS: Final = 12
 # Runs of a version vector.
 MAX_RUNS: Final = 1_000
 
@@ -53,16 +55,17 @@ def parse_position(text: str, run_id: str) -> Versions:
     Raises:
         MisuseError: when the text is neither.
     """
-    try:
-        if text.isascii() and text.isdigit():
-            return {run_id: int(text)}
-        pairs = [part.rpartition(":") for part in text.split(",")] if text else []
-        versions = {unquote(name): int(number) for name, colon, number in pairs if colon and number.isdigit()}
-        if len(versions) == len(pairs) <= MAX_RUNS:
-            return versions
-    except ValueError:  # more digits than Python converts
-        pass
+    if _is_version(text):
+        return {run_id: int(text)}
+    pairs = [part.rpartition(":") for part in text.split(",")] if text else []
+    versions = {unquote(name): int(number) for name, _, number in pairs if name.isprintable() and _is_version(number)}
+    if len(versions) == len(pairs) <= MAX_RUNS and all(name.isprintable() for name in versions):
+        return versions
     raise MisuseError(f"{text[:80]!r} is not a position of this stream: send the id of the last event, or a version")
+
+
+def _is_version(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
 
 
 def format_position(versions: Mapping[str, int]) -> str:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from math import inf, isfinite, nextafter
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -123,7 +124,7 @@ class Gateway:
         run_id = key or new_id()
         known = await self._find_header(run_id) if key else None
         if known is not None and not (caller.can_see(known) and known.agent == agent.name):
-            raise ConflictError("this `Idempotency-Key` is taken: choose another one")
+            raise _taken_key_error()
         run = agent.start(
             body.prompt,
             id=run_id,
@@ -134,6 +135,8 @@ class Gateway:
             metadata=body.metadata,
         )
         await agent.submit(run)
+        if known is None and not caller.can_see(await self.runs.header(run_id)):  # somebody else was faster
+            raise _taken_key_error()
         found = await self._wait_for(run_id, body.wait_s)
         headers = {"location": f"/v1/runs/{run_id}"}
         return JSONResponse(build_run_document(found), 200 if known is not None else 201, headers)
@@ -141,26 +144,29 @@ class Gateway:
     async def list_runs(self, request: Request, caller: Caller, _body: object) -> Response:
         """List runs, newest first: of the caller, or with the scope "approve" of the tenant."""
         query = request.query_params
-        limit = _read_number(query, "limit", PAGE_SIZE, MAX_PAGE_SIZE)
-        session = query.get("session")
+        limit = max(1, _read_number(query, "limit", PAGE_SIZE, MAX_PAGE_SIZE))
+        session = _read_text(query, "session")
+        before, last_id = _parse_cursor(_read_text(query, "after"))
         where = Filter(
-            agent=query.get("agent"),
-            user=query.get("user") if caller.allows("approve") else caller.user,
+            agent=_read_text(query, "agent"),
+            user=_read_text(query, "user") if caller.allows("approve") else caller.user,
             session=None if session is None else caller.qualify_session(session),
             state=None if "state" not in query else _read_state(query["state"]),
             waiting=None if "waiting" not in query else query["waiting"] == "true",
+            before=before,
         )
-        after, rows, scanned, more = query.get("after"), [], 0, None
-        is_begun = after is None
+        rows, scanned, more = [], 0, None
+        is_begun = before is None
         async for row in self.runs.iterate(where):
-            if not is_begun:
-                is_begun = row.id == after
+            if not is_begun and nextafter(row.created_at, inf) == before:
+                is_begun = row.id == last_id
                 continue
+            is_begun = True
             scanned += 1
             if await self._may_list(row.id, caller):
                 rows.append(row)
             if len(rows) == limit or scanned == MAX_SCANNED:
-                more = row.id
+                more = f"{row.created_at!r}:{row.id}"
                 break
         return JSONResponse({"runs": [build_row_document(row) for row in rows], "after": more})
 
@@ -328,7 +334,7 @@ class Gateway:
             ForbiddenError: when the caller may see but not control the run.
         """
         run_id = request.path_params["run_id"]
-        header = await self._find_header(run_id)
+        header = await self._find_header(run_id) if run_id.isprintable() else None
         if header is None or not caller.can_see(header) or await self._find_root_agent(header) not in self.agents:
             raise RunNotFoundError(f"there is no run {run_id!r}")
         if is_control and header.user != caller.user and not caller.allows("admin"):
@@ -357,6 +363,35 @@ class Gateway:
 
     async def _accept(self, run_id: str) -> Response:
         return JSONResponse(build_run_document(await self._wait_for(run_id, 0)), 202)
+
+
+def _taken_key_error() -> ConflictError:
+    return ConflictError("this `Idempotency-Key` is taken: choose another one")
+
+
+def _read_text(query: QueryParams, name: str) -> str | None:
+    text = query.get(name)
+    if text is not None and not text.isprintable():
+        raise MisuseError(f"{name}: give printable characters only")
+    return text
+
+
+def _parse_cursor(text: str | None) -> tuple[float | None, str]:
+    """Return the time of creation before which a page begins, and the last run of the page before, which has this time.
+
+    Raises:
+        MisuseError: when the cursor is invalid.
+    """
+    if text is None:
+        return None, ""
+    moment, _, run_id = text.partition(":")
+    try:
+        created_at = float(moment)
+    except ValueError:
+        created_at = inf
+    if not (isfinite(created_at) and run_id):
+        raise MisuseError(f"after={text[:40]!r}: give the `after` of the page before")
+    return nextafter(created_at, inf), run_id
 
 
 def _read_number(query: QueryParams, name: str, default: int, high: int) -> int:
