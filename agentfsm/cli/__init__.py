@@ -1,13 +1,12 @@
 """The command line.
 
-    agentfsm demo | run | submit | worker | resume                                     execute
+    agentfsm demo | run | submit | worker | resume | serve                             execute
              runs | show | export | audit | graph | doctor                             inspect
              approve | reject | settle | answer | send | pause | cancel | feedback     decide
              fork | replay | diff                                                      fork and compare
              delete | prune | compact                                                  remove
     agentfsm followers list | drop
     agentfsm prompts list | show | render | test | activate | rollback | diff
-    agentfsm serve
     agentfsm keys add | list | remove
     agentfsm mcp tools | approve | prompts | prompt | resources | read | serve
 
