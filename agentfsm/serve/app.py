@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from agentfsm.agent import WORKER_PARALLEL, Agent
 from agentfsm.core.errors import AgentError, ClosedError, ConflictError, MisuseError, RunNotFoundError, StoreError
+from agentfsm.core.value import Value
 from agentfsm.serve import bodies
 from agentfsm.serve.gateway import ForbiddenError, Gateway
 
@@ -37,7 +38,7 @@ RETRY_AFTER_S: Final = 2
 
 
 @attrs.frozen(kw_only=True)
-class Endpoint:
+class Endpoint(Value):
     """One operation: its method and path, the scope that it needs, and its body."""
 
     method: str
