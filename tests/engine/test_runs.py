@@ -27,6 +27,7 @@ from agentfsm import (
     wait,
 )
 from agentfsm.core.events import ApprovalAsked, Observed, ToolFinished, ToolsChosen
+from agentfsm.core.json_text import round_timestamp
 from agentfsm.core.messages import AssistantMessage, Outcome, ToolCall
 from agentfsm.ports import Clock, Feedback, Lease
 from agentfsm.stores import MemoryStore, PostgresStore, RedisStore
@@ -537,7 +538,7 @@ async def test_feedback_is_given_on_runs_that_are_over():
             "ann",
             Feedback(rating=5, at=second.at),
         )
-        assert run.created_at <= first.at <= second.at <= await agent.store.now()
+        assert run.created_at <= first.at <= second.at <= round_timestamp(await agent.store.now())
         assert (await agent.load(run.id)).version == run.version
         for wrong in ({"rating": 0}, {"rating": True}, {"rating": 4.5}, {"rating": 3, "comment": "x" * 10_001}):
             with pytest.raises(MisuseError, match=r"Feedback\((rating|comment)="):
