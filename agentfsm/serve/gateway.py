@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -40,8 +41,8 @@ PAGE_SIZE: Final = 50
 MAX_PAGE_SIZE: Final = 200
 # Rows that one request reads from the store, at most, to find those that the caller may see.
 MAX_SCANNED: Final = 1_000
-# Maximum length of an id that a client gives, in characters.
-MAX_ID_CHARS: Final = 200
+# Ids that a client may give: each stands in a path as it is.
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}")
 # Seconds after which a store that does not answer counts as not ready.
 READY_TIMEOUT_S: Final = 2.0
 
@@ -119,8 +120,10 @@ class Gateway:
         """Start a run. `Idempotency-Key` is the id of the run: a second request with it returns the same run."""
         agent = self._find_agent(body.agent)
         key = request.headers.get("idempotency-key")
-        if key is not None and (not 0 < len(key) <= MAX_ID_CHARS or not key.isprintable()):
-            raise MisuseError(f"`Idempotency-Key` must have 1 to {MAX_ID_CHARS} printable characters")
+        if key is not None and _ID.fullmatch(key) is None:
+            raise MisuseError(
+                "`Idempotency-Key` must have 1 to 200 letters, digits and ._:-, the first a letter or digit"
+            )
         run_id = key or new_id()
         known = await self._find_header(run_id) if key else None
         if known is not None and not (caller.can_see(known) and known.agent == agent.name):

@@ -362,8 +362,9 @@ async def test_wrong_requests():
             response = await client.request(method, path)
             assert response.status_code == status, path
             assert response.json()["error"]["message"], path
-        keyed = await client.post("/v1/runs", json={"prompt": "x"}, headers={"idempotency-key": "x" * 201})
-        assert keyed.status_code == 400
+        for key in ("x" * 201, "a/b", "..", "a b", "é".encode(), "a?b"):
+            keyed = await client.post("/v1/runs", json={"prompt": "x"}, headers={"idempotency-key": key})
+            assert keyed.status_code == 400, key
         nobody = await client.get("/v1/runs", headers={"x-caller": ""})
         assert nobody.status_code == 401
         assert nobody.headers["www-authenticate"].startswith("Bearer")
