@@ -7,7 +7,8 @@ SRC := agentfsm tests benchmarks examples docs/reference.py
 TRACED := tests/engine tests/core
 SWEEPS := tests/engine/sweeps
 DOORS := tests/cli tests/mcp
-REST := $(filter-out $(TRACED) $(DOORS) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
+SERVE := tests/serve
+REST := $(filter-out $(TRACED) $(DOORS) $(SERVE) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
 
 # The parts of the soak, and the minutes that each takes on two cores. A part that comes near 45 is to be split.
 SOAK_core := tests/core  ## 3 min
@@ -21,6 +22,7 @@ SOAK_stores := tests/stores  ## 7 min
 SOAK_models := tests/models tests/recordings tests/tokens  ## 2 min
 SOAK_mcp := tests/mcp  ## 5 min
 SOAK_cli := tests/cli  ## 3 min
+SOAK_serve := $(SERVE)  ## 2 min
 SOAK_rest := $(filter-out $(patsubst %,tests/%,core engine crash simulation stores models recordings tokens mcp cli),$(TRACED) $(DOORS) $(REST))  ## 10 min
 PARTS := $(patsubst SOAK_%,%,$(filter SOAK_%,$(.VARIABLES)))
 
@@ -55,7 +57,7 @@ test: check  ## pass the whole suite, on asyncio and trio
 	$(BIN)/coverage erase
 	@{ $(BIN)/coverage run -m pytest -m "not soak and not on_trio" $(TRACED) --ignore=$(SWEEPS); one=$$?; \
 		$(BIN)/python -m pytest -m "not soak and on_trio" $(TRACED) --ignore=$(SWEEPS); two=$$?; \
-		$(BIN)/python -m pytest -m "not soak" $(SWEEPS); exit $$((one + two + $$?)); } > .test-engine.log 2>&1 & engine=$$!; \
+		$(BIN)/python -m pytest -m "not soak" $(SWEEPS) $(SERVE); exit $$((one + two + $$?)); } > .test-engine.log 2>&1 & engine=$$!; \
 	$(BIN)/python -m pytest -m "not soak" $(REST) > .test-rest.log 2>&1 & rest=$$!; \
 	$(BIN)/python -m pytest -m "not soak" $(DOORS); doors=$$?; \
 	wait $$rest; rest=$$?; cat .test-rest.log; \

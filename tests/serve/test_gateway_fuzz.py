@@ -53,13 +53,14 @@ async def test_no_request_is_a_server_error(seed, tmp_path, anyio_backend):
     chance = random.Random(seed)
     store = MemoryStore() if seed % 2 else SQLiteStore(tmp_path / "runs.db")
     script = ScriptedModel(say("", call("pay", amount=1)), say("done"))
+    agent = Agent(script, tools=[pay], name="shop", store=store)
     gateway = serve(
-        [Agent(script, tools=[pay], name="shop", store=store)],
+        [agent],
         auth=lambda _request: Caller(user="ann", scopes=[chance.choice(["run", "approve", "admin"])]),
     )
     transport = httpx.ASGITransport(gateway, raise_app_exceptions=False)
     async with gateway.lifespan(), httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-        ids = ["unknown", "%00", "%ff", "%F0%9F%98%80", "x" * 5_000]
+        ids = ["unknown", "%00", "%ff", "%F0%9F%98%80", "x" * 5_000, (await agent.submit("p", user="ann")).id]
         for number in range(250):
             endpoint = chance.choice(ENDPOINTS)
             run_id = chance.choice(ids[-6:])
@@ -82,6 +83,5 @@ async def test_no_request_is_a_server_error(seed, tmp_path, anyio_backend):
             assert response.status_code < 500, (number, endpoint.path, query, content, response.text)
             if response.status_code in {200, 201} and "id" in response.json():
                 ids.append(response.json()["id"])
-        assert len(ids) > 5
         assert (await client.get("/readyz")).status_code == 200
     await store.aclose()
