@@ -10,11 +10,14 @@ import pytest
 from agentfsm import Agent, MisuseError, tool
 from agentfsm.serve import APIKeys, Caller, serve
 from agentfsm.serve.access import add_key, remove_keys
-from agentfsm.serve.app import ENDPOINTS, MAX_BODY_BYTES, build_openapi
+from agentfsm.serve.app import ROUTE_GROUPS, build_openapi
+from agentfsm.serve.endpoints import MAX_BODY_BYTES
 from agentfsm.serve.event_stream import format_position, parse_position
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.web import http_server
+
+ENDPOINTS = [each for group in ROUTE_GROUPS for each in group.endpoints]
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ import pytest
 
 from agentfsm import Agent, tool
 from agentfsm.serve import Caller, serve
-from agentfsm.serve.app import ENDPOINTS
+from agentfsm.serve.app import ROUTE_GROUPS
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
 
+ENDPOINTS = [each for group in ROUTE_GROUPS for each in group.endpoints]
 TEXTS = [
     "",
     "x",

@@ -1,0 +1,192 @@
+"""Endpoints of the gateway: an operation with its path, its scope and its body, and how its errors are answered."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from agentfsm.core.errors import AgentError, ClosedError, ConflictError, MisuseError, RunNotFoundError, StoreError
+from agentfsm.core.value import Value
+from agentfsm.serve.bodies import RequestBody
+from agentfsm.serve.gateway import ForbiddenError, Gateway
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from agentfsm.serve.access import Authenticate, Caller
+    from agentfsm.web.http_guard import Receive, Scope, Send
+
+_log = logging.getLogger("agentfsm.serve")
+
+# Maximum size of a request's body in bytes.
+MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+# Seconds after which a client should repeat a request that met a store that was down.
+RETRY_AFTER_S: Final = 2
+
+
+def answer_refusal(status: int, code: str, text: str, headers: Any = None) -> Response:
+    """Return the answer to a request that is refused."""
+    return JSONResponse({"error": {"code": code, "message": text}}, status, headers)
+
+
+@attrs.frozen(kw_only=True)
+class Endpoint(Value):
+    """One operation: its method and path, the scope that it needs, and its body."""
+
+    method: str
+    path: str
+    handler: Callable[..., Awaitable[Any]]
+    """Takes the gateway, the request, its caller and its body, and returns the response, or another ASGI app. The first
+    line of its docstring is the summary in the OpenAPI document.
+    """
+
+    scope: str | None = None
+    """Scope that the caller needs; None if any caller may, of the runs that it sees."""
+
+    body: type[RequestBody] | None = None
+    """None: the operation has no body, or reads it itself."""
+
+    query: tuple[str, ...] = ()
+    """Names of the parameters in the query."""
+
+    refuse: Callable[[int, str, str, Any], Response] = answer_refusal
+    """Returns the answer to a refused request from its status, code, text and headers, for clients that expect another
+    form.
+    """
+
+
+@attrs.frozen(kw_only=True)
+class RouteGroup(Value):
+    """Operations that are served together, such as those of one protocol."""
+
+    name: str
+    """Name of the group: the tag of its operations in the OpenAPI document."""
+
+    endpoints: tuple[Endpoint, ...] = ()
+    """Operations with a caller, which is authenticated before they begin."""
+
+    build_routes: Callable[[Gateway, Authenticate], Sequence[BaseRoute]] | None = None
+    """Returns routes that check their callers themselves, such as static files and mounted apps. None: no such routes.
+    """
+
+    background: Callable[[Gateway], Coroutine[Any, Any, None]] | None = None
+    """Task that runs as long as the server, such as the delivery of webhooks. None: no task."""
+
+    def list_routes(self, gateway: Gateway, auth: Authenticate) -> list[BaseRoute]:
+        """Return the routes of the group."""
+        routes: list[BaseRoute] = [
+            Route(each.path, EndpointHandler(gateway=gateway, auth=auth, endpoint=each), methods=[each.method])
+            for each in self.endpoints
+        ]
+        return routes + list(self.build_routes(gateway, auth) if self.build_routes is not None else ())
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class EndpointHandler:
+    """ASGI app of one endpoint."""
+
+    gateway: Gateway
+    auth: Authenticate
+    endpoint: Endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        from starlette.requests import Request  # noqa: PLC0415
+
+        request = Request(scope, receive)
+        response = await self._respond(request)
+        await response(scope, receive, send)
+
+    async def _respond(self, request: Request) -> Any:
+        try:
+            caller = await self._authenticate(request)
+        except AgentError as error:  # such as keys that cannot be read; the text may name files
+            _log.warning("a request could not be authenticated: %s", error)
+            text = "credentials cannot be checked: try again"
+            return self.endpoint.refuse(503, "unavailable", text, {"retry-after": str(RETRY_AFTER_S)})
+        try:
+            if caller is None:
+                return self.endpoint.refuse(
+                    401, "unauthorized", "send a valid key as `Authorization: Bearer KEY`", _CHALLENGE
+                )
+            if self.endpoint.scope is not None and not caller.allows(self.endpoint.scope):
+                return self.endpoint.refuse(
+                    403, "forbidden", f"this needs a key with the scope {self.endpoint.scope!r}", None
+                )
+            body = None if self.endpoint.body is None else await _read_body(request, self.endpoint.body)
+            return await self.endpoint.handler(self.gateway, request, caller, body)
+        except HTTPException as error:
+            return answer_http_error(error, self.endpoint.refuse)
+        except AgentError as error:
+            return _answer_error(error, self.endpoint.refuse)
+
+    async def _authenticate(self, request: Request) -> Caller | None:
+        caller = self.auth(request)
+        return await caller if isinstance(caller, Awaitable) else caller
+
+
+_CHALLENGE: Final = {"www-authenticate": 'Bearer realm="agentfsm"'}
+
+
+async def _read_body(request: Request, kind: type[RequestBody]) -> RequestBody:
+    """Read and validate the body of a request.
+
+    Raises:
+        HTTPException: when it is too large, not JSON, or does not fit.
+    """
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise HTTPException(413, f"the body has more than {MAX_BODY_BYTES:,} bytes")
+        parts.append(part)
+    if size and content_type != "application/json":
+        raise HTTPException(415, "send the body as `Content-Type: application/json`")
+    try:
+        return kind.model_validate(json.loads(b"".join(parts) or b"{}"))
+    except ValidationError as error:
+        flaws = error.errors(include_url=False, include_input=False, include_context=False)
+        text = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}" for each in flaws[:10])
+        raise HTTPException(422, text) from None
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "the body is not valid JSON") from None
+
+
+# Status and code of each kind of error, the most specific first.
+_STATUSES: Final = (
+    (RunNotFoundError, 404, "not_found"),
+    (ForbiddenError, 403, "forbidden"),
+    (ConflictError, 409, "conflict"),
+    (ClosedError, 503, "unavailable"),
+    (StoreError, 503, "unavailable"),
+    (MisuseError, 400, "invalid"),
+)
+
+
+def _answer_error(error: AgentError, refuse: Callable[[int, str, str, Any], Response]) -> Response:
+    for kind, status, code in _STATUSES:
+        if isinstance(error, kind):
+            if status == 503:  # noqa: PLR2004  the text may name hosts
+                _log.warning("a request failed: %s", error)
+                text = "the store does not answer: try again"
+                return refuse(status, code, text, {"retry-after": str(RETRY_AFTER_S)})
+            return refuse(status, code, str(error), None)
+    _log.error("a request failed", exc_info=error)
+    return refuse(500, "error", "the server failed; its log has the details", None)
+
+
+def answer_http_error(
+    error: HTTPException, refuse: Callable[[int, str, str, Any], Response] = answer_refusal
+) -> Response:
+    """Return the answer to a request that does not fit its endpoint, or has none."""
+    codes = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "unsupported_type", 422: "invalid"}
+    return refuse(error.status_code, codes.get(error.status_code, "invalid"), error.detail, error.headers)

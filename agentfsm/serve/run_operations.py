@@ -1,0 +1,270 @@
+"""Operations on runs: start, read, follow, decide and control."""
+
+from __future__ import annotations
+
+from math import inf, isfinite, nextafter
+from typing import TYPE_CHECKING, Final
+
+from starlette.responses import JSONResponse, Response
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.machine import State
+from agentfsm.ports.store import Filter
+from agentfsm.serve import bodies
+from agentfsm.serve.endpoints import Endpoint, RouteGroup
+from agentfsm.serve.event_stream import RunEventStream, parse_position
+from agentfsm.serve.run_documents import build_agent_document, build_row_document, build_run_document
+
+if TYPE_CHECKING:
+    from starlette.datastructures import QueryParams
+    from starlette.requests import Request
+
+    from agentfsm.serve.access import Caller
+    from agentfsm.serve.gateway import Gateway
+
+# Rows in a page of the list.
+PAGE_SIZE: Final = 50
+MAX_PAGE_SIZE: Final = 200
+# Rows that one request reads from the store, at most, to find those that the caller may see.
+MAX_SCANNED: Final = 1_000
+
+# Start and read runs.
+
+
+async def create_run(gateway: Gateway, request: Request, caller: Caller, body: bodies.StartBody) -> Response:
+    """Start a run. `Idempotency-Key` is the id of the run: a second request with it returns the same run."""
+    run_id, is_new = await gateway.start_run(
+        caller,
+        body.prompt,
+        agent=body.agent,
+        session=body.session,
+        metadata=body.metadata,
+        key=request.headers.get("idempotency-key"),
+    )
+    found = await gateway.wait_for(run_id, body.wait_s)
+    headers = {"location": f"/v1/runs/{run_id}"}
+    return JSONResponse(build_run_document(found), 201 if is_new else 200, headers)
+
+
+async def list_runs(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
+    """List runs, newest first: of the caller, or with the scope "approve" of the tenant."""
+    query = request.query_params
+    limit = max(1, _read_number(query, "limit", PAGE_SIZE, MAX_PAGE_SIZE))
+    session = _read_text(query, "session")
+    before, last_id = _parse_cursor(_read_text(query, "after"))
+    where = Filter(
+        agent=_read_text(query, "agent"),
+        user=_read_text(query, "user") if caller.allows("approve") else caller.user,
+        session=None if session is None else caller.qualify_session(session),
+        state=None if "state" not in query else _read_state(query["state"]),
+        waiting=None if "waiting" not in query else query["waiting"] == "true",
+        before=before,
+    )
+    rows, scanned, more = [], 0, None
+    is_begun = before is None
+    async for row in gateway.runs.iterate(where):
+        if not is_begun and nextafter(row.created_at, inf) == before:
+            is_begun = row.id == last_id
+            continue
+        is_begun = True
+        scanned += 1
+        if await gateway.may_list(row.id, caller):
+            rows.append(row)
+        if len(rows) == limit or scanned == MAX_SCANNED:
+            more = f"{row.created_at!r}:{row.id}"
+            break
+    return JSONResponse({"runs": [build_row_document(row) for row in rows], "after": more})
+
+
+async def get_run(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
+    """Return a run; with `wait_s`, up to 60 seconds later, once it is over or waits."""
+    header = await gateway.open_run(request.path_params["run_id"], caller)
+    wait_s = _read_number(request.query_params, "wait_s", 0, 60)
+    return JSONResponse(build_run_document(await gateway.wait_for(header.id, wait_s)))
+
+
+async def stream_events(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response | RunEventStream:
+    """Stream the events of a run and its sub-agents, as server-sent events after `Last-Event-ID` or `after`."""
+    header = await gateway.open_run(request.path_params["run_id"], caller)
+    position = request.headers.get("last-event-id") or request.query_params.get("after", "")
+    stream = RunEventStream(
+        runs=gateway.runs,
+        run_id=header.id,
+        root_id=(await gateway.runs.root(header.id)).id,
+        versions=parse_position(position, header.id),
+        hub=gateway.hub,
+        scopes=gateway.streams,
+    )
+    await stream.check()
+    return stream
+
+
+async def list_agents(gateway: Gateway, _request: Request, _caller: Caller, _body: object) -> Response:
+    """List the agents of the server, with their tools."""
+    return JSONResponse({"agents": [build_agent_document(each) for each in gateway.agents.values()]})
+
+
+# Control runs.
+
+
+async def send_input(gateway: Gateway, request: Request, caller: Caller, body: bodies.InputBody) -> Response:
+    """Send a run input, which its model reads at the next turn."""
+    header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
+    await gateway.runs.send(header.id, body.text, key=body.key, priority=body.priority)
+    return await _accept(gateway, header.id)
+
+
+async def approve(gateway: Gateway, request: Request, caller: Caller, body: bodies.ApproveBody) -> Response:
+    """Approve a call that waits."""
+    header = await gateway.open_run(request.path_params["run_id"], caller)
+    tool_run = await gateway.find_waiting_run(header, body.call_id)
+    await gateway.runs.approve(tool_run, body.call_id, by=caller.user, arguments=body.arguments, digest=body.digest)
+    return await _accept(gateway, header.id)
+
+
+async def reject(gateway: Gateway, request: Request, caller: Caller, body: bodies.RejectBody) -> Response:
+    """Reject a call that waits; the model reads the reason."""
+    header = await gateway.open_run(request.path_params["run_id"], caller)
+    tool_run = await gateway.find_waiting_run(header, body.call_id)
+    await gateway.runs.reject(tool_run, body.call_id, by=caller.user, message=body.message)
+    return await _accept(gateway, header.id)
+
+
+async def answer(gateway: Gateway, request: Request, caller: Caller, body: bodies.AnswerBody) -> Response:
+    """Answer a question, or give the result of a call that comes from outside."""
+    header = await gateway.open_run(request.path_params["run_id"], caller)
+    tool_run = await gateway.find_waiting_run(header, body.call_id)
+    await gateway.runs.answer(
+        tool_run,
+        body.call_id,
+        body.content,
+        failed=body.failed,
+        declined=body.declined,
+        by=caller.user,
+        digest=body.digest,
+    )
+    return await _accept(gateway, header.id)
+
+
+async def settle(gateway: Gateway, request: Request, caller: Caller, body: bodies.SettleBody) -> Response:
+    """Record the outcome of a call that was in flight when its worker died."""
+    header = await gateway.open_run(request.path_params["run_id"], caller)
+    tool_run = await gateway.find_waiting_run(header, body.call_id)
+    await gateway.runs.settle(
+        tool_run, body.call_id, result=body.result, failed=body.failed, rerun=body.rerun, by=caller.user
+    )
+    return await _accept(gateway, header.id)
+
+
+async def pause(gateway: Gateway, request: Request, caller: Caller, body: bodies.StopBody) -> Response:
+    """Pause a run between two steps."""
+    header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
+    await gateway.runs.pause(header.id, by=caller.user, message=body.message)
+    return await _accept(gateway, header.id)
+
+
+async def resume(gateway: Gateway, request: Request, caller: Caller, _body: bodies.EmptyBody) -> Response:
+    """End the pause of a run."""
+    header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
+    gateway.resume(header)
+    return await _accept(gateway, header.id)
+
+
+async def cancel(gateway: Gateway, request: Request, caller: Caller, body: bodies.StopBody) -> Response:
+    """End a run and the runs of its sub-agents."""
+    header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
+    await gateway.runs.cancel(header.id, by=caller.user, message=body.message)
+    return await _accept(gateway, header.id)
+
+
+async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.ForkBody) -> Response:
+    """Start a run from the first events of another."""
+    header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
+    agent = gateway.find_agent(header.agent)
+    run = await agent.fork(header.id, at=body.at, prompt=body.prompt)
+    return JSONResponse(build_run_document(run), 201, {"location": f"/v1/runs/{run.id}"})
+
+
+async def give_feedback(gateway: Gateway, request: Request, caller: Caller, body: bodies.FeedbackBody) -> Response:
+    """Rate a run, also if it is over."""
+    header = await gateway.open_run(request.path_params["run_id"], caller)
+    await gateway.runs.feedback(header.id, rating=body.rating, comment=body.comment, by=caller.user)
+    return Response(status_code=204)
+
+
+async def delete(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
+    """Delete a run that no worker executes, with the runs of its sub-agents."""
+    header = await gateway.open_run(request.path_params["run_id"], caller)
+    await gateway.runs.delete(header.id)
+    return Response(status_code=204)
+
+
+def _read_text(query: QueryParams, name: str) -> str | None:
+    text = query.get(name)
+    if text is not None and not text.isprintable():
+        raise MisuseError(f"{name}: give printable characters only")
+    return text
+
+
+def _parse_cursor(text: str | None) -> tuple[float | None, str]:
+    """Return the time of creation before which a page begins, and the last run of the page before, which has this time.
+
+    Raises:
+        MisuseError: when the cursor is invalid.
+    """
+    if text is None:
+        return None, ""
+    moment, _, run_id = text.partition(":")
+    try:
+        created_at = float(moment)
+    except ValueError:
+        created_at = inf
+    if not (isfinite(created_at) and run_id):
+        raise MisuseError(f"after={text[:40]!r}: give the `after` of the page before")
+    return nextafter(created_at, inf), run_id
+
+
+def _read_number(query: QueryParams, name: str, default: int, high: int) -> int:
+    text = query.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(high)) and int(text) <= high):
+        raise MisuseError(f"{name}={text[:20]!r}: give a whole number up to {high}")
+    return int(text)
+
+
+def _read_state(text: str) -> State:
+    if text not in set(State):
+        raise MisuseError(f"state={text[:20]!r}: give one of {', '.join(State)}")
+    return State(text)
+
+
+async def _accept(gateway: Gateway, run_id: str) -> Response:
+    return JSONResponse(build_run_document(await gateway.wait_for(run_id, 0)), 202)
+
+
+_RUN: Final = "/v1/runs/{run_id}"
+RUNS: Final = RouteGroup(
+    name="runs",
+    endpoints=(
+        Endpoint(method="POST", path="/v1/runs", handler=create_run, scope="run", body=bodies.StartBody),
+        Endpoint(
+            method="GET",
+            path="/v1/runs",
+            handler=list_runs,
+            query=("agent", "user", "session", "state", "waiting", "limit", "after"),
+        ),
+        Endpoint(method="GET", path=_RUN, handler=get_run, query=("wait_s",)),
+        Endpoint(method="DELETE", path=_RUN, handler=delete, scope="admin"),
+        Endpoint(method="GET", path=f"{_RUN}/events", handler=stream_events, query=("after",)),
+        Endpoint(method="POST", path=f"{_RUN}/input", handler=send_input, scope="run", body=bodies.InputBody),
+        Endpoint(method="POST", path=f"{_RUN}/approve", handler=approve, scope="approve", body=bodies.ApproveBody),
+        Endpoint(method="POST", path=f"{_RUN}/reject", handler=reject, scope="approve", body=bodies.RejectBody),
+        Endpoint(method="POST", path=f"{_RUN}/answer", handler=answer, body=bodies.AnswerBody),
+        Endpoint(method="POST", path=f"{_RUN}/settle", handler=settle, scope="approve", body=bodies.SettleBody),
+        Endpoint(method="POST", path=f"{_RUN}/pause", handler=pause, scope="run", body=bodies.StopBody),
+        Endpoint(method="POST", path=f"{_RUN}/resume", handler=resume, scope="run", body=bodies.EmptyBody),
+        Endpoint(method="POST", path=f"{_RUN}/cancel", handler=cancel, scope="run", body=bodies.StopBody),
+        Endpoint(method="POST", path=f"{_RUN}/fork", handler=fork, scope="run", body=bodies.ForkBody),
+        Endpoint(method="POST", path=f"{_RUN}/feedback", handler=give_feedback, body=bodies.FeedbackBody),
+        Endpoint(method="GET", path="/v1/agents", handler=list_agents),
+    ),
+)
