@@ -69,7 +69,7 @@ _AGENT_RULES: Final[Mapping[str, ValueRule]] = {
         wanted="Reflector(model=...) of agentfsm.reflection, or a Judge of your own",
     ).or_none(),
     "planner": require_members(
-        *("wants", "plan", "review", "replan", "max_steps"), wanted="Planner(...) of agentfsm.planning"
+        *("wants", "plan", "review", "replan", "max_steps", "mode"), wanted="Planner(...) of agentfsm.planning"
     ).or_none(),
     "last_answer": BOOL,
     "clock": CLOCK,

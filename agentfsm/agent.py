@@ -186,7 +186,7 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
         output_spec=answers,
         judge=agent.reflector,
         planner=agent.planner,
-        engine_tools={} if agent.planner is None else build_plan_tools(agent.planner, agent.tools),
+        engine_tools={} if agent.planner is None else _build_engine_tools(agent, agent.planner),
         last_answer=agent.last_answer,
         context=agent.context,
         clock=agent.clock,
@@ -195,6 +195,12 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
         watch=agent.watch,
     )
     return Driver(config=engine, store=agent.store, durability=agent.durability, pause_before=agent.pause_before)
+
+
+def _build_engine_tools(agent: Agent[Any], planner: PlanMaker) -> Mapping[str, Tool[..., Any]]:
+    tools = build_plan_tools(planner, agent.tools)
+    goal = [subagent.make_goal_tool(agent, agent.tools, planner)] if planner.mode == "hybrid" else []
+    return {**tools, **{tool.name: tool for tool in goal}}
 
 
 def _resolve_instructions(instructions: Instructions, header: Header) -> Header:

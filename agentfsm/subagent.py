@@ -19,6 +19,7 @@ from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, Misu
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
+from agentfsm.core.plans import GOAL_TOOL, build_goal_prompt
 from agentfsm.core.tool_traits import Level, ToolKind
 from agentfsm.core.validation import COUNT, SECONDS
 from agentfsm.engine.execution.parent import Parent, child_run_id
@@ -31,7 +32,9 @@ from agentfsm.tools.tool import Tool, make_tool
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
+    from agentfsm.ports.policies import PlanMaker
     from agentfsm.ports.store import Clock, Store
+    from agentfsm.tools.registry import ToolRegistry
 
 # Default limit of turns of a child run: two with tool calls, and the answer.
 DEFAULT_TURNS: Final = 3
@@ -49,6 +52,7 @@ COORDINATION: Final = (
 """Instructions for an agent that coordinates other agents, about errors of their tools."""
 
 BuildPrompt = Callable[[Arguments], str]
+VaryAgent = Callable[[RunnableAgent, Parent, Arguments], RunnableAgent]
 
 
 def make_agent_tool(
@@ -96,6 +100,65 @@ def make_agent_tool(
     return made
 
 
+# The arguments of a goal are those of its step, which was validated with its plan.
+_GOAL_SCHEMA: Final[Mapping[str, JSON]] = {
+    "type": "object",
+    "properties": {
+        "goal": {"type": "string"},
+        "tools": {"type": "array", "items": {"type": "string"}},
+        "results": {"type": "object"},
+    },
+    "required": ["goal", "tools", "results"],
+}
+
+
+def make_goal_tool(agent: RunnableAgent, tools: ToolRegistry, planner: PlanMaker) -> Tool[..., Any]:
+    """Return the engine's tool for the goals of plans.
+
+    A goal is a child run of the agent itself, step by step, with the tools that the goal names.
+
+    Args:
+        agent: The agent whose plans have goals.
+        tools: Its tools.
+        planner: Its planner, which has the limits of a goal.
+    """
+    plain = agent.with_(
+        planner=None, reflector=None, output_type=None, output_mode=None, output_validators=(), watch=()
+    )
+
+    def select_tools(child: RunnableAgent, parent: Parent, arguments: Arguments) -> RunnableAgent:
+        instructions = parent.run.header.instructions  # those of the parent's start
+        changes = {} if instructions is None else {"instructions": instructions}
+        return child.with_(tools=tools.filter(names=arguments.tools), **changes)
+
+    def is_safe(arguments: Arguments) -> bool:
+        return all(tool.concurrency_safe is True for tool in tools.filter(names=arguments.tools))
+
+    child = _SubagentTool(
+        plain,
+        lambda arguments: build_goal_prompt(arguments.goal, arguments.results),
+        planner.goal_turns,
+        planner.goal_timeout_s,
+        vary=select_tools,
+        accepts_partial=False,
+    )
+    made = make_tool(
+        child.call,
+        name="goal",
+        description="Work on a goal.",
+        parameters=_GOAL_SCHEMA,
+        kind=ToolKind.AGENT,
+        idempotent=True,
+        permission=Level.READ,  # its own calls need permissions
+        concurrency_safe=is_safe,
+        timeout_s=planner.goal_timeout_s,
+        grace_s=GRACE_S,
+    )
+    made = attrs.evolve(made, name=GOAL_TOOL)
+    made.end_child_run = child.end_run
+    return made
+
+
 @attrs.define(eq=False, repr=False)
 class _SubagentTool:
     """Function of the tool that calls an agent."""
@@ -104,6 +167,13 @@ class _SubagentTool:
     prompt: BuildPrompt | None
     turns: int
     timeout_s: float
+    vary: VaryAgent | None = None
+    """Function of the agent, the parent run and the arguments that returns the agent of a call; None: it is the same
+    for all.
+    """
+
+    accepts_partial: bool = True
+    """Whether the call succeeds if the child run reached a limit but has a partial result."""
 
     async def ask(self, ctx: RunContext[Any], query: str) -> ToolReturn:
         """Let the agent answer a question, and return the result.
@@ -120,7 +190,11 @@ class _SubagentTool:
         if parent is not None and parent.run.header.depth >= parent.depth_limit:
             text = f"agents may call agents {parent.depth_limit} deep, and this call would be deeper: answer yourself"
             return ToolReturn(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT)
-        return await _SubagentCall(self._build_variant(ctx, parent), ctx, parent).run(self._build_prompt(arguments))
+        agent = self._build_variant(ctx, parent)
+        if self.vary is not None and parent is not None:
+            agent = self.vary(agent, parent, Arguments(**arguments))
+        call = _SubagentCall(agent, ctx, parent, accepts_partial=self.accepts_partial)
+        return await call.run(self._build_prompt(arguments))
 
     async def end_run(self, store: Store, clock: Clock, caller: str, call_id: str) -> ToolReturn:
         """Cancel the child run of a call, because the parent run or the call ends. Return the result of its work."""
@@ -166,6 +240,7 @@ class _SubagentCall:
     agent: RunnableAgent
     ctx: RunContext[Any]
     parent: Parent | None
+    accepts_partial: bool = True
     turn: int = 0
     """The newest turn that an event has reported, from 1; 0 before the first."""
 
@@ -196,7 +271,10 @@ class _SubagentCall:
             self._emit_end(run, since)
         if run.is_waiting:
             raise CallPaused(run.pending)
-        return build_final_result(run, self.agent.driver.config.model)
+        result = build_final_result(run, self.agent.driver.config.model)
+        if run.state is State.DONE or self.accepts_partial or result.outcome is not Outcome.DONE:
+            return result
+        return attrs.evolve(result, outcome=Outcome.FAILED, error_type=ErrorType.AGENT)
 
     def _emit_end(self, run: Run, since: float) -> None:
         """Report that the child run has ended or waits; `since` is the monotonic time of its start."""

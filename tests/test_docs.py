@@ -65,7 +65,20 @@ def _planner(body: dict[str, object]) -> Line:
     return say("Rome is warmer. Pack a hat.")
 
 
-BRAINS = {"weather": _weather, "planner": _planner}
+def _hybrid(body: dict[str, object]) -> Line:
+    """Play the model that plans a goal and a call, works on the goal, and answers the user."""
+    messages = body["messages"]
+    assert isinstance(messages, list)
+    if messages[0]["content"].startswith("You plan"):
+        goal = {"id": 1, "goal": "Find the cheapest hotel; answer with its name only.", "tools": ["search"]}
+        booking = {"id": 2, "tool": "book", "arguments": {"hotel": {"$step": 1}}, "after": [1]}
+        return say(json.dumps({"steps": [goal, booking]}))
+    if "[Plan]" in messages[-1]["content"]:
+        return say("Central is booked.")
+    return say("Central") if messages[-1]["role"] == "tool" else say("", call("search", query="Rome"))
+
+
+BRAINS = {"weather": _weather, "planner": _planner, "hybrid": _hybrid}
 # Asks a client of the MCP package, whose answers are of many types: to tell them apart would be most of the example.
 UNTYPED = {"mcp.md-3"}
 

@@ -12,7 +12,7 @@ from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.tool_access import check_available
 from agentfsm.engine.model_calls.side_request import send_side_request
-from agentfsm.engine.tool_calls.plan_tools import find_tool_flaws
+from agentfsm.engine.tool_calls.plan_tools import find_mode_flaws, find_tool_flaws
 from agentfsm.ports.policies import PlanRequest
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ async def _make_plan(
 
     def find_flaws(plan: Plan) -> list[str]:
         flaws = plan.find_flaws(results, first=progress.next_id, max_steps=planner.max_steps)
+        flaws += find_mode_flaws(plan, planner)
         return [*flaws, *find_tool_flaws(plan, config.registry, lambda tool: tool.name in names)]
 
     request = PlanRequest(

@@ -183,6 +183,15 @@ class PlanMaker(Protocol):
     max_steps: int = 8
     """Maximum of steps of a plan."""
 
+    mode: Literal["plan", "hybrid"] = "plan"
+    """Steps that a plan may have: "plan", calls and questions; "hybrid", also goals."""
+
+    goal_turns: int = 5
+    """Maximum of turns for a goal, its answer included."""
+
+    goal_timeout_s: float = 120.0
+    """Maximum of seconds for a goal."""
+
     review: bool | Callable[[Plan], bool] = False
     """Whether a person has to approve a plan before it runs, or a function that decides it."""
 

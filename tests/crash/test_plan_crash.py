@@ -15,7 +15,7 @@ from anyio.lowlevel import checkpoint
 from agentfsm import Agent, Limits, RunContext, RunNotFoundError, tool
 from agentfsm.core import events as e
 from agentfsm.planning import Planner
-from agentfsm.ports import Emit, Model, Reply, Request
+from agentfsm.ports import Emit, Model, ProposedCall, Reply, Request
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.crash import connect, crash_point
 from agentfsm.tools.run_context import Found
@@ -31,20 +31,37 @@ STEPS = [
     {"id": 8, "question": "All well?", "after": [7]},
 ]
 EFFECTS = ["both: answer", "seen a", "seen b"]
+# The same for a plan with a goal, whose own run pays.
+GOAL_STEPS = [
+    {"id": 1, "tool": "look", "arguments": {"at": "a"}},
+    {"id": 2, "goal": "Pay twice.", "tools": ["look", "pay"], "after": [1]},
+    {"id": 3, "tool": "pay", "arguments": {"whom": {"$step": 2}}, "after": [2]},
+]
+GOAL_EFFECTS = ["answer", "first", "second"]
 
 
 class PlanningModel(Model):
-    """Plans, answers questions, and answers at the end, in any process."""
+    """Plans, answers questions, pays twice for a goal, and answers at the end, in any process."""
 
     name = "planning"
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
-        """Return the plan if one is wanted, and else always the same answer."""
+        """Return the plan if one is wanted, the calls of a goal, and else always the same answer."""
         await checkpoint()
-        return Reply(text=json.dumps({"steps": STEPS}) if "You plan" in request.instructions else "answer")
+        if "You plan" in request.instructions:
+            return Reply(
+                text=json.dumps({"steps": GOAL_STEPS if "with these tools only" in request.instructions else STEPS})
+            )
+        turn = len(request.messages) // 2
+        if request.messages[0].text.startswith("Pay twice.") and turn < 2:
+            whom = ("first", "second")[turn]
+            return Reply(
+                text="", calls=(ProposedCall(id=f"c{turn}", name="pay", arguments=json.dumps({"whom": whom})),)
+            )
+        return Reply(text="answer")
 
 
-def agent_in(folder: str) -> Agent:
+def agent_in(folder: str, mode: str) -> Agent:
     """Return the agent; its effects are lines of a file, which outlives its processes."""
     book = Path(folder, "effects")
 
@@ -74,7 +91,7 @@ def agent_in(folder: str) -> Agent:
     return Agent(
         PlanningModel(),
         tools=[look, pay],
-        planner=Planner(),
+        planner=Planner(mode=mode),
         limits=Limits(crashes=1_000_000),
         store=SQLiteStore(str(Path(folder, "runs.db")), connect=connect),
     )
@@ -84,9 +101,9 @@ def _keys(book: Path) -> list[str]:
     return [line.split()[0] for line in book.read_text().splitlines()] if book.exists() else []
 
 
-async def work(folder: str) -> None:
+async def work(folder: str, mode: str) -> None:
     """Drive the run to its end, or until this process is killed."""
-    agent = agent_in(folder)
+    agent = agent_in(folder, mode)
     try:
         run = await agent.load("plan")
     except RunNotFoundError:
@@ -97,9 +114,9 @@ async def work(folder: str) -> None:
     await agent.store.aclose()
 
 
-async def check(folder: str) -> None:
+async def check(folder: str, mode: str) -> None:
     """Check the effects and the events of a run that is over."""
-    agent = agent_in(folder)
+    agent = agent_in(folder, mode)
     run = await agent.load("plan")
     assert run.output == "answer"
     events = (await agent.store.read("plan")).events
@@ -107,21 +124,23 @@ async def check(folder: str) -> None:
     await agent.store.aclose()
     lines = await anyio.Path(folder, "effects").read_text()
     paid = [line.split(" ", 1)[1] for line in lines.splitlines()]
-    assert sorted(paid) == EFFECTS
+    steps, effects = (STEPS, EFFECTS) if mode == "plan" else (GOAL_STEPS, GOAL_EFFECTS)
+    assert sorted(paid) == effects
     results = [event.result.call_id for event in events if isinstance(event, e.ToolFinished)]
-    assert sorted(results) == ["p1", *[f"p1.{number}" for number in range(1, 9)]]
+    assert sorted(results) == ["p1", *[f"p1.{step['id']}" for step in steps]]
 
 
+@pytest.mark.parametrize("mode", ["plan", "hybrid"])
 @pytest.mark.parametrize("kind", ["commit", "effect"])
-def test_a_plan_may_be_killed_at_each_event(fork_server, tmp_path, kind):
-    """Before and after each commit and each effect."""
+def test_a_plan_may_be_killed_at_each_event(fork_server, tmp_path, kind, mode):
+    """Before and after each commit and each effect, also within a goal."""
     for at in count(1):
         folder = tmp_path / str(at)
         folder.mkdir()
-        first = fork_server.run(partial(work, str(folder)), kill_at=(kind, at))
+        first = fork_server.run(partial(work, str(folder), mode), kill_at=(kind, at))
         if first.killed:
-            assert not fork_server.run(partial(work, str(folder))).killed
-        anyio.run(check, str(folder))
+            assert not fork_server.run(partial(work, str(folder), mode)).killed
+        anyio.run(check, str(folder), mode)
         if not first.killed:
             break
     assert at > (6 if kind == "effect" else 10)

@@ -213,7 +213,10 @@ FLAWED = [
     (plan_of(*[{"id": n, "question": "?"} for n in range(1, 10)]), "at most 8"),
     (plan_of({"id": 1, "question": 7}), "'question' is a text"),
     (plan_of({"id": "x", "question": "a"}), "'id' is a whole number"),
-    (plan_of({"id": 1, "question": "a", "tools": []}), "unknown key 'tools'"),
+    (plan_of({"id": 1, "question": "a", "args": []}), "unknown key 'args'"),
+    (plan_of({"id": 1, "goal": "a", "tools": ["weather"]}), "step 1: plan the calls of tools, not goals"),
+    (plan_of({"id": 1, "question": "a", "tools": "weather"}), "'tools' is a list of names"),
+    (plan_of({"id": 1, "question": "a", "tools": ["weather"]}), "a goal, and no other step, has 'tools'"),
     (
         plan_of({"id": 1, "tool": "book", "arguments": {"city": {"$step": 2}}, "after": [2]}),
         "needs the argument 'temp'",

@@ -36,10 +36,8 @@ def build_plan_tools(planner: PlanMaker, registry: ToolRegistry) -> Mapping[str,
         except MisuseError as error:
             return str(error)
         finished = range(1, plan.steps[0].id)  # an edited plan may refer to steps of the one before
-        return (
-            "; ".join([*plan.find_flaws(finished, max_steps=planner.max_steps), *find_tool_flaws(plan, registry)])
-            or None
-        )
+        flaws = [*plan.find_flaws(finished, max_steps=planner.max_steps), *find_mode_flaws(plan, planner)]
+        return "; ".join([*flaws, *find_tool_flaws(plan, registry)]) or None
 
     def needs_review(arguments: Arguments) -> bool:
         return planner.review(Plan.from_json(vars(arguments))) if callable(planner.review) else planner.review
@@ -62,20 +60,25 @@ def build_plan_tools(planner: PlanMaker, registry: ToolRegistry) -> Mapping[str,
     }
 
 
+def find_mode_flaws(plan: Plan, planner: PlanMaker) -> Sequence[str]:
+    """Return the flaws of steps that the mode of the planner excludes."""
+    goals = [step.id for step in plan.steps if step.goal]
+    return [] if planner.mode == "hybrid" else [f"step {each}: plan the calls of tools, not goals" for each in goals]
+
+
 def find_tool_flaws(
     plan: Plan, registry: ToolRegistry, is_available: Callable[[Tool[..., Any]], bool] = lambda _tool: True
 ) -> Sequence[str]:
     """Return the flaws of the steps' tools and arguments."""
     flaws: list[str] = []
     for step in plan.steps:
-        if not step.tool:
-            continue
-        tool = registry.get(step.tool)
-        if tool is None or not is_available(tool):
-            names = ", ".join(each.name for each in registry if is_available(each)) or "none"
-            flaws.append(f"step {step.id}: there is no tool {step.tool!r}; the tools are: {names}")
-        elif (flaw := _find_argument_flaw(step, tool)) is not None:
-            flaws.append(f"step {step.id}: {flaw}")
+        for name in filter(None, (step.tool, *step.tools)):
+            tool = registry.get(name)
+            if tool is None or not is_available(tool):
+                names = ", ".join(each.name for each in registry if is_available(each)) or "none"
+                flaws.append(f"step {step.id}: there is no tool {name!r}; the tools are: {names}")
+            elif step.tool and (flaw := _find_argument_flaw(step, tool)) is not None:
+                flaws.append(f"step {step.id}: {flaw}")
     return flaws
 
 
