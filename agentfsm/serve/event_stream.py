@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 from urllib.parse import quote, unquote
 
 import anyio
@@ -118,6 +118,58 @@ class _DeltaQueue:
         return self._events.popleft()
 
 
+EndReason: TypeAlias = Literal["over", "deleted", "retry", "complete"]
+"""Why a stream ends: the run is over; it was deleted; the store failed; or the encoder is complete."""
+
+
+class StreamEncoder(Protocol):
+    """The form of a stream: each method returns text for the client, perhaps none."""
+
+    def begin(self) -> str:
+        """Return the beginning of the stream."""
+        ...
+
+    def encode_event(self, item: JournalEvent, position: str) -> str:
+        """Return an event of a journal, and the position of the stream after it."""
+        ...
+
+    def encode_delta(self, event: StreamEvent) -> str:
+        """Return a piece of the text that a model is writing."""
+        ...
+
+    def end(self, reason: EndReason) -> str:
+        """Return the end of the stream."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the stream ends after the last event, although the run is not over."""
+        ...
+
+
+class JournalEncoder:
+    """Server-sent events of the gateway's own: each event of a journal as JSON, with the position as its id."""
+
+    is_complete = False
+
+    def begin(self) -> str:
+        """Return the time after which a browser connects again."""
+        return f"retry: {RETRY_MS}\n\n"
+
+    def encode_event(self, item: JournalEvent, position: str) -> str:
+        """Return an event."""
+        return f"id: {position}\ndata: {_to_json(item.to_dict())}\n\n"
+
+    def encode_delta(self, event: StreamEvent) -> str:
+        """Return a piece of text, without an id."""
+        return f"event: delta\ndata: {_to_json(event.to_dict())}\n\n"
+
+    def end(self, reason: EndReason) -> str:
+        """Return `end`, or `retry` if the client should connect again."""
+        kind = "retry" if reason == "retry" else "end"
+        return f"event: {kind}\ndata: {_to_json({} if reason == 'over' else {'reason': reason})}\n\n"
+
+
 @attrs.define(eq=False, repr=False, kw_only=True)
 class RunEventStream:
     """ASGI app that answers one request with the events of a run, until the run is over or the client leaves."""
@@ -134,7 +186,11 @@ class RunEventStream:
     scopes: set[anyio.CancelScope]
     """Scopes of the active streams, which the shutdown of the server cancels."""
 
+    encoder: StreamEncoder = attrs.field(factory=JournalEncoder)
+    """Form of the stream."""
+
     _send: Send = attrs.field(init=False)
+    _tasks: TaskGroup = attrs.field(init=False)
     _lock: anyio.Lock = attrs.field(factory=anyio.Lock, init=False)
     _followed: set[str] = attrs.field(factory=set, init=False)
 
@@ -165,7 +221,7 @@ class RunEventStream:
             (b"x-accel-buffering", b"no"),  # a proxy must not collect events
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._write(f"retry: {RETRY_MS}\n\n")
+        await self._write(self.encoder.begin())
         with anyio.CancelScope() as scope:
             self.scopes.add(scope)
             try:
@@ -177,16 +233,16 @@ class RunEventStream:
 
     async def _stream(self, receive: Receive) -> None:
         async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
             tasks.start_soon(self._leave_with_client, receive, tasks)
             tasks.start_soon(self._keep_alive)
             tasks.start_soon(self._send_deltas)
             try:
                 await self._follow(self.run_id)
-                await self._write("event: end\ndata: {}\n\n")
+                await self._write(self.encoder.end("over"))
             except StoreError as error:  # the client connects again, and continues where this stream ends
                 _log.warning("the stream of run %s ends: %s", self.run_id, error)
-                kind = "deleted" if isinstance(error, RunNotFoundError) else "retry"
-                await self._write(f'event: {"end" if kind == "deleted" else "retry"}\ndata: {{"reason": "{kind}"}}\n\n')
+                await self._write(self.encoder.end("deleted" if isinstance(error, RunNotFoundError) else "retry"))
             tasks.cancel_scope.cancel()
 
     async def _leave_with_client(self, receive: Receive, tasks: TaskGroup) -> None:
@@ -204,7 +260,7 @@ class RunEventStream:
             while True:
                 event = await queue.take()
                 if event.run_id in self._followed:
-                    await self._write(f"event: delta\ndata: {_to_json(event.to_dict())}\n\n")
+                    await self._write(self.encoder.encode_delta(event))
 
     async def _follow(self, run_id: str) -> None:
         """Send the events of a run and, at the same time, those of its sub-agents, until all are over."""
@@ -232,13 +288,18 @@ class RunEventStream:
     async def _send_event(self, item: JournalEvent) -> None:
         async with self._lock:
             self.versions[item.run_id] = item.version
-            await self._send_text(f"id: {format_position(self.versions)}\ndata: {_to_json(item.to_dict())}\n\n")
+            await self._send_text(self.encoder.encode_event(item, format_position(self.versions)))
+            if self.encoder.is_complete:
+                await self._send_text(self.encoder.end("complete"))
+                self._tasks.cancel_scope.cancel()
 
     async def _write(self, text: str) -> None:
         async with self._lock:
             await self._send_text(text)
 
     async def _send_text(self, text: str) -> None:
+        if not text:
+            return
         message: Message = {"type": "http.response.body", "body": text.encode(), "more_body": True}
         await self._send(message)
 
