@@ -17,6 +17,7 @@ from agentfsm.agent import WORKER_PARALLEL, Agent
 from agentfsm.core.errors import MisuseError
 from agentfsm.serve.endpoints import RouteGroup, answer_http_error, answer_refusal
 from agentfsm.serve.gateway import Gateway
+from agentfsm.serve.inspection import INSPECTION
 from agentfsm.serve.run_operations import RUNS
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from agentfsm.web.http_guard import Receive, Scope, Send
 
 # Operations of every gateway.
-ROUTE_GROUPS: Final = (RUNS,)
+ROUTE_GROUPS: Final = (RUNS, INSPECTION)
 
 
 @attrs.frozen(eq=False)

@@ -123,6 +123,9 @@ class ForkBody(RequestBody):
     prompt: _Text | None = None
     """Replacement for the first message."""
 
+    edit: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Replacements of copied events by version, each in the form of `GET .../journal`."""
+
 
 class FeedbackBody(RequestBody):
     """A person's opinion of a run."""

@@ -127,9 +127,7 @@ class Gateway:
     async def _resume(self, agent: Agent[Any], run_id: str) -> None:
         try:
             run = await agent.load(run_id)
-            deps = self.deps(run) if callable(self.deps) else self.deps
-            deps = await deps if isinstance(deps, Awaitable) else deps
-            await self._execute(agent, run, deps, resume=True)
+            await self._execute(agent, run, await self.resolve_deps(run), resume=True)
         except AgentError as error:
             _log.warning("run %s was not resumed: %s", run_id, error)
         except Exception:  # noqa: BLE001  an error in the user's code must not stop the server
@@ -182,6 +180,11 @@ class Gateway:
         if known is None and not caller.can_see(await self.runs.header(run.id)):  # somebody else was faster
             raise _taken_key_error()
         return run.id, known is None
+
+    async def resolve_deps(self, run: Run) -> Any:
+        """Return the dependencies of a run."""
+        deps = self.deps(run) if callable(self.deps) else self.deps
+        return await deps if isinstance(deps, Awaitable) else deps
 
     # State of the server.
 
@@ -253,9 +256,15 @@ class Gateway:
         if wait_s:
             with anyio.move_on_after(wait_s):
                 await self.runs.wait(run_id)
-        header = await self.runs.header(run_id)
-        agent = self.agents.get(header.agent)
-        return await (self.runs if agent is None else agent).load(run_id)
+        return await self.load(await self.runs.header(run_id))
+
+    async def load(self, header: Header, at: int | None = None) -> Run:
+        """Return a run, at a version; its agent parses its output.
+
+        Raises:
+            MisuseError: when the run does not have this version.
+        """
+        return await self.agents.get(header.agent, self.runs).load(header.id, at=at)
 
 
 def _taken_key_error() -> ConflictError:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+from starlette.responses import JSONResponse
 
 from agentfsm._run_status import describe_status, read_output
 from agentfsm.core.machine import State
@@ -14,6 +17,18 @@ if TYPE_CHECKING:
     from agentfsm.agent import Agent
     from agentfsm.core.run import Run
     from agentfsm.ports.store import RunSummary
+
+
+class JSONDocument(JSONResponse):
+    """A response whose text is ASCII, so that it may have lone surrogates, and whose mappings may be of any type."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the body."""
+        return json.dumps(content, separators=(",", ":"), default=_as_plain).encode()
+
+
+def _as_plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 _ROW_FIELDS: Final = ("id", "agent", "user", "parent", "turn", "version", "tokens", "prompt", "rating")

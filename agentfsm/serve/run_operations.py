@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from math import inf, isfinite, nextafter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.machine import State
+from agentfsm.core import events as e
+from agentfsm.core.codec import decode_event
+from agentfsm.core.errors import CorruptError, MisuseError, TooNewError
 from agentfsm.ports.store import Filter
 from agentfsm.serve import bodies
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
-from agentfsm.serve.event_stream import RunEventStream, parse_position
-from agentfsm.serve.run_documents import build_agent_document, build_row_document, build_run_document
+from agentfsm.serve.event_stream import MAX_DIGITS, RunEventStream, parse_position
+from agentfsm.serve.queries import read_number, read_state, read_text
+from agentfsm.serve.run_documents import JSONDocument, build_agent_document, build_row_document, build_run_document
 
 if TYPE_CHECKING:
-    from starlette.datastructures import QueryParams
     from starlette.requests import Request
 
+    from agentfsm.core.events import Event
+    from agentfsm.core.header import Header
     from agentfsm.serve.access import Caller
     from agentfsm.serve.gateway import Gateway
 
@@ -43,20 +48,20 @@ async def create_run(gateway: Gateway, request: Request, caller: Caller, body: b
     )
     found = await gateway.wait_for(run_id, body.wait_s)
     headers = {"location": f"/v1/runs/{run_id}"}
-    return JSONResponse(build_run_document(found), 201 if is_new else 200, headers)
+    return JSONDocument(build_run_document(found), 201 if is_new else 200, headers)
 
 
 async def list_runs(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
     """List runs, newest first: of the caller, or with the scope "approve" of the tenant."""
     query = request.query_params
-    limit = max(1, _read_number(query, "limit", PAGE_SIZE, MAX_PAGE_SIZE))
-    session = _read_text(query, "session")
-    before, last_id = _parse_cursor(_read_text(query, "after"))
+    limit = max(1, read_number(query, "limit", PAGE_SIZE, MAX_PAGE_SIZE))
+    session = read_text(query, "session")
+    before, last_id = _parse_cursor(read_text(query, "after"))
     where = Filter(
-        agent=_read_text(query, "agent"),
-        user=_read_text(query, "user") if caller.allows("approve") else caller.user,
+        agent=read_text(query, "agent"),
+        user=read_text(query, "user") if caller.allows("approve") else caller.user,
         session=None if session is None else caller.qualify_session(session),
-        state=None if "state" not in query else _read_state(query["state"]),
+        state=None if "state" not in query else read_state(query["state"]),
         waiting=None if "waiting" not in query else query["waiting"] == "true",
         before=before,
     )
@@ -73,14 +78,17 @@ async def list_runs(gateway: Gateway, request: Request, caller: Caller, _body: o
         if len(rows) == limit or scanned == MAX_SCANNED:
             more = f"{row.created_at!r}:{row.id}"
             break
-    return JSONResponse({"runs": [build_row_document(row) for row in rows], "after": more})
+    return JSONDocument({"runs": [build_row_document(row) for row in rows], "after": more})
 
 
 async def get_run(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
-    """Return a run; with `wait_s`, up to 60 seconds later, once it is over or waits."""
+    """Return a run, at the version `at`; or with `wait_s`, up to 60 seconds later, once it is over or waits."""
     header = await gateway.open_run(request.path_params["run_id"], caller)
-    wait_s = _read_number(request.query_params, "wait_s", 0, 60)
-    return JSONResponse(build_run_document(await gateway.wait_for(header.id, wait_s)))
+    if "at" in request.query_params:
+        at = read_number(request.query_params, "at", 0, 10**12 - 1)
+        return JSONDocument(build_run_document(await gateway.load(header, at)))
+    wait_s = read_number(request.query_params, "wait_s", 0, 60)
+    return JSONDocument(build_run_document(await gateway.wait_for(header.id, wait_s)))
 
 
 async def stream_events(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response | RunEventStream:
@@ -101,7 +109,7 @@ async def stream_events(gateway: Gateway, request: Request, caller: Caller, _bod
 
 async def list_agents(gateway: Gateway, _request: Request, _caller: Caller, _body: object) -> Response:
     """List the agents of the server, with their tools."""
-    return JSONResponse({"agents": [build_agent_document(each) for each in gateway.agents.values()]})
+    return JSONDocument({"agents": [build_agent_document(each) for each in gateway.agents.values()]})
 
 
 # Control runs.
@@ -181,8 +189,28 @@ async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.
     """Start a run from the first events of another."""
     header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
     agent = gateway.find_agent(header.agent)
-    run = await agent.fork(header.id, at=body.at, prompt=body.prompt)
-    return JSONResponse(build_run_document(run), 201, {"location": f"/v1/runs/{run.id}"})
+    run = await agent.fork(header.id, at=body.at, prompt=body.prompt, edit=_parse_edits(body.edit, header))
+    return JSONDocument(build_run_document(run), 201, {"location": f"/v1/runs/{run.id}"})
+
+
+def _parse_edits(edits: Mapping[str, Any], header: Header) -> dict[int, Event]:
+    """Return the events that replace those of a run, by version.
+
+    Raises:
+        MisuseError: when a version is not a number, or a value is not an event, or a decision of a person.
+    """
+    found: dict[int, Event] = {}
+    for version, value in edits.items():
+        if not (version.isascii() and version.isdigit() and len(version) <= MAX_DIGITS):
+            raise MisuseError(f"edit: {version[:20]!r} is not a version: give the number of the event to replace")
+        try:
+            event = decode_event(json.dumps(value), header)
+        except (CorruptError, TooNewError) as error:
+            raise MisuseError(f"edit: version {version} is not an event ({str(error)[:200]})") from None
+        if isinstance(event, e.ApprovalGiven):
+            raise MisuseError(f"edit: version {version} would be a decision of a person, which cannot be written")
+        found[int(version)] = event
+    return found
 
 
 async def give_feedback(gateway: Gateway, request: Request, caller: Caller, body: bodies.FeedbackBody) -> Response:
@@ -197,13 +225,6 @@ async def delete(gateway: Gateway, request: Request, caller: Caller, _body: obje
     header = await gateway.open_run(request.path_params["run_id"], caller)
     await gateway.runs.delete(header.id)
     return Response(status_code=204)
-
-
-def _read_text(query: QueryParams, name: str) -> str | None:
-    text = query.get(name)
-    if text is not None and not text.isprintable():
-        raise MisuseError(f"{name}: give printable characters only")
-    return text
 
 
 def _parse_cursor(text: str | None) -> tuple[float | None, str]:
@@ -224,21 +245,8 @@ def _parse_cursor(text: str | None) -> tuple[float | None, str]:
     return nextafter(created_at, inf), run_id
 
 
-def _read_number(query: QueryParams, name: str, default: int, high: int) -> int:
-    text = query.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(high)) and int(text) <= high):
-        raise MisuseError(f"{name}={text[:20]!r}: give a whole number up to {high}")
-    return int(text)
-
-
-def _read_state(text: str) -> State:
-    if text not in set(State):
-        raise MisuseError(f"state={text[:20]!r}: give one of {', '.join(State)}")
-    return State(text)
-
-
 async def _accept(gateway: Gateway, run_id: str) -> Response:
-    return JSONResponse(build_run_document(await gateway.wait_for(run_id, 0)), 202)
+    return JSONDocument(build_run_document(await gateway.wait_for(run_id, 0)), 202)
 
 
 _RUN: Final = "/v1/runs/{run_id}"
@@ -252,7 +260,7 @@ RUNS: Final = RouteGroup(
             handler=list_runs,
             query=("agent", "user", "session", "state", "waiting", "limit", "after"),
         ),
-        Endpoint(method="GET", path=_RUN, handler=get_run, query=("wait_s",)),
+        Endpoint(method="GET", path=_RUN, handler=get_run, query=("wait_s", "at")),
         Endpoint(method="DELETE", path=_RUN, handler=delete, scope="admin"),
         Endpoint(method="GET", path=f"{_RUN}/events", handler=stream_events, query=("after",)),
         Endpoint(method="POST", path=f"{_RUN}/input", handler=send_input, scope="run", body=bodies.InputBody),

@@ -1,0 +1,107 @@
+"""Runs explained over HTTP: versions, messages, requests, calls, differences, replays and forks with edits."""
+
+import json
+
+import pytest
+
+from agentfsm import Agent, difference, tool
+from agentfsm.core.codec import message_to_json
+from agentfsm.stores import MemoryStore
+from agentfsm.testing import ScriptedModel, call, say
+from tests.support.gateway_client import named, paying, serving
+
+
+@pytest.fixture
+def anyio_backend():
+    """Return the one that uvicorn runs on."""
+    return "asyncio"
+
+
+@tool
+async def look(city: str) -> str:
+    """Look up the weather."""
+    return f"rain in {city}"
+
+
+def looking():
+    return Agent(
+        ScriptedModel(say("", call("look", city="Rome")), say("take a coat"), *[say("no")] * 9),
+        tools=[look],
+        name="weather",
+        store=MemoryStore(),
+    )
+
+
+async def test_each_version_is_shown_as_the_library_has_it():
+    """The journal in pages, the run and its messages at each version, and what the model was shown in each turn."""
+    agent = looking()
+    async with serving(agent) as client:
+        made = (await client.post("/v1/runs", json={"prompt": "weather?", "wait_s": 30})).json()
+        path, newest = f"/v1/runs/{made['id']}", made["version"]
+        events, after = [], 0
+        while after is not None:
+            page = (await client.get(f"{path}/journal", params={"after": after, "limit": 2})).json()
+            events, after = events + page["events"], page["after"]
+        assert [each["event"] for each in events] == [each.to_dict() for each in await agent.history(made["id"])]
+        assert [each["version"] for each in events] == list(range(1, newest + 1))
+        for version in range(newest + 1):
+            run = await agent.load(made["id"], at=version)
+            shown = (await client.get(path, params={"at": version})).json()
+            assert (shown["version"], shown["state"], shown["turn"]) == (version, str(run.state), run.turn)
+            messages = (await client.get(f"{path}/messages", params={"at": version})).json()
+            assert messages["messages"] == json.loads(json.dumps([message_to_json(each) for each in run.messages]))
+        request = (await client.get(f"{path}/request", params={"turn": 2})).json()
+        assert [each["is"] for each in request["messages"]] == ["UserMessage", "AssistantMessage", "ToolResult"]
+        assert request["hash"] == events[request["version"] - 1]["event"]["request"]
+        [record] = (await client.get(f"{path}/audit")).json()["calls"]
+        assert (record["tool"], record["arguments"], record["status"]) == ("look", {"city": "Rome"}, "done")
+        replay = (await client.get(f"{path}/replay")).json()
+        assert replay == {"id": made["id"], "checked": 2, "divergences": []}
+        for wrong in ("journal?after=x", "messages?at=99", "request?turn=9", "request", "diff?at=99"):
+            assert (await client.get(f"{path}/{wrong}")).status_code == 400, wrong
+
+
+async def test_versions_and_runs_are_compared():
+    """Two versions of a run, a run and its fork with an edited event, and not with a run that the caller cannot see."""
+    agent = looking()
+    async with serving(agent) as client:
+        made = (await client.post("/v1/runs", json={"prompt": "weather?", "wait_s": 30}, headers=named())).json()
+        path, newest = f"/v1/runs/{made['id']}", made["version"]
+        found = (await client.get(f"{path}/diff", params={"at": 1, "to": newest}, headers=named())).json()
+        own = difference(await agent.load(made["id"], at=1), await agent.load(made["id"]))
+        assert found["shared"] == own.shared
+        assert [each["is"] for each in found["added"]] == [type(each).__name__ for each in own.added]
+        events = (await client.get(f"{path}/journal", headers=named())).json()["events"]
+        changed = next(each for each in events if "rain in Rome" in json.dumps(each))
+        event = json.loads(json.dumps(changed["event"]).replace("rain in Rome", "sun in Rome"))
+        body = {"at": newest - 1, "edit": {str(changed["version"]): event}}
+        fork = await client.post(f"{path}/fork", json=body, headers=named())
+        assert fork.status_code == 201, fork.text
+        again = (await client.get(f"/v1/runs/{fork.json()['id']}", params={"wait_s": 30}, headers=named())).json()
+        assert again["output"] == "no"
+        both = (await client.get(f"{path}/diff", params={"other": again["id"]}, headers=named())).json()
+        assert "sun in Rome" in json.dumps(both["added"])
+        assert "rain in Rome" in json.dumps(both["removed"])
+        other = (await client.post("/v1/runs", json={"prompt": "x", "wait_s": 30}, headers=named("bob"))).json()
+        hidden = await client.get(f"{path}/diff", params={"other": other["id"]}, headers=named())
+        assert hidden.status_code == 404
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"x": {}},
+        {"1": {}},
+        {"1": {"is": "Observed", "other": 1}},
+        {"99": {"is": "Resumed", "at": 0.0}},
+        {"2": {"is": "ApprovalGiven", "at": 0.0, "call_id": "t1.0", "by": "root", "digest": "d"}},
+    ],
+    ids=range(5),
+)
+async def test_wrong_edits_are_refused(edit):
+    """Versions that do not exist, values that are no events, and approvals that nobody gave."""
+    async with serving(paying()) as client:
+        made = (await client.post("/v1/runs", json={"prompt": "pay", "wait_s": 30})).json()
+        response = await client.post(f"/v1/runs/{made['id']}/fork", json={"at": 2, "edit": edit})
+        assert response.status_code == 400, response.text
+        assert len((await client.get("/v1/runs")).json()["runs"]) == 1
