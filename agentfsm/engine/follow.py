@@ -195,13 +195,13 @@ async def wait_until_blocked(store: Store, run_id: str, ended_runs: EndedRuns) -
     run = await load_run(store, run_id, ended_runs=ended_runs)
     tail = JournalTail(store, run_id, run.version, run.header)
     try:
-        while not run.is_over and not await _is_blocked(store, run):
+        while not run.is_over and not await is_blocked(store, run):
             run = run.fold(await tail.wait())
     finally:
         tail.close()
     return run
 
 
-async def _is_blocked(store: Store, run: Run) -> bool:
+async def is_blocked(store: Store, run: Run) -> bool:
     """Return whether a run waits for an input that has not arrived. If it has, the run's worker continues."""
     return run.is_waiting and not await is_wait_over(store, run.pending[0], await store.now())

@@ -13,7 +13,8 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 from urllib.parse import quote, unquote
 
 import anyio
@@ -21,12 +22,13 @@ import attrs
 
 from agentfsm.core.errors import MisuseError, RunNotFoundError, StoreError
 from agentfsm.core.events import ToolsReturned, ToolStarted
+from agentfsm.engine.follow import JournalEvent, is_blocked
 from agentfsm.streaming.stream import CallDelta, TextDelta, ThinkingDelta
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
-    from agentfsm.engine.follow import JournalEvent
+    from agentfsm.core.run import Run
     from agentfsm.runs import Runs
     from agentfsm.streaming.stream import StreamEvent
     from agentfsm.web.http_guard import Message, Receive, Scope, Send
@@ -80,11 +82,26 @@ class DeltaHub:
     _queues: dict[str, set[_DeltaQueue]] = attrs.field(factory=dict, init=False)
     """Queues of the streams, by the id of the root run."""
 
+    _written: dict[str, dict[tuple[str, type], _Written]] = attrs.field(factory=dict, init=False)
+    """Characters of the reply that a run's model has written so far: by the root run, the run and the kind of text."""
+
     def publish(self, root_id: str, event: StreamEvent) -> None:
         """Pass an event of a run, or of its sub-agents, to the streams that follow the run."""
-        if isinstance(event, TextDelta | ThinkingDelta | CallDelta):
-            for queue in self._queues.get(root_id, ()):
-                queue.put(event)
+        if not isinstance(event, TextDelta | ThinkingDelta | CallDelta):
+            return
+        offset = 0
+        if not isinstance(event, CallDelta):
+            texts = self._written.setdefault(root_id, {})
+            key, reply = (event.run_id, type(event)), (event.turn, event.attempt)
+            written = texts.get(key)
+            offset = written.chars if written is not None and written.reply == reply else 0
+            texts[key] = _Written(reply, offset + len(event.text))
+        for queue in self._queues.get(root_id, ()):
+            queue.put((event, offset))
+
+    def forget(self, root_id: str) -> None:
+        """Note that this process executes the run no more."""
+        self._written.pop(root_id, None)
 
     @contextmanager
     def subscribe(self, root_id: str) -> Iterator[_DeltaQueue]:
@@ -99,18 +116,31 @@ class DeltaHub:
                 del self._queues[root_id]
 
 
+class _Written(NamedTuple):
+    """The text of a reply that was written so far."""
+
+    reply: tuple[int, int]
+    """Turn and attempt."""
+
+    chars: int
+
+
+Piece: TypeAlias = "tuple[StreamEvent, int]"
+"""A piece of a text, and its offset in the text of the reply, in characters."""
+
+
 @attrs.define(eq=False, repr=False)
 class _DeltaQueue:
     """The newest events for one stream."""
 
-    _events: deque[StreamEvent] = attrs.field(factory=lambda: deque(maxlen=MAX_DELTAS), init=False)
+    _events: deque[Piece] = attrs.field(factory=lambda: deque(maxlen=MAX_DELTAS), init=False)
     _filled: anyio.Event = attrs.field(factory=anyio.Event, init=False)
 
-    def put(self, event: StreamEvent) -> None:
-        self._events.append(event)
+    def put(self, piece: Piece) -> None:
+        self._events.append(piece)
         self._filled.set()
 
-    async def take(self) -> StreamEvent:
+    async def take(self) -> Piece:
         """Wait for the next event."""
         while not self._events:
             self._filled = anyio.Event()
@@ -118,56 +148,97 @@ class _DeltaQueue:
         return self._events.popleft()
 
 
-EndReason: TypeAlias = Literal["over", "deleted", "retry", "complete"]
-"""Why a stream ends: the run is over; it was deleted; the store failed; or the encoder is complete."""
+class Ending(StrEnum):
+    """Reason why a stream ends before its run."""
+
+    RETRY = "retry"
+    """The store failed."""
+
+    DELETED = "deleted"
+    """The run was deleted."""
+
+    SHUTDOWN = "shutdown"
+    """The server stops, and the next one continues the run."""
 
 
 class StreamEncoder(Protocol):
-    """The form of a stream: each method returns text for the client, perhaps none."""
+    """Writes the events of a run as server-sent events of one protocol. Each method returns text, perhaps none."""
 
-    def begin(self) -> str:
-        """Return the beginning of the stream."""
+    ends_at_wait: bool
+    """Whether the stream ends when the run waits for something from outside, and not only when it is over."""
+
+    folds: bool
+    """Whether the encoder needs the run after each event; else it gets None."""
+
+    def encode_start(self, run: Run | None) -> str:
+        """Begin the stream.
+
+        Args:
+            run: The run at the version that the client has.
+        """
         ...
 
-    def encode_event(self, item: JournalEvent, position: str) -> str:
-        """Return an event of a journal, and the position of the stream after it."""
+    def encode_event(self, item: JournalEvent, run: Run | None, position: str) -> str:
+        """Write an event of a journal.
+
+        Args:
+            item: The event.
+            run: The run after the event: the run of the stream, or that of a sub-agent.
+            position: Position of the stream after the event.
+        """
         ...
 
-    def encode_delta(self, event: StreamEvent) -> str:
-        """Return a piece of the text that a model is writing."""
+    def encode_delta(self, event: StreamEvent, offset: int) -> str:
+        """Write a piece of text, which comes at any time before the event of the journal that has the whole.
+
+        Args:
+            event: The piece.
+            offset: Its position in the text of the reply. Pieces before it may be missing.
+        """
         ...
 
-    def end(self, reason: EndReason) -> str:
-        """Return the end of the stream."""
+    def encode_end(self, run: Run | None, position: str) -> str:
+        """End the stream.
+
+        Args:
+            run: The run, which is over or waits.
+            position: Position of the stream.
+        """
         ...
 
-    @property
-    def is_complete(self) -> bool:
-        """True if the stream ends after the last event, although the run is not over."""
+    def encode_cut(self, ending: Ending) -> str:
+        """End the stream before its run."""
         ...
 
 
 class JournalEncoder:
-    """Server-sent events of the gateway's own: each event of a journal as JSON, with the position as its id."""
+    """Writes journal events as they are: the protocol of `/v1/runs/{run_id}/events`."""
 
-    is_complete = False
+    ends_at_wait = False
+    folds = False
 
-    def begin(self) -> str:
-        """Return the time after which a browser connects again."""
+    def encode_start(self, _run: Run | None) -> str:
+        """Return the time after which a client connects again."""
         return f"retry: {RETRY_MS}\n\n"
 
-    def encode_event(self, item: JournalEvent, position: str) -> str:
-        """Return an event."""
-        return f"id: {position}\ndata: {_to_json(item.to_dict())}\n\n"
+    def encode_event(self, item: JournalEvent, _run: Run | None, position: str) -> str:
+        """Write an event with its position as the id."""
+        return f"id: {position}\ndata: {to_json(item.to_dict())}\n\n"
 
-    def encode_delta(self, event: StreamEvent) -> str:
-        """Return a piece of text, without an id."""
-        return f"event: delta\ndata: {_to_json(event.to_dict())}\n\n"
+    def encode_delta(self, event: StreamEvent, _offset: int) -> str:
+        """Write a piece of text, without an id."""
+        return f"event: delta\ndata: {to_json(event.to_dict())}\n\n"
 
-    def end(self, reason: EndReason) -> str:
-        """Return `end`, or `retry` if the client should connect again."""
-        kind = "retry" if reason == "retry" else "end"
-        return f"event: {kind}\ndata: {_to_json({} if reason == 'over' else {'reason': reason})}\n\n"
+    def encode_end(self, _run: Run | None, _position: str) -> str:
+        """Write the end of the run."""
+        return "event: end\ndata: {}\n\n"
+
+    def encode_cut(self, ending: Ending) -> str:
+        """Write whether the client should connect again; a server that stops says nothing, and clients try again."""
+        if ending is Ending.SHUTDOWN:
+            return ""
+        kind = "end" if ending is Ending.DELETED else "retry"
+        return f'event: {kind}\ndata: {{"reason": "{ending}"}}\n\n'
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -182,17 +253,21 @@ class RunEventStream:
     versions: Versions
     """Versions that the client has, by run."""
 
+    encoder: StreamEncoder
+    """Form of the events."""
+
     hub: DeltaHub
     scopes: set[anyio.CancelScope]
     """Scopes of the active streams, which the shutdown of the server cancels."""
 
-    encoder: StreamEncoder = attrs.field(factory=JournalEncoder)
-    """Form of the stream."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Headers of the response, beside those of every stream."""
 
     _send: Send = attrs.field(init=False)
-    _tasks: TaskGroup = attrs.field(init=False)
     _lock: anyio.Lock = attrs.field(factory=anyio.Lock, init=False)
     _followed: set[str] = attrs.field(factory=set, init=False)
+    _folded: dict[str, Run] = attrs.field(factory=dict, init=False)
+    """Runs at the versions that were sent, if the encoder needs them."""
 
     async def check(self) -> None:
         """Check that the runs have the versions that the client says it has.
@@ -219,9 +294,9 @@ class RunEventStream:
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),  # a proxy must not collect events
+            *self.headers,
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._write(self.encoder.begin())
         with anyio.CancelScope() as scope:
             self.scopes.add(scope)
             try:
@@ -229,20 +304,23 @@ class RunEventStream:
             finally:
                 self.scopes.discard(scope)
         with anyio.CancelScope(shield=True):
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            text = self.encoder.encode_cut(Ending.SHUTDOWN) if scope.cancelled_caught else ""
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": False})
 
     async def _stream(self, receive: Receive) -> None:
         async with anyio.create_task_group() as tasks:
-            self._tasks = tasks
             tasks.start_soon(self._leave_with_client, receive, tasks)
-            tasks.start_soon(self._keep_alive)
-            tasks.start_soon(self._send_deltas)
             try:
+                await self._write(self.encoder.encode_start(await self._fold(self.run_id)))
+                tasks.start_soon(self._keep_alive)
+                tasks.start_soon(self._send_deltas)
                 await self._follow(self.run_id)
-                await self._write(self.encoder.end("over"))
+                run = self._folded.get(self.run_id)
+                await self._write(self.encoder.encode_end(run, format_position(self.versions)))
             except StoreError as error:  # the client connects again, and continues where this stream ends
                 _log.warning("the stream of run %s ends: %s", self.run_id, error)
-                await self._write(self.encoder.end("deleted" if isinstance(error, RunNotFoundError) else "retry"))
+                ending = Ending.DELETED if isinstance(error, RunNotFoundError) else Ending.RETRY
+                await self._write(self.encoder.encode_cut(ending))
             tasks.cancel_scope.cancel()
 
     async def _leave_with_client(self, receive: Receive, tasks: TaskGroup) -> None:
@@ -258,20 +336,50 @@ class RunEventStream:
     async def _send_deltas(self) -> None:
         with self.hub.subscribe(self.root_id) as queue:
             while True:
-                event = await queue.take()
+                event, offset = await queue.take()
                 if event.run_id in self._followed:
-                    await self._write(self.encoder.encode_delta(event))
+                    await self._write(self.encoder.encode_delta(event, offset))
 
     async def _follow(self, run_id: str) -> None:
-        """Send the events of a run and, at the same time, those of its sub-agents, until all are over."""
+        """Send the events of a run and, at the same time, those of its sub-agents, until all are over.
+
+        If the stream ends when the run waits, the events of sub-agents are sent up to then.
+        """
         self._followed.add(run_id)
         activity = _Activity()
+        is_blocked = run_id == self.run_id and await self._is_blocked()
         async with anyio.create_task_group() as children:
-            children.start_soon(self._follow_children, run_id, activity, children)
-            async for item in self.runs.events(run_id, after=self.versions.get(run_id, 0)):
-                activity.note(item)
-                await self._send_event(item)
+            if not is_blocked:
+                children.start_soon(self._follow_children, run_id, activity, children)
+                async for item in self.runs.events(run_id, after=self.versions.get(run_id, 0)):
+                    activity.note(item)
+                    await self._send_event(item)
+                    if is_blocked := run_id == self.run_id and await self._is_blocked():
+                        break
             activity.end()
+            if is_blocked:
+                async with self._lock:  # so that no event is half sent
+                    children.cancel_scope.cancel()
+        if is_blocked:
+            await self._send_rest_of_children(run_id)
+
+    async def _is_blocked(self) -> bool:
+        """Return whether the stream ends because its run waits, and nothing that ends the wait has arrived."""
+        run = self._folded.get(self.run_id)
+        if not self.encoder.ends_at_wait or run is None or not run.is_waiting:
+            return False
+        if (await self.runs.store.read(run.id, run.version)).events:
+            return False
+        return await is_blocked(self.runs.store, run)
+
+    async def _send_rest_of_children(self, run_id: str) -> None:
+        """Send the events of sub-agents that were not sent yet, of a run that waits."""
+        for child in await self.runs.children(run_id):
+            version = self.versions.get(child.id, 0)
+            await self._fold(child.id)
+            for number, event in enumerate((await self.runs.store.read(child.id, version)).events, version + 1):
+                await self._send_event(JournalEvent(run_id=child.id, version=number, event=event))
+            await self._send_rest_of_children(child.id)
 
     async def _follow_children(self, run_id: str, activity: _Activity, tasks: TaskGroup) -> None:
         """Follow the runs of sub-agents as they begin: while calls are open, and once more at the end."""
@@ -280,28 +388,34 @@ class RunEventStream:
             for child in await self.runs.children(run_id):
                 if child.id not in self._followed:
                     self._followed.add(child.id)
+                    await self._fold(child.id)
                     tasks.start_soon(self._follow, child.id)
             if is_over:
                 return
             await activity.wait()
 
+    async def _fold(self, run_id: str) -> Run | None:
+        """Load a run at the version that the client has, if the encoder needs it."""
+        if self.encoder.folds and run_id not in self._folded:
+            self._folded[run_id] = await self.runs.load(run_id, at=self.versions.get(run_id, 0))
+        return self._folded.get(run_id)
+
     async def _send_event(self, item: JournalEvent) -> None:
         async with self._lock:
+            run = self._folded.get(item.run_id)
+            if run is not None:
+                run = self._folded[item.run_id] = run.apply(item.event)
             self.versions[item.run_id] = item.version
-            await self._send_text(self.encoder.encode_event(item, format_position(self.versions)))
-            if self.encoder.is_complete:
-                await self._send_text(self.encoder.end("complete"))
-                self._tasks.cancel_scope.cancel()
+            await self._send_text(self.encoder.encode_event(item, run, format_position(self.versions)))
 
     async def _write(self, text: str) -> None:
         async with self._lock:
             await self._send_text(text)
 
     async def _send_text(self, text: str) -> None:
-        if not text:
-            return
-        message: Message = {"type": "http.response.body", "body": text.encode(), "more_body": True}
-        await self._send(message)
+        if text:
+            message: Message = {"type": "http.response.body", "body": text.encode(), "more_body": True}
+            await self._send(message)
 
 
 @attrs.define(eq=False, repr=False)
@@ -331,6 +445,6 @@ class _Activity:
             self._changed = anyio.Event()
 
 
-def _to_json(value: Any) -> str:
+def to_json(value: Any) -> str:
     """Return JSON on one line. A lone surrogate, which UTF-8 cannot encode, is escaped as all of non-ASCII is."""
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from types import MappingProxyType
@@ -15,13 +15,14 @@ import attrs
 
 from agentfsm.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent, new_id
 from agentfsm.core.errors import AgentError, ConflictError, MisuseError, RunNotFoundError
-from agentfsm.serve.event_stream import DeltaHub
+from agentfsm.serve.event_stream import DeltaHub, RunEventStream, StreamEncoder, Versions
 from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from agentfsm.core.header import Header
+    from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
     from agentfsm.ports.store import Lease
     from agentfsm.runs import Prompt, Runs
@@ -107,9 +108,12 @@ class Gateway:
         resume: bool = False,
     ) -> Run:
         publish = partial(self.hub.publish, run.id)
-        return await agent.driver.run_until_blocked(
-            run, deps, lease=lease, on_event=publish, on_run=on_run, resume=resume
-        )
+        try:
+            return await agent.driver.run_until_blocked(
+                run, deps, lease=lease, on_event=publish, on_run=on_run, resume=resume
+            )
+        finally:
+            self.hub.forget(run.id)
 
     def resume(self, header: Header) -> None:
         """Begin to end the pause of a run, in a task of the server.
@@ -142,6 +146,7 @@ class Gateway:
         *,
         agent: str | None = None,
         session: str | None = None,
+        messages: Sequence[Message] = (),
         metadata: Mapping[str, Any] = MappingProxyType({}),
         key: str | None = None,
     ) -> tuple[str, bool]:
@@ -152,6 +157,7 @@ class Gateway:
             prompt: The task.
             agent: Name of the agent; None if the server has one.
             session: Name of a conversation of the caller.
+            messages: A history to continue that is not in the store; only without a session.
             metadata: Data of the caller's own, stored with the run.
             key: Id of the run. The second start with it returns the same run. None: a new id.
 
@@ -171,6 +177,7 @@ class Gateway:
             prompt,
             id=key or new_id(),
             session=None if session is None else caller.qualify_session(session),
+            messages=messages,
             user=caller.user,
             tenant=caller.tenant,
             roles=caller.roles,
@@ -185,6 +192,24 @@ class Gateway:
         """Return the dependencies of a run."""
         deps = self.deps(run) if callable(self.deps) else self.deps
         return await deps if isinstance(deps, Awaitable) else deps
+
+    async def open_stream(self, run_id: str, versions: Versions, encoder: StreamEncoder) -> RunEventStream:
+        """Return the response that streams the events of a run after the versions that the client has.
+
+        Raises:
+            MisuseError: when the runs have no such versions.
+        """
+        stream = RunEventStream(
+            runs=self.runs,
+            run_id=run_id,
+            root_id=(await self.runs.root(run_id)).id,
+            versions=versions,
+            encoder=encoder,
+            hub=self.hub,
+            scopes=self.streams,
+        )
+        await stream.check()
+        return stream
 
     # State of the server.
 

@@ -15,7 +15,7 @@ from agentfsm.core.errors import CorruptError, MisuseError, TooNewError
 from agentfsm.ports.store import Filter
 from agentfsm.serve import bodies
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
-from agentfsm.serve.event_stream import MAX_DIGITS, RunEventStream, parse_position
+from agentfsm.serve.event_stream import MAX_DIGITS, JournalEncoder, RunEventStream, parse_position
 from agentfsm.serve.queries import read_number, read_state, read_text
 from agentfsm.serve.run_documents import JSONDocument, build_agent_document, build_row_document, build_run_document
 
@@ -91,20 +91,11 @@ async def get_run(gateway: Gateway, request: Request, caller: Caller, _body: obj
     return JSONDocument(build_run_document(await gateway.wait_for(header.id, wait_s)))
 
 
-async def stream_events(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response | RunEventStream:
+async def stream_events(gateway: Gateway, request: Request, caller: Caller, _body: object) -> RunEventStream:
     """Stream the events of a run and its sub-agents, as server-sent events after `Last-Event-ID` or `after`."""
     header = await gateway.open_run(request.path_params["run_id"], caller)
     position = request.headers.get("last-event-id") or request.query_params.get("after", "")
-    stream = RunEventStream(
-        runs=gateway.runs,
-        run_id=header.id,
-        root_id=(await gateway.runs.root(header.id)).id,
-        versions=parse_position(position, header.id),
-        hub=gateway.hub,
-        scopes=gateway.streams,
-    )
-    await stream.check()
-    return stream
+    return await gateway.open_stream(header.id, parse_position(position, header.id), JournalEncoder())
 
 
 async def list_agents(gateway: Gateway, _request: Request, _caller: Caller, _body: object) -> Response:
