@@ -16,11 +16,11 @@ import pytest
 import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
-from vocabulary import vocabulary_dir
 
 from agentfsm.tokens import load_counter, tiktoken_counter
 from agentfsm.tokens.estimate import EstimatedCounter
 from agentfsm.tokens.tiktoken_counter import PIECE_CHARS, TiktokenCounter, Vocabularies
+from tests.support.vocabulary import vocabulary_dir
 
 DICE = random.Random(7)
 RECORDS = [{"id": n, "user_id": DICE.randrange(10**6), "price": round(DICE.random(), 4)} for n in range(400)]
