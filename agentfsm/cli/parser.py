@@ -334,6 +334,8 @@ def _add_mcp(add: AddParser) -> None:
     )
     serve.add_argument("--prefix", default="", help="prefix for the names of the tools that control runs")
     serve.add_argument("--no-tools", action="store_true", help="leave out the agent's own tools")
+    for name, what in mcp_serve.CLIENT_LIMITS.items():
+        serve.add_argument(f"--client-{name}", metavar="N", type=parse_count, help=f"maximum {what} of one HTTP client")
 
 
 def _add_serve(add: AddParser) -> None:

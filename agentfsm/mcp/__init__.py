@@ -17,12 +17,14 @@ with require_extra("agentfsm.mcp", "mcp", "mcp", "httpcore2", "uvicorn"):
     from agentfsm.mcp.trust.pins import MemoryPins, Pin, PinFile, Pins
 
 if TYPE_CHECKING:
+    from agentfsm.mcp.server.client_limits import ClientLimits
     from agentfsm.mcp.server.resources import Argument, Prompt, Resource
     from agentfsm.mcp.server.service import MCPService
 
 __all__ = [
     "Argument",
     "Candidate",
+    "ClientLimits",
     "Consent",
     "FoundServers",
     "MCPServer",
@@ -41,7 +43,13 @@ __all__ = [
 ]
 
 
-_SERVER_MODULES = {"Argument": "resources", "MCPService": "service", "Prompt": "resources", "Resource": "resources"}
+_SERVER_MODULES = {
+    "Argument": "resources",
+    "ClientLimits": "client_limits",
+    "MCPService": "service",
+    "Prompt": "resources",
+    "Resource": "resources",
+}
 
 
 def __getattr__(name: str) -> object:

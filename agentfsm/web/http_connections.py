@@ -17,8 +17,6 @@ from agentfsm.web.eviction import choose_evicted, derive_client_key
 # Connections at once. A process usually has 1,024 descriptors; up to three backlogs are accepted before the first
 # connection that makes room is closed, and the store needs some.
 MAX_CONNECTIONS: Final = 512
-# Connections of one client.
-MAX_CONNECTIONS_PER_CLIENT: Final = MAX_CONNECTIONS // 2
 # Connections that are accepted in one round of the event loop.
 BACKLOG: Final = 128
 # Seconds for a whole request to arrive, head and body, counted from the connection or the last answer.
@@ -27,11 +25,19 @@ RECEIVE_TIMEOUT_S: Final = 30.0
 KEEP_ALIVE_S: Final = 5
 
 
+def limit_connections(max_per_client: int) -> type[LimitedConnection]:
+    """Return the class of connections of which one client may hold so many at once."""
+    return type("LimitedConnection", (LimitedConnection,), {"max_per_client": max_per_client})
+
+
 class LimitedConnection(H11Protocol):
     """A connection that times out while it waits for a request, and holds one of a bounded number of places.
 
     While a request is answered, however long that takes, the connection is in use: it neither times out nor makes room.
     """
+
+    max_per_client = MAX_CONNECTIONS // 2
+    """Connections of one client at once."""
 
     client_key = ""
     _timer: asyncio.TimerHandle | None = None
@@ -48,7 +54,7 @@ class LimitedConnection(H11Protocol):
         self.client_key = derive_client_key(self.client[0]) if self.client else ""
         self._update_timer()
         places = [each for each in self.connections if isinstance(each, LimitedConnection)]
-        leaving = choose_evicted(places, self, max_total=MAX_CONNECTIONS, max_per_client=MAX_CONNECTIONS_PER_CLIENT)
+        leaving = choose_evicted(places, self, max_total=MAX_CONNECTIONS, max_per_client=self.max_per_client)
         if leaving is self:
             self.app = service_unavailable
         elif leaving is not None:

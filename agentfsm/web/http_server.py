@@ -11,7 +11,7 @@ import uvicorn
 from anyio.abc import TaskStatus
 
 from agentfsm.core.errors import AgentError, MisuseError, first_error
-from agentfsm.web.http_connections import BACKLOG, KEEP_ALIVE_S, LimitedConnection
+from agentfsm.web.http_connections import BACKLOG, KEEP_ALIVE_S, MAX_CONNECTIONS, limit_connections
 from agentfsm.web.http_guard import App, bracket_ipv6
 
 # Maximum size of a request in bytes: arguments of a tool are seldom more than some kilobytes.
@@ -47,7 +47,13 @@ def format_url(host: str, bound: socket.socket, path: str = "") -> str:
 
 
 async def serve(
-    app: App, bound: socket.socket, url: str, task_status: TaskStatus[str], on_shutdown: Callable[[], object]
+    app: App,
+    bound: socket.socket,
+    url: str,
+    task_status: TaskStatus[str],
+    on_shutdown: Callable[[], object],
+    *,
+    max_per_client: int = MAX_CONNECTIONS // 2,
 ) -> None:
     """Serve until a signal arrives or the task is cancelled. In both cases active requests get some seconds to end.
 
@@ -57,6 +63,7 @@ async def serve(
         url: The URL of the server.
         task_status: Receives the URL when the server listens.
         on_shutdown: Called when the shutdown begins.
+        max_per_client: Connections of one client at once.
 
     Raises:
         AgentError: when the app does not start.
@@ -69,7 +76,7 @@ async def serve(
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=int(SHUTDOWN_GRACE_S),
-        http=LimitedConnection,
+        http=limit_connections(max_per_client),
         ws="none",
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,

@@ -17,6 +17,9 @@ from agentfsm.cli.commands.mcp_serve import parse_address
         (["app:adder", "--http", "--token-env", "MINE"], "the variable MINE is not set"),
         (["app:adder", "--http", "192.0.2.1:0"], "clients need a bearer token"),
         (["app:adder", "--http", "nonsense"], "is not of the form HOST:PORT"),
+        (["app:adder", "--client-calls", "3"], "options for HTTP: add --http"),
+        (["app:adder", "--http", "--client-calls", "0"], "a whole number, 1 or more"),
+        (["registry:service", "--http", "--client-calls", "3"], "is an MCPService: leave out --client-..."),
         (["registry:registry", "--no-tools"], "is not an Agent: leave out --prefix and --no-tools"),
         (["app:twice"], "tools for its runs: start"),
     ],
@@ -25,7 +28,10 @@ def test_what_makes_no_sense_is_refused(here, words, said):
     """With exit code 2, what to do, and nothing on standard output, which belongs to the protocol."""
     with (here.folder / "app.py").open("a", encoding="utf-8") as app:
         app.write("@tool\ndef start() -> str:\n    'Start.'\ntwice = Agent(once('start'), tools=[start])\n")
-    (here.folder / "registry.py").write_text("from agentfsm import ToolRegistry\nregistry = ToolRegistry()\n")
+    (here.folder / "registry.py").write_text(
+        "from agentfsm import ToolRegistry\nfrom agentfsm.mcp import MCPService\n"
+        "registry = ToolRegistry()\nservice = MCPService(registry, name='mine')\n"
+    )
     assert here("mcp", "serve", *words, code=2) == ""
     assert said in here.err
 

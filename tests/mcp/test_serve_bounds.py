@@ -10,7 +10,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from agentfsm import tool
-from agentfsm.mcp import MCPService
+from agentfsm.mcp import ClientLimits, MCPService
 from agentfsm.mcp.server import http_sessions
 from agentfsm.web import http_connections
 from agentfsm.web.eviction import derive_client_key
@@ -41,15 +41,14 @@ def anyio_backend():
 def few(monkeypatch):
     """Leave few places, so that a test can take them all."""
     monkeypatch.setattr(http_connections, "MAX_CONNECTIONS", 8)
-    monkeypatch.setattr(http_connections, "MAX_CONNECTIONS_PER_CLIENT", 5)
     monkeypatch.setattr(http_sessions, "MAX_SESSIONS", 8)
-    monkeypatch.setattr(http_sessions, "MAX_SESSIONS_PER_CLIENT", 5)
 
 
 class Held:
     """A service with a tool that waits until it is let go."""
 
     def __init__(self):
+        self.limits = ClientLimits(connections=5, sessions=5)
         self.begun, self.release = anyio.Semaphore(0), anyio.Event()
 
     async def hold(self) -> str:
@@ -61,7 +60,7 @@ class Held:
     @asynccontextmanager
     async def serving(self):
         """Serve on a free port, and hand out the URL and the port."""
-        service = MCPService([tool(read_only=True)(self.hold)], name="demo")
+        service = MCPService([tool(read_only=True)(self.hold)], name="demo", client_limits=self.limits)
         async with anyio.create_task_group() as tasks:
             url = await tasks.start(lambda *, task_status: service.http(port=0, task_status=task_status))
             yield url, httpx2.URL(url).port
@@ -102,8 +101,9 @@ async def posting(address=HERE):
     transport = httpx2.AsyncHTTPTransport(local_address=address)
     async with httpx2.AsyncClient(transport=transport, headers={**JSON, "connection": "close"}) as http:
 
-        async def post(url, body, session=None):
-            return await http.post(url, json=body, headers={"mcp-session-id": session} if session else {})
+        async def post(url, body, session=None, headers=()):
+            own = {"mcp-session-id": session} if session else dict(headers)
+            return await http.post(url, json=body, headers=own)
 
         yield post
 
@@ -159,6 +159,30 @@ async def test_a_connection_in_use_makes_no_room(held):
             heard = b""
             while b"let go" not in heard:
                 heard += await stream.receive()
+
+
+async def test_a_client_with_too_many_calls_is_told_so(held):
+    """Over whatever connections and sessions they come; its further call is not run, and another client is served."""
+    held.limits = ClientLimits(calls=2)
+    params = {"name": "hold", "arguments": {}, "_meta": META}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    async with held.serving() as (url, _port), posting(ELSEWHERE) as post, connected(url, "auto") as client:
+        answers = []
+
+        async def hold():
+            answers.append(await post(url, call, headers=MODERN))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(hold)
+                await held.begun.acquire()
+            refused = (await post(url, call, headers=MODERN)).text
+            assert "hold was not run: this client has too many calls in progress, of which it may have 2" in refused
+            tasks.start_soon(client.call_tool, "hold", {})
+            await held.begun.acquire()
+            held.release.set()
+        assert all("let go" in each.text for each in answers)
+        assert len(answers) == 2
 
 
 META = {

@@ -31,6 +31,12 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:8000"
 # Seconds for releasing the runs and closing the store after a signal.
 CLOSE_TIMEOUT_S: Final = 5.0
 MAX_PORT: Final = 65_535
+# Fields of ClientLimits that are options, and what they bound.
+CLIENT_LIMITS: Final = {
+    "connections": "connections at once",
+    "sessions": "sessions at once",
+    "calls": "calls in progress and waiting",
+}
 
 
 def parse_address(text: str) -> str:
@@ -51,8 +57,8 @@ def split_address(text: str) -> tuple[str, str]:
 
 def serve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Serve until the client disconnects or a signal arrives."""
-    if args.http is None and (args.token_env is not None or args.allow_host):
-        raise MisuseError("--token-env and --allow-host are options for HTTP: add --http")
+    if args.http is None and (args.token_env is not None or args.allow_host or _read_limits(args)):
+        raise MisuseError("--token-env, --allow-host and --client-... are options for HTTP: add --http")
     service, close = _build_service(args)
     with InterruptibleRunner() as runner:
         try:
@@ -75,18 +81,29 @@ def _build_service(args: argparse.Namespace) -> tuple[MCPService, Callable[[], A
     Raises:
         MisuseError: if the target cannot be served, or the extra "mcp" is not installed.
     """
-    kind: type[MCPService] = load_mcp().MCPService
+    loaded = load_mcp()
+    kind: type[MCPService] = loaded.MCPService
+    limits = _read_limits(args)
     found: Any = load_target(args.target, Agent, ToolRegistry, kind)
     if isinstance(found, Agent):
         agent, _ = attach_store(found, args.target, args.store)
-        return agent.as_mcp_server(prefix=args.prefix, tools=not args.no_tools), agent.aclose
+        options = {"prefix": args.prefix, "tools": not args.no_tools}
+        return agent.as_mcp_server(**options, client_limits=loaded.ClientLimits(**limits)), agent.aclose
     if args.prefix or args.no_tools:
         raise MisuseError(
             f"{args.target!r} is not an Agent: leave out --prefix and --no-tools, which apply to agents only"
         )
     if isinstance(found, ToolRegistry):
-        return kind(found, name=args.target.rpartition(":")[0]), found.aclose
+        name = args.target.rpartition(":")[0]
+        return kind(found, name=name, client_limits=loaded.ClientLimits(**limits)), found.aclose
+    if limits:
+        raise MisuseError(f"{args.target!r} is an MCPService: leave out --client-..., and give it client_limits=")
     return found, found.registry.aclose if found.runs is None else found.runs.agent.aclose
+
+
+def _read_limits(args: argparse.Namespace) -> dict[str, int]:
+    given = {name: getattr(args, f"client_{name}") for name in CLIENT_LIMITS}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 async def _serve_http(service: MCPService, terminal: Terminal, args: argparse.Namespace) -> None:

@@ -52,13 +52,17 @@ class CallSequencer:
         """Whether another call would be too many."""
         return len(self._running) + len(self._waiting) >= MAX_CALLS
 
+    def count_calls(self, address: str) -> int:
+        """Return the number of calls of the clients at an address."""
+        return sum(each.client.partition(" ")[0] == address for each in (*self._running, *self._waiting))
+
     @asynccontextmanager
     async def wait_turn(self, access: Access, client: str = "") -> AsyncIterator[None]:
         """Wait until a call may run, and hold its place meanwhile. A call that is cancelled delays no other.
 
         Args:
             access: The access of the call, which decides what it may overlap.
-            client: Key of the client that makes it.
+            client: Key of the client that makes it; its address may come first, before a space.
         """
         own = _SequencedCall(access, client)
         self._newest_starts.setdefault(client, self._start_count - 0.5)

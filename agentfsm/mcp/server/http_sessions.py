@@ -18,8 +18,6 @@ from agentfsm.web.http_guard import App, Message, Receive, Scope, Send
 
 # Sessions at once, of some 40 KB each.
 MAX_SESSIONS: Final = 1_000
-# Sessions of one client.
-MAX_SESSIONS_PER_CLIENT: Final = MAX_SESSIONS // 2
 # Seconds after which the SDK ends a session without a request in flight; an open stream of a client counts as one.
 SESSION_IDLE_TIMEOUT_S: Final = 30 * 60.0
 _HEADER: Final = b"mcp-session-id"
@@ -61,6 +59,9 @@ class SessionLimiter:
     """ASGI app that limits the sessions of another, in total and for each client."""
 
     app: App
+    max_per_client: int
+    """Sessions of one client at once."""
+
     _open: dict[bytes, _HTTPSession] = attrs.field(factory=dict, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,7 +105,7 @@ class SessionLimiter:
         ]:
             del self._open[each.id]  # the SDK has ended it
         leaving = choose_evicted(
-            self._open.values(), newest, max_total=MAX_SESSIONS, max_per_client=MAX_SESSIONS_PER_CLIENT
+            self._open.values(), newest, max_total=MAX_SESSIONS, max_per_client=self.max_per_client
         )
         if leaving is not None:
             del self._open[leaving.id]

@@ -16,6 +16,7 @@ import anyio
 import attrs
 import mcp.types as m
 from mcp import MCPError
+from mcp.server.subscriptions import ResourcesListChanged, ResourceUpdated
 from pydantic import Field
 
 from agentfsm._run_status import describe_status, read_output
@@ -206,7 +207,7 @@ class ServedRuns:
     def _notify_waiters(self, run_id: str) -> None:
         for changed in self._waiters.get(run_id, ()):
             changed.set()
-        self.bus.notify_resource_updated(f"{RUN_URI_PREFIX}{run_id}")
+        self.bus.announce(ResourceUpdated(uri=f"{RUN_URI_PREFIX}{run_id}"))
 
     @contextmanager
     def _waiter(self, run_id: str) -> Iterator[anyio.Event]:
@@ -272,7 +273,7 @@ class ServedRuns:
         if self.agent.driver.config.registry.sources:
             await self.agent.driver.config.registry.refresh()
         run = await self.agent.submit(prompt, id=run_id, session=session)
-        self.bus.notify_resources_changed()
+        self.bus.announce(ResourcesListChanged())
         self._wake_workers()
         return self._describe_run(await self._wait_until_settled(ctx, run.id, wait_s))
 

@@ -71,6 +71,9 @@ class ServedTools:
     limit: int = DEFAULT_LIMIT
     """Maximum of calls in flight at once."""
 
+    max_client_calls: int
+    """Maximum of calls of one client over HTTP that are in progress or wait."""
+
     clock: Clock = attrs.field(factory=SystemClock)
     sequencer: CallSequencer = attrs.field(
         init=False, default=attrs.Factory(lambda tools: CallSequencer(tools.limit), takes_self=True)
@@ -198,15 +201,22 @@ class ServedTools:
                 if isinstance(answered, m.InputRequiredResult):
                     return answered
                 call_state, replies = answered, {}
-            if self.sequencer.is_full:
-                return _error_result(
-                    f"{tool.name} was not run: the server has too many calls in progress; try again later"
-                )
+            if (why := self._explain_overload(ctx)) is not None:
+                return _error_result(f"{tool.name} was not run: {why}; try again later")
             host = ServedHost(self, call_state)
             result = await self._run(ctx, call, host, numbers)
             if result is not None:
                 return self._to_mcp_result(tool, result)
             call_state = host.call_state
+
+    def _explain_overload(self, ctx: RequestContext) -> str | None:
+        """Return why another call of a client would be too many, or None."""
+        if self.sequencer.is_full:
+            return "the server has too many calls in progress"
+        address, _, _ = _identify_client(ctx).partition(" ")
+        if address and self.sequencer.count_calls(address) >= self.max_client_calls:
+            return f"this client has too many calls in progress, of which it may have {self.max_client_calls:,}"
+        return None
 
     def _build_call(self, params: m.CallToolRequestParams) -> ToolCall:
         number, key = f"m{next(self._call_numbers)}", secrets.token_hex(16)

@@ -20,12 +20,14 @@ from mcp import MCPError
 from mcp.server import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.stdio import stdio_server
-from mcp.server.subscriptions import ListenHandler
+from mcp.server.subscriptions import ListenHandler, ToolsListChanged
 from mcp.server.transport_security import TransportSecuritySettings
 
 from agentfsm._runnable_agent import RunnableAgent
 from agentfsm.core.errors import MisuseError, first_error
+from agentfsm.core.validation import require_type
 from agentfsm.mcp.server.call_sequencer import MAX_CALLS
+from agentfsm.mcp.server.client_limits import ClientLimits
 from agentfsm.mcp.server.event_bus import EventBus
 from agentfsm.mcp.server.handshake_clients import MAX_URI_CHARS, attach, subscribe, unsubscribe
 from agentfsm.mcp.server.http_sessions import SESSION_IDLE_TIMEOUT_S, SessionLimiter
@@ -56,6 +58,7 @@ ENDPOINT_PATH: Final = "/mcp"
 WATCH_S: Final = 1.0
 # Prefix of a cursor into the runs, which are listed after the resources.
 RUN_CURSOR_PREFIX: Final = "runs:"
+_CLIENT_LIMITS: Final = require_type(ClientLimits, wanted="ClientLimits(...)")
 
 
 def _to_registry(tools: Iterable[Tool[..., Any] | Callable[..., Any] | ToolSource]) -> ToolRegistry:
@@ -142,6 +145,9 @@ class MCPService:
     limit: int = DEFAULT_LIMIT
     """Maximum of tool calls in flight at once, 1 or more."""
 
+    client_limits: ClientLimits = attrs.field(factory=ClientLimits, validator=_CLIENT_LIMITS)
+    """Limits of one client over HTTP."""
+
     runs: ServedRuns | None = None
     """Runs of an agent that clients may start and follow. None: only tools, resources and prompts are served."""
 
@@ -163,12 +169,27 @@ class MCPService:
             deps=self.deps,
             timeout_s=self.timeout_s,
             limit=self.limit,
+            max_client_calls=self.client_limits.calls,
         )
         self._bus = EventBus() if self.runs is None else self.runs.bus
-        self._tools = (own,) if self.runs is None else (_build_run_tools(self.runs, self.registry), own)
+        self._tools = (own,) if self.runs is None else (self._build_run_tools(self.runs), own)
         self._listen = ListenHandler(self._bus)
         self._announced_version = self.registry.version
         self.server = self._build_server()
+
+    def _build_run_tools(self, runs: ServedRuns) -> ServedTools:
+        """Build the tools that start and control an agent's runs.
+
+        Raises:
+            MisuseError: when the agent's own tools have these names.
+        """
+        made, outputs = runs.build_tools()
+        if duplicates := [name for name in made.names if name in self.registry]:
+            raise MisuseError(
+                f"tools of the agent have the same names as the tools for its runs: {', '.join(duplicates)}. Rename "
+                "the latter with prefix='agent_', or do not serve the agent's tools: tools=False"
+            )
+        return ServedTools(registry=made, outputs=outputs, limit=MAX_CALLS, max_client_calls=self.client_limits.calls)
 
     def _build_server(self) -> Server[TaskGroup]:
         has_resources = bool(self.resources) or self.runs is not None
@@ -243,7 +264,9 @@ class MCPService:
         app = self.asgi(host, token=token, hosts=hosts)
         bound = web.bind_socket(host, port)
         with bound:
-            await web.serve(app, bound, web.format_url(host, bound, ENDPOINT_PATH), task_status, self._release_clients)
+            url = web.format_url(host, bound, ENDPOINT_PATH)
+            most = self.client_limits.connections
+            await web.serve(app, bound, url, task_status, self._release_clients, max_per_client=most)
 
     def asgi(self, host: str = "127.0.0.1", *, token: str | None = None, hosts: Iterable[str] = ()) -> App:
         """Return an ASGI app with the endpoint /mcp, for a web server of your own.
@@ -272,7 +295,7 @@ class MCPService:
             max_sessions=None,
             transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
         )
-        return HTTPGuard(SessionLimiter(app), build_allowed_hosts(host, hosts), token)
+        return HTTPGuard(SessionLimiter(app, self.client_limits.sessions), build_allowed_hosts(host, hosts), token)
 
     async def release_runs(self) -> None:
         """Release the active runs to the store, for the next server; clients are still answered."""
@@ -321,7 +344,7 @@ class MCPService:
     def _announce_tools(self) -> None:
         if self.registry.version != self._announced_version:
             self._announced_version = self.registry.version
-            self._bus.notify_tools_changed()
+            self._bus.announce(ToolsListChanged())
 
     async def _attach_client(self, ctx: RequestContext, _params: m.NotificationParams) -> None:
         attach(ctx, self._bus, ctx.lifespan_context)
@@ -435,21 +458,6 @@ def _unknown_resource_error(uri: str) -> MCPError:
 
 def _unknown_page_error(cursor: str) -> MCPError:
     return MCPError(m.INVALID_PARAMS, f"invalid cursor {cursor[:40]!r}: start again without a cursor")
-
-
-def _build_run_tools(runs: ServedRuns, registry: ToolRegistry) -> ServedTools:
-    """Build the tools that start and control an agent's runs.
-
-    Raises:
-        MisuseError: when the agent's own tools have these names.
-    """
-    made, outputs = runs.build_tools()
-    if duplicates := [name for name in made.names if name in registry]:
-        raise MisuseError(
-            f"tools of the agent have the same names as the tools for its runs: {', '.join(duplicates)}. Rename the "
-            "latter with prefix='agent_', or do not serve the agent's tools: tools=False"
-        )
-    return ServedTools(registry=made, outputs=outputs, limit=MAX_CALLS)
 
 
 def build_service(
