@@ -49,6 +49,12 @@ _AGENT_RULES: Final[Mapping[str, ValueRule]] = {
         ),
         wanted="one string, '' for none, a prompt of agentfsm.prompts, or a function of the run's header",
     ),
+    "reminder": ValueRule(
+        fits=lambda value: (
+            not isinstance(value, type) and (isinstance(value, str) or callable(value) or hasattr(value, "current"))
+        ),
+        wanted="one string, '' for none, a prompt of agentfsm.prompts, or a function of the run",
+    ),
     "permissions": require_type(
         Permissions, NoneType, wanted="Permissions(...), for example Permissions(level='write')"
     ),

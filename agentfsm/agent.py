@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.output import OutputSpec
     from agentfsm.engine.follow import JournalEvent
     from agentfsm.mcp.server.service import MCPService
-    from agentfsm.prompts.resolution import Instructions
+    from agentfsm.prompts.resolution import Instructions, Reminder
     from agentfsm.streaming.stream import Listener
     from agentfsm.streaming.watch import Outlet, Watcher
 
@@ -185,6 +185,7 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
         settings=agent.settings,
         output_spec=answers,
         judge=agent.reflector,
+        reminder=partial(_resolve_reminder, agent.reminder) if agent.reminder else None,
         planner=agent.planner,
         engine_tools={} if agent.planner is None else _build_engine_tools(agent, agent.planner),
         last_answer=agent.last_answer,
@@ -207,6 +208,12 @@ def _resolve_instructions(instructions: Instructions, header: Header) -> Header:
     from agentfsm.prompts.resolution import resolve_instructions  # noqa: PLC0415  few agents need it
 
     return resolve_instructions(instructions, header)
+
+
+def _resolve_reminder(reminder: Reminder, run: Run[Any]) -> str:
+    from agentfsm.prompts.resolution import resolve_reminder  # noqa: PLC0415  few agents need it
+
+    return resolve_reminder(reminder, run)
 
 
 def _check_hosted_tools(agent: Agent[Any]) -> None:
@@ -259,6 +266,8 @@ class Agent(Generic[A_co]):
             such as `WebSearch()`; or a registry, which is then shared.
         instructions: System prompt: text, a prompt of `agentfsm.prompts`, or a function of the run's header that
             returns text; empty for none.
+        reminder: Note at the end of each request: text, a prompt, or a function of the run that returns text; empty for
+            none.
         permissions: Permissions of runs for the tools, by level and by rules; None: all tools are allowed.
         selector: Selector of the tools that a request offers to the model, if there are many.
         name: Name of the agent.
@@ -301,6 +310,12 @@ class Agent(Generic[A_co]):
     """System prompt: text, a prompt of `agentfsm.prompts`, or a function of the run's header that returns text; empty
     for none. A prompt and a function are resolved once, at `start`, and the run records the text with the versions of
     its prompts. So a version that is activated later does not change runs in flight.
+    """
+
+    reminder: Reminder = ""
+    """Note at the end of each request: text, a prompt, or a function of the run that returns text; empty for none. It
+    holds rules for this turn, and the function is asked once in a turn. It is not part of the history, so the
+    rest of the request stays the same, and caches of providers hold. The journal records each change of it.
     """
 
     permissions: Permissions | None = None

@@ -137,6 +137,17 @@ class ToolsOffered(Event):
 
 
 @attrs.frozen(kw_only=True)
+class Reminded(Event):
+    """The reminder has changed: the note at the end of the requests from now on, which is not part of the history."""
+
+    text: str
+    """Text of the reminder; empty for none."""
+
+    prompts: tuple[str, ...] = ()
+    """Prompts that the text was rendered from, as "name@version#digest"."""
+
+
+@attrs.frozen(kw_only=True)
 class Planned(Event):
     """A plan was made. It is a call, so that a person may have to approve it; its steps follow when it is accepted."""
 
@@ -388,6 +399,7 @@ EVENTS: tuple[type[Event], ...] = (
     ModelFaltered,
     Compacted,
     ToolsOffered,
+    Reminded,
     Planned,
     PlanDropped,
     StepsReady,

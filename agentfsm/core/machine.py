@@ -53,6 +53,7 @@ TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
         e.ModelFaltered: State.THINK,
         e.Compacted:     State.THINK,
         e.ToolsOffered:  State.THINK,
+        e.Reminded:      State.THINK,
         e.Planned:       State.ACT,
         e.StepsReady:    State.ACT,
         e.PlanDropped:   State.THINK,

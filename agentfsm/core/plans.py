@@ -264,6 +264,9 @@ class PlanProgress(Value):
     is_stale: bool = True
     """Whether input has arrived since the plan was made, so that a new one may be made."""
 
+    objection: str = ""
+    """Reason why a judge wants the work of the plan done again or in another way; empty if there is none."""
+
     closed: tuple[OpenCall, ...] = ()
     """Closed calls of all plans, with their results, in the order of their start."""
 
@@ -271,6 +274,11 @@ class PlanProgress(Value):
     def results(self) -> dict[int, JSON]:
         """Results of the finished steps, by id: JSON values, or texts."""
         return read_results(self.closed)
+
+    @property
+    def steps(self) -> tuple[OpenCall, ...]:
+        """Closed calls of steps of all plans, without the plans themselves."""
+        return tuple([entry for entry in self.closed if entry.call.name != PLAN_TOOL])
 
     @property
     def next_id(self) -> int:
@@ -302,13 +310,13 @@ class PlanProgress(Value):
         return tuple([_build_step_call(header, self.number, step, results) for step in steps])
 
 
-def is_step(call: ToolCall) -> bool:
-    """Return whether a call belongs to a plan, and was not requested in a reply."""
-    return call.id.startswith("p")
+def find_step_number(call_id: str) -> int | None:
+    """Return the number of the step that a call carries out; None if a reply requested it."""
+    return int(call_id.partition(".")[2] or 0) if call_id.startswith("p") else None
 
 
 def _step_id(call: ToolCall) -> int:
-    return int(call.id.partition(".")[2] or 0)
+    return find_step_number(call.id) or 0
 
 
 def read_results(entries: Iterable[OpenCall]) -> dict[int, JSON]:
@@ -365,10 +373,18 @@ def accepted_plan(entry: OpenCall) -> Plan | None:
     return Plan.from_json(json.loads(entry.call.arguments))
 
 
+_NOTE_HEAD: Final = "[Plan] Results of its steps "
+
+
+def is_results_note(message: UserMessage) -> bool:
+    """Return whether a message has the results of a plan, and is not from a user."""
+    return message.text.startswith(_NOTE_HEAD)
+
+
 def build_results_note(entries: Sequence[OpenCall]) -> UserMessage:
     """Return the closed calls of a plan as the model reads them: data, in a fence that they cannot close."""
     data = "\n\n".join([text for entry in entries if (text := _format_entry(entry))])
-    text = f"[Plan] Results of its steps {_fence(data)}"
+    text = f"{_NOTE_HEAD}{_fence(data)}"
     media = [part for entry in entries if entry.result is not None for part in entry.result.parts]
     return UserMessage(parts=(TextPart(text=text), *media))
 

@@ -51,7 +51,7 @@ def _reduce_observed(run: RunFields, event: e.Observed) -> Changes:
     messages = history.with_appended(*[item.message for item in event.inputs])
     changes: Changes = {"messages": messages, "offered": None, "asks": "", "refusals": 0, "corrections": 0}
     if run.plan is not None:
-        changes["plan"] = attrs.evolve(run.plan, is_stale=True)
+        changes["plan"] = attrs.evolve(run.plan, is_stale=True, objection="")
     return changes
 
 
@@ -145,18 +145,28 @@ def _reduce_tools_offered(run: RunFields, event: e.ToolsOffered) -> Changes:
     return {"offered": event.tools, "usage": run.usage + event.usage}
 
 
+def _reduce_reminded(run: RunFields, event: e.Reminded) -> Changes:
+    return {"reminder": event.text, "reminded_turn": run.turn}
+
+
 def _reduce_planned(run: RunFields, event: e.Planned) -> Changes:
     before = run.plan or PlanProgress()
     replans = 0 if before.is_stale else before.replans + 1
     is_approved = before.is_approved and not before.is_stale
     plan = attrs.evolve(
-        before, number=before.number + 1, plan=None, replans=replans, is_approved=is_approved, is_stale=False
+        before,
+        number=before.number + 1,
+        plan=None,
+        replans=replans,
+        is_approved=is_approved,
+        is_stale=False,
+        objection="",
     )
     return {"plan": plan, "open": (OpenCall(call=event.call),), "usage": run.usage + event.usage}
 
 
 def _reduce_plan_dropped(run: RunFields, event: e.PlanDropped) -> Changes:
-    plan = attrs.evolve(run.plan or PlanProgress(), plan=None, is_stale=False)
+    plan = attrs.evolve(run.plan or PlanProgress(), plan=None, is_stale=False, objection="")
     note = SystemMessage(text=f"[Plan] {event.reason}")
     return {"plan": plan, "messages": run.messages.with_appended(note), "usage": run.usage + event.usage}
 
@@ -304,8 +314,11 @@ def _reduce_continued(run: RunFields, event: e.Continued) -> Changes:
     if event.asks:
         changes["asks"] = event.asks
     if run.verdict is not None:
+        is_corrected = run.verdict.action in _CORRECTIVE_ACTIONS
         changes["verdict"] = None
-        changes["corrections"] = run.corrections + (run.verdict.action in _CORRECTIVE_ACTIONS)
+        changes["corrections"] = run.corrections + is_corrected
+        if is_corrected and run.plan is not None and run.plan.plan is not None and not run.plan.is_stale:
+            changes["plan"] = attrs.evolve(run.plan, objection=event.note)
     return changes
 
 
@@ -391,6 +404,7 @@ REDUCERS: Final[Mapping[type[e.Event], Callable[[RunFields, Any], Changes]]] = M
         e.ModelFaltered: _reduce_model_faltered,
         e.Compacted: _reduce_compacted,
         e.ToolsOffered: _reduce_tools_offered,
+        e.Reminded: _reduce_reminded,
         e.Planned: _reduce_planned,
         e.PlanDropped: _reduce_plan_dropped,
         e.StepsReady: _reduce_steps_ready,

@@ -118,6 +118,12 @@ class RunFields(Value):
     offered: tuple[str, ...] | None = None
     """Names of the tools selected since the last input; None if no selection was made."""
 
+    reminder: str = ""
+    """Note at the end of each request, which is not part of the history; empty for none."""
+
+    reminded_turn: int = -1
+    """Number of turns when the reminder changed last; -1 if there never was one."""
+
     has_cut: bool = False
     """Whether the model is shown only a part of some result."""
 

@@ -42,6 +42,9 @@ class Verdict(Value):
     scores: tuple[Score, ...] = ()
     """Scores by criterion, in the order of the rubric; empty if the judge gives none."""
 
+    passed: bool | None = None
+    """Whether the work passes as a whole, as the judge says; None if it does not say. The scores take precedence."""
+
     step: str = ""
     """Step to repeat, under the judge's name for it; empty for the whole answer."""
 

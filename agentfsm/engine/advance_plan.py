@@ -31,6 +31,8 @@ async def advance_plan(execution: Execution, planner: PlanMaker) -> StepOutcome 
     progress = run.plan or PlanProgress()
     if progress.is_stale:
         return await _make_plan(execution, planner, progress) if planner.wants(run) else None
+    if progress.objection and planner.replan != "never" and progress.replans < planner.replans:
+        return await _make_plan(execution, planner, progress, failure=progress.objection)
     if not progress.is_stuck:  # finished, refused or given up
         return None
     calls = progress.build_ready_calls(run.header)

@@ -83,7 +83,8 @@ async def replay(config: EngineConfig, store: Store, run_id: str, deps: Any = No
         run = journal.run
         if isinstance(event, e.Answered) and event.request:
             drive.ledger.update(run)
-            now = drive.config.request_digest(drive.ledger, list_offered_tools(drive), config.resolve_settings(run))
+            tools, settings = list_offered_tools(drive), config.resolve_settings(run)
+            now = drive.config.request_digest(drive.ledger, tools, settings, run.reminder)
             pairs = zip(REQUEST_PARTS, event.request.split("-"), now.split("-"), strict=True)
             differing = tuple([part for part, then, own in pairs if then != own])
             checked += 1

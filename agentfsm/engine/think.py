@@ -39,6 +39,8 @@ from agentfsm.streaming.stream import BudgetWarning, UsageReported
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolCall
+    from agentfsm.core.run import Run
+    from agentfsm.engine.execution.config import EngineConfig
     from agentfsm.engine.execution.journal import Journal
     from agentfsm.ports.policies import PlanMaker
 
@@ -125,20 +127,33 @@ async def _ask_last_answer(execution: Execution, effect: AskModel, reached: e.Li
     return end_after_last_answer(execution, reached, "the last reply said nothing", silent)
 
 
-async def _prepare_request(execution: Execution, effect: AskModel) -> PreparedRequest | e.ToolsOffered | e.Compacted:
-    """Return the request, or an event to commit before it: the tool selection or a compaction."""
+async def _prepare_request(
+    execution: Execution, effect: AskModel
+) -> PreparedRequest | e.ToolsOffered | e.Reminded | e.Compacted:
+    """Return the request, or an event to commit before it: the tool selection, a reminder or a compaction."""
     engine, journal, tally = execution.config, execution.journal, execution.ledger
     if journal.run.limit_reached is None:  # the last request offers no tools
         if engine.registry.sources:
             await _refresh_tools(execution)
         if (choice := await select_tools(execution)) is not None:
             return choice
-    tools, settings = list_offered_tools(execution), engine.resolve_settings(journal.run)
-    tally.overhead_tokens = engine.overhead_tokens(tally.counter, tools)
+    run = journal.run
+    if (engine.reminder is not None or run.reminder) and (changed := _update_reminder(engine, run)) is not None:
+        return changed
+    tools, settings = list_offered_tools(execution), engine.resolve_settings(run)
+    tally.overhead_tokens = engine.overhead_tokens(tally.counter, tools, run.reminder)
     if (cut := await compact_if_needed(execution, tools, settings)) is not None:
         return cut
-    request = engine.request_digest(tally, tools, settings)
+    request = engine.request_digest(tally, tools, settings, run.reminder)
     return PreparedRequest(execution, effect, tools, request, settings)
+
+
+def _update_reminder(config: EngineConfig, run: Run) -> e.Reminded | None:
+    """Return the event that changes the reminder, at most once in a turn; None if it stays as it is."""
+    if run.reminded_turn == run.turn:
+        return None
+    text = "" if config.reminder is None else config.reminder(run)
+    return None if text == run.reminder else e.Reminded(text=str(text), prompts=getattr(text, "sources", ()))
 
 
 async def _refresh_tools(execution: Execution) -> None:

@@ -32,7 +32,7 @@ from agentfsm.ports.model import (
 if TYPE_CHECKING:
     from agentfsm.core.messages import Media, Message, Part, ToolResult
     from agentfsm.core.usage import Usage
-    from agentfsm.ports.model import Chunk, Reply, ToolDefinition
+    from agentfsm.ports.model import Chunk, Reply, Request, ToolDefinition
 
 _T = TypeVar("_T")
 # Returns the reason why a model does not support a part, as `Model.unsupported_part`.
@@ -135,6 +135,16 @@ class EncodingCache:
 
     tools: EncodedListCache[ToolDefinition]
     """Encoded lists of tools."""
+
+
+def encode_messages(cache: EncodingCache, request: Request) -> bytes:
+    """Return the messages of a request as JSON, separated by commas. The cache keeps those that the next one has."""
+    end = len(request.messages) - request.passing
+    while end and request.passing and not cache.messages.can_split(request.messages[end - 1], request.messages[end]):
+        end -= 1
+    kept = [cache.messages.encode(request.messages[:end])] if end else []
+    passing = [encode_json(wire) for wire in cache.messages.to_wire(request.messages[end:])]
+    return b",".join([*kept, *passing])
 
 
 def encode_object(fields: Mapping[str, object], lists: Mapping[str, bytes]) -> bytes:

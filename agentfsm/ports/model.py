@@ -132,6 +132,11 @@ class Request(Value):
     messages: Sequence[Message]
     """The history, oldest first, in which each call has its result."""
 
+    passing: int = 0
+    """Number of messages at the end that later requests will not have. Default 0. A cache of the provider should end
+    before them.
+    """
+
     tools: Sequence[ToolDefinition] = ()
     """Definitions of the tools that the model may call. Default none."""
 

@@ -162,7 +162,7 @@ class PlanRequest(Value):
     """Smallest id for a step of the new plan."""
 
     failure: str = ""
-    """Reason why the current plan cannot go on; empty for a first plan."""
+    """Reason why the current plan cannot go on, or a judge wants another one; empty for a first plan."""
 
     may_keep: bool = False
     """Whether the current plan can go on, so that the planner may keep it."""

@@ -14,7 +14,7 @@ from agentfsm.core.codec import decode_event, encode_event
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import TABLE, State
 from agentfsm.core.messages import AssistantMessage
-from agentfsm.core.plans import is_step
+from agentfsm.core.plans import find_step_number
 from agentfsm.core.run import begin_run
 from agentfsm.core.usage import Usage
 from agentfsm.core.verdict import Action
@@ -59,7 +59,7 @@ def check_histories(run, _events):
 def check_calls(run, events):
     """Every call that was chosen is open or closed, in order, under an id of its own."""
     chosen = [asked.id for event in events if isinstance(event, e.ToolsChosen) for asked in event.message.calls]
-    planned = [asked.id for event in events for asked in new_calls(event) if is_step(asked)]
+    planned = [asked.id for event in events for asked in new_calls(event) if find_step_number(asked.id) is not None]
     closed = [entry.call.id for entry in (run.plan.closed if run.plan else ())]
     recorded = [record.call_id for record in run.calls if record.turn]
     opened = [entry.call.id for entry in run.open]
@@ -78,7 +78,7 @@ def check_state(run, _events):
     assert run.is_over == (run.stop_reason is not None)
     assert (run.state is State.DONE) == (run.stop_reason is StopReason.COMPLETED)
     assert bool(run.open) == (run.state is State.ACT)
-    assert (run.reply is not None) == bool(run.open and not is_step(run.open[0].call))
+    assert (run.reply is not None) == bool(run.open and find_step_number(run.open[0].call.id) is None)
     assert not run.is_waiting or run.pending
     if run.state is State.DONE:
         assert run.output == run.messages[-1].text

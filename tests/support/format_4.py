@@ -26,7 +26,7 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.pending import PendingKind, Question
 from agentfsm.core.usage import Usage
-from agentfsm.core.verdict import Action
+from agentfsm.core.verdict import Action, Verdict
 from tests.support.format_2 import FORMAT_2
 from tests.support.format_3 import FORMAT_3
 from tests.support.formats import Format
@@ -81,6 +81,8 @@ ANSWERED = ToolResult(
 )
 FURTHER = (
     *FORMAT_3.further,
+    e.Reminded(text="No refunds today.", prompts=("today@1.0#0123456789ab",)),
+    e.Judged(verdict=Verdict(action=Action.ACCEPT, passed=True)),
     e.Planned(call=PLANNED, reason="step 1 failed", usage=Usage(input_tokens=300, output_tokens=60)),
     e.PlanDropped(reason="No plan is needed.", usage=Usage(input_tokens=300, output_tokens=6)),
     e.StepsReady(calls=(STEP,), usage=Usage(input_tokens=310, output_tokens=7)),
@@ -118,6 +120,9 @@ FORMAT_4 = Format(
             (Fingerprint, "prompts"),
             (Header, "instructions"),
             (ToolResult, "usage"),
+            e.Reminded,
+            *((e.Reminded, name) for name in ("text", "prompts")),
+            (Verdict, "passed"),
             e.Planned,
             e.PlanDropped,
             e.StepsReady,

@@ -42,7 +42,7 @@ reasons = st.sampled_from([reason for reason in StopReason if reason is not Stop
 
 thoughts = st.sampled_from(
     [
-        *(e.ToolsChosen, e.ToolsChosen, e.AnswerDrafted, e.ModelFaltered, e.Compacted, e.ToolsOffered),
+        *(e.ToolsChosen, e.ToolsChosen, e.AnswerDrafted, e.ModelFaltered, e.Compacted, e.ToolsOffered, e.Reminded),
         *(e.Planned, e.PlanDropped, e.StepsReady),
     ]
 )
@@ -112,6 +112,8 @@ def ask(run, draw):
         steps = (PlanStep(id=first, tool="x"), PlanStep(id=first + 1, tool="y", after=(first,)))
         planned = build_plan_call(run.header, progress.number + 1, Plan(steps=steps))
         return kind(call=planned, usage=draw(usage))
+    if kind is e.Reminded:
+        return kind(text=draw(text))
     if kind is e.ToolsOffered:
         return kind(tools=draw(disabled), how=draw(text), usage=draw(usage))
     if kind is e.Compacted:

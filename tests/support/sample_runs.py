@@ -147,6 +147,7 @@ SAMPLES = {
     e.Judged: e.Judged(verdict=Verdict(action=Action.ACCEPT)),
     e.Compacted: e.Compacted(start=0, tokens_before=9, tokens_after=8, why="full"),
     e.ToolsOffered: e.ToolsOffered(tools=("search",), how="by their words", usage=USAGE),
+    e.Reminded: e.Reminded(text="No refunds today.", prompts=("today@1.0#0123456789ab",)),
     e.Planned: PLANNED,
     e.PlanDropped: e.PlanDropped(reason="no plan was made", usage=USAGE),
     e.StepsReady: e.StepsReady(calls=(ToolCall(id="p1.1", name="pay", arguments='{"cents": 5}', key="r1:p1.1"),)),

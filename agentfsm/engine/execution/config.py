@@ -17,7 +17,7 @@ from agentfsm.ports.context import Context
 from agentfsm.ports.model import Model, TokenCounter, ToolDefinition, to_mutable_json
 from agentfsm.ports.policies import Judge, PlanMaker, ToolSelector
 from agentfsm.ports.store import Clock
-from agentfsm.tokens.ledger import TokenLedger
+from agentfsm.tokens.ledger import MESSAGE_TOKENS, TokenLedger
 from agentfsm.tokens.tool_prompts import count_tools
 from agentfsm.tools.permission import Permissions
 from agentfsm.tools.registry import ToolRegistry
@@ -75,6 +75,9 @@ class EngineConfig(Value):
 
     resolve_instructions: Callable[[Header], Header] | None = None
     """Adds instructions to the header of a run, from a prompt or a function; None: `instructions` are those of all."""
+
+    reminder: Callable[[Run], str] | None = None
+    """Returns the note at the end of the run's next request; None if there is none."""
 
     prompts: Mapping[str, str] = attrs.field(factory=dict)
     """Versions of the prompts in the instructions, by name."""
@@ -180,16 +183,18 @@ class EngineConfig(Value):
         """Return the tokens of messages from which a compaction is due."""
         return int(self.context.share * self.room_tokens(ledger, settings))
 
-    def overhead_tokens(self, counter: TokenCounter, tools: Sequence[ToolDefinition]) -> int:
-        """Return the tokens of instructions and tool definitions; counted once per counter and set of tools."""
+    def overhead_tokens(self, counter: TokenCounter, tools: Sequence[ToolDefinition], reminder: str) -> int:
+        """Return the tokens of instructions, tool definitions and reminder; all but the last are counted once."""
         key = counter.encoding, *self._tools_key(tools)
         tokens = self._overhead_by_tools.get(key)
         if tokens is None:
             tokens = counter.count(self.full_instructions) + count_tools(tools, counter, self.model.name)
             self._overhead_by_tools[key] = tokens
-        return tokens
+        return tokens + counter.count(reminder) + MESSAGE_TOKENS if reminder else tokens
 
-    def request_digest(self, ledger: TokenLedger, tools: Sequence[ToolDefinition], settings: Settings) -> str:
+    def request_digest(
+        self, ledger: TokenLedger, tools: Sequence[ToolDefinition], settings: Settings, reminder: str
+    ) -> str:
         """Return two hashes of a request, 8 hexadecimal digits each: of the agent's part, and of the messages."""
         if settings is not self.settings:
             shape = self._hash_shape(settings, tools)
@@ -197,6 +202,8 @@ class EngineConfig(Value):
             shape = known
         else:
             shape = self._shape_hashes[key] = self._hash_shape(settings, tools)
+        if reminder:
+            shape = short_hash(f"{shape} {reminder}", 8)
         return f"{shape}-{ledger.digest}"
 
     def _hash_shape(self, settings: Settings, tools: Sequence[ToolDefinition]) -> str:

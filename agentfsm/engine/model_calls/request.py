@@ -12,6 +12,7 @@ import attrs
 
 from agentfsm._http import parse_wait_s
 from agentfsm.core.errors import LimitError, MisuseError, ModelError, ModelReplyError, ModelUnavailableError
+from agentfsm.core.messages import AssistantMessage, SystemMessage
 from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.budget import NO_USAGE
 from agentfsm.engine.execution.config import ANSWER_TOKENS, MAX_ANSWER_TOKENS, EngineConfig
@@ -161,11 +162,14 @@ def _build_request(prepared: PreparedRequest, cap_tokens: int | None) -> Request
         settings = attrs.evolve(settings, tool_choice="required")  # models that think may refuse to be forced
     if choice is not None and choice not in _TOOL_CHOICE_MODES and all(choice != tool.name for tool in prepared.tools):
         settings = attrs.evolve(settings, tool_choice=None)  # a provider refuses the name of a tool that it has not got
+    run, messages = prepared.execution.journal.run, prepared.effect.messages
+    has_note = run.reminder != "" and not isinstance(messages[-1], AssistantMessage)  # a paused reply goes on
     return Request(
         instructions=engine.full_instructions if engine.registry.instructions else engine.instructions,
-        messages=prepared.effect.messages,
+        messages=(*messages, SystemMessage(text=run.reminder)) if has_note else messages,
+        passing=1 if has_note else 0,
         tools=prepared.tools,
-        hosted_tools=() if prepared.execution.journal.run.limit_reached is not None else engine.registry.hosted,
+        hosted_tools=() if run.limit_reached is not None else engine.registry.hosted,
         settings=settings if cap_tokens is None else attrs.evolve(settings, max_tokens=cap_tokens),
         output=None if answers is None else answers.output_form,
         timeout_s=engine.limits.model_timeout_s,

@@ -6,7 +6,8 @@
 1. on the instructions, which follow the tools; on the last tool if there are no instructions;
 2. at the end of the previous request: on the last block before the newest reply. The provider searches its cache only
    20 blocks back from a mark, and a turn of ten calls has more (redpanda-data/ai-sdk-go#205);
-3. on the last block of the request, which is mark 2 of the next request.
+3. on the last block of the request, which is mark 2 of the next request. Blocks that the next request will not have
+   (`Request.passing`) stand behind the mark.
 
 The messages before the newest reply do not change any more. They are encoded once, cached as bytes (`EncodingCache`),
 and marked by inserting the mark before the last brackets. The newest reply and the messages after it are encoded for
@@ -245,7 +246,7 @@ def _encode_lists(request: Request, encoding_cache: EncodingCache, *, cache: boo
     if has_instructions:
         system = encode_json({"type": "text", "text": request.instructions})
         lists["system"] = _mark_last_block(system, b"}") if cache else system
-    lists["messages"] = _encode_history(request.messages, encoding_cache, cache=cache)
+    lists["messages"] = _encode_history(request, encoding_cache, cache=cache)
     return lists
 
 
@@ -258,7 +259,8 @@ def _join_json(values: Iterable[object]) -> bytes:
     return b",".join([encode_json(value) for value in values])
 
 
-def _encode_history(messages: Sequence[Message], encoding_cache: EncodingCache, *, cache: bool) -> bytes:
+def _encode_history(request: Request, encoding_cache: EncodingCache, *, cache: bool) -> bytes:
+    messages = request.messages[: len(request.messages) - request.passing]
     start = _find_newest_reply(messages)
     old = encoding_cache.messages.encode(messages[:start]) if start else b""
     new = _join_json(encoding_cache.messages.to_wire(messages[start:]))
@@ -266,8 +268,18 @@ def _encode_history(messages: Sequence[Message], encoding_cache: EncodingCache, 
         old = _mark_last_block(old, b"}]}")
     if cache and new and _is_user_side(messages[-1]):  # a reply may end with reasoning, which cannot be marked
         new = _mark_last_block(new, b"}]}")
+    if passing := _join_json(encoding_cache.messages.to_wire(request.messages[len(messages) :])):
+        new = _append_message(new, passing) if new and _is_user_side(messages[-1]) else b",".join([new, passing])
     text = b",".join([text for text in (old, new) if text])
     return _OPENING_MESSAGE + b"," + text if text.startswith(b'{"role":"assistant"') else text
+
+
+_USER_START: Final = b'{"role":"user","content":['
+
+
+def _append_message(text: bytes, message: bytes) -> bytes:
+    """Append the blocks of an encoded user message to those of the last message, which is the user's, too."""
+    return text.removesuffix(b"]}") + b"," + message.removeprefix(_USER_START)
 
 
 def _find_newest_reply(messages: Sequence[Message]) -> int:

@@ -33,6 +33,7 @@ from agentfsm.models.wire import (
     WireFormatError,
     check_count,
     encode_json,
+    encode_messages,
     encode_object,
     parse_json,
     parse_reply,
@@ -143,7 +144,7 @@ def _format_field(form: OutputForm | None) -> dict[str, Any]:
 
 
 def _encode_history(request: Request, encoding_cache: EncodingCache) -> bytes:
-    messages = [encoding_cache.messages.encode(request.messages)] if request.messages else []
+    messages = [encode_messages(encoding_cache, request)] if request.messages else []
     if request.instructions:
         messages.insert(0, encode_json({"role": "system", "content": request.instructions}))
     return b",".join(messages)

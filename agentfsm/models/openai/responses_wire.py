@@ -43,6 +43,7 @@ from agentfsm.models.wire import (
     WireFormatError,
     check_count,
     encode_json,
+    encode_messages,
     encode_object,
     parse_reply,
     raise_for_error,
@@ -195,7 +196,7 @@ def _wire_tools(tools: Sequence[ToolDefinition]) -> Iterator[object]:
 
 
 def _encode_history(request: Request, encoding_cache: EncodingCache) -> bytes:
-    items = [encoding_cache.messages.encode(request.messages)] if request.messages else []
+    items = [encode_messages(encoding_cache, request)] if request.messages else []
     if request.instructions and _is_json_mode(request):
         items.insert(0, encode_json(_message_item("system", request.instructions)))
     return b",".join(items)
