@@ -362,6 +362,23 @@ def _add_serve(add: AddParser) -> None:
         help="runs of each agent at a time (default: %(default)s)",
     )
     serve.add_argument("--no-worker", action="store_true", help="execute no runs: `agentfsm worker` does")
+    serve.add_argument("--studio", action="store_true", help="also serve pages to see the runs and steer them")
+    studio = _add_command(add, serve_http.studio, text="see runs in a browser, and steer them")
+    studio.add_argument(
+        "subject",
+        metavar="STORE|module:agent",
+        nargs="?",
+        help="a store, whose runs are shown; or an agent, whose runs are executed too (default: the default store)",
+    )
+    studio.add_argument(
+        "--http",
+        metavar="HOST:PORT",
+        type=mcp_serve.parse_address,
+        default=serve_http.STUDIO_ADDRESS,
+        help="the address, on this machine (default: %(default)s)",
+    )
+    studio.add_argument("--no-browser", action="store_true", help="open no browser, only print the URL")
+    studio.set_defaults(allow_host=[])
 
 
 def _add_keys(add: AddParser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
@@ -15,6 +16,8 @@ from starlette.routing import BaseRoute, Route
 
 from agentfsm.agent import WORKER_PARALLEL, Agent
 from agentfsm.core.errors import MisuseError
+from agentfsm.runs import Runs
+from agentfsm.serve.details import DETAILS
 from agentfsm.serve.endpoints import RouteGroup, answer_http_error, answer_refusal
 from agentfsm.serve.gateway import Gateway
 from agentfsm.serve.inspection import INSPECTION
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from agentfsm.web.http_guard import Receive, Scope, Send
 
 # Operations of every gateway.
-ROUTE_GROUPS: Final = (RUNS, INSPECTION)
+ROUTE_GROUPS: Final = (RUNS, INSPECTION, DETAILS)
 
 
 @attrs.frozen(eq=False)
@@ -69,7 +72,8 @@ def serve(
     in its own lifespan.
 
     Args:
-        agents: The agents, each with its own name.
+        agents: The agents, each with its own name. None of them, with a `store`: the runs of all agents can be read
+            and decided on, and none is executed.
         auth: Returns the caller of a request: `APIKeys("keys.json")`, or a function of the host application.
         store: Store of all runs; by default the agents' own, which must be the same.
         deps: Dependencies of every run, or a function, plain or async, that takes the run and returns them.
@@ -81,13 +85,14 @@ def serve(
     """
     served = [each if store is None else each.with_(store=store) for each in agents]
     by_name = {each.name: each for each in served}
-    if not served or len(by_name) < len(served):
+    runs = served[0].runs if served else None if store is None else Runs(store)
+    if runs is None or len(by_name) < len(served):
         raise MisuseError("serve() needs one agent or more, each with a name of its own: give Agent(name=...)")
     if any(each.store is not served[0].store for each in served):
         raise MisuseError("the agents have different stores: give the store of all of them as store=")
     served_groups = (*ROUTE_GROUPS, *groups)
     background = tuple([each.background for each in served_groups if each.background is not None])
-    gateway = Gateway(agents=by_name, deps=deps, parallel=parallel, background=background)
+    gateway = Gateway(agents=by_name, runs=runs, deps=deps, parallel=parallel, background=background)
     routes: list[BaseRoute] = [route for each in served_groups for route in each.list_routes(gateway, auth)]
     routes += [
         Route("/healthz", _answer_health, methods=["GET"]),
@@ -133,7 +138,7 @@ class _DocumentHandler:
         await JSONResponse(build_openapi(self.groups))(scope, receive, send)
 
 
-_RUN_PARAMETER: Final = {"name": "run_id", "in": "path", "required": True, "schema": {"type": "string"}}
+_PATH_PARAMETER: Final = re.compile(r"\{(\w+)\}")
 
 
 def build_openapi(groups: Iterable[RouteGroup] = ROUTE_GROUPS) -> dict[str, Any]:
@@ -146,7 +151,10 @@ def build_openapi(groups: Iterable[RouteGroup] = ROUTE_GROUPS) -> dict[str, Any]
             "summary": (each.handler.__doc__ or "").strip().splitlines()[0],
             "description": f"Needs the scope `{each.scope}`." if each.scope else "Any scope is enough.",
             "parameters": [
-                *([_RUN_PARAMETER] if "{" in each.path else []),
+                *(
+                    {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                    for name in _PATH_PARAMETER.findall(each.path)
+                ),
                 *({"name": name, "in": "query", "schema": {"type": "string"}} for name in each.query),
             ],
             "responses": {"2XX": {"description": "Success"}, "4XX": {"$ref": "#/components/responses/Error"}},

@@ -45,7 +45,10 @@ class Gateway:
     """The agents that are served, their runs, and the tasks of the server. Endpoints are functions that take it."""
 
     agents: Mapping[str, Agent[Any]]
-    """Agents by name. They share one store."""
+    """Agents by name. They share one store. None: the runs of all agents can be read, and none is executed."""
+
+    runs: Runs
+    """Client for the runs in the store."""
 
     deps: Any = None
     """Dependencies of every run, or a function, plain or async, that takes the run and returns them."""
@@ -64,11 +67,6 @@ class Gateway:
 
     _tasks: TaskGroup | None = attrs.field(default=None, init=False)
     """Tasks of the lifespan; None outside of it."""
-
-    @property
-    def runs(self) -> Runs:
-        """Client for the runs in the store."""
-        return next(iter(self.agents.values())).runs
 
     # Execution.
 
@@ -234,6 +232,8 @@ class Gateway:
         """
         if name is None and len(self.agents) == 1:
             return next(iter(self.agents.values()))
+        if not self.agents:
+            raise MisuseError("this server has no agents: start it with the agent, as module:agent")
         if name is None or name not in self.agents:
             raise MisuseError(f"name one of the server's agents as `agent`: {', '.join(self.agents)}")
         return self.agents[name]
@@ -257,7 +257,7 @@ class Gateway:
             ForbiddenError: when the caller may see but not control the run.
         """
         header = await self._find_header(run_id) if run_id.isprintable() else None
-        if header is None or not caller.can_see(header) or await self._find_root_agent(header) not in self.agents:
+        if header is None or not caller.can_see(header) or not await self._is_served(header):
             raise RunNotFoundError(f"there is no run {run_id!r}")
         if is_control and header.user != caller.user and not caller.allows("admin"):
             raise ForbiddenError("this is another user's run: its own user or an administrator may do this")
@@ -266,10 +266,13 @@ class Gateway:
     async def _find_root_agent(self, header: Header) -> str:
         return header.agent if header.parent is None else (await self.runs.root(header.id)).agent
 
+    async def _is_served(self, header: Header) -> bool:
+        return not self.agents or await self._find_root_agent(header) in self.agents
+
     async def may_list(self, run_id: str, caller: Caller) -> bool:
         """Return whether a run belongs in a list for a caller."""
         header = await self._find_header(run_id)
-        return header is not None and caller.can_see(header) and await self._find_root_agent(header) in self.agents
+        return header is not None and caller.can_see(header) and await self._is_served(header)
 
     async def find_waiting_run(self, header: Header, call_id: str) -> str:
         """Return the id of the run that waits for a decision on a call: the run, or that of a sub-agent."""

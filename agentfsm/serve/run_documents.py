@@ -1,4 +1,4 @@
-"""JSON documents of the gateway: runs, rows of a list, agents."""
+"""JSON documents of the gateway: runs, and rows of a list."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from agentfsm.core.machine import State
 from agentfsm.serve.access import read_session_name
 
 if TYPE_CHECKING:
-    from agentfsm.agent import Agent
     from agentfsm.core.run import Run
     from agentfsm.ports.store import RunSummary
 
@@ -67,9 +66,3 @@ def build_row_document(row: RunSummary) -> dict[str, Any]:
         "stop_reason": None if row.stop_reason is None else str(row.stop_reason),
         "session": read_session_name(row.session),
     }
-
-
-def build_agent_document(agent: Agent) -> dict[str, Any]:
-    """Return an agent: its name, its model and its tools."""
-    tools = [{"name": each.name, "description": each.description, "read_only": each.read_only} for each in agent.tools]
-    return {"name": agent.name, "version": agent.version, "model": agent.model.name, "tools": tools}

@@ -14,10 +14,11 @@ from agentfsm.core.codec import decode_event
 from agentfsm.core.errors import CorruptError, MisuseError, TooNewError
 from agentfsm.ports.store import Filter
 from agentfsm.serve import bodies
+from agentfsm.serve.agent_documents import build_agent_document
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.event_stream import MAX_DIGITS, JournalEncoder, RunEventStream, parse_position
 from agentfsm.serve.queries import read_number, read_state, read_text
-from agentfsm.serve.run_documents import JSONDocument, build_agent_document, build_row_document, build_run_document
+from agentfsm.serve.run_documents import JSONDocument, build_row_document, build_run_document
 
 if TYPE_CHECKING:
     from starlette.requests import Request

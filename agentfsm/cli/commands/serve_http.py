@@ -1,15 +1,22 @@
-"""`agentfsm serve`: serve agents over HTTP, and execute their runs."""
+"""`agentfsm serve` and `agentfsm studio`: serve agents over HTTP, execute their runs, and show them in a browser."""
 
 from __future__ import annotations
 
 import argparse
+import hmac
+import secrets
+import webbrowser
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+from anyio.abc import TaskStatus
 
 from agentfsm.cli.codes import ExitCode
-from agentfsm.cli.commands.mcp_serve import StartNotice, split_address
-from agentfsm.cli.resolve.agent_target import load_agent
+from agentfsm.cli.commands.mcp_serve import split_address
+from agentfsm.cli.resolve.agent_target import is_target, load_agent
 from agentfsm.cli.resolve.run_lookup import attach_store
+from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
 from agentfsm.cli.session.prompts import user_name
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr
@@ -18,56 +25,155 @@ from agentfsm.core.errors import MisuseError
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.serve import GatewayApp
+    from agentfsm.ports.store import Store
+    from agentfsm.serve import Caller, GatewayApp
+    from agentfsm.serve.access import Authenticate
+    from agentfsm.serve.endpoints import RouteGroup
 
 
 def serve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Serve until a signal arrives."""
-    agents = _load_agents(args)
-    app = _build_app(args, agents)
+    agents = _load_agents(args.agents, args.store)
+    gateway: Any = import_module("agentfsm.serve")  # loading it takes a second
+    app = gateway.serve(
+        agents,
+        auth=_build_auth(args, gateway),
+        parallel=0 if args.no_worker else args.parallel,
+        groups=_list_groups(with_studio=args.studio),
+    )
+    notice = ServeNotice(
+        terminal=terminal, name=", ".join(each.name for each in agents), path=STUDIO_PATH if args.studio else ""
+    )
+    return _run_server(app, agents, args, notice)
+
+
+# Default address of the studio. Only programs on this machine can reach it.
+STUDIO_ADDRESS: Final = "127.0.0.1:8787"
+# Path of the studio's first page.
+STUDIO_PATH: Final = "/studio/"
+
+
+def studio(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Show runs in a browser until a signal arrives. Only this user may: the printed URL has the key.
+
+    Raises:
+        MisuseError: if other machines could connect.
+    """
+    host, _ = split_address(args.http)
+    guard: Any = import_module("agentfsm.web.http_guard")
+    if not guard.is_loopback(host.strip("[]")):
+        raise MisuseError(
+            f"{host!r} can be reached from other machines: use `agentfsm serve module:agent --studio --keys keys.json`"
+        )
+    gateway: Any = import_module("agentfsm.serve")
+    agents = [] if args.subject is None or not is_target(args.subject) else _load_agents([args.subject], args.store)
+    store = None if agents else open_existing_store(args.subject or args.store)
+    key = secrets.token_urlsafe(KEY_BYTES)
+    local = gateway.Caller(user=user_name(), scopes={"admin"})
+    app = gateway.serve(
+        agents, store=store, auth=KeyCheck(key=key, caller=local), groups=_list_groups(with_studio=True)
+    )
+    name = agents[0].name if agents else resolve_location(args.subject or args.store)
+    notice = ServeNotice(
+        terminal=terminal,
+        name=f"the studio of {name}",
+        path=f"{STUDIO_PATH}#key={key}",
+        opens_browser=not args.no_browser and terminal.can_ask,
+    )
+    return _run_server(app, agents, args, notice, store)
+
+
+# Random bytes of the key in the URL of the studio.
+KEY_BYTES: Final = 24
+
+
+@attrs.frozen(kw_only=True)
+class KeyCheck:
+    """Authenticates requests that have one key, as one caller."""
+
+    key: str = attrs.field(repr=False)
+    caller: Caller
+
+    def __call__(self, request: Request) -> Caller | None:
+        """Return the caller of a request; None if it has not exactly the key."""
+        sent = request.headers.get("authorization", "").encode()
+        return self.caller if hmac.compare_digest(sent, f"Bearer {self.key}".encode()) else None
+
+
+@attrs.frozen(kw_only=True)
+class ServeNotice(TaskStatus[str]):
+    """Reports the address of the server once it accepts connections, and opens the studio if asked to."""
+
+    terminal: Terminal
+    name: str
+    path: str = ""
+    """Path of the page to look at; empty if there is none."""
+
+    opens_browser: bool = False
+
+    def started(self, value: str | None = None) -> None:
+        """Write the address to stderr."""
+        url = f"{value}{self.path}"
+        self.terminal.err(f"serving {self.name!r} at {value}; stop with Ctrl-C")
+        if self.path:
+            self.terminal.err(f"studio: {url}")
+        if self.opens_browser:
+            webbrowser.open(url)
+
+
+def _run_server(
+    app: GatewayApp, agents: list[Agent], args: argparse.Namespace, notice: ServeNotice, store: Store | None = None
+) -> ExitCode:
+    """Serve until a signal arrives, and close the agents and the store."""
     with InterruptibleRunner() as runner:
         try:
             with stdout_to_stderr():  # stdout is reserved for results
-                runner.run(_serve_app, app, args, StartNotice(terminal, ", ".join(each.name for each in agents)))
+                runner.run(_serve_app, app, args, notice)
         except KeyboardInterrupt:
-            terminal.err("stopped: the next server continues the open runs")
+            notice.terminal.err("stopped: the next server continues the open runs")
         finally:
             for each in agents:
                 runner.run(each.aclose)
+            if store is not None:
+                runner.run(store.aclose)
     return ExitCode.DONE
 
 
-def _load_agents(args: argparse.Namespace) -> list[Agent]:
+def _list_groups(*, with_studio: bool) -> tuple[RouteGroup, ...]:
+    if not with_studio:
+        return ()
+    routes: Any = import_module("agentfsm.serve.studio_routes")
+    return (routes.STUDIO,)
+
+
+def _load_agents(targets: list[str], store: str | None) -> list[Agent]:
     """Return the agents, with one store."""
-    first, *others = args.agents
-    agent, _ = attach_store(load_agent(first), first, args.store)
+    first, *others = targets
+    agent, _ = attach_store(load_agent(first), first, store)
     return [agent, *(load_agent(each).with_(store=agent.store, target=each) for each in others)]
 
 
-def _build_app(args: argparse.Namespace, agents: list[Agent]) -> GatewayApp:
-    """Build the app.
+def _build_auth(args: argparse.Namespace, gateway: Any) -> Authenticate:
+    """Return the function that authenticates requests.
 
     Raises:
-        MisuseError: if other machines could connect without a key, or the extra "serve" is not installed.
+        MisuseError: if other machines could connect without a key, or the file of keys cannot be read.
     """
-    gateway: Any = import_module("agentfsm.serve")  # loading it takes a second
     guard: Any = import_module("agentfsm.web.http_guard")
     host, _ = split_address(args.http)
     if args.keys is not None:
-        auth = gateway.APIKeys(args.keys)
-    elif guard.is_loopback(host.strip("[]")):
+        keys: Authenticate = gateway.APIKeys(args.keys)
+        return keys
+    if guard.is_loopback(host.strip("[]")):
         local = gateway.Caller(user=user_name(), scopes={"admin"})
-        auth = lambda _request: local  # noqa: E731  one expression
-    else:
-        raise MisuseError(
-            f"{host!r} can be reached from other machines, so clients need keys: create one with `agentfsm keys add "
-            "keys.json USER`, and give --keys keys.json; or listen on 127.0.0.1"
-        )
-    app: GatewayApp = gateway.serve(agents, auth=auth, parallel=0 if args.no_worker else args.parallel)
-    return app
+        return lambda _request: local
+    raise MisuseError(
+        f"{host!r} can be reached from other machines, so clients need keys: create one with `agentfsm keys add "
+        "keys.json USER`, and give --keys keys.json; or listen on 127.0.0.1"
+    )
 
 
-async def _serve_app(app: GatewayApp, args: argparse.Namespace, notice: StartNotice) -> None:
+async def _serve_app(app: GatewayApp, args: argparse.Namespace, notice: ServeNotice) -> None:
     guard: Any = import_module("agentfsm.web.http_guard")
     server: Any = import_module("agentfsm.web.http_server")
     host, port = split_address(args.http)

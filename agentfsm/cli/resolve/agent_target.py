@@ -16,6 +16,7 @@ from typing import Any, Final
 from agentfsm.agent import Agent
 from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import AgentError, MisuseError
+from agentfsm.subagent import find_inner_agent
 from agentfsm.tools.queue.result_text import describe_error
 from agentfsm.tools.tool import Tool
 
@@ -76,8 +77,8 @@ def iter_agents(agent: Agent) -> Iterator[Agent]:
 
 
 def find_wrapped_agent(tool: Tool[..., Any]) -> Agent | None:
-    """Return the agent behind a tool that `Agent.as_tool` made; its function is a method of an object with `agent`."""
-    found = getattr(getattr(tool.function, "__self__", None), "agent", None)
+    """Return the agent behind a tool that `Agent.as_tool` made."""
+    found = find_inner_agent(tool)
     return found if isinstance(found, Agent) else None
 
 

@@ -1,0 +1,75 @@
+"""Operations for pages that show runs and agents, such as the studio: the machine, a run, an agent, in full."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+from agentfsm.core.inbox import Decision
+from agentfsm.core.machine import START, TABLE
+from agentfsm.core.messages import format_part
+from agentfsm.serve.agent_documents import build_full_agent_document
+from agentfsm.serve.endpoints import Endpoint, RouteGroup
+from agentfsm.serve.run_documents import JSONDocument, build_run_document
+from agentfsm.stores.rules import decision_word
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from agentfsm.core.run import Run
+    from agentfsm.serve.access import Caller
+    from agentfsm.serve.gateway import Gateway
+
+
+async def get_machine(_gateway: Gateway, _request: Request, _caller: Caller, _body: object) -> Response:
+    """Return the state machine: for each state, the events that it accepts, with the next state."""
+    table = {state: {event.__name__: target for event, target in row.items()} for state, row in TABLE.items()}
+    return JSONDocument({"start": START, "table": table})
+
+
+async def get_details(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
+    """Return a run with its prompt, its limits, its origin, and the decisions that no worker has read."""
+    header = await gateway.open_run(request.path_params["run_id"], caller)
+    run = await gateway.wait_for(header.id, 0)
+    agent = gateway.agents.get(header.agent)
+    return JSONDocument(
+        build_run_document(run)
+        | {
+            "prompt": "\n".join(map(format_part, header.prompt)),
+            "agent_version": header.agent_version,
+            "release": header.release,
+            "forked_from": header.forked_from,
+            "forked_at": header.forked_at,
+            "duration_s": run.duration_s,
+            "labels": sorted(getattr(run, "labels", ())),
+            "limits": None if agent is None else attrs.asdict(agent.limits),
+            "posted": await _list_posted(gateway, run),
+        }
+    )
+
+
+async def _list_posted(gateway: Gateway, run: Run) -> list[dict[str, Any]]:
+    """Return the decisions in the inboxes of the run and of the runs of sub-agents that wait."""
+    ids = dict.fromkeys([run.id, *[item.run_id for item in run.pending]])
+    rows = [(run_id, row.item) for run_id in ids for row in await gateway.runs.store.inbox(run_id)]
+    return [
+        {"run_id": run_id, "call_id": item.call_id, "decision": decision_word(item), "by": item.by}
+        for run_id, item in rows
+        if isinstance(item, Decision)
+    ]
+
+
+async def get_agent(gateway: Gateway, request: Request, _caller: Caller, _body: object) -> Response:
+    """Return an agent: its tools with their declarations and findings, sub-agents, MCP servers and limits."""
+    return JSONDocument(build_full_agent_document(gateway.find_agent(request.path_params["agent"])))
+
+
+DETAILS: Final = RouteGroup(
+    name="details",
+    endpoints=(
+        Endpoint(method="GET", path="/v1/machine", handler=get_machine),
+        Endpoint(method="GET", path="/v1/runs/{run_id}/details", handler=get_details),
+        Endpoint(method="GET", path="/v1/agents/{agent}", handler=get_agent),
+    ),
+)

@@ -1,0 +1,116 @@
+// The gateway's HTTP API: every request of the studio is made here.
+
+const KEY = "agentfsm.key";
+
+/** Error of a request: the gateway's text, or the network's. Status 0: no answer. */
+export class ApiError extends Error {
+  constructor(status, code, message) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+export const credentials = {
+  get: () => localStorage.getItem(KEY),
+  set: (key) => localStorage.setItem(KEY, key),
+  clear: () => localStorage.removeItem(KEY),
+};
+
+async function send(method, path, body, options = {}) {
+  const headers = { ...options.headers };
+  if (credentials.get()) headers.authorization = `Bearer ${credentials.get()}`;
+  if (body !== undefined) headers["content-type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(path, { ...options, method, headers, body: body && JSON.stringify(body), cache: "no-store" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "unreachable", "The server does not answer.");
+  }
+  if (!response.ok) {
+    const told = await response.json().catch(() => ({}));
+    throw new ApiError(response.status, told.error?.code ?? "", told.error?.message ?? response.statusText);
+  }
+  return response;
+}
+
+async function read(method, path, body) {
+  const response = await send(method, path, body);
+  return response.status === 204 ? null : response.json();
+}
+
+function query(values) {
+  const given = Object.entries(values ?? {}).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  return given.length ? `?${new URLSearchParams(given)}` : "";
+}
+
+const runPath = (id, rest = "") => `/v1/runs/${encodeURIComponent(id)}${rest}`;
+
+export const api = {
+  machine: () => read("GET", "/v1/machine"),
+  runs: (filters) => read("GET", `/v1/runs${query(filters)}`),
+  run: (id) => read("GET", runPath(id)),
+  details: (id) => read("GET", runPath(id, "/details")),
+  shown: (id, at) => read("GET", runPath(id, `/shown${query({ at })}`)),
+  diff: (id, values) => read("GET", runPath(id, `/diff${query(values)}`)),
+  replay: (id) => read("POST", runPath(id, "/replay"), {}),
+  fork: (id, body) => read("POST", runPath(id, "/fork"), body),
+  act: (id, verb, body) => read("POST", runPath(id, `/${verb}`), body),
+  agents: () => read("GET", "/v1/agents"),
+  agent: (name) => read("GET", `/v1/agents/${encodeURIComponent(name)}`),
+  sessions: (filters) => read("GET", `/v1/sessions${query(filters)}`),
+  leases: () => read("GET", "/v1/leases"),
+};
+
+const RETRY_MS = 1000;
+
+/**
+ * Follow the journals of a run and its sub-agents, through restarts of the server, until they end.
+ *
+ * `on.event(item)` gets each event once, `on.delta(delta)` text that a model is writing, `on.status(word)` "live",
+ * "reconnecting" or "complete", or the text of a final error.
+ */
+export async function follow(id, on, signal) {
+  let position = "";
+  while (!signal.aborted) {
+    try {
+      const response = await send("GET", runPath(id, "/events"), undefined, {
+        signal,
+        headers: position ? { "last-event-id": position } : {},
+      });
+      on.status("live");
+      for await (const message of readMessages(response.body)) {
+        if (message.event === "end") return on.status("complete");
+        if (message.event === "retry") break;
+        if (message.event === "delta") on.delta?.(JSON.parse(message.data));
+        else on.event(JSON.parse(message.data));
+        if (message.id) position = message.id;
+      }
+    } catch (error) {
+      if (signal.aborted || error.name === "AbortError") return;
+      if (error instanceof ApiError && error.status >= 400 && error.status < 500) return on.status(error.message);
+    }
+    on.status("reconnecting");
+    await new Promise((resume) => setTimeout(resume, RETRY_MS));
+  }
+}
+
+async function* readMessages(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const blocks = (rest + value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const message = {};
+      for (const line of block.split("\n")) {
+        const colon = line.indexOf(": ");
+        if (colon > 0) message[line.slice(0, colon)] = line.slice(colon + 2);
+      }
+      if (message.data !== undefined) yield message;
+    }
+  }
+}

@@ -1,0 +1,172 @@
+// Cards of what waits for a person: approve, reject, answer, settle, send input, resume.
+import { api } from "./api.js";
+import { h } from "./dom.js";
+import { json, until } from "./format.js";
+import { t } from "./i18n.js";
+import { actionButton, chip, runLink } from "./parts.js";
+
+/** Return what tells an item from others; a new digest makes a new card. */
+export const itemKey = (item) => [item.kind, item.run_id, item.call_id, item.digest].join(" ");
+
+const TITLES = {
+  approval: "Approval",
+  outcome: "Unknown outcome",
+  question: "Question",
+  input: "Input",
+  pause: "Paused",
+  crash: "Paused after crashes",
+};
+
+/**
+ * Return the card of an item. `rootId` is the run that the decision is sent to, `done(run)` gets the run after it,
+ * `link` says whether the card links to the run.
+ */
+export function decisionCard(rootId, item, { done, link = false, posted = null }) {
+  const build = { approval, outcome, question, input }[item.kind] ?? pause;
+  const body = h("div", { class: "body" });
+  const finish = (text) => async (verb, values) => {
+    const run = await api.act(rootId, verb, values);
+    body.replaceChildren(h("p", { class: "sent", role: "status" }, text));
+    done?.(run);
+  };
+  if (posted) body.append(h("p", { class: "sent" }, describePosted(posted)));
+  else body.append(...build(item, finish(t("Sent. A worker applies it."))).filter(Boolean));
+  return h("section", { class: `decision ${item.kind}`, "data-key": itemKey(item), "aria-label": `${t(TITLES[item.kind])} ${item.tool}` },
+    h("header", {},
+      chip(item.kind, t(TITLES[item.kind])),
+      item.tool && h("strong", {}, item.tool),
+      item.call_id && h("span", { class: "id" }, item.call_id),
+      link && runLink(rootId, t("open the run")),
+      item.run_id !== rootId && runLink(item.run_id, t("sub-agent's run"))),
+    item.description && h("p", { class: "description" }, item.description),
+    item.error && h("p", { class: "error" }, item.error),
+    body,
+    item.expires_at && h("p", { class: "soft expires" }, until(item.expires_at)));
+}
+
+function describePosted(posted) {
+  const values = { decision: t(`posted ${posted.decision}`), name: posted.by || "?" };
+  return t("{decision} by {name}; a worker applies it.", values);
+}
+
+function field(label, input, hint) {
+  return h("label", { class: "field" }, h("span", {}, label), input, hint && h("small", { class: "soft" }, hint));
+}
+
+function approval(item, send) {
+  const before = json(item.arguments);
+  const problem = h("p", { class: "error", role: "alert", hidden: true });
+  const editor = h("textarea", { rows: Math.min(14, before.split("\n").length), spellcheck: "false", value: before });
+  const state = h("span", { class: "soft" });
+  const read = () => {
+    let value;
+    try {
+      value = JSON.parse(editor.value);
+    } catch (error) {
+      return { error: t("This is not valid JSON: {error}", { error: error.message }) };
+    }
+    const isObject = value !== null && typeof value === "object" && !Array.isArray(value);
+    return isObject ? { value, isEdited: json(value) !== before } : { error: t("The arguments are a JSON object.") };
+  };
+  const approve = actionButton(t("Approve"), async () => {
+    const { error, value, isEdited } = read();
+    if (error) throw new Error(error);
+    const edited = isEdited ? { arguments: value } : {};
+    await send("approve", { call_id: item.call_id, digest: item.digest, ...edited });
+  }, { class: "primary" });
+  editor.addEventListener("input", () => {
+    const { error, isEdited } = read();
+    problem.hidden = !error;
+    problem.textContent = error ?? "";
+    approve.firstChild.textContent = isEdited ? t("Approve as edited") : t("Approve");
+    state.textContent = isEdited ? t("edited") : "";
+  });
+  const reason = h("input", { type: "text", placeholder: t("The model reads it.") });
+  const rejection = h("details", { class: "rejection" }, h("summary", {}, t("Reject…")), field(t("Reason"), reason),
+    actionButton(t("Reject"), () => send("reject", { call_id: item.call_id, message: reason.value }), { class: "danger" }));
+  return [
+    field(t("Arguments"), editor),
+    problem,
+    h("p", { class: "soft" }, item.digest && t("Bound to digest {digest}.", { digest: item.digest.slice(0, 12) }), " ", state),
+    h("div", { class: "buttons" }, approve, rejection),
+  ];
+}
+
+function outcome(item, send) {
+  const text = h("textarea", { rows: 3 });
+  const settle = (values) => send("settle", { call_id: item.call_id, ...values });
+  const needed = () => {
+    if (!text.value.trim()) throw new Error(t("Write the result or the error first."));
+    return text.value;
+  };
+  return [
+    h("p", {}, t("The worker died during this call. Find out whether it took effect, then record its outcome.")),
+    h("pre", {}, json(item.arguments)),
+    field(t("Result or error"), text),
+    h("div", { class: "buttons" },
+      actionButton(t("It succeeded"), () => settle({ result: needed() }), { class: "primary" }),
+      actionButton(t("It failed"), () => settle({ failed: needed() })),
+      actionButton(t("Run it again"), () => settle({ rerun: true }))),
+  ];
+}
+
+function question(item, send) {
+  const forms = item.questions.map((each) => ({ ...each, ...buildForm(each) }));
+  if (!forms.length) return externalResult(item, send);
+  const answer = async () => {
+    const answers = Object.fromEntries(forms.map((form) => [form.key, form.read()]));
+    const content = forms.length === 1 ? answers[forms[0].key] : answers;
+    await send("answer", { call_id: item.call_id, digest: item.digest || null, content });
+  };
+  return [
+    ...forms.map((form) => h("fieldset", {}, h("legend", {}, form.message), form.url && h("p", { class: "id" }, form.url), form.fields)),
+    h("div", { class: "buttons" },
+      actionButton(t("Answer"), answer, { class: "primary" }),
+      actionButton(t("Decline"), () => send("answer", { call_id: item.call_id, declined: true }))),
+  ];
+}
+
+function externalResult(item, send) {
+  const [asked, ...others] = Object.values(item.arguments);
+  const isText = typeof asked === "string" && !others.length;
+  const text = h("textarea", { rows: 3 });
+  const answer = (failed) => () => send("answer", { call_id: item.call_id, digest: item.digest || null, content: text.value, failed });
+  return [
+    isText ? h("p", { class: "description" }, asked) : asked !== undefined && h("pre", {}, json(item.arguments)),
+    field(t("Answer"), text),
+    h("div", { class: "buttons" },
+      actionButton(t("Answer"), answer(false), { class: "primary" }),
+      actionButton(t("There is no answer"), answer(true))),
+  ];
+}
+
+/** Build the fields of a question from its JSON Schema: texts, numbers, choices and check boxes. */
+function buildForm(each) {
+  const inputs = Object.entries(each.schema?.properties ?? {}).map(([name, schema]) => {
+    const choices = schema.enum ?? schema.oneOf?.map((one) => one.const);
+    const input = choices
+      ? h("select", {}, choices.map((choice) => h("option", { value: choice }, choice)))
+      : h("input", { type: { boolean: "checkbox", number: "number", integer: "number" }[schema.type] ?? "text", step: "any" });
+    const read = () => {
+      if (schema.type === "boolean") return input.checked;
+      if (input.value === "" && !(each.schema.required ?? []).includes(name)) return undefined;
+      return schema.type === "number" || schema.type === "integer" ? Number(input.value) : input.value;
+    };
+    return { name, read, node: field(schema.title ?? name, input, schema.description) };
+  });
+  const read = () => Object.fromEntries(inputs.map((one) => [one.name, one.read()]).filter(([, value]) => value !== undefined));
+  return { fields: inputs.map((one) => one.node), read };
+}
+
+function input(item, send) {
+  const text = h("textarea", { rows: 3 });
+  const act = async () => {
+    if (!text.value.trim()) throw new Error(t("Write a text first."));
+    await send("input", { text: text.value });
+  };
+  return [field(t("Text for the model"), text), h("div", { class: "buttons" }, actionButton(t("Send"), act, { class: "primary" }))];
+}
+
+function pause(item, send) {
+  return [h("div", { class: "buttons" }, actionButton(t("Resume"), () => send("resume", {}), { class: "primary" }))];
+}

@@ -1,0 +1,93 @@
+// Build elements. Text from outside only becomes text nodes, in which hidden characters are visible.
+
+// Controls, zero-width and bidirectional characters, fillers, tags: as in agentfsm/core/text_safety.py.
+const HIDDEN = /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\u{1bca0}-\u{1bca3}\u{1d173}-\u{1d17a}\u{e0000}-\u{e0fff}]/u;
+// Hidden characters that are part of a visible one: joined and coloured emoji, joiners of Arabic and Indian letters, CR LF.
+const LEGITIMATE = /\r(?=\n)|(?<=\p{Emoji}|\ufe0f)\u200d(?=\p{Emoji})|(?<=\p{Emoji})[\ufe0e\ufe0f]|(?<=[\u0600-\u0dff])[\u200c\u200d](?=[\u0600-\u0dff])/gu;
+
+function hiddenParts(text) {
+  if (!HIDDEN.test(text)) return [{ text }];
+  const kept = new Set(Array.from(text.matchAll(LEGITIMATE), (found) => found.index));
+  const parts = [];
+  let index = 0;
+  for (const char of text) {
+    const isHidden = HIDDEN.test(char) && !kept.has(index);
+    index += char.length;
+    if (isHidden) parts.push({ text: `U+${char.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`, isHidden });
+    else if (parts.length && !parts.at(-1).isHidden) parts.at(-1).text += char;
+    else parts.push({ text: char });
+  }
+  return parts;
+}
+
+/** Return a text with each hidden character as ⟨U+202E⟩, for places that take no elements. */
+export function escapeHidden(text) {
+  return hiddenParts(String(text)).map((part) => (part.isHidden ? `⟨${part.text}⟩` : part.text)).join("");
+}
+
+function append(element, children) {
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined || child === false) continue;
+    if (child instanceof Node) element.append(child);
+    else if (element instanceof SVGElement) element.append(escapeHidden(child));
+    else {
+      for (const part of hiddenParts(String(child))) {
+        element.append(part.isHidden ? h("span", { class: "hidden-char", title: part.text }, part.text) : part.text);
+      }
+    }
+  }
+  return element;
+}
+
+function setAll(element, attributes) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name.startsWith("--")) element.style.setProperty(name, value);
+    else if (name === "value" || name === "checked" || name === "indeterminate") element[name] = value;
+    else element.setAttribute(name, value === true ? "" : escapeHidden(value));
+  }
+  return element;
+}
+
+/** Build an HTML element: `h("a", { href, onclick }, "text", child)`. False and null children are left out. */
+export function h(tag, attributes, ...children) {
+  const element = document.createElement(tag);
+  append(element, children); // before the value of a select
+  return setAll(element, attributes);
+}
+
+/** Build an SVG element. */
+export function s(tag, attributes, ...children) {
+  return append(setAll(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes), children);
+}
+
+/** Replace the content of an element. */
+export function fill(element, ...children) {
+  element.replaceChildren();
+  return append(element, children);
+}
+
+/** Return a function that calls `act` at most once in `ms`, the last time after the last call. */
+export function throttle(act, ms) {
+  let timer = null;
+  let last = 0;
+  const call = () => {
+    timer = null;
+    last = performance.now();
+    act();
+  };
+  return () => {
+    if (timer === null) timer = setTimeout(call, Math.max(0, ms - (performance.now() - last)));
+  };
+}
+
+/** Call `act` every `ms` while the page is visible and `element` is in it. */
+export function every(ms, element, act) {
+  const tick = async () => {
+    if (!element.isConnected) return;
+    if (!document.hidden) await act();
+    setTimeout(tick, ms);
+  };
+  setTimeout(tick, ms);
+}

@@ -1,0 +1,57 @@
+// Numbers, times and durations as text, in the language of the page.
+import { language, t } from "./i18n.js";
+
+const locale = () => (language() === "zh" ? "zh-CN" : "en-GB");
+
+export const count = (value) => new Intl.NumberFormat(locale()).format(value);
+
+export function compact(value) {
+  return value < 10_000 ? count(value) : new Intl.NumberFormat(locale(), { notation: "compact", maximumFractionDigits: 1 }).format(value);
+}
+
+export function money(usd) {
+  if (usd === null || usd === undefined) return "–";
+  return `$${usd.toFixed(usd >= 1 ? 2 : usd >= 0.01 ? 3 : 5)}`;
+}
+
+export function duration(seconds) {
+  if (seconds < 0.0995) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  if (seconds < 60) return `${Math.round(seconds)} s`;
+  const units = [[86400, "d"], [3600, "h"], [60, "min"]];
+  const [size, name] = units.find(([each]) => seconds >= each);
+  const inner = { d: [3600, "h"], h: [60, "min"], min: [1, "s"] }[name];
+  const rest = Math.floor((seconds % size) / inner[0]);
+  return `${Math.floor(seconds / size)} ${name}${rest ? ` ${rest} ${inner[1]}` : ""}`;
+}
+
+export function clock(at) {
+  return new Date(at * 1000).toLocaleTimeString(locale(), { hour12: false });
+}
+
+export function date(at) {
+  return new Date(at * 1000).toLocaleString(locale(), { dateStyle: "medium", timeStyle: "medium", hour12: false });
+}
+
+/** Return how long ago a time is: "3 min ago". */
+export function ago(at) {
+  const seconds = Date.now() / 1000 - at;
+  if (seconds < 2) return t("just now");
+  const time = seconds < 60 ? `${Math.floor(seconds)} s` : duration(seconds).split(" ").slice(0, 2).join(" ");
+  return t("{time} ago", { time });
+}
+
+export function until(at) {
+  const seconds = at - Date.now() / 1000;
+  return seconds <= 0 ? t("expired") : t("expires in {time}", { time: duration(seconds) });
+}
+
+export function json(value) {
+  return JSON.stringify(value, null, 2);
+}
+
+/** Return a call as one line: `pay(cents=500)`. */
+export function callTitle(call, width = 120) {
+  const given = Object.entries(call.arguments).map(([name, value]) => `${name}=${JSON.stringify(value)}`).join(", ");
+  return `${call.name}(${given.length > width ? `${given.slice(0, width)}…` : given})`;
+}

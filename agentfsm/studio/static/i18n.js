@@ -1,0 +1,47 @@
+// The language of the page. The English text is the key, or a word that names it; zh.js has the Chinese.
+import { ZH } from "./zh.js";
+
+const OUTCOMES = ["done", "failed", "cancelled", "rejected", "skipped", "unknown", "running", "approved", "paused", "closed", "finished"];
+const EN = {
+  ...Object.fromEntries(OUTCOMES.map((word) => [`call ${word}`, word])),
+  "call intended": "not started",
+  "call asked": "needs approval",
+  "call lost": "outcome unknown",
+  "call timed_out": "timed out",
+  "stop completed": "completed",
+  "stop max_turns": "turn limit",
+  "stop token_budget": "token budget",
+  "stop cost_budget": "cost budget",
+  "stop tool_budget": "tool call budget",
+  "stop timeout": "time limit",
+  "stop too_many_errors": "too many errors",
+  "stop loop_detected": "loop",
+  "stop model_error": "model error",
+  "stop cancelled": "cancelled",
+  "stop guard": "guard",
+  "stop parked": "parked",
+  "theme auto": "System theme",
+  "theme light": "Light theme",
+  "theme dark": "Dark theme",
+  "posted approved": "Approved",
+  "posted rejected": "Rejected",
+  "posted settled": "Settled",
+  "posted answered": "Answered",
+  "posted decided": "Decided",
+};
+
+const STORED = "agentfsm.language";
+const chosen = localStorage.getItem(STORED) ?? (navigator.language.toLowerCase().startsWith("zh") ? "zh" : "en");
+
+export const language = () => chosen;
+
+export function setLanguage(name) {
+  localStorage.setItem(STORED, name);
+  location.reload();
+}
+
+/** Return a text in the language of the page, with {names} replaced by values. */
+export function t(text, values = {}) {
+  const found = (chosen === "zh" && ZH[text]) || EN[text] || text;
+  return found.replace(/\{(\w+)\}/g, (whole, name) => (name in values ? values[name] : whole));
+}

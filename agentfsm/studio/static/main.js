@@ -1,0 +1,104 @@
+// The frame of the studio: navigation, theme, language, sign-in, and the page that the address names.
+import { api, ApiError, credentials } from "./api.js";
+import { every, fill, h } from "./dom.js";
+import { language, setLanguage, t } from "./i18n.js";
+import { PAGES } from "./pages/index.js";
+import { run } from "./pages/run.js";
+import { failure } from "./parts.js";
+
+const THEME = "agentfsm.theme";
+const COUNT_MS = 5000;
+
+let closePage = null;
+let shown = 0;
+const main = h("main", { id: "main", tabindex: -1 });
+const links = PAGES.map((page) => h("a", { href: `#/${page.path}`, "data-path": page.path }, t(page.title)));
+
+function readRoute() {
+  const [path, search] = location.hash.replace(/^#\/?/, "").split("?");
+  const [name, ...rest] = path.split("/");
+  return { name: name || "runs", rest: rest.map(decodeURIComponent), parameters: new URLSearchParams(search) };
+}
+
+async function show() {
+  const { name, rest, parameters } = readRoute();
+  const number = ++shown;
+  closePage?.();
+  closePage = null;
+  const page = name === "runs" && rest.length ? run : PAGES.find((each) => each.path === name) ?? PAGES[0];
+  for (const link of links) {
+    if (link.dataset.path === name) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = `${page.title ? t(page.title) : rest[0]} · agentfsm studio`;
+  const host = h("div", { class: "page" });
+  fill(main, host);
+  try {
+    const close = await page.mount(host, parameters, ...rest);
+    if (number === shown) closePage = close ?? null;
+    else close?.();
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 401) showSignIn();
+    else fill(host, failure(error));
+  }
+}
+
+function showSignIn() {
+  const key = h("input", { type: "password", autocomplete: "off", "aria-label": t("Key") });
+  const enter = (event) => {
+    event.preventDefault();
+    credentials.set(key.value.trim());
+    location.reload();
+  };
+  fill(document.body, h("main", { class: "sign-in" },
+    h("h1", {}, "agentfsm studio"),
+    h("p", {}, t("Open the URL that `agentfsm studio` printed: it has a new key after each start. Or enter an API key of the server.")),
+    h("form", { onsubmit: enter }, h("label", { class: "field" }, h("span", {}, t("Key")), key), h("button", { class: "primary" }, t("Sign in")))));
+  key.focus();
+}
+
+function setTheme(name) {
+  if (name === "auto") localStorage.removeItem(THEME);
+  else localStorage.setItem(THEME, name);
+  document.documentElement.dataset.theme = name;
+}
+
+function buildFrame() {
+  const theme = h("select", { "aria-label": t("Theme"), onchange: () => setTheme(theme.value) },
+    ["auto", "light", "dark"].map((name) => h("option", { value: name }, t(`theme ${name}`))));
+  theme.value = localStorage.getItem(THEME) ?? "auto";
+  setTheme(theme.value);
+  const chosen = h("select", { "aria-label": "Language / 语言", onchange: () => setLanguage(chosen.value) },
+    h("option", { value: "en" }, "English"), h("option", { value: "zh" }, "中文"));
+  chosen.value = language();
+  document.documentElement.lang = language() === "zh" ? "zh-CN" : "en";
+  const signOut = credentials.get() && h("button", { type: "button", class: "quiet", onclick: () => { credentials.clear(); location.reload(); } }, t("Sign out"));
+  document.body.replaceChildren(
+    h("a", { class: "skip", href: "#main", onclick: (event) => { event.preventDefault(); main.focus(); } }, t("Skip to the content")),
+    h("nav", { "aria-label": t("Studio") },
+      h("a", { class: "brand", href: "#/runs" }, h("img", { src: "icon.svg", alt: "", width: 22, height: 22 }), h("span", {}, "agentfsm", h("small", {}, "studio"))),
+      h("div", { class: "links" }, links),
+      h("div", { class: "settings" }, theme, chosen, signOut)),
+    main);
+}
+
+/** Show beside each link how many things its page counts, such as runs that wait. */
+async function updateCounts() {
+  for (const page of PAGES.filter((each) => each.count)) {
+    const link = links.find((each) => each.dataset.path === page.path);
+    const number = await page.count().catch(() => null);
+    if (number === null) continue;
+    fill(link, t(page.title), number > 0 && h("span", { class: "count" }, number));
+  }
+}
+
+const given = /^#key=(.+)$/.exec(location.hash);
+if (given) {
+  credentials.set(decodeURIComponent(given[1]));
+  history.replaceState(null, "", `${location.pathname}#/runs`);
+}
+buildFrame();
+window.addEventListener("hashchange", show);
+show();
+updateCounts();
+every(COUNT_MS, main, updateCounts);

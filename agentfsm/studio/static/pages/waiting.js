@@ -1,0 +1,66 @@
+// The inbox: everything that waits for a person.
+import { api } from "../api.js";
+import { every, fill, h } from "../dom.js";
+import { t } from "../i18n.js";
+import { decisionCard, itemKey } from "../decide.js";
+import { empty, failure, runLink, time } from "../parts.js";
+
+const REFRESH_MS = 3000;
+
+export const waiting = {
+  path: "waiting",
+  title: "Waiting",
+  async count() {
+    return (await api.runs({ waiting: "true", limit: 200 })).runs.filter((row) => !row.parent).length;
+  },
+  mount(main) {
+    const list = h("div", { class: "inbox" });
+    const summary = h("p", { class: "soft", role: "status" });
+    fill(main, h("header", { class: "page" }, h("h1", {}, t("Waiting for a person")), summary), list);
+    const shown = new Map(); // sections by run and items, so that text that is being written stays
+    const known = new Map(); // details by run, as long as the version stays
+
+    async function load() {
+      try {
+        const { runs } = await api.runs({ waiting: "true", limit: 200 });
+        const found = [];
+        for (const row of runs.filter((each) => !each.parent)) {
+          if (known.get(row.id)?.version !== row.version) known.set(row.id, await api.details(row.id));
+          found.push(known.get(row.id));
+        }
+        draw(found.filter((run) => run.pending.length));
+      } catch (error) {
+        fill(list, failure(error));
+        shown.clear();
+      }
+    }
+
+    function draw(found) {
+      const keys = new Set();
+      const sections = found.map((run) => {
+        const key = [run.id, ...run.pending.map(itemKey)].join("\n");
+        keys.add(key);
+        if (!shown.has(key)) shown.set(key, drawRun(run, load));
+        return shown.get(key);
+      });
+      for (const key of shown.keys()) if (!keys.has(key)) shown.delete(key);
+      summary.textContent = t("{n} runs wait", { n: found.length });
+      if (!sections.length) return fill(list, empty(t("Nothing waits"), t("Approvals, questions and unknown outcomes appear here.")));
+      const unchanged = sections.length === list.children.length && sections.every((section, index) => list.children[index] === section);
+      return unchanged ? list : fill(list, sections);
+    }
+
+    load();
+    every(REFRESH_MS, list, load);
+  },
+};
+
+function drawRun(run, load) {
+  return h("section", { class: "card waiting-run", "data-run": run.id },
+    h("header", {}, h("h2", {}, runLink(run.id, run.prompt || run.id)),
+      h("span", { class: "soft" }, [run.agent, run.user].filter(Boolean).join(" · "), " · ", time(run.updated_at))),
+    run.pending.map((item) => {
+      const posted = run.posted.find((each) => each.call_id === item.call_id && each.run_id === item.run_id);
+      return decisionCard(run.id, item, { done: load, posted });
+    }));
+}

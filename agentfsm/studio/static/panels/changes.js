@@ -1,0 +1,56 @@
+// Compare two versions or two runs, replay the run against the current agent, list its forks.
+import { api } from "../api.js";
+import { fill, h } from "../dom.js";
+import { t } from "../i18n.js";
+import { actionButton, empty, runLink } from "../parts.js";
+
+export const changes = {
+  id: "changes",
+  title: "Compare and replay",
+  shows: (run) => run.view.version > 0,
+  mount(host, run) {
+    const number = (label, value) => h("input", { type: "number", min: 0, value, "aria-label": label });
+    const from = number(t("First version"), "");
+    const to = number(t("Second version"), "");
+    const other = h("input", { type: "text", placeholder: t("the same run"), "aria-label": t("Other run") });
+    const compared = h("div", { "aria-live": "polite" });
+    const replayed = h("div", { "aria-live": "polite" });
+
+    async function compare() {
+      const found = await api.diff(run.id, { at: from.value, to: to.value, other: other.value.trim() });
+      fill(compared, drawDiff(found));
+    }
+    async function replay() {
+      fill(replayed, drawReplay(await api.replay(run.id), run));
+    }
+    fill(host,
+      h("h3", {}, t("Compare")),
+      h("form", { class: "toolbar", onsubmit: (event) => event.preventDefault() },
+        t("version"), from, t("with version"), to, t("of"), other,
+        actionButton(t("Compare"), compare)),
+      compared,
+      h("h3", {}, t("Replay")),
+      h("p", { class: "soft" }, t("Checks which requests the current agent would send differently. No model and no tool is called.")),
+      actionButton(t("Replay"), replay),
+      replayed);
+    return () => {
+      if (!from.value) from.value = Math.max(0, run.view.version - 1);
+      if (!to.value) to.value = run.view.version;
+    };
+  },
+};
+
+function drawDiff(found) {
+  if (!found.lines.length) return empty(t("No difference"), t("The two are the same."));
+  return h("pre", { class: "diff" }, found.lines.map((line) =>
+    h("span", { class: { "+": "added", "-": "removed" }[line[0]] ?? "" }, `${line}\n`)));
+}
+
+function drawReplay(found, run) {
+  const summary = t("{n} requests compared, {m} would differ.", { n: found.checked, m: found.divergences.length });
+  return [
+    h("p", { class: found.divergences.length ? "error" : "sent", role: "status" }, summary),
+    h("ul", {}, found.divergences.map((each) =>
+      h("li", {}, runLink(run.id, t("turn {n}", { n: each.turn }), each.version), `: ${each.what.join("; ")}`))),
+  ];
+}

@@ -1,0 +1,52 @@
+// Cost by purpose, and by turn.
+import { fill, h, s } from "../dom.js";
+import { count, money } from "../format.js";
+import { t } from "../i18n.js";
+import { tokensOf } from "../journal.js";
+import { bar, table } from "../parts.js";
+
+const HEIGHT = 90;
+const TURNS = 60;
+
+export const cost = {
+  id: "cost",
+  title: "Cost",
+  shows: () => true,
+  mount(host, run) {
+    return () => {
+      const { view } = run;
+      const total = tokensOf(view.usage) || 1;
+      const row = (name, usage, isTotal) => h("tr", { class: isTotal ? "total" : "", "data-purpose": name },
+        h("th", { scope: "row" }, t(name)),
+        h("td", { class: "number" }, count(usage.input_tokens)),
+        h("td", { class: "number" }, count(usage.cached_tokens)),
+        h("td", { class: "number" }, count(usage.output_tokens)),
+        h("td", { class: "number" }, usage.hasCost ? money(usage.cost_usd) : "–"),
+        h("td", {}, bar(tokensOf(usage) / total)));
+      const heads = [t("Purpose"), t("Input"), t("cached"), t("Output"), t("Cost"), t("Share of tokens")];
+      const rows = [...view.purposes].map(([name, usage]) => row(name, usage));
+      fill(host, table(t("Cost by purpose"), heads, [...rows, row("all", view.usage, true)]), drawTurns(view.turns.slice(-TURNS)));
+    };
+  },
+};
+
+function drawTurns(turns) {
+  if (turns.length < 2) return null;
+  const most = Math.max(1, ...turns.map((turn) => tokensOf(turn.usage)));
+  const width = Math.min(40, 900 / turns.length);
+  const size = (tokens) => (tokens / most) * (HEIGHT - 16);
+  const columns = turns.map((turn, index) => {
+    const [input, output] = [size(turn.usage.input_tokens ?? 0), size(turn.usage.output_tokens ?? 0)];
+    const x = index * width;
+    return s("g", {},
+      s("title", {}, `${t("turn {n}", { n: turn.number })}: ${count(turn.usage.input_tokens ?? 0)} + ${count(turn.usage.output_tokens ?? 0)}`),
+      s("rect", { class: "input", x, y: HEIGHT - 14 - input, width: width - 3, height: input, rx: 2 }),
+      s("rect", { class: "output", x, y: HEIGHT - 14 - input - output, width: width - 3, height: output, rx: 2 }),
+      (turns.length < 30 || index % 5 === 0) && s("text", { class: "soft", x: x + 1, y: HEIGHT - 2 }, turn.number));
+  });
+  return [
+    h("h3", {}, t("Tokens of each turn")),
+    h("p", { class: "legend" }, h("span", { class: "key input" }, t("Input")), h("span", { class: "key output" }, t("Output"))),
+    h("div", { class: "scroll-x" }, s("svg", { class: "columns", viewBox: `0 0 ${Math.max(300, turns.length * width)} ${HEIGHT}`, role: "img", "aria-label": t("Tokens of each turn") }, columns)),
+  ];
+}

@@ -1,0 +1,12 @@
+// The panels of a run, in their order. A panel is a module with `id`, `title`, `shows(run)` and `mount(host, run)`;
+// `mount` returns a function that draws the panel again when the run has changed.
+import { calls } from "./calls.js";
+import { changes } from "./changes.js";
+import { cost } from "./cost.js";
+import { events } from "./events.js";
+import { labels } from "./labels.js";
+import { plan } from "./plan.js";
+import { shown } from "./shown.js";
+import { transcript } from "./transcript.js";
+
+export const PANELS = [transcript, events, calls, shown, plan, labels, cost, changes];

@@ -1,0 +1,99 @@
+// Small parts that pages and panels share.
+import { h } from "./dom.js";
+import { callTitle, date, ago } from "./format.js";
+import { t } from "./i18n.js";
+
+const STATUS_TEXT = {
+  running: "running",
+  waiting: "waiting",
+  done: "done",
+  stopped: "stopped",
+};
+
+/** The status of a run, or the outcome of a call, as a chip. */
+export function chip(kind, text) {
+  return h("span", { class: `chip ${kind}` }, text ?? t(STATUS_TEXT[kind] ?? kind));
+}
+
+export function time(at) {
+  return h("time", { datetime: new Date(at * 1000).toISOString(), title: date(at) }, ago(at));
+}
+
+export function runLink(id, text, version) {
+  return h("a", { href: `#/runs/${encodeURIComponent(id)}${version ? `?v=${version}` : ""}` }, text ?? id);
+}
+
+export function empty(title, ...text) {
+  return h("div", { class: "empty" }, h("strong", {}, title), h("p", {}, text));
+}
+
+export function failure(error) {
+  return h("div", { class: "failure", role: "alert" }, h("strong", {}, t("This did not work.")), h("p", {}, error.message));
+}
+
+/** Name and value pairs, as a definition list. Pairs without a value are left out. */
+export function facts(pairs, name = "facts") {
+  const given = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return h("dl", { class: name }, given.map(([label, value, limit]) =>
+    h("div", {}, h("dt", {}, label), h("dd", {}, value, limit && h("small", {}, ` ${limit}`)))));
+}
+
+export function card(title, ...content) {
+  return h("section", { class: "card" }, h("h2", {}, title), content);
+}
+
+export function table(label, heads, rows) {
+  return h("div", { class: "scroll-x" }, h("table", { "aria-label": label },
+    h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
+    h("tbody", {}, rows)));
+}
+
+export function bar(share, kind = "") {
+  return h("span", { class: `meter ${kind}`, "--share": String(Math.min(1, Math.max(0, share))), "aria-hidden": "true" });
+}
+
+/** One call: its title, its status, how long it took, its sub-agent's run. */
+export function callLine(call, runId) {
+  const child = call.result?.child?.run_id ?? call.pending?.find((item) => item.run_id !== runId)?.run_id;
+  return h("div", { class: "call" },
+    h("code", {}, callTitle(call)),
+    chip(call.status, t(`call ${call.status}`)),
+    call.proposed && h("span", { class: "soft" }, t("arguments edited")),
+    call.approvedBy !== undefined && h("span", { class: "soft" }, t("approved by {name}", { name: call.approvedBy || "?" })),
+    call.by && h("span", { class: "soft" }, t("decided by {name}", { name: call.by })),
+    child && runLink(child, t("sub-agent's run")));
+}
+
+/** A button that runs an async action: it is off while the action runs, and shows its error below. */
+export function actionButton(text, act, attributes = {}) {
+  const error = h("p", { class: "error", role: "alert", hidden: true });
+  const button = h("button", {
+    type: "button",
+    ...attributes,
+    onclick: async () => {
+      button.disabled = true;
+      error.hidden = true;
+      try {
+        await act();
+      } catch (failed) {
+        error.hidden = false;
+        error.textContent = "";
+        error.append(failed.message);
+      } finally {
+        button.disabled = false;
+      }
+    },
+  }, text);
+  return h("span", { class: "action" }, button, error);
+}
+
+/** Open a dialog with content, and return it; it closes with Escape, and its content may call `dialog.close()`. */
+export function openDialog(title, content) {
+  const dialog = h("dialog", { "aria-label": title }, h("header", {}, h("h2", {}, title),
+    h("button", { type: "button", class: "quiet", "aria-label": t("Close"), onclick: () => dialog.close() }, "✕")));
+  dialog.append(typeof content === "function" ? content(dialog) : content);
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+  return dialog;
+}

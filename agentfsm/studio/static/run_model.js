@@ -1,0 +1,89 @@
+// One run as the page sees it: its details, its journal, the version that is shown, and changes as they happen.
+import { api, follow } from "./api.js";
+import { throttle } from "./dom.js";
+import { fold, Journal } from "./journal.js";
+
+// Milliseconds between two drawings, at least.
+const DRAW_MS = 120;
+const DETAILS_MS = 300;
+
+export class RunModel {
+  constructor(id, machine, changed) {
+    this.id = id;
+    this.machine = machine;
+    this.journal = new Journal(machine.table);
+    this.children = new Map();
+    this.details = null;
+    this.draft = null;
+    this.chosen = null; // version that the reader went to; null: the newest
+    this.status = "";
+    this.error = null;
+    this.view = fold(this.journal, 0, "");
+    this.stopper = new AbortController();
+    this.changed = changed;
+    this.draw = throttle(() => this.refresh(), DRAW_MS);
+    this.loadDetails = throttle(() => this.readDetails(), DETAILS_MS);
+  }
+
+  get isLive() {
+    return this.chosen === null || this.chosen >= this.journal.version;
+  }
+
+  async open() {
+    await this.readDetails();
+    if (this.error) return;
+    follow(this.id, {
+      event: (item) => this.addEvent(item),
+      delta: (delta) => this.addDelta(delta),
+      status: (word) => {
+        this.status = word;
+        if (word !== "reconnecting") this.loadDetails();
+        this.draw();
+      },
+    }, this.stopper.signal);
+  }
+
+  close() {
+    this.stopper.abort();
+  }
+
+  addEvent({ run_id: runId, version, event }) {
+    if (runId === this.id) this.journal.add(version, event);
+    else this.children.set(runId, version);
+    if (runId === this.id && this.draft && event.usage) this.draft = null;
+    this.loadDetails();
+    this.draw();
+  }
+
+  addDelta(delta) {
+    if (delta.run_id !== this.id || delta.type !== "text_delta") return;
+    if (!this.draft || this.draft.turn !== delta.turn || this.draft.attempt !== delta.attempt) {
+      this.draft = { turn: delta.turn, attempt: delta.attempt, text: "" };
+    }
+    this.draft.text += delta.text;
+    this.draw();
+  }
+
+  async readDetails() {
+    try {
+      this.details = await api.details(this.id);
+      this.error = null;
+    } catch (error) {
+      if (!this.details) this.error = error;
+    }
+    this.draw();
+  }
+
+  goTo(version) {
+    const isNewest = version === null || version >= this.journal.version;
+    this.chosen = isNewest ? null : Math.max(0, version);
+    this.refresh();
+  }
+
+  refresh() {
+    if (this.stopper.signal.aborted) return;
+    const version = Math.min(this.chosen ?? this.journal.version, this.journal.version);
+    this.view = fold(this.journal, version, this.details?.prompt ?? "");
+    this.changed();
+  }
+}
