@@ -45,7 +45,7 @@ $(VENV)/ready: $(VENV)/pip pyproject.toml
 
 # Enough for the command line. Pip prints each package, since a first installation takes a while.
 $(VENV)/package: $(VENV)/pip pyproject.toml
-	$(INSTALL) --editable '.[cli]'
+	$(INSTALL) --editable '.[cli,serve]'
 	@touch $@
 
 demo: $(VENV)/package  ## run the main job: an agent surveys a folder and writes a report (FOLDER=., no key needed)

@@ -100,7 +100,6 @@ def make_agent_tool(
     return made
 
 
-<<<<<<< HEAD
 # The arguments of a goal are those of its step, which was validated with its plan.
 _GOAL_SCHEMA: Final[Mapping[str, JSON]] = {
     "type": "object",
@@ -158,12 +157,12 @@ def make_goal_tool(agent: RunnableAgent, tools: ToolRegistry, planner: PlanMaker
     made = attrs.evolve(made, name=GOAL_TOOL)
     made.end_child_run = child.end_run
     return made
-=======
+
+
 def find_inner_agent(tool: Tool[..., Any]) -> RunnableAgent | None:
     """Return the agent that a tool calls; None if the tool calls none."""
     owner = getattr(tool.function, "__self__", None)
     return owner.agent if isinstance(owner, _SubagentTool) else None
->>>>>>> e5176ab (studio: pages to see runs and steer them, served by agentfsm serve --studio and agentfsm studio)
 
 
 @attrs.define(eq=False, repr=False)

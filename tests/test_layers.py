@@ -23,7 +23,7 @@ TOOLS = TOKENS | STREAMING | {"tools"}
 ENGINE = TOOLS | {"engine"}
 ADAPTERS = {"models", "stores"}
 FAMILIES = {"context", "openapi", "planning", "prompts", "reflection"}
-FRONT = {"_runnable_agent", "_validation", "agent", "cli", "decisions", "mcp", "runs", "serve", "subagent"}
+FRONT = {"_runnable_agent", "_validation", "agent", "cli", "decisions", "mcp", "runs", "serve", "studio", "subagent"}
 FRONT |= {"_run_status", "__init__", "__main__", "patterns", "testing", "worker"}
 
 # Part of the package -> the parts that it may import, also inside functions and under TYPE_CHECKING.

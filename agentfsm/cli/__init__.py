@@ -1,7 +1,7 @@
 """The command line.
 
     agentfsm demo | run | submit | worker | resume | serve                             execute
-             runs | show | export | audit | graph | doctor                             inspect
+             runs | show | export | audit | graph | doctor | studio                    inspect
              approve | reject | settle | answer | send | pause | cancel | feedback     decide
              fork | replay | diff                                                      fork and compare
              delete | prune | compact                                                  remove

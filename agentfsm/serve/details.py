@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+
 from agentfsm.core.inbox import Decision
 from agentfsm.core.machine import START, TABLE
 from agentfsm.core.messages import format_part

@@ -93,7 +93,7 @@ async def test_other_tenants_runs_do_not_exist(endpoint):
 
         async def answer_to(run_id, headers):
             options = {} if endpoint.body is None else {"json": body}
-            path = endpoint.path.format(run_id=run_id)
+            path = endpoint.path.format(run_id=run_id, agent="shop")
             response = await client.request(endpoint.method, path, headers=headers, **options)
             return response.status_code, response.text.replace(run_id, "ID")
 

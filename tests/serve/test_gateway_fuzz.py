@@ -2,6 +2,7 @@
 
 import json
 import random
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -77,7 +78,7 @@ async def test_no_request_is_a_server_error(seed, tmp_path, anyio_backend):
             headers = {"content-type": "application/json"}
             if chance.random() < 0.3:
                 headers["idempotency-key"] = chance.choice(["k", "k2", "x" * 300, "a b", "\t"])
-            path = endpoint.path.format(run_id=run_id)
+            path = endpoint.path.format(run_id=run_id, agent=quote(chance.choice(["shop", *TEXTS]), safe=""))
             query = {name: text.encode("utf-8", "replace").decode() for name, text in query.items()}
             content = content if endpoint.method == "POST" else b""
             response = await client.request(endpoint.method, path, params=query, content=content, headers=headers)

@@ -114,6 +114,7 @@ def demo(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     if code is ExitCode.DONE and not terminal.json:
         show = attended.hint.build(f"show {attended.run.id}")
         terminal.out(f"\nThe run as recorded ({show}):\n{format_run(attended.run)}")
+        terminal.out(f"\nTo see it in a browser, step by step: {attended.hint.build('studio')}")
     return code
 
 

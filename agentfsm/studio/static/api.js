@@ -52,27 +52,27 @@ export const api = {
   runs: (filters) => read("GET", `/v1/runs${query(filters)}`),
   run: (id) => read("GET", runPath(id)),
   details: (id) => read("GET", runPath(id, "/details")),
-  shown: (id, at) => read("GET", runPath(id, `/shown${query({ at })}`)),
+  journal: (id, after) => read("GET", runPath(id, `/journal${query({ after, limit: 2000 })}`)),
+  shown: (id, turn) => read("GET", runPath(id, `/request${query({ turn })}`)),
   diff: (id, values) => read("GET", runPath(id, `/diff${query(values)}`)),
-  replay: (id) => read("POST", runPath(id, "/replay"), {}),
+  replay: (id) => read("GET", runPath(id, "/replay")),
   fork: (id, body) => read("POST", runPath(id, "/fork"), body),
   act: (id, verb, body) => read("POST", runPath(id, `/${verb}`), body),
   agents: () => read("GET", "/v1/agents"),
   agent: (name) => read("GET", `/v1/agents/${encodeURIComponent(name)}`),
-  sessions: (filters) => read("GET", `/v1/sessions${query(filters)}`),
-  leases: () => read("GET", "/v1/leases"),
+  sessions: () => read("GET", "/v1/sessions"),
+  workers: () => read("GET", "/v1/workers"),
 };
 
 const RETRY_MS = 1000;
 
 /**
- * Follow the journals of a run and its sub-agents, through restarts of the server, until they end.
+ * Follow the journals of a run and its sub-agents after a position, through restarts of the server, until they end.
  *
  * `on.event(item)` gets each event once, `on.delta(delta)` text that a model is writing, `on.status(word)` "live",
  * "reconnecting" or "complete", or the text of a final error.
  */
-export async function follow(id, on, signal) {
-  let position = "";
+export async function follow(id, position, on, signal) {
   while (!signal.aborted) {
     try {
       const response = await send("GET", runPath(id, "/events"), undefined, {

@@ -42,9 +42,10 @@ export function card(title, ...content) {
   return h("section", { class: "card" }, h("h2", {}, title), content);
 }
 
+/** A table; the head of a column of numbers is given as `[text]`. */
 export function table(label, heads, rows) {
   return h("div", { class: "scroll-x" }, h("table", { "aria-label": label },
-    h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
+    h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col", class: Array.isArray(head) && "number" }, head)))),
     h("tbody", {}, rows)));
 }
 

@@ -30,9 +30,9 @@ export class RunModel {
   }
 
   async open() {
-    await this.readDetails();
+    await Promise.all([this.readDetails(), this.readJournal()]);
     if (this.error) return;
-    follow(this.id, {
+    follow(this.id, String(this.journal.version), {
       event: (item) => this.addEvent(item),
       delta: (delta) => this.addDelta(delta),
       status: (word) => {
@@ -45,6 +45,17 @@ export class RunModel {
 
   close() {
     this.stopper.abort();
+  }
+
+  /** Read the journal page by page, which is quicker than to follow it from its beginning. */
+  async readJournal() {
+    for (let after = 0; after !== null && !this.stopper.signal.aborted;) {
+      const page = await api.journal(this.id, after).catch((error) => void (this.error = error));
+      if (!page) return;
+      this.header = page.header;
+      for (const { version, event } of page.events) this.journal.add(version, event);
+      after = page.after;
+    }
   }
 
   addEvent({ run_id: runId, version, event }) {

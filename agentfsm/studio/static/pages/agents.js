@@ -31,7 +31,7 @@ export const agents = {
 const link = (name, text) => h("a", { href: `#/agents/${encodeURIComponent(name)}` }, text ?? name);
 
 function drawList(found) {
-  return table(t("Agents"), [t("Agent"), t("Version"), t("Model"), t("Tools")], found.map((each) =>
+  return table(t("Agents"), [t("Agent"), t("Version"), t("Model"), [t("Tools")]], found.map((each) =>
     h("tr", {}, h("td", {}, link(each.name)), h("td", {}, each.version), h("td", {}, each.model), h("td", { class: "number" }, each.tools.length))));
 }
 
@@ -68,5 +68,5 @@ function drawServers(servers) {
     h("td", { class: "number" }, each.tools),
     h("td", {}, each.pinned ? h("span", {}, t("{n} tools pinned", { n: each.pinned })) : t("no pins")),
     h("td", {}, each.error ?? "")));
-  return table(t("MCP servers"), [t("Server"), t("Trust"), t("Tools"), t("Pins"), t("Error")], rows);
+  return table(t("MCP servers"), [t("Server"), t("Trust"), [t("Tools")], t("Pins"), t("Error")], rows);
 }

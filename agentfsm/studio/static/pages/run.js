@@ -2,13 +2,14 @@
 import { api } from "../api.js";
 import { decisionCard, itemKey } from "../decide.js";
 import { fill, h } from "../dom.js";
+import { openFork } from "../fork.js";
 import { clock, compact, count, date, duration, money } from "../format.js";
 import { t } from "../i18n.js";
 import { tokensOf } from "../journal.js";
 import { drawMachine } from "../machine.js";
 import { PANELS } from "../panels/index.js";
 import { summarise } from "../panels/events.js";
-import { actionButton, chip, failure, facts, openDialog, runLink } from "../parts.js";
+import { actionButton, chip, failure, facts, runLink } from "../parts.js";
 import { RunModel } from "../run_model.js";
 import { drawTimeline, PAGE } from "../timeline.js";
 
@@ -59,6 +60,7 @@ function draw(model, parts) {
     parts.wanted = null;
     return model.goTo(wanted);
   }
+  keepAddress(model, parts);
   drawHeader(model, parts);
   drawFacts(model, parts);
   fill(parts.machine, drawMachine(model.machine.table, model.view));
@@ -69,6 +71,13 @@ function draw(model, parts) {
   parts.actions.update();
   parts.travel.update();
   parts.panels.update();
+}
+
+/** Keep the version and the panel in the address, so that a refresh and a link show the same. */
+function keepAddress(model, parts) {
+  const given = [model.isLive ? null : ["v", model.view.version], ["panel", parts.panels.chosen()]].filter(Boolean);
+  const address = `#/runs/${encodeURIComponent(model.id)}?${new URLSearchParams(given)}`;
+  if (location.hash !== address) history.replaceState(null, "", address);
 }
 
 function statusOf(model) {
@@ -186,6 +195,7 @@ function buildPanels(model, parts, wanted) {
   function choose(panel) {
     chosen = panel;
     update();
+    keepAddress(model, parts);
   }
   function move(event) {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -219,7 +229,7 @@ function buildPanels(model, parts, wanted) {
     }
     updatePanel();
   }
-  return { element, update };
+  return { element, update, chosen: () => chosen.id };
 }
 
 function buildTravel(model) {
@@ -245,26 +255,6 @@ function buildTravel(model) {
       next.disabled = model.isLive;
     },
   };
-}
-
-function openFork(model) {
-  const { version } = model.view;
-  const isOver = model.view.stop !== null;
-  const at = h("input", { type: "number", min: 0, max: model.journal.version, value: isOver ? version - 1 : version });
-  const prompt = h("textarea", { rows: 5, value: model.details.prompt });
-  openDialog(t("Fork this run"), (dialog) => {
-    const act = async () => {
-      const isEdited = prompt.value !== model.details.prompt;
-      const made = await api.fork(model.id, { at: Number(at.value), ...(isEdited ? { prompt: prompt.value } : {}) });
-      dialog.close();
-      location.hash = `#/runs/${encodeURIComponent(made.id)}`;
-    };
-    return h("div", { class: "body" },
-      h("p", {}, t("A new run begins with the first events of this one. Its calls keep their idempotency keys.")),
-      h("label", { class: "field" }, h("span", {}, t("Number of events")), at),
-      h("label", { class: "field" }, h("span", {}, t("First message")), prompt),
-      h("div", { class: "buttons" }, actionButton(t("Fork"), act, { class: "primary" })));
-  });
 }
 
 function buildActions(model) {

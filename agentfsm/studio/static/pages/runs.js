@@ -75,7 +75,7 @@ export const runs = {
       fill(summary, t("{n} runs", { n: count(rows.length) + (after ? "+" : "") }), waits > 0 && ` · ${t("{n} waiting", { n: waits })}`);
       if (!rows.length) return fill(list, emptyList(filters));
       if (!shown.length) return fill(list, empty(t("Nothing found"), t("No run on this page matches the search.")));
-      const heads = [t("Status"), t("Task"), t("Agent"), t("User"), t("Turn"), t("Tokens"), t("Cost"), t("Updated")];
+      const heads = [t("Status"), t("Task"), t("Agent"), t("User"), [t("Turn")], [t("Tokens")], [t("Cost")], t("Updated")];
       return fill(list, table(t("Runs"), heads, shown.map(drawRow)),
         after && h("button", { type: "button", class: "wide", onclick: () => { pages += 1; load(); } }, t("Load more")));
     }

@@ -1,8 +1,9 @@
-// Workers and leases: which runs are executed, which are ready, and what is stuck.
+// Workers and leases: which runs are executed, which wait for a worker, and what is stuck and why.
 import { api } from "../api.js";
 import { every, fill, h } from "../dom.js";
+import { count, duration } from "../format.js";
 import { t } from "../i18n.js";
-import { empty, failure, runLink, table, time } from "../parts.js";
+import { card, empty, failure, runLink, table } from "../parts.js";
 
 const REFRESH_MS = 2000;
 
@@ -14,8 +15,7 @@ export const workers = {
     fill(main, h("header", { class: "page" }, h("h1", {}, t("Workers and leases"))), content);
     async function load() {
       try {
-        const { runs } = await api.leases();
-        fill(content, draw(runs));
+        fill(content, draw(await api.workers()));
       } catch (error) {
         fill(content, failure(error));
       }
@@ -26,13 +26,30 @@ export const workers = {
 };
 
 function draw(found) {
-  if (!found.length) return empty(t("All is done"), t("No run is executed, and none waits for a worker."));
-  const heads = [t("Run"), t("Agent"), t("Lease"), t("Ready since"), t("Updated"), t("What holds it up")];
-  return table(t("Workers and leases"), heads, found.map((each) => h("tr", {},
+  const isIdle = !found.workers.length && !found.queue.length;
+  return [
+    isIdle && empty(t("All is done"), t("No run is executed, and none waits for a worker.")),
+    found.workers.map((worker) => card(t("Worker {name}", { name: worker.name }), drawRuns(worker.runs))),
+    found.queue.length > 0 && card(t("Runs without a worker"), drawRuns(found.queue)),
+    found.followers?.length > 0 && card(t("Followers"), drawFollowers(found.followers)),
+  ];
+}
+
+function drawRuns(runs) {
+  const heads = [t("Run"), t("Agent"), t("State"), [t("Ready for")], [t("No event for")], [t("Crashes")], t("Why")];
+  const span = (seconds) => (seconds === null ? "–" : duration(seconds));
+  return table(t("Runs"), heads, runs.map((each) => h("tr", { "data-run": each.id, class: each.crashes ? "stuck" : "" },
     h("td", { class: "task" }, runLink(each.id, each.prompt || each.id)),
     h("td", {}, each.agent),
-    h("td", {}, each.driven ? t("held") : "–"),
-    h("td", {}, each.ready_at ? time(each.ready_at) : "–"),
-    h("td", {}, time(each.updated_at)),
+    h("td", {}, each.state.toUpperCase()),
+    h("td", { class: "number" }, span(each.ready_s)),
+    h("td", { class: "number" }, span(each.silent_s)),
+    h("td", { class: "number" }, each.crashes),
     h("td", {}, each.reason))));
+}
+
+function drawFollowers(followers) {
+  const heads = [t("Follower"), [t("Unread runs")], t("Works now")];
+  return table(t("Followers"), heads, followers.map((each) => h("tr", {},
+    h("td", {}, each.name), h("td", { class: "number" }, count(each.lag)), h("td", {}, each.held ? t("yes") : t("no")))));
 }

@@ -23,7 +23,7 @@ export const calls = {
         h("td", {}, decisions(call))));
       return fill(host,
         all.length > PAGE && h("p", { class: "soft" }, t("The last {n} of {all} calls.", { n: PAGE, all: all.length })),
-        table(t("Calls"), [t("Call"), t("Tool and arguments"), t("Status"), t("Time"), t("Attempts"), t("Decisions")], rows));
+        table(t("Calls"), [t("Call"), t("Tool and arguments"), t("Status"), [t("Time")], [t("Attempts")], t("Decisions")], rows));
     };
   },
 };

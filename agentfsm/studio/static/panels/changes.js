@@ -2,6 +2,7 @@
 import { api } from "../api.js";
 import { fill, h } from "../dom.js";
 import { t } from "../i18n.js";
+import { messageText } from "../messages.js";
 import { actionButton, empty, runLink } from "../parts.js";
 
 export const changes = {
@@ -41,9 +42,16 @@ export const changes = {
 };
 
 function drawDiff(found) {
-  if (!found.lines.length) return empty(t("No difference"), t("The two are the same."));
-  return h("pre", { class: "diff" }, found.lines.map((line) =>
-    h("span", { class: { "+": "added", "-": "removed" }[line[0]] ?? "" }, `${line}\n`)));
+  const changed = Object.entries(found.changed).map(([name, [before, after]]) => `  ${name}: ${JSON.stringify(before)} → ${JSON.stringify(after)}`);
+  const calls = Object.entries(found.calls).map(([id, [before, after]]) => `  ${id}: ${before ?? "–"} → ${after ?? "–"}`);
+  const agent = found.agent.map((words) => `  ${words}`);
+  const messages = [...found.removed.map((each) => `- ${messageText(each)}`), ...found.added.map((each) => `+ ${messageText(each)}`)];
+  const lines = [...agent, ...changed, ...calls, ...messages];
+  if (!lines.length) return empty(t("No difference"), t("The two are the same."));
+  return [
+    h("p", { class: "soft" }, `${found.before.id} v${found.before.version} → ${found.after.id} v${found.after.version} · ${t("{n} messages in common", { n: found.shared })}`),
+    h("pre", { class: "diff" }, lines.map((line) => h("span", { class: { "+": "added", "-": "removed" }[line[0]] ?? "" }, line))),
+  ];
 }
 
 function drawReplay(found, run) {

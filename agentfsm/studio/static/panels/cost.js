@@ -23,7 +23,7 @@ export const cost = {
         h("td", { class: "number" }, count(usage.output_tokens)),
         h("td", { class: "number" }, usage.hasCost ? money(usage.cost_usd) : "–"),
         h("td", {}, bar(tokensOf(usage) / total)));
-      const heads = [t("Purpose"), t("Input"), t("cached"), t("Output"), t("Cost"), t("Share of tokens")];
+      const heads = [t("Purpose"), [t("Input")], [t("cached")], [t("Output")], [t("Cost")], t("Share of tokens")];
       const rows = [...view.purposes].map(([name, usage]) => row(name, usage));
       fill(host, table(t("Cost by purpose"), heads, [...rows, row("all", view.usage, true)]), drawTurns(view.turns.slice(-TURNS)));
     };
@@ -47,6 +47,6 @@ function drawTurns(turns) {
   return [
     h("h3", {}, t("Tokens of each turn")),
     h("p", { class: "legend" }, h("span", { class: "key input" }, t("Input")), h("span", { class: "key output" }, t("Output"))),
-    h("div", { class: "scroll-x" }, s("svg", { class: "columns", viewBox: `0 0 ${Math.max(300, turns.length * width)} ${HEIGHT}`, role: "img", "aria-label": t("Tokens of each turn") }, columns)),
+    h("div", { class: "scroll-x" }, s("svg", { class: "columns", viewBox: `0 0 ${turns.length * width} ${HEIGHT}`, role: "img", "aria-label": t("Tokens of each turn") }, columns)),
   ];
 }

@@ -1,5 +1,6 @@
 // Every event of the journal with its record.
 import { fill, h } from "../dom.js";
+import { openFork } from "../fork.js";
 import { clock, duration, json } from "../format.js";
 import { t } from "../i18n.js";
 import { virtualList } from "../virtual_list.js";
@@ -49,7 +50,8 @@ export const events = {
       const state = `${run.journal.states[version - 1].toUpperCase()} → ${run.journal.states[version].toUpperCase()}`;
       fill(record,
         h("header", {}, h("strong", {}, `${version} · ${event.is}`), h("span", { class: "soft" }, state),
-          h("button", { type: "button", class: "quiet", onclick: () => run.goTo(version) }, t("Go to this version"))),
+          h("button", { type: "button", class: "quiet", onclick: () => run.goTo(version) }, t("Go to this version")),
+          h("button", { type: "button", class: "quiet", onclick: () => openFork(run, version) }, t("Edit in a fork"))),
         h("pre", {}, json(event)));
     }
 

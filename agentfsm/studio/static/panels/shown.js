@@ -1,8 +1,8 @@
 // What the model was shown in a turn: instructions, tools, and the messages after compaction.
 import { api } from "../api.js";
 import { fill, h } from "../dom.js";
-import { json } from "../format.js";
 import { t } from "../i18n.js";
+import { messageText } from "../messages.js";
 import { empty, failure } from "../parts.js";
 
 export const shown = {
@@ -17,12 +17,12 @@ export const shown = {
     let drawn = 0;
 
     async function draw() {
-      const version = Number(pick.value);
-      if (!version || version === drawn) return;
-      drawn = version;
+      const turn = Number(pick.value);
+      if (!turn || turn === drawn) return;
+      drawn = turn;
       try {
-        const found = await api.shown(run.id, version);
-        if (drawn === version) fill(content, drawShown(found));
+        const found = await api.shown(run.id, turn);
+        if (drawn === turn) fill(content, drawShown(found, run.header.instructions));
       } catch (error) {
         drawn = 0;
         fill(content, failure(error));
@@ -35,33 +35,26 @@ export const shown = {
       const value = pick.value;
       turns = run.view.turns.length;
       if (!turns) return void fill(content, empty(t("No turn yet"), t("The model has not been asked.")));
-      fill(pick, run.view.turns.map((turn) => h("option", { value: turn.version - 1 }, t("turn {n}", { n: turn.number }))));
-      pick.value = wasNewest ? String(run.view.turns.at(-1).version - 1) : value;
+      fill(pick, run.view.turns.map((turn) => h("option", { value: turn.number }, t("turn {n}", { n: turn.number }))));
+      pick.value = wasNewest ? String(turns) : value;
       draw();
     };
   },
 };
 
-function drawShown(found) {
-  const hiddenCount = found.messages_in_all - found.messages.length;
+function drawShown(found, instructions) {
   return [
     h("p", { class: "soft" },
       t("{n} messages", { n: found.messages.length }),
-      hiddenCount > 0 && ` · ${t("compacted from {all}", { all: found.messages_in_all })}`,
-      found.tools && ` · ${t("tools")}: ${found.tools.join(", ") || t("none")}`),
-    found.instructions && message(t("instructions"), found.instructions, "system"),
-    found.messages.map((each) => message(ROLE[each.is] ?? each.is, textOf(each), each.is)),
+      found.is_compacted && ` · ${t("compacted")}`,
+      found.offered && ` · ${t("tools")}: ${found.offered.join(", ")}`,
+      found.hash && h("span", { class: "id" }, ` ${found.hash}`)),
+    instructions && message(t("instructions"), instructions, "system"),
+    found.messages.map((each) => message(ROLE[each.is] ?? each.is, messageText(each), each.is)),
   ];
 }
 
 const ROLE = { SystemMessage: "system", UserMessage: "user", AssistantMessage: "assistant", ToolResult: "tool" };
-
-function textOf(each) {
-  const parts = [each.text, ...(each.parts ?? []).map((part) => part.text ?? `[${part.is ?? "media"}]`)];
-  if (each.is === "ToolResult") parts.unshift(`[${each.tool}: ${each.outcome}]`, each.content);
-  for (const call of each.calls ?? []) parts.push(`${call.name}(${call.arguments})`);
-  return parts.filter(Boolean).join("\n") || json(each);
-}
 
 function message(role, text, kind) {
   return h("article", { class: `message ${kind}` }, h("span", { class: "who" }, t(role)), h("pre", {}, text));

@@ -1,0 +1,205 @@
+"""Each page and each panel shows the values of `agentfsm show --json`."""
+
+import json
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+
+def open_panel(open_page, studio, run, panel, **options):
+    page = open_page(f"#/runs/{studio.runs[run]}?panel={panel}", **options)
+    page.wait_for_selector(f'.panel[data-panel="{panel}"] *')
+    return page
+
+
+def numbers(text):
+    """Return the numbers in a text, without separators of thousands."""
+    return [float(each.replace(",", "")) for each in re.findall(r"\d[\d,]*\.?\d*", text)]
+
+
+def read_facts(page):
+    facts = page.locator(".run-main dl.facts > div").all()
+    return {each.locator("dt").text_content(): each.locator("dd").text_content() for each in facts}
+
+
+def test_the_list_of_runs(open_page, studio, show):
+    """Each row has the values of `agentfsm runs --json`, and what the run waits for."""
+    page = open_page()
+    page.wait_for_selector(f'tr[data-run="{studio.runs["waiting"]}"] .waits')
+    rows = {each["id"]: each for each in show("runs", "--limit", "100")["runs"]}
+    for run_id, row in rows.items():
+        cells = page.locator(f'tr[data-run="{run_id}"] td').all_text_contents()
+        assert cells[2] == row["agent"]
+        assert numbers(cells[4]) == [row["turn"]]
+        if row["tokens"] < 10_000:
+            assert numbers(cells[5]) == [row["tokens"]]
+    cost = show("show", studio.runs["done"])["usage"]["cost_usd"]
+    cells = page.locator(f'tr[data-run="{studio.runs["done"]}"] td')
+    assert float(cells.nth(6).text_content()[1:]) == pytest.approx(cost, abs=0.0005)
+    assert page.locator(f'tr[data-run="{studio.runs["waiting"]}"] .waits').text_content() == "approval of pay"
+
+
+def test_search_and_filters(open_page, studio):
+    """The search narrows the rows at once; a filter asks the server, and stands in the address."""
+    page = open_page()
+    page.wait_for_selector("tr[data-run]")
+    page.get_by_role("searchbox").fill("invoice 17")
+    expect(page.locator("tr[data-run]")).to_have_count(1)
+    page.get_by_role("searchbox").fill("no such run")
+    assert "Nothing found" in page.locator(".empty").text_content()
+    page.get_by_role("searchbox").fill("")
+    page.get_by_label("State", exact=True).select_option("done")
+    expect(page.locator("tr[data-run] .chip:not(.done)")).to_have_count(0)
+    assert "state=done" in page.url
+    page.reload()
+    page.wait_for_selector("tr[data-run]")
+    assert page.get_by_label("State", exact=True).input_value() == "done"
+
+
+def test_the_facts_and_the_machine(open_page, studio, show):
+    """The head of a run has its numbers, and the machine its state and its path."""
+    page = open_page(f"#/runs/{studio.runs['done']}")
+    run = show("show", studio.runs["done"], "--events")
+    page.wait_for_selector('.state.present[data-state="done"]')
+    facts = read_facts(page)
+    assert numbers(facts["turns"]) == [run["turns"], 20]
+    assert numbers(facts["tokens"])[0] == run["usage"]["tokens"]
+    assert numbers(facts["cost"])[0] == pytest.approx(run["usage"]["cost_usd"], abs=0.0005)
+    assert facts["version"] == f"v{run['version']}"
+    drawn = page.locator(".arrow.taken").evaluate_all(
+        "(all) => all.map((each) => [each.dataset.arrow, each.dataset.times])"
+    )
+    taken = dict(drawn)
+    kinds = [each["is"] for each in run["events"]]
+    assert int(taken["observe>think"]) == kinds.count("Observed")
+    assert int(taken["think>act"]) == kinds.count("ToolsChosen")
+    assert int(taken["reflect>observe"]) == kinds.count("Continued")
+    assert taken["think>done"] == "1"
+    assert page.locator(".result-card").text_content() == f"Answer{run['output']}"
+    assert page.locator(".timeline .bar.model").count() == run["turns"]
+    assert page.locator(".timeline .bar.done").count() == len(run["calls"])
+
+
+def test_the_transcript(open_page, studio, show):
+    """It has the prompt, the text of each turn, its calls, and their results."""
+    page = open_panel(open_page, studio, "done", "transcript")
+    run = show("show", studio.runs["done"])
+    text = page.locator(".transcript").text_content()
+    assert run["prompt"] in text
+    for turn in run["tree"]:
+        assert turn["text"] in text
+        for call in turn["calls"]:
+            assert f"{call['name']}(" in text
+            assert call["content"] in text
+    assert "approved by" in text
+
+
+def test_the_events(open_page, studio, show):
+    """Each event is listed with its version, and its record is that of the journal."""
+    page = open_panel(open_page, studio, "done", "events")
+    events = show("show", studio.runs["done"], "--events")["events"]
+    listed = page.locator(".virtual .row")
+    assert f"{len(events)} of {len(events)}" in page.locator(".panel .toolbar").text_content()
+    page.locator(".virtual").press("Home")
+    for number in (0, 1, 2):
+        assert listed.nth(number).locator("b").text_content() == events[number]["is"]
+        listed.nth(number).click()
+        record = json.loads(page.locator(".record pre").text_content())
+        wanted = {name: value for name, value in events[number].items() if name not in ("version", "date")}
+        assert record == wanted
+    page.locator(".virtual").press("ArrowDown")
+    assert page.locator(".record strong").text_content().startswith("4 ")
+    page.get_by_label("Kind of event").select_option("ApprovalAsked")
+    assert "1 of" in page.locator(".panel .toolbar").text_content()
+
+
+def test_the_calls(open_page, studio, show):
+    """Each call has its arguments, its status and its decision."""
+    page = open_panel(open_page, studio, "done", "calls")
+    run = show("show", studio.runs["done"])
+    for call in run["calls"]:
+        cells = page.locator(f'tr[data-call="{call["call_id"]}"] td').all_text_contents()
+        arguments = ", ".join(f"{name}={json.dumps(value)}" for name, value in call["arguments"].items())
+        assert cells[1] == f"{call['name']}({arguments})"
+        assert cells[2] == call["outcome"]
+    assert "approved by" in page.locator('tr[data-call="t2.0"]').text_content()
+
+
+def test_the_request_of_a_turn(open_page, studio, show):
+    """The panel shows the messages that the model was shown in a turn."""
+    page = open_panel(open_page, studio, "done", "shown")
+    messages = show("export", studio.runs["done"])["messages"]
+    page.locator(".panel select").select_option("1")
+    expect(page.locator(".message")).to_have_count(1)
+    assert page.locator(".message pre").text_content() == messages[0]["parts"][0]["text"]
+    page.locator(".panel select").select_option("3")
+    expect(page.locator(".message")).to_have_count(len(messages) - 1)
+    assert messages[2]["content"] in page.locator(".shown").text_content()
+
+
+def test_the_plan(open_page, studio, show):
+    """The panel lists the steps with what they wait for and how they ended."""
+    page = open_panel(open_page, studio, "planned", "plan")
+    run = show("show", studio.runs["planned"])
+    expect(page.locator(".plan li .chip.done")).to_have_count(3)
+    steps = page.locator(".plan li").all_text_contents()
+    done = [call for call in run["calls"] if call["call_id"] != "p1"]
+    assert len(steps) == len(done) == 3
+    assert "after 1, 2" in steps[2]
+    assert "The last one." in steps[2]
+
+
+def test_the_cost(open_page, studio, show):
+    """The costs of the purposes add up to those of the run."""
+    for name, purposes in (("done", {"replies"}), ("planned", {"replies", "planning"})):
+        page = open_panel(open_page, studio, name, "cost")
+        usage = show("show", studio.runs[name])["usage"]
+        rows = {
+            row.get_attribute("data-purpose"): [numbers(cell) for cell in row.locator("td").all_text_contents()]
+            for row in page.locator("tr[data-purpose]").all()
+        }
+        assert rows.keys() == purposes | {"all"}
+        assert rows["all"][0] == [usage["input_tokens"]]
+        assert rows["all"][1] == [usage["cached_tokens"]]
+        assert rows["all"][2] == [usage["output_tokens"]]
+        assert rows["all"][3][0] == pytest.approx(usage["cost_usd"], abs=0.0005)
+        for column in range(3):
+            assert sum(rows[each][column][0] for each in purposes) == rows["all"][column][0]
+
+
+def test_comparison_and_replay(open_page, studio):
+    """Two versions are compared, and a replay finds no request that would differ."""
+    page = open_panel(open_page, studio, "done", "changes")
+    page.get_by_label("First version").fill("1")
+    page.get_by_role("button", name="Compare", exact=True).click()
+    page.wait_for_selector(".diff")
+    found = studio.request("GET", f"/v1/runs/{studio.runs['done']}/diff?at=1")
+    text = page.locator(".diff").text_content()
+    assert all(name in text for name in found["changed"])
+    assert page.locator(".diff .added").count() == len(found["added"])
+    page.get_by_role("button", name="Replay", exact=True).click()
+    assert page.locator(".panel .sent").text_content() == "3 requests compared, 0 would differ."
+
+
+def test_an_agent(open_page, studio):
+    """The page has the tools with their declarations, the findings, the limits and the machine."""
+    page = open_page("#/agents/shop")
+    page.wait_for_selector("tr[data-tool]")
+    agent = studio.request("GET", "/v1/agents/shop")
+    for tool in agent["tools"]:
+        row = page.locator(f'tr[data-tool="{tool["name"]}"]').text_content()
+        assert tool["description"] in row
+        assert all(word in row for word in tool["declarations"])
+    assert "requires_approval" in page.locator('tr[data-tool="pay"]').text_content()
+    assert page.locator(".findings li").count() == len(agent["findings"]) > 0
+    assert "200,000" in page.locator("dl.facts").text_content()
+    assert page.locator(".machine .state").count() == 6
+
+
+def test_the_list_of_agents(open_page):
+    """Each agent is listed, and its name leads to it."""
+    page = open_page("#/agents")
+    page.get_by_role("link", name="courier").click()
+    page.wait_for_selector('tr[data-tool="deliver"]')
+    assert page.locator("h1").text_content() == "courier"
