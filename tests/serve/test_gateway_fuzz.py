@@ -78,7 +78,9 @@ async def test_no_request_is_a_server_error(seed, tmp_path, anyio_backend):
             headers = {"content-type": "application/json"}
             if chance.random() < 0.3:
                 headers["idempotency-key"] = chance.choice(["k", "k2", "x" * 300, "a b", "\t"])
-            path = endpoint.path.format(run_id=run_id, agent=quote(chance.choice(["shop", *TEXTS]), safe=""))
+            path = endpoint.path.format(
+                run_id=run_id, agent=quote(chance.choice(["shop", *TEXTS]), safe="", errors="replace")
+            )
             query = {name: text.encode("utf-8", "replace").decode() for name, text in query.items()}
             content = content if endpoint.method == "POST" else b""
             response = await client.request(endpoint.method, path, params=query, content=content, headers=headers)

@@ -15,10 +15,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 CHROMIUM = "/usr/bin/chromium"
-OPTIONS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
+OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
+OPTIONS += ("--disable-background-networking", "--disable-component-update", "--disable-sync")
 
 
 def ensure_chromium() -> str:
