@@ -34,6 +34,7 @@ from agentfsm.core.errors import (
     TransientError,
 )
 from agentfsm.core.inbox import InputKind, Priority
+from agentfsm.core.labels import Label
 from agentfsm.core.limits import Limits, StopReason
 from agentfsm.core.machine import TABLE, State, next_state
 from agentfsm.core.messages import (
@@ -50,10 +51,11 @@ from agentfsm.core.messages import (
     UserMessage,
 )
 from agentfsm.core.pending import Answer, Elicit, Pending, PendingKind, Question
+from agentfsm.core.purposes import usage_by_purpose
 from agentfsm.core.run import Run, RunError
 from agentfsm.core.settings import Settings
 from agentfsm.core.tool_traits import Level
-from agentfsm.core.usage import AgentCost, SessionCost, Usage
+from agentfsm.core.usage import AgentCost, Purpose, SessionCost, Usage
 from agentfsm.engine.follow import JournalEvent
 from agentfsm.engine.replay import Divergence, Replay
 from agentfsm.ports.store import Filter
@@ -118,6 +120,7 @@ __all__ = [
     "InputKind",
     "InputRequired",
     "JournalEvent",
+    "Label",
     "LeaseHeldError",
     "LeaseLostError",
     "Level",
@@ -133,6 +136,7 @@ __all__ = [
     "PendingKind",
     "Permissions",
     "Priority",
+    "Purpose",
     "Question",
     "RefusedError",
     "Replay",
@@ -172,6 +176,7 @@ __all__ = [
     "difference",
     "next_state",
     "tool",
+    "usage_by_purpose",
     "wait",
 ]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.header import DATA_LEVELS
 from agentfsm.core.json_text import encode_json
+from agentfsm.core.labels import DATA_LEVELS
 from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Message, replace_surrogates

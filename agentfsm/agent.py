@@ -39,6 +39,7 @@ from agentfsm.core.header import INHERITED_FIELDS, Header
 from agentfsm.core.hosted_tools import HostedTool
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.json_text import round_timestamp
+from agentfsm.core.labels import Label, LabelSource, as_labels
 from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, Message, Part, as_parts, check_history
@@ -118,6 +119,7 @@ class StartOptions(TypedDict, total=False):
     release: str
     arms: Mapping[str, str] | None
     traceparent: str
+    labels: Iterable[str]
     parent: Run[Any] | None
 
 
@@ -435,6 +437,7 @@ class Agent(Generic[A_co]):
         release: str = "",
         arms: Mapping[str, str] | None = None,
         traceparent: str = "",
+        labels: Iterable[str] = (),
         parent: Run[Any] | None = None,
     ) -> Run[A_co]:
         """Begin a run, in OBSERVE, without I/O. The first call that executes it creates it in the store.
@@ -455,6 +458,7 @@ class Agent(Generic[A_co]):
             release: Name of the release of the agent that the run was assigned to.
             arms: Arm of each experiment that the run takes part in, by the name of the experiment.
             traceparent: Trace that the run belongs to, as in the W3C header `traceparent`.
+            labels: Labels of the prompt and of `messages`, such as "untrusted" for a prompt that contains a mail.
             parent: The run that calls this agent as a tool.
 
         Raises:
@@ -490,6 +494,8 @@ class Agent(Generic[A_co]):
             metadata=to_plain_json(metadata, "metadata") if metadata else {},
             **identity,
         )
+        if labels or (parent is not None and parent.labels):
+            header = attrs.evolve(header, labels=_list_label_sources(header.id, as_labels(labels), parent))
         return self.driver.attach_decoder(begin_run(header, after))
 
     def _check_prompt(self, prompt: Prompt) -> tuple[Part, ...]:
@@ -718,6 +724,7 @@ class Agent(Generic[A_co]):
             roles=stored.header.roles,
             settings=stored.header.settings,
             metadata=stored.header.metadata,
+            labels=stored.header.labels,
             **{name: getattr(stored.header, name) for name in INHERITED_FIELDS},
             forked_from=run_id,
             forked_at=at,
@@ -860,9 +867,11 @@ class Agent(Generic[A_co]):
         priority: Priority | str = Priority.NORMAL,
         at: datetime | float | None = None,
         key: str | None = None,
+        labels: Iterable[str] = (),
     ) -> PostedItem:
         """Send a run more input that the model can take. The run reads it at its next OBSERVE. See `Runs.send`."""
-        return await self.runs.send(run_id, self._check_prompt(content), kind=kind, priority=priority, at=at, key=key)
+        parts = self._check_prompt(content)
+        return await self.runs.send(run_id, parts, kind=kind, priority=priority, at=at, key=key, labels=labels)
 
     async def pause(self, run_id: str, *, by: str = "", message: str = "") -> None:
         """Pause a run at its next boundary between two steps, until it is resumed. See `Runs.pause`."""
@@ -1010,6 +1019,13 @@ class _StepIterator(AsyncIterator[Run[A_co]]):
         if self._run.version == before.version:
             raise StopAsyncIteration
         return self._run
+
+
+def _list_label_sources(run_id: str, labels: Iterable[Label], parent: Run[Any] | None) -> tuple[LabelSource, ...]:
+    """Return the labels that the prompt of a run has: those given for it, and those of the run that calls the agent."""
+    inherited = {} if parent is None else parent.labels
+    own = {label: LabelSource(label=label, run_id=run_id, name="prompt") for label in labels}
+    return tuple({**own, **inherited}.values())
 
 
 def _is_in_event_loop() -> bool:

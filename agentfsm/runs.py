@@ -24,6 +24,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, Input, InputKind, Pause, Priority, Reject
 from agentfsm.core.json_text import round_timestamp
+from agentfsm.core.labels import as_labels
 from agentfsm.core.messages import Part, as_parts
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.plans import Plan
@@ -61,6 +62,7 @@ from agentfsm.stores.rules import check_run_id
 from agentfsm.tools.registry import ToolRegistry
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import TracebackType
 
     from agentfsm.core.audit_records import AuditRecord
@@ -388,6 +390,7 @@ class Runs:
         priority: Priority | str = Priority.NORMAL,
         at: datetime | float | None = None,
         key: str | None = None,
+        labels: Iterable[str] = (),
     ) -> PostedItem:
         """Send a run more input. The run reads it at its next OBSERVE.
 
@@ -400,6 +403,7 @@ class Runs:
             at: Earliest time at which the input is read, as a datetime with a time zone or seconds since 1970. It does
                 not keep a run from ending.
             key: Key of the input, unique in the run: a second input with the same key is ignored.
+            labels: Labels of the content, such as "untrusted" for a mail. An event and a webhook are untrusted anyway.
 
         Returns:
             The row of the inbox; if the key was used before, the earlier row.
@@ -410,7 +414,7 @@ class Runs:
         """
         check_run_id(run_id)
         STRING.or_none().check("send", "key", key)
-        item = Input(kind=kind, parts=as_parts(content), priority=priority, due_at=at)
+        item = Input(kind=kind, parts=as_parts(content), priority=priority, due_at=at, labels=as_labels(labels))
         posted = await self.store.post(run_id, f"input:{key or secrets.token_hex(8)}", item)
         await wake_callers(self.store, run_id, (await self.header(run_id)).parent, posted.key)
         return posted

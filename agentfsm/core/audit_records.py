@@ -12,6 +12,7 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import OpenCall, Phase, parse_arguments
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.header import Header
+from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.run import Run, begin_run
@@ -104,6 +105,9 @@ class AuditRecord(Value):
     result: str | None = None
     """Full text of the result; None while there is none."""
 
+    labels: tuple[Label, ...] = ()
+    """Labels of what the call has read and done, as its tool declares them and as far as the journal records it."""
+
     inherited: bool = False
     """Whether the call ended in the run that this one was forked from. The audit of that run also contains it."""
 
@@ -155,7 +159,9 @@ class _AuditBuilder:
             case e.ToolStarted():
                 record = self.records[event.call_id]
                 since = record.started_at or event.since or event.at
-                self._update(event.call_id, started_at=since, attempts=record.attempts + event.attempts)
+                labels = join_labels(record.labels, event.labels)
+                attempts = record.attempts + event.attempts
+                self._update(event.call_id, started_at=since, attempts=attempts, labels=labels)
             case e.ToolCutOff():
                 self._record_cut_off(event)
             case e.ToolPaused():
@@ -218,6 +224,7 @@ class _AuditBuilder:
             attempts=record.attempts or _count_attempts(result),
             decision=decision,
             decided_by=event.by if decision else "",
+            labels=join_labels(record.labels, result.labels),
             inherited=run.version <= self.header.forked_at,
         )
 

@@ -22,9 +22,11 @@ from agentfsm.core.errors import CorruptError, TooNewError
 from agentfsm.core.events import EVENTS, Event
 from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import InboxItem, InputKind, Priority
+from agentfsm.core.labels import Label
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import ErrorType, Message, Outcome
 from agentfsm.core.pending import PendingKind
+from agentfsm.core.usage import Purpose
 from agentfsm.core.verdict import Action
 
 # The oldest format that can be read: the first one.
@@ -58,9 +60,11 @@ def _build_converter() -> Converter:
         Action,
         ErrorType,
         InputKind,
+        Label,
         Outcome,
         PendingKind,
         Priority,
+        Purpose,
         StopReason,
     ):  # one hook each, because the hook for str would match them too
         converter.register_structure_hook(enum, lambda value, kind: kind(value))

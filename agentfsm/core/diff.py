@@ -9,6 +9,7 @@ import attrs
 
 from agentfsm.core.calls import Phase
 from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.labels import join_labels
 from agentfsm.core.messages import AssistantMessage, Message, ToolResult
 from agentfsm.core.run import Run
 from agentfsm.core.value import Value
@@ -74,6 +75,7 @@ def difference(before: Run, after: Run) -> Difference:
     facts["window"] = before.cutoff, after.cutoff
     facts["tokens"] = before.usage.tokens, after.usage.tokens
     facts["release"] = before.header.release, after.header.release
+    facts["labels"] = tuple(map(str, join_labels(before.labels))), tuple(map(str, join_labels(after.labels)))
     facts["arms"] = dict(before.header.arms), dict(after.header.arms)
     facts["fingerprint"] = _current_fingerprint(before), _current_fingerprint(after)
     phases = [{entry.call.id: entry.phase for entry in run.open} for run in (before, after)]

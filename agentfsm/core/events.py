@@ -16,11 +16,12 @@ from agentfsm.core.encoding import write_record, write_tagged
 from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.header import FORMAT
 from agentfsm.core.inbox import Input
+from agentfsm.core.labels import Label
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ToolCall, ToolResult
 from agentfsm.core.pending import Pending, PendingKind, Question
 from agentfsm.core.segments import Segment
-from agentfsm.core.usage import Usage
+from agentfsm.core.usage import Purpose, Usage
 from agentfsm.core.value import Value
 from agentfsm.core.verdict import Verdict
 
@@ -83,6 +84,8 @@ class AnswerDrafted(Event):
     usage: Usage = Usage()
     request: str = ""
     model: str = ""
+    purpose: Purpose | None = None
+    """LAST_ANSWER for the last answer of a run that a limit stops, else None."""
 
 
 @attrs.frozen(kw_only=True)
@@ -94,6 +97,10 @@ class ModelFaltered(Event):
     """Usage of replies that could not be used."""
 
     request: str = ""
+    purpose: Purpose | None = None
+    """Purpose of the newest of these requests, if it was not a turn: LAST_ANSWER for the last answer of a run that a
+    limit stops, or the purpose of a request beside the turns that was cut off with the run. None: a turn.
+    """
 
 
 @attrs.frozen(kw_only=True)
@@ -121,6 +128,12 @@ class Compacted(Event):
     usage: Usage = Usage()
     """Usage of the requests for a summary, failed ones included."""
 
+    purpose: Purpose | None = None
+    """Purpose of these requests; None if there were none."""
+
+    model: str = ""
+    """Name of the model that was asked, if it is not the agent's own; else empty. Several are separated by commas."""
+
 
 @attrs.frozen(kw_only=True)
 class ToolsOffered(Event):
@@ -134,6 +147,12 @@ class ToolsOffered(Event):
 
     usage: Usage = Usage()
     """Usage of the selection."""
+
+    purpose: Purpose | None = None
+    """Purpose of these requests; None if there were none."""
+
+    model: str = ""
+    """Name of the model that was asked, if it is not the agent's own; else empty. Several are separated by commas."""
 
 
 @attrs.frozen(kw_only=True)
@@ -160,6 +179,12 @@ class Planned(Event):
     usage: Usage = Usage()
     """Usage of the requests for the plan."""
 
+    purpose: Purpose | None = None
+    """Purpose of these requests; None if there were none."""
+
+    model: str = ""
+    """Name of the model that was asked, if it is not the agent's own; else empty. Several are separated by commas."""
+
 
 @attrs.frozen(kw_only=True)
 class PlanDropped(Event):
@@ -171,6 +196,12 @@ class PlanDropped(Event):
     usage: Usage = Usage()
     """Usage of the requests for a plan."""
 
+    purpose: Purpose | None = None
+    """Purpose of these requests; None if there were none."""
+
+    model: str = ""
+    """Name of the model that was asked, if it is not the agent's own; else empty. Several are separated by commas."""
+
 
 @attrs.frozen(kw_only=True)
 class StepsReady(Event):
@@ -181,6 +212,12 @@ class StepsReady(Event):
 
     usage: Usage = Usage()
     """Usage of the request that confirmed the plan, if it is checked after each step."""
+
+    purpose: Purpose | None = None
+    """Purpose of these requests; None if there were none."""
+
+    model: str = ""
+    """Name of the model that was asked, if it is not the agent's own; else empty. Several are separated by commas."""
 
 
 @attrs.frozen(kw_only=True)
@@ -203,6 +240,9 @@ class ToolStarted(Event):
 
     attempts: int = 1
     """Number of attempts by then, 1 or more. It is more than 1 only if the start is written late."""
+
+    labels: tuple[Label, ...] = ()
+    """Labels of what the call does, as its tool declares them: sends_out, irreversible."""
 
 
 @attrs.frozen(kw_only=True)
@@ -339,6 +379,12 @@ class Judged(Event):
     verdict: Verdict
     usage: Usage = Usage()
     """Usage of the judgement."""
+
+    purpose: Purpose | None = None
+    """Purpose of these requests; None if there were none."""
+
+    model: str = ""
+    """Name of the model that was asked, if it is not the agent's own; else empty. Several are separated by commas."""
 
 
 @attrs.frozen(kw_only=True)

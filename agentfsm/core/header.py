@@ -8,6 +8,7 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.labels import LabelSource
 from agentfsm.core.messages import Message, Part
 from agentfsm.core.settings import Settings
 from agentfsm.core.value import Value
@@ -15,9 +16,6 @@ from agentfsm.core.value import Value
 # Version of the format that this code writes. It is raised with every change that an older reader would misread.
 FORMAT: Final = 4
 
-
-# Levels of data, lowest first, as in document H, 5.
-DATA_LEVELS: Final = ("public", "internal", "confidential", "restricted")
 # Fields that the header of a sub-agent's run takes from the run that called it.
 INHERITED_FIELDS: Final = ("tenant", "clearance", "release", "arms", "traceparent")
 
@@ -87,6 +85,11 @@ class Header(Value):
 
     traceparent: str = ""
     """Trace that the run belongs to, as the value of the W3C header `traceparent`; empty if there is none."""
+
+    labels: tuple[LabelSource, ...] = ()
+    """Labels that the prompt brings into the run, each with its source: those that were given for it, and those of the
+    run that called this agent as a tool.
+    """
 
     parent: str | None = None
     """Id of the run that called this agent as a tool; None for a top-level run. The id of this run combines it with the

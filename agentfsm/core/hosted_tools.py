@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.labels import Label, as_labels
 from agentfsm.core.validation import COUNT, NAME, STRING
 from agentfsm.core.value import Value
 
@@ -40,6 +41,16 @@ class HostedTool(Value):
     kind: ClassVar[str]
     """Kind of the tool in one word, such as "web_search"."""
 
+    default_labels: ClassVar[tuple[Label, ...]] = ()
+    """Labels of tools of this kind: those of a web search and of an MCP server read what strangers can write."""
+
+    labels: tuple[Label, ...] = attrs.field(
+        default=attrs.Factory(lambda tool: tool.default_labels, takes_self=True), converter=as_labels
+    )
+    """Labels of what the tool reads and does, such as `["private"]`. Default: "untrusted" for a web search and an MCP
+    server, else none.
+    """
+
     @property
     def name(self) -> str:
         """Name of the tool among the agent's tools, which are all different."""
@@ -47,7 +58,11 @@ class HostedTool(Value):
 
     def describe(self) -> dict[str, Any]:
         """Return the kind and the options without secrets, for the hashes that show a change of the agent."""
-        return {"hosted": self.kind, **attrs.asdict(self, filter=lambda field, _value: field.repr is True)}
+        shown = attrs.asdict(
+            self,
+            filter=lambda field, value: field.repr is True and (field.name, value) != ("labels", self.default_labels),
+        )
+        return {"hosted": self.kind, **shown}
 
 
 @attrs.frozen(kw_only=True)
@@ -59,6 +74,7 @@ class WebSearch(HostedTool):
     """
 
     kind = "web_search"
+    default_labels = (Label.UNTRUSTED,)
 
     allowed_domains: tuple[str, ...] = attrs.field(default=(), converter=_as_texts)
     """Domains to which the search is limited, such as "python.org"; empty for all."""
@@ -132,6 +148,7 @@ class HostedMCP(HostedTool):
     """
 
     kind = "mcp"
+    default_labels = (Label.UNTRUSTED,)
 
     server: str = attrs.field(validator=NAME)
     """Name of the server, with which its tools appear in `HostedCall.tool`."""

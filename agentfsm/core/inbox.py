@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.labels import Label, as_labels, join_labels
 from agentfsm.core.messages import Message, Outcome, Part, SystemMessage, TextPart, UserMessage
 from agentfsm.core.text_safety import fence_untrusted
 from agentfsm.core.validation import STRING
@@ -93,6 +94,14 @@ class Input(Value):
 
     due_at: float | None = attrs.field(default=None, converter=_parse_time)
     """Earliest time at which the input is read (a timer), seconds since 1970 by the store's clock. None: at once."""
+
+    labels: tuple[Label, ...] = attrs.field(default=(), converter=as_labels)
+    """Labels of the content, as the sender states them. An event and a webhook are untrusted without it."""
+
+    @property
+    def all_labels(self) -> tuple[Label, ...]:
+        """The labels of the content, with "untrusted" for an event and a webhook."""
+        return join_labels(self.labels, (Label.UNTRUSTED,)) if self.kind in UNTRUSTED_KINDS else self.labels
 
     @property
     def message(self) -> Message:

@@ -18,7 +18,8 @@ from typing import Final, TypeAlias, get_args
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.usage import AgentCost, Usage
+from agentfsm.core.labels import Label, join_labels
+from agentfsm.core.usage import AgentCost, Spending
 from agentfsm.core.validation import STRING, ValueRule, require_choice, require_tuple, require_type
 from agentfsm.core.value import Value
 
@@ -358,6 +359,9 @@ class HostedContent(Value):
     container: str = ""
     """Id of the container in which code was run, for the next request; empty if there is none."""
 
+    labels: tuple[Label, ...] = ()
+    """Labels of what the provider's tools have read and done, as the agent declares them."""
+
     def __bool__(self) -> bool:
         """Return whether there is anything."""
         return bool(self.calls or self.citations or self.files or self.images)
@@ -371,6 +375,7 @@ def join_hosted(contents: Sequence[HostedContent]) -> HostedContent:
         files=tuple([file for content in contents for file in content.files]),
         images=tuple([image for content in contents for image in content.images]),
         container=next((content.container for content in reversed(contents) if content.container), ""),
+        labels=join_labels(*[content.labels for content in contents]),
     )
 
 
@@ -447,8 +452,13 @@ class ToolResult(Value):
     parts: tuple[Media, ...] = ()
     """Media that the model is shown beside the content. The content refers to them by name: "image 1" is the first."""
 
-    usage: Usage | None = None
-    """Usage of model requests that the call made, and its own cost, without that of `child`; None if there is none."""
+    spent: tuple[Spending, ...] = ()
+    """Tokens and money that the call has spent itself, by purpose: what its tool costs, and model requests that it
+    made. What the run of a sub-agent has spent is in `child`.
+    """
+
+    labels: tuple[Label, ...] = ()
+    """Labels of what the call has read and done: those that its tool declares, and those that the tool added."""
 
     @property
     def completed_at(self) -> float:

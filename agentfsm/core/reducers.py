@@ -12,6 +12,7 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import ERROR_OUTCOMES, UNDECIDED_PHASES, FailureRecord, Inquiry, OpenCall, Phase
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.history import History
+from agentfsm.core.labels import Label, LabelSource
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import next_state
 from agentfsm.core.messages import Outcome, SystemMessage, ToolResult, UserMessage
@@ -52,7 +53,30 @@ def _reduce_observed(run: RunFields, event: e.Observed) -> Changes:
     changes: Changes = {"messages": messages, "offered": None, "asks": "", "refusals": 0, "corrections": 0}
     if run.plan is not None:
         changes["plan"] = attrs.evolve(run.plan, is_stale=True, objection="")
+    for item in event.inputs:
+        if labels := item.all_labels:
+            known = changes.get("labels", run.labels)
+            changes["labels"] = _add_labels(run, labels, name=item.kind, known=known)
     return changes
+
+
+def _add_labels(
+    run: RunFields,
+    labels: tuple[Label, ...],
+    *,
+    name: str,
+    call_id: str = "",
+    known: Mapping[Label, LabelSource] | None = None,
+) -> Mapping[Label, LabelSource]:
+    """Return the labels of the run with those of an event. A label that the run has keeps its first source."""
+    before = run.labels if known is None else known
+    version = run.version + 1
+    new = {
+        label: LabelSource(label=label, run_id=run.id, version=version, call_id=call_id, name=name)
+        for label in labels
+        if label not in before
+    }
+    return {**before, **new} if new else before
 
 
 def _initial_history(run: RunFields) -> History:
@@ -66,7 +90,12 @@ def _count_reply(run: RunFields, event: e.ToolsChosen | e.AnswerGiven | e.Answer
     if event.usage.unpriced:
         name = event.model or (run.fingerprint or run.header.fingerprint).model
         unpriced = unpriced if name in unpriced else (*unpriced, name)
-    return {"turn": run.turn + 1, "usage": run.usage + event.usage, "unpriced": unpriced}
+    changes = {"turn": run.turn + 1, "usage": run.usage + event.usage, "unpriced": unpriced}
+    hosted = event.message.hosted
+    if hosted is not None and hosted.labels:
+        name = hosted.calls[0].tool if hosted.calls else "reply"
+        changes["labels"] = _add_labels(run, hosted.labels, name=name)
+    return changes
 
 
 def _reduce_tools_chosen(run: RunFields, event: e.ToolsChosen) -> Changes:
@@ -177,16 +206,20 @@ def _reduce_steps_ready(run: RunFields, event: e.StepsReady) -> Changes:
 
 
 def _reduce_tool_started(run: RunFields, event: e.ToolStarted) -> Changes:
-    return _evolve_call(
+    entry = run.open_call(event.call_id)
+    changes = _evolve_call(
         run,
         event,
         phase=Phase.RUNNING,
-        attempts=run.open_call(event.call_id).attempts + event.attempts,
+        attempts=entry.attempts + event.attempts,
         started_at=event.since or event.at,
         duration_s=0.0,
         read_only=event.read_only,
         pending=(),
     )
+    if event.labels:
+        changes["labels"] = _add_labels(run, event.labels, name=entry.call.name, call_id=event.call_id)
+    return changes
 
 
 def _reduce_tool_cut_off(run: RunFields, event: e.ToolCutOff) -> Changes:
@@ -213,8 +246,10 @@ def _reduce_tool_finished(run: RunFields, event: e.ToolFinished) -> Changes:
     if result.child is not None:
         changes["usage"] = run.usage + result.child.usage
         changes["tool_call_count"] = run.tool_call_count + 1 + result.child.calls
-    if result.usage is not None:
-        changes["usage"] = changes.get("usage", run.usage) + result.usage
+    for spending in result.spent:
+        changes["usage"] = changes.get("usage", run.usage) + spending.usage
+    if result.labels:
+        changes["labels"] = _add_labels(run, result.labels, name=result.tool, call_id=result.call_id)
     if run.reply is None and run.plan is not None and (plan := accepted_plan(entries[index])) is not None:
         changes["plan"] = attrs.evolve(run.plan, plan=plan)
     return changes

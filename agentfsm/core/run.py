@@ -203,7 +203,11 @@ def begin_run(header: Header, prior_run: Run[Any] | None = None) -> Run:
             cutoff=prior_run.cutoff,
             segments=prior_run.segments,
             compacted_messages=prior_run.compacted_messages,
+            labels=prior_run.labels,
         )
+    if header.labels:
+        inherited = {source.label: source for source in header.labels}
+        run = attrs.evolve(run, labels={**inherited, **run.labels})
     if not history:
         return run
     has_cut = any(isinstance(message, ToolResult) and message.cut is not None for message in history)

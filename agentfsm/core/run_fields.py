@@ -12,6 +12,7 @@ from agentfsm.core.events import LimitReached
 from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.header import Header
 from agentfsm.core.history import History, as_history
+from agentfsm.core.labels import Label, LabelSource, highest_level
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import START, State
 from agentfsm.core.messages import AssistantMessage, Message
@@ -127,6 +128,9 @@ class RunFields(Value):
     has_cut: bool = False
     """Whether the model is shown only a part of some result."""
 
+    labels: Mapping[Label, LabelSource] = attrs.field(factory=dict)
+    """Labels of all that the run has read and done, each with its first source."""
+
     retries: Mapping[str, int] = attrs.field(factory=dict)
     """Number of retries by tool name."""
 
@@ -139,6 +143,11 @@ class RunFields(Value):
     def id(self) -> str:
         """Id of the run, unique in its store."""
         return self.header.id
+
+    @property
+    def data_level(self) -> Label | None:
+        """Highest level of data that the run has read, by its labels; None if no level was declared."""
+        return highest_level(self.labels)
 
     @property
     def recent_compactions(self) -> int:

@@ -3,10 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 
 import attrs
 
 from agentfsm.core.value import Value
+
+
+class Purpose(StrEnum):
+    """Purpose that tokens or money of a run were spent for. These are all that there are."""
+
+    TURN = "turn"
+    """A turn of the run."""
+
+    LAST_ANSWER = "last_answer"
+    """The last answer of a run that a limit stops."""
+
+    SUMMARY = "summary"
+    """A request of a context policy, such as a summary of old messages."""
+
+    TOOL_SELECTION = "tool_selection"
+    """A selection among many tools."""
+
+    PLAN = "plan"
+    """A plan, its correction, or the check of a plan between two steps."""
+
+    PLAN_QUESTION = "plan_question"
+    """A step of a plan that is a question."""
+
+    JUDGE = "judge"
+    """A judgement on an answer or on results."""
+
+    TOOL = "tool"
+    """Calls of tools that cost money, beside the model."""
+
+    AGENT = "agent"
+    """Runs of sub-agents."""
 
 
 @attrs.frozen(kw_only=True)
@@ -73,6 +105,16 @@ class Usage(Value):
             estimated=self.estimated or other.estimated,
             unpriced=self.unpriced or other.unpriced,
         )
+
+
+@attrs.frozen(kw_only=True)
+class Spending(Value):
+    """Usage for one purpose."""
+
+    purpose: Purpose
+    usage: Usage = Usage()
+    model: str = ""
+    """Name of the model that was asked, if it is not the agent's own; else empty. Several are separated by commas."""
 
 
 @attrs.frozen(kw_only=True)

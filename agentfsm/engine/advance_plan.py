@@ -8,10 +8,10 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import parse_index
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.plans import Plan, PlanProgress, build_plan_call
-from agentfsm.core.usage import Usage
+from agentfsm.core.usage import Purpose
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.tool_access import check_available
-from agentfsm.engine.model_calls.side_request import send_side_request
+from agentfsm.engine.model_calls.side_request import SideSpending, send_side_request
 from agentfsm.engine.tool_calls.plan_tools import find_mode_flaws, find_tool_flaws
 from agentfsm.ports.policies import PlanRequest
 
@@ -70,16 +70,14 @@ async def _make_plan(
 ) -> StepOutcome:
     """Have a plan made, and return it, its confirmation, or the reason why there is none."""
     config, journal = execution.config, execution.journal
-    spent, results = Usage(), progress.results
+    spent, results = SideSpending(Purpose.PLAN, config.model.name), progress.results
     permitted = [tool for tool in config.registry if check_available(execution, tool) is None]
     names = frozenset([tool.name for tool in permitted])
 
     async def ask(instructions: str, question: str) -> str:
-        nonlocal spent
-        text, usage = await send_side_request(
-            execution, instructions, question, max_tokens=planner.answer_tokens, model=planner.model
+        text, _ = await send_side_request(
+            execution, spent, instructions, question, max_tokens=planner.answer_tokens, model=planner.model
         )
-        spent += usage
         return text
 
     def find_flaws(plan: Plan) -> list[str]:
@@ -99,13 +97,17 @@ async def _make_plan(
     try:
         plan = await planner.plan(request, ask)
     except (ModelError, MisuseError) as error:
-        spent += getattr(error, "usage", None) or Usage()
         journal.log.warning("not_planned", turn=journal.run.turn, error=type(error).__name__)
-        return StepOutcome((e.PlanDropped(reason=f"No plan was made ({error}). Go on step by step.", usage=spent),))
+        return StepOutcome((_drop_plan(f"No plan was made ({error}). Go on step by step.", spent),))
+    usage, purpose, model = spent.usage, spent.recorded_purpose, spent.model
     if plan is None and calls:
-        return StepOutcome((e.StepsReady(calls=calls, usage=spent),))
+        return StepOutcome((e.StepsReady(calls=calls, usage=usage, purpose=purpose, model=model),))
     if plan is None:
-        return StepOutcome((e.PlanDropped(reason="No plan is needed.", usage=spent),))
+        return StepOutcome((_drop_plan("No plan is needed.", spent),))
     journal.log.info("planned", turn=journal.run.turn, steps=len(plan.steps))
     call = build_plan_call(journal.run.header, progress.number + 1, plan)
-    return StepOutcome((e.Planned(call=call, reason=failure, usage=spent),))
+    return StepOutcome((e.Planned(call=call, reason=failure, usage=usage, purpose=purpose, model=model),))
+
+
+def _drop_plan(reason: str, spent: SideSpending) -> e.PlanDropped:
+    return e.PlanDropped(reason=reason, usage=spent.usage, purpose=spent.recorded_purpose, model=spent.model)

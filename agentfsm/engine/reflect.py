@@ -14,13 +14,13 @@ from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import JSON
-from agentfsm.core.usage import Usage
+from agentfsm.core.usage import Purpose
 from agentfsm.core.verdict import Action, Verdict
 from agentfsm.engine.advance_plan import describe_failure
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import stop_at_limit
 from agentfsm.engine.execution.tool_access import build_context
-from agentfsm.engine.model_calls.side_request import send_side_request
+from agentfsm.engine.model_calls.side_request import SideSpending, send_side_request
 from agentfsm.engine.stop_requests import find_requested_stop
 from agentfsm.ports.model import OutputForm, OutputMode
 from agentfsm.tools.queue.result_text import describe_error
@@ -141,34 +141,36 @@ def _refuse_draft(execution: Execution, spec: OutputSpec, why: str) -> StepOutco
 async def _run_judge(execution: Execution, judge: Judge) -> StepOutcome:
     """Have the draft or the results judged. If that fails, a person is asked: unjudged is not accepted."""
     journal = execution.journal
-    spent = Usage()
+    spent = SideSpending(Purpose.JUDGE, execution.config.model.name)
     modes = (judge.model or execution.config.model).output_modes
 
     async def ask(instructions: str, question: str, schema: Mapping[str, JSON]) -> str:
-        nonlocal spent
         output = OutputForm(name="verdict", schema=schema) if OutputMode.SCHEMA in modes else None
-        text, usage = await send_side_request(
+        text, _ = await send_side_request(
             execution,
+            spent,
             instructions,
             question,
             max_tokens=judge.answer_tokens,
             model=judge.model,
             output=output,
         )
-        spent += usage
         return text
 
     try:
         verdict = await _call_judge(judge, journal.run, ask)
     except ModelError as error:
-        spent += error.usage or Usage()
         verdict = _build_failed_verdict(error)
     except Exception as error:  # an exception of the judge: record its cost, then raise it
-        if spent.tokens:
-            journal.commit(e.Judged(verdict=_build_failed_verdict(error), usage=spent))
+        if spent.usage.tokens:
+            journal.commit(_build_judged(_build_failed_verdict(error), spent))
         raise
     journal.log.info("judged", turn=journal.run.turn, action=verdict.action.value)
-    return StepOutcome((e.Judged(verdict=verdict, usage=spent),))
+    return StepOutcome((_build_judged(verdict, spent),))
+
+
+def _build_judged(verdict: Verdict, spent: SideSpending) -> e.Judged:
+    return e.Judged(verdict=verdict, usage=spent.usage, purpose=spent.recorded_purpose, model=spent.model)
 
 
 async def _call_judge(judge: Judge, run: Run, ask: JudgeAsk) -> Verdict:

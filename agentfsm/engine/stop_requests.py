@@ -45,9 +45,10 @@ async def end_children(execution: Execution) -> list[e.ToolFinished]:
 
 def build_usage_events(execution: Execution) -> tuple[e.Event, ...]:
     """Return the event that records the cost of requests that gave no reply; empty if there was no cost."""
-    usage = execution.budget.unjournalled_usage
+    usage, purpose = execution.budget.unjournalled_usage, execution.budget.unjournalled_purpose
     if not usage.tokens:
         return ()
     if execution.journal.run.state is State.REFLECT:
-        return (e.Judged(verdict=Verdict(action=Action.ESCALATE, note=_CUT_OFF_ERROR), usage=usage),)
-    return (e.ModelFaltered(error=_CUT_OFF_ERROR, usage=usage),)
+        verdict = Verdict(action=Action.ESCALATE, note=_CUT_OFF_ERROR)
+        return (e.Judged(verdict=verdict, usage=usage, purpose=purpose),)
+    return (e.ModelFaltered(error=_CUT_OFF_ERROR, usage=usage, purpose=purpose),)

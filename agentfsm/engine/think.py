@@ -10,6 +10,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+import attrs
+
 from agentfsm.core import events as e
 from agentfsm.core.effects import AskModel
 from agentfsm.core.errors import (
@@ -20,11 +22,12 @@ from agentfsm.core.errors import (
     ModelReplyError,
     ModelUnavailableError,
 )
+from agentfsm.core.labels import join_labels
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage, replace_surrogates
+from agentfsm.core.messages import AssistantMessage, HostedContent, replace_surrogates
 from agentfsm.core.stops import find_near_limits
-from agentfsm.core.usage import Usage
+from agentfsm.core.usage import Purpose, Usage
 from agentfsm.engine.advance_plan import advance_plan
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.outcome import StepOutcome
@@ -112,18 +115,23 @@ async def _ask_last_answer(execution: Execution, effect: AskModel, reached: e.Li
         reply, usage = await ask_model(request)
     except LimitError as error:
         message = f"no room was left for a last answer: {error}"
-        return end_after_last_answer(execution, reached, message, *_build_faltered(error))
+        return end_after_last_answer(execution, reached, message, *_build_faltered(error, Purpose.LAST_ANSWER))
     except ModelError as error:
-        faltered = e.ModelFaltered(error=str(error), usage=error.usage or Usage(), request=digest)
+        faltered = e.ModelFaltered(
+            error=str(error), usage=error.usage or Usage(), request=digest, purpose=Purpose.LAST_ANSWER
+        )
         return end_after_last_answer(execution, reached, f"no last answer came: {error}", faltered)
     _report_turn(execution.journal, 0, usage)
     if execution.config.output_spec is not None:
         reply = execution.config.output_spec.unwrap_reply(reply)
+    hosted = _label_hosted(execution, reply.hosted) if reply.hosted else None
     if text := replace_surrogates(reply.text).strip():
-        last = AssistantMessage(text=text, thinking=replace_surrogates(reply.thinking), hosted=reply.hosted or None)
-        said = e.AnswerDrafted(message=last, usage=usage, request=digest)
+        last = AssistantMessage(text=text, thinking=replace_surrogates(reply.thinking), hosted=hosted)
+        said = e.AnswerDrafted(message=last, usage=usage, request=digest, purpose=Purpose.LAST_ANSWER)
         return end_after_last_answer(execution, reached, "its last answer is in run.partial", said)
-    silent = e.ModelFaltered(error="the last reply said nothing", usage=usage, request=digest)
+    silent = e.ModelFaltered(
+        error="the last reply said nothing", usage=usage, request=digest, purpose=Purpose.LAST_ANSWER
+    )
     return end_after_last_answer(execution, reached, "the last reply said nothing", silent)
 
 
@@ -164,10 +172,10 @@ async def _refresh_tools(execution: Execution) -> None:
         execution.journal.log.warning("tools_not_refreshed", error=str(error))
 
 
-def _build_faltered(error: LimitError | ModelError) -> tuple[e.ModelFaltered, ...]:
+def _build_faltered(error: LimitError | ModelError, purpose: Purpose | None = None) -> tuple[e.ModelFaltered, ...]:
     """Return the event that records the usage paid before an error that ends the run."""
     usage = error.usage or Usage()
-    return (e.ModelFaltered(error=str(error), usage=usage),) if usage.tokens else ()
+    return (e.ModelFaltered(error=str(error), usage=usage, purpose=purpose),) if usage.tokens else ()
 
 
 def _warn_of_limits(execution: Execution, near: Iterable[tuple[str, float, float]]) -> None:
@@ -189,7 +197,7 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
     if config.output_spec is not None:
         reply = config.output_spec.unwrap_reply(reply)
     model = "" if reply.model == config.model.name else reply.model
-    text, hosted = replace_surrogates(reply.text), reply.hosted or None
+    text, hosted = replace_surrogates(reply.text), _label_hosted(execution, reply.hosted) if reply.hosted else None
     thinking = replace_surrogates(reply.thinking) if reply.thinking else ""
     if reply.calls and reply.finish_reason is not FinishReason.CONTENT_FILTER and not reply.unanswered:
         calls = build_calls(execution, reply.calls, is_truncated=reply.finish_reason is FinishReason.LENGTH)
@@ -218,6 +226,13 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
 
     answer = e.AnswerGiven(message=message, usage=usage, request=digest, model=model)
     return StepOutcome((answer,), otherwise=review)
+
+
+def _label_hosted(execution: Execution, hosted: HostedContent) -> HostedContent:
+    """Return the outcome of the provider's own tools, with the labels that the agent declares for them."""
+    names = {call.tool.partition(".")[0] for call in hosted.calls}
+    tools = [tool for tool in execution.config.registry.hosted if tool.name in names or not names]
+    return attrs.evolve(hosted, labels=join_labels(*[tool.labels for tool in tools])) if tools else hosted
 
 
 async def _ask_with_eager_calls(execution: Execution, request: PreparedRequest, calls: ToolCalls) -> StepOutcome:

@@ -175,7 +175,7 @@ async def end_child_runs(journal: Journal, tools: ToolRegistry) -> list[ToolResu
     for entry in journal.run.open:
         if entry.phase is not Phase.FINISHED and (ended := await _end_child_run(journal, tools, entry)) is not None:
             result = build_decided_result(entry, ended.outcome, ended.content)
-            results.append(attrs.evolve(result, child=ended.child))
+            results.append(attrs.evolve(result, child=ended.child, labels=ended.labels))
     return results
 
 

@@ -53,6 +53,7 @@ def tools_from_openapi(
     include: Collection[str] | Callable[[Operation], bool] | None = None,
     allow_private: bool = False,
     client: httpx2.AsyncClient | None = None,
+    trusted: bool = False,
 ) -> list[Tool[..., Any]]:
     """Make a tool of each operation of an API that an OpenAPI 3.0 or 3.1 document describes.
 
@@ -71,6 +72,7 @@ def tools_from_openapi(
             names this machine is always allowed.
         client: A client of your own, for example with a proxy or certificates; its requests are not checked for
             private addresses. Default: a client per call.
+        trusted: Whether no stranger can write what the API returns. Otherwise the results have the label `untrusted`.
 
     Raises:
         MisuseError: if the document, the URL or `include` is wrong, or an included operation cannot be a tool.
@@ -85,6 +87,7 @@ def tools_from_openapi(
         headers=dict(headers or {}),
         allow_private=allow_private,
         client=client,
+        trusted=trusted,
     )
     return [_make_tool(api, document, each) for each in _select(list(find_operations(document)), include)]
 
@@ -140,6 +143,7 @@ def _make_tool(api: _API, document: Document, operation: Operation) -> Tool[...,
         description=operation.description,
         parameters=operation.build_schema(document),
         read_only=operation.method in READ_ONLY_METHODS,
+        reads_untrusted=not api.trusted,
         tags=operation.tags,
     )
 
@@ -173,6 +177,9 @@ class _API(Value):
 
     client: httpx2.AsyncClient | None
     """Client of the user; None: a client per call."""
+
+    trusted: bool
+    """Whether no stranger can write what the server returns."""
 
     async def send(self, operation: Operation, arguments: Mapping[str, Any], *, key: str) -> Any:
         """Send a request of the operation, and return the content of the response."""

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from agentfsm.core.calls import Inquiry
+from agentfsm.core.labels import Label, as_labels
 from agentfsm.core.messages import JSON, ErrorType, Media, Outcome
 from agentfsm.core.pending import Pending, Question
 from agentfsm.core.usage import AgentCost
@@ -106,6 +107,9 @@ class RunContext(Generic[D]):
     on_cost: Callable[[float], None] | None = attrs.field(default=None, repr=False)
     """Callback for the costs that the tool reports. None if no run is behind the call."""
 
+    on_labels: Callable[[tuple[Label, ...]], None] | None = attrs.field(default=None, repr=False)
+    """Callback for the labels that the tool adds. None if no run is behind the call."""
+
     on_event: Callable[[Any], None] | None = attrs.field(default=None, repr=False)
     """Callback for the events of a subagent. None without a listener."""
 
@@ -143,6 +147,22 @@ class RunContext(Generic[D]):
         NOT_NEGATIVE.check("add_cost", "usd", usd)
         if self.on_cost is not None:
             self.on_cost(usd)
+
+    def add_labels(self, *labels: str) -> None:
+        """Add labels to the result of this call, beside those that the tool declares: `ctx.add_labels("untrusted")`.
+
+        The result of the call records them, also if the call fails or times out afterwards. May be called from any
+        thread.
+
+        Args:
+            *labels: "untrusted", "private", "sends_out", "irreversible", or a level of data.
+
+        Raises:
+            MisuseError: if a label is unknown.
+        """
+        given = as_labels(labels)
+        if self.on_labels is not None:
+            self.on_labels(given)
 
     @property
     def cancelled(self) -> bool:
@@ -192,6 +212,9 @@ class ToolReturn(Value):
 
     parts: tuple[Media, ...] = ()
     """Media that accompany the content, which refers to them; both come from `result_text.render_parts`."""
+
+    labels: tuple[Label, ...] = ()
+    """Labels of the result, beside those that the tool declares."""
 
 
 class CallPaused(Exception):  # noqa: N818  not an error: the call continues later

@@ -24,9 +24,19 @@ import attrs
 
 from agentfsm.core.errors import ArgumentsError, MisuseError, ModelRetry
 from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.labels import DATA_LEVELS, EFFECT_LABELS, Label
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.tool_traits import Level, ToolKind
-from agentfsm.core.validation import BOOL, COUNT, FUNCTION, NOT_NEGATIVE, POSITIVE, STRING, ValueRule
+from agentfsm.core.validation import (
+    BOOL,
+    COUNT,
+    FUNCTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    STRING,
+    ValueRule,
+    require_choice,
+)
 from agentfsm.limiter import Limiter
 from agentfsm.ports.model import ToolDefinition, to_mutable_json
 from agentfsm.ports.store import Clock, Store
@@ -66,6 +76,17 @@ OnUnknown: TypeAlias = (
 
 def _to_tags(tags: Iterable[str]) -> frozenset[str]:
     return frozenset(tags)
+
+
+def _list_labels(tool: Tool[..., Any]) -> tuple[Label, ...]:
+    declared = {
+        Label.UNTRUSTED: tool.reads_untrusted,
+        Label.PRIVATE: tool.reads_private,
+        Label.SENDS_OUT: tool.sends_out,
+        Label.IRREVERSIBLE: tool.irreversible,
+    }
+    own = tuple([label for label, is_declared in declared.items() if is_declared])
+    return (*own, Label(tool.data_level)) if tool.data_level else own
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -208,6 +229,23 @@ class Tool(Generic[P, R]):
     `ctx.add_cost`. None: no cost.
     """
 
+    reads_untrusted: bool = False
+    """Whether results contain text that strangers can write, such as web pages and mails: the label `untrusted`."""
+
+    reads_private: bool = False
+    """Whether results contain data that not everybody may see, such as those of a user: the label `private`."""
+
+    sends_out: bool = False
+    """Whether a call can send data to others, such as a mail or a request to a host that the arguments name: the label
+    `sends_out`. Calls of such a tool do not start before the reply that requests them is complete.
+    """
+
+    irreversible: bool = False
+    """Whether the effect of a call cannot be undone, such as a payment: the label `irreversible`."""
+
+    data_level: str = ""
+    """Level of the data in results: "public", "internal", "confidential" or "restricted"; empty if not known."""
+
     poll: bool = False
     """Whether repeated calls are the purpose of the tool; they are excluded from loop detection."""
 
@@ -220,6 +258,9 @@ class Tool(Generic[P, R]):
     """Function that ends the child run of a subagent call, given the store, the clock, the parent run's id and the
     call's id. It is awaited when the parent run or the call ends, and returns the child's outcome.
     """
+
+    labels: tuple[Label, ...] = attrs.field(default=attrs.Factory(_list_labels, takes_self=True), init=False)
+    """Labels that the tool declares. The results of its calls have them."""
 
     breaker: Breaker = attrs.field(factory=Breaker, init=False, repr=False)
     """Circuit breaker of the tool, shared by all runs in this process."""
@@ -245,6 +286,11 @@ class Tool(Generic[P, R]):
         return self.read_only or self.idempotent
 
     @property
+    def effect_labels(self) -> tuple[Label, ...]:
+        """Labels of what a call does; they count from its start."""
+        return tuple([label for label in self.labels if label in EFFECT_LABELS]) if self.labels else ()
+
+    @property
     def is_interactive(self) -> bool:
         """Whether a call may need an approval or input from outside before its result counts."""
         return self.requires_approval is not False or self.waits_for is not None
@@ -256,14 +302,16 @@ class Tool(Generic[P, R]):
     @property
     def may_start_early(self) -> bool:
         """Whether calls may start while the model is still streaming the reply that requests them."""
-        if self.cost_usd is not None:  # a reply that is dropped must not cost anything
+        if self.cost_usd is not None or self.sends_out:  # a reply that is dropped must cost and send nothing
             return False
         return self.read_only and self.requires_approval is False and self.kind is ToolKind.DIRECT
 
     @cached_property
     def digest(self) -> str:
         """Hash of the tool as approvers see it: its name, description, schema and declared flags."""
-        shape = [self.name, self.description, self.read_only, self.idempotent, self.strict]
+        shape: list[Any] = [self.name, self.description, self.read_only, self.idempotent, self.strict]
+        if self.labels:
+            shape.append(self.labels)
         return short_hash(
             json.dumps([*shape, to_mutable_json(self.parameters)], sort_keys=True, default=str), DIGEST_CHARS
         )
@@ -338,6 +386,11 @@ class ToolDeclarations(TypedDict, total=False):
     estimate_s: float | None
     shown_tokens: int
     shown_bytes: int
+    reads_untrusted: bool
+    reads_private: bool
+    sends_out: bool
+    irreversible: bool
+    data_level: str
     poll: bool
 
 
@@ -461,6 +514,8 @@ _OPTION_RULES: Final[Mapping[str, ValueRule]] = {
         wanted="US dollars, 0 or more, or a function of the arguments, or None",
     ),
     **dict.fromkeys(("strict", "read_only", "idempotent", "poll", "external"), BOOL),
+    **dict.fromkeys(("reads_untrusted", "reads_private", "sends_out", "irreversible"), BOOL),
+    "data_level": require_choice("", *DATA_LEVELS),
     **dict.fromkeys(("enabled", "requires_approval", "concurrency_safe"), _CHOICE),
     **dict.fromkeys(("validate", "describe", "locks"), FUNCTION.or_none()),
     **dict.fromkeys(("after", "tags"), _STRINGS),
@@ -491,6 +546,8 @@ def _check_declarations(name: str, **declared: Any) -> None:
         raise MisuseError(f"tool {name!r}: an external tool runs no function, so leave out requires_approval=")
     if declared.get("external") and declared.get("cost_usd") is not None:
         raise MisuseError(f"tool {name!r}: an external tool runs no function, so leave out cost_usd=")
+    if declared.get("read_only") and declared.get("irreversible"):
+        raise MisuseError(f"tool {name!r} is read-only, so a call has no effect: leave out irreversible= or read_only=")
     if declared.get("read_only") and "on_unknown" in declared:
         raise MisuseError(f"tool {name!r} is read-only, so an interrupted call runs again: leave out on_unknown=")
 

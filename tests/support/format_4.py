@@ -9,7 +9,8 @@ from agentfsm.core import events as e
 from agentfsm.core.effects import Pending
 from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.header import Header
-from agentfsm.core.inbox import InputKind, Priority
+from agentfsm.core.inbox import Input, InputKind, Priority
+from agentfsm.core.labels import Label, LabelSource
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import (
     AssistantMessage,
@@ -21,11 +22,12 @@ from agentfsm.core.messages import (
     ImagePart,
     NativeReply,
     Outcome,
+    TextPart,
     ToolCall,
     ToolResult,
 )
 from agentfsm.core.pending import PendingKind, Question
-from agentfsm.core.usage import Usage
+from agentfsm.core.usage import Purpose, Spending, Usage
 from agentfsm.core.verdict import Action, Verdict
 from tests.support.format_2 import FORMAT_2
 from tests.support.format_3 import FORMAT_3
@@ -41,6 +43,10 @@ HEADER = attrs.evolve(
     release="2026-11",
     arms={"prompt": "b"},
     traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    labels=(
+        LabelSource(label=Label.UNTRUSTED, run_id="order-16", version=4, call_id="t1.0", name="read_mail"),
+        LabelSource(label=Label.INTERNAL, run_id="order-17", name="prompt"),
+    ),
     format=4,
 )
 MISFIT = "not run: the arguments given by bob do not fit: cents is missing"
@@ -68,6 +74,7 @@ HOSTED = HostedContent(
     files=(HostedFile(id="file_2", name="sums.csv", container="cntr_1"),),
     images=(ImagePart(url="data:image/png;base64,AAAA"),),
     container="cntr_1",
+    labels=(Label.UNTRUSTED, Label.PUBLIC),
 )
 PLANNED = ToolCall(id="p1", name="agentfsm.plan", arguments='{"steps": [{"id": 1, "tool": "pay"}]}', key="k:p1")
 STEP = ToolCall(id="p1.1", name="pay", arguments="{}", key="k:p1.1")
@@ -77,20 +84,42 @@ ANSWERED = ToolResult(
     outcome=Outcome.DONE,
     content="The first.",
     index=2,
-    usage=Usage(input_tokens=40, output_tokens=3),
+    spent=(
+        Spending(purpose=Purpose.PLAN_QUESTION, usage=Usage(input_tokens=40, output_tokens=3), model="small"),
+        Spending(purpose=Purpose.TOOL, usage=Usage(cost_usd=0.005)),
+        Spending(purpose=Purpose.AGENT),
+        Spending(purpose=Purpose.TURN),
+    ),
+    labels=(Label.PRIVATE, Label.CONFIDENTIAL, Label.RESTRICTED),
 )
+# What requests beside the turns have spent.
+SMALL = Usage(input_tokens=90, output_tokens=9)
 FURTHER = (
     *FORMAT_3.further,
     e.Reminded(text="No refunds today.", prompts=("today@1.0#0123456789ab",)),
     e.Judged(verdict=Verdict(action=Action.ACCEPT, passed=True)),
-    e.Planned(call=PLANNED, reason="step 1 failed", usage=Usage(input_tokens=300, output_tokens=60)),
-    e.PlanDropped(reason="No plan is needed.", usage=Usage(input_tokens=300, output_tokens=6)),
-    e.StepsReady(calls=(STEP,), usage=Usage(input_tokens=310, output_tokens=7)),
+    e.Planned(call=PLANNED, reason="step 1 failed", usage=SMALL, purpose=Purpose.PLAN, model="small"),
+    e.PlanDropped(reason="No plan is needed.", usage=SMALL, purpose=Purpose.PLAN, model="small"),
+    e.StepsReady(calls=(STEP,), usage=SMALL, purpose=Purpose.PLAN, model="small"),
+    e.ToolsOffered(tools=("pay",), how="two_stage", usage=SMALL, purpose=Purpose.TOOL_SELECTION, model="small"),
+    e.Judged(verdict=Verdict(action=Action.ACCEPT), usage=SMALL, purpose=Purpose.JUDGE, model="small"),
+    e.Compacted(
+        start=0,
+        head=(),
+        tokens_before=9,
+        tokens_after=9,
+        why="full",
+        usage=SMALL,
+        purpose=Purpose.SUMMARY,
+        model="small, large",
+    ),
+    e.ModelFaltered(error="the last reply said nothing", usage=SMALL, purpose=Purpose.LAST_ANSWER),
     e.ToolFinished(result=ANSWERED),
     e.ApprovalGiven(call_id="t5.0", by="bob", arguments='{"cents":900}', key="9f3c61d07a5be284:t5.0:4ae81572"),
     e.Paused(message="5 workers died while they drove it", kind=PendingKind.CRASH),
     e.LimitReached(reason=StopReason.MAX_TURNS, message="20 of 20 turns used", note="Answer now."),
     e.ToolStarted(call_id="t6.0", repeatable=True, read_only=True, since=1700000200.5, attempts=2),
+    e.ToolStarted(call_id="t6.1", labels=(Label.SENDS_OUT, Label.IRREVERSIBLE)),
     e.ToolCutOff(call_id="t6.0", started_at=1700000200.5, duration_s=0.25, undone=True),
     e.ApprovalAsked(call_id="t6.1", expires_at=1700604800.0, description="Pays 17.00 €.", digest="aa", error=MISFIT),
     e.ToolPaused(call_id="t6.2", pending=(BELOW,)),
@@ -102,7 +131,8 @@ FURTHER = (
             thinking="I look it up.",
             hosted=HOSTED,
             paused=True,
-        )
+        ),
+        purpose=Purpose.LAST_ANSWER,
     ),
 )
 
@@ -111,7 +141,10 @@ FORMAT_4 = Format(
     header=HEADER,
     journal=FORMAT_2.journal,
     further=FURTHER,
-    items=FORMAT_3.items,
+    items=(
+        *FORMAT_3.items,
+        Input(parts=(TextPart(text="See the mail below."),), labels=(Label.UNTRUSTED,)),
+    ),
     added=frozenset(
         {
             (Header, "nonce"),
@@ -119,16 +152,29 @@ FORMAT_4 = Format(
             (Fingerprint, "config"),
             (Fingerprint, "prompts"),
             (Header, "instructions"),
-            (ToolResult, "usage"),
             e.Reminded,
             *((e.Reminded, name) for name in ("text", "prompts")),
             (Verdict, "passed"),
+            (ToolResult, "spent"),
+            Spending,
+            *((Spending, name) for name in ("purpose", "usage", "model")),
+            *Purpose,
+            *Label,
+            LabelSource,
+            *((LabelSource, name) for name in ("label", "run_id", "version", "call_id", "name")),
+            (Header, "labels"),
+            (Input, "labels"),
+            (HostedContent, "labels"),
+            (ToolResult, "labels"),
+            (e.ToolStarted, "labels"),
+            *((kind, "purpose") for kind in (e.AnswerDrafted, e.ModelFaltered)),
+            *((kind, name) for kind in (e.Compacted, e.ToolsOffered, e.Judged) for name in ("purpose", "model")),
             e.Planned,
             e.PlanDropped,
             e.StepsReady,
-            *((e.Planned, name) for name in ("call", "reason", "usage")),
-            *((e.PlanDropped, name) for name in ("reason", "usage")),
-            *((e.StepsReady, name) for name in ("calls", "usage")),
+            *((e.Planned, name) for name in ("call", "reason", "usage", "purpose", "model")),
+            *((e.PlanDropped, name) for name in ("reason", "usage", "purpose", "model")),
+            *((e.StepsReady, name) for name in ("calls", "usage", "purpose", "model")),
             (e.ApprovalGiven, "key"),
             (e.ApprovalAsked, "error"),
             (Pending, "error"),
@@ -154,5 +200,5 @@ FORMAT_4 = Format(
             *((HostedFile, name) for name in ("id", "name", "container")),
         }
     ),
-    closed_sets=(Action, ErrorType, InputKind, Outcome, PendingKind, Priority, StopReason),
+    closed_sets=(Action, ErrorType, InputKind, Label, Outcome, PendingKind, Priority, Purpose, StopReason),
 )

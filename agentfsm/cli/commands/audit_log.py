@@ -102,6 +102,8 @@ def _format_record(record: AuditRecord) -> Iterator[str]:
     call = f"{format_time(record.asked_at)}  {record.run_id} {record.call_id}"
     yield f"{call}  {one_line(f'{record.tool}({format_arguments(record.arguments)})', CALL_CHARS)}"
     yield f"    {one_line(_format_outcome(record), NOTE_CHARS)}"
+    if record.labels:
+        yield f"    labels: {', '.join(record.labels)}"
     yield from (f"    {one_line(words, NOTE_CHARS)}" for words in format_decisions(record))
 
 

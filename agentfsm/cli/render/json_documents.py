@@ -11,7 +11,9 @@ import attrs
 
 from agentfsm.cli.render.text import build_decided_turns, format_prompt, parse_edited_arguments
 from agentfsm.core import codec
+from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import State
+from agentfsm.core.purposes import usage_by_purpose
 from agentfsm.stores.rules import decision_word
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ def build_run_json(run: Run, hint: CommandHint, root_id: str = "") -> dict[str, 
         "turns": run.turn,
         "version": run.version,
         "usage": attrs.asdict(run.usage) | {"tokens": run.usage.tokens},
+        "labels": [attrs.asdict(run.labels[label]) for label in join_labels(run.labels)],
+        "data_level": run.data_level,
         "duration_s": round(run.duration_s, 6),
         "pending": [attrs.asdict(item) for item in run.pending],
         "calls": [attrs.asdict(call) for call in run.calls],
@@ -60,6 +64,15 @@ def build_full_run_json(run: Run, hint: CommandHint, root_id: str, events: Seque
         "forked_from": header.forked_from,
         "forked_at": None if header.forked_from is None else header.forked_at,
         "user": header.user,
+        "tenant": header.tenant,
+        "clearance": header.clearance,
+        "release": header.release,
+        "arms": dict(header.arms),
+        "traceparent": header.traceparent,
+        "usage_by_purpose": {
+            str(purpose): attrs.asdict(usage) | {"tokens": usage.tokens}
+            for purpose, usage in usage_by_purpose(events).items()
+        },
         "metadata": dict(header.metadata),
         "prompt": format_prompt(run),
         "created_at": run.created_at,

@@ -23,8 +23,10 @@ from agentfsm.core.audit_records import build_audit
 from agentfsm.core.calls import parse_arguments
 from agentfsm.core.events import ApprovalGiven, Paused, Resumed, ToolPaused, ToolsOffered
 from agentfsm.core.inbox import Approve
+from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, ToolResult, format_part
+from agentfsm.core.purposes import usage_by_purpose
 from agentfsm.core.text_safety import one_line, strip_unsafe
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.cost import calculate_run_cost
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from agentfsm.core.audit_records import AuditRecord
     from agentfsm.core.calls import OpenCall
     from agentfsm.core.events import Event
+    from agentfsm.core.header import Header
     from agentfsm.core.inbox import Decision
     from agentfsm.core.messages import JSON, ToolCall
     from agentfsm.core.pending import Pending
@@ -317,7 +320,7 @@ def format_run(run: Run, events: Sequence[Event] = ()) -> str:
             *_format_header(run),
             *format_turns(build_decided_turns(run, events)),
             *_format_pauses(events),
-            *_format_footer(run),
+            *_format_footer(run, events),
         ]
     )
 
@@ -335,9 +338,23 @@ def _format_header(run: Run) -> Iterator[str]:
         yield f"prompts  {name}@{version}"
     if header.session is not None:
         yield f"session  {header.session}"
+    yield from (one_line(line, NOTE_CHARS) for line in _format_identity(header))
     yield f"created  {format_time(run.created_at)}"
     yield f"prompt   {one_line(format_prompt(run), NOTE_CHARS)}"
     yield f"state    {format_state(run)}"
+
+
+def _format_identity(header: Header) -> Iterator[str]:
+    """Yield a line for each of the user, the tenant, the clearance, the release, the arms and the trace of a run."""
+    facts = {
+        "user": header.user,
+        "tenant": header.tenant,
+        "cleared": header.clearance,
+        "release": header.release,
+        "arms": ", ".join(f"{name}={arm}" for name, arm in sorted(header.arms.items())),
+        "trace": header.traceparent,
+    }
+    yield from (f"{name:<8} {value}" for name, value in facts.items() if value)
 
 
 def format_turns(turns: Sequence[TurnView]) -> Iterator[str]:
@@ -366,8 +383,15 @@ def _format_pauses(events: Sequence[Event]) -> Iterator[str]:
             yield f"resumed  {one_line(f'{at}{changes}', NOTE_CHARS)}"
 
 
-def _format_footer(run: Run) -> Iterator[str]:
+def _format_footer(run: Run, events: Sequence[Event]) -> Iterator[str]:
     yield f"used     {format_used(run)}; {format_duration(run.duration_s)} active"
+    spent = usage_by_purpose(events)
+    for purpose, usage in spent.items() if len(spent) > 1 else ():
+        yield f"         {purpose}: {_format_usage(usage, ())}"
+    for label in join_labels(run.labels):
+        source = run.labels[label]
+        origin = "" if source.run_id == run.id else f" of run {source.run_id}"
+        yield f"label    {one_line(f'{label}, from {source.describe()}{origin}', NOTE_CHARS)}"
     for item in run.pending:
         yield f"waits    {format_pending(item, run.id)}"
         yield from (f"         {line}" for line in format_error_lines(item))

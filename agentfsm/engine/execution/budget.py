@@ -26,7 +26,7 @@ from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import LimitError
 from agentfsm.core.limits import LAST_ANSWER_SHARE, Limits, StopReason
 from agentfsm.core.stops import find_reached_limit, format_calls_used, format_tokens_used, format_usd_used
-from agentfsm.core.usage import Usage
+from agentfsm.core.usage import Purpose, Usage
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -134,6 +134,9 @@ class Budget:
 
     _usage_version: int = -1
     """Version of the run for which `_unjournalled_usage` is valid."""
+
+    unjournalled_purpose: Purpose | None = None
+    """Purpose of the newest side request in `unjournalled_usage`; None if the newest request was a turn."""
 
     warned_limits: frozenset[str] = frozenset()
     """Names of the limits for which a warning was emitted."""
@@ -308,8 +311,8 @@ class Budget:
             return LimitError(StopReason.TOKEN_BUDGET, message)
         return LimitError(StopReason.COST_BUDGET, f"{format_usd_used(usage.cost_usd or 0.0, self.limits)}: {rest}")
 
-    def settle(self, held: Reservation, usage: Usage) -> None:
-        """Replace the reservation of a request by its actual cost."""
+    def settle(self, held: Reservation, usage: Usage, purpose: Purpose | None = None) -> None:
+        """Replace the reservation of a request by its actual cost. `purpose` is that of a side request."""
         for budget in (self, *self.ancestors):
             reserved = budget._reserved  # noqa: SLF001  one of its kind
             budget._in_flight -= 1  # noqa: SLF001  as above
@@ -320,6 +323,7 @@ class Budget:
         version = self.source.run.version
         self._unjournalled_usage = self._unjournalled_usage + usage if version == self._usage_version else usage
         self._usage_version = version
+        self.unjournalled_purpose = purpose
         if self.parent is not None:
             self._report_to_parent()
         if self.tree.room_freed is not None:

@@ -12,9 +12,9 @@ from anyio.lowlevel import checkpoint
 from agentfsm.core import events as e
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError
 from agentfsm.core.segments import Removed, Summarised, build_note
-from agentfsm.core.usage import Usage
+from agentfsm.core.usage import Purpose
 from agentfsm.engine.model_calls.message_groups import build_segments, group_messages
-from agentfsm.engine.model_calls.side_request import send_side_request
+from agentfsm.engine.model_calls.side_request import SideSpending, send_side_request
 from agentfsm.engine.model_calls.tool_selection import list_offered_tools
 from agentfsm.ports.context import CompactionBudget, MessageGroup, count_tokens
 from agentfsm.tokens.ledger import BATCH_MESSAGES, BYTE_COUNTER, count_message
@@ -83,7 +83,7 @@ async def _count_exactly(execution: Execution, tools: Sequence[ToolDefinition]) 
 async def _compact(execution: Execution, target: float, limit: float, why: str) -> e.Compacted | None:
     """Apply the policies until the messages fit, and return the event."""
     run, tally = execution.journal.run, execution.ledger
-    aside = _PolicyRequests(execution)
+    aside = _PolicyRequests(execution, SideSpending(Purpose.SUMMARY, execution.config.model.name))
     count = partial(count_message, counter=tally.counter)
     room = CompactionBudget(
         target_tokens=int(target) - MAX_NOTE_TOKENS,
@@ -97,7 +97,7 @@ async def _compact(execution: Execution, target: float, limit: float, why: str) 
     start, head = build_segments(groups, len(run.messages))
     before = tally.shown_tokens
     after = count_tokens(groups) + sum(count(build_note(entry)) for entry in head if isinstance(entry, Removed))
-    if after >= before and not aside.usage.tokens:
+    if after >= before and not aside.spent.usage.tokens:
         return None
     if after >= before:  # failed requests are paid for, too
         start, head, after, names = run.cutoff, run.segments, before, []
@@ -109,7 +109,9 @@ async def _compact(execution: Execution, target: float, limit: float, why: str) 
         tokens_after=after,
         why="; ".join([why, *aside.errors]),
         policies=tuple(names),
-        usage=aside.usage,
+        usage=aside.spent.usage,
+        purpose=aside.spent.recorded_purpose,
+        model=aside.spent.model,
     )
 
 
@@ -150,27 +152,26 @@ class _PolicyRequests:
     """Sends the requests of policies to models, and records their cost and errors."""
 
     execution: Execution
+    spent: SideSpending
     policy_name: str = ""
     """Class name of the current policy."""
 
-    usage: Usage = Usage()
     errors: list[str] = attrs.field(factory=list)
 
     async def ask(self, model: Model | None, instructions: str, question: str, tokens: int) -> str:
         """Send a request, as described for `ports.context.PolicyAsk`."""
         try:
-            text, usage = await send_side_request(
+            text, _ = await send_side_request(
                 self.execution,
+                self.spent,
                 instructions,
                 question,
                 max_tokens=tokens,
                 model=model,
             )
-            self.usage += usage
             if not text.strip():
                 raise ModelReplyError("it gave an empty reply")
         except ModelError as error:
-            self.usage += error.usage or Usage()
             self.errors.append(f"{self.policy_name}: {str(error)[:REASON_CHARS]}")
             raise
         return text.strip()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import attrs
+
 from agentfsm.core.errors import LimitError, ModelError
 from agentfsm.core.messages import TextPart, UserMessage
-from agentfsm.core.usage import Usage
+from agentfsm.core.usage import Purpose, Usage
 from agentfsm.engine.model_calls.reply import calculate_usd, fetch_reply
 from agentfsm.engine.model_calls.request import price_usage
 from agentfsm.ports.model import Request
@@ -18,8 +20,40 @@ if TYPE_CHECKING:
     from agentfsm.ports.model import Model, OutputForm
 
 
+@attrs.define(eq=False, repr=False)
+class SideSpending:
+    """Usage of the side requests that one event records, with their purpose and their models."""
+
+    purpose: Purpose
+    own_model: str
+    """Name of the agent's own model."""
+
+    usage: Usage = Usage()
+    """Usage so far, failed requests included."""
+
+    models: list[str] = attrs.field(factory=list)
+    """Names of the models that were asked, each once."""
+
+    @property
+    def recorded_purpose(self) -> Purpose | None:
+        """The purpose; None if no request was sent."""
+        return self.purpose if self.models else None
+
+    @property
+    def model(self) -> str:
+        """Names of the models that were asked, separated by commas; empty for the agent's own alone."""
+        return "" if self.models == [self.own_model] else ", ".join(self.models)
+
+    def add(self, model: str, usage: Usage) -> None:
+        """Add the usage of a request."""
+        self.usage += usage
+        if model not in self.models:
+            self.models.append(model)
+
+
 async def send_side_request(
     execution: Execution,
+    spending: SideSpending,
     instructions: str,
     question: str,
     *,
@@ -31,6 +65,7 @@ async def send_side_request(
 
     Args:
         execution: The execution that pays, and whose limits apply.
+        spending: Where the usage is added, also if the request fails.
         instructions: The instructions for the model.
         question: The question, of any length.
         max_tokens: The maximum of tokens of the answer.
@@ -46,7 +81,7 @@ async def send_side_request(
         granted, held = await execution.budget.reserve(asked, max_tokens, max_tokens, partial(calculate_usd, who))
     except LimitError as error:  # the rest may suffice for an answer
         raise ModelError(f"the budget has no room for a question beside the run: {error}") from error
-    usage = Usage()
+    usage, name = Usage(), who.name
     try:
         request = Request(
             instructions=instructions,
@@ -58,10 +93,12 @@ async def send_side_request(
         reply = await fetch_reply(who, request)
         counted = Usage(input_tokens=asked, output_tokens=estimate_tokens(reply.text), estimated=True)
         usage = price_usage(execution, who, reply.usage or counted)
+        name = reply.model or name
     except ModelError as error:
         usage = error.usage = price_usage(execution, who, error.usage or usage)
         raise
     else:
         return reply.text, usage
     finally:
-        execution.budget.settle(held, usage)
+        spending.add(name, usage)
+        execution.budget.settle(held, usage, spending.purpose)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from agentfsm.core import events as e
 from agentfsm.core.messages import AssistantMessage, ToolResult, UserMessage
-from agentfsm.core.usage import Usage
+from agentfsm.core.usage import Purpose, Usage
 from agentfsm.engine.execution.tool_access import check_available
-from agentfsm.engine.model_calls.side_request import send_side_request
+from agentfsm.engine.model_calls.side_request import SideSpending, send_side_request
 from agentfsm.ports.model import ToolDefinition
 from agentfsm.tools.builtin import FIND_TOOLS, READ_RESULT, build_find_tools_definition, find_tools, read_result
 
@@ -74,14 +74,18 @@ async def select_tools(execution: Execution) -> e.ToolsOffered | None:
     if not engine.selector.wants(len(tools)):
         return None
 
+    spent = SideSpending(Purpose.TOOL_SELECTION, engine.model.name)
+
     async def ask(instructions: str, question: str) -> tuple[str, Usage]:
-        return await send_side_request(execution, instructions, question, max_tokens=CHOICE_TOKENS)
+        return await send_side_request(execution, spent, instructions, question, max_tokens=CHOICE_TOKENS)
 
     selection = await engine.selector.select(_describe_task(run), tools, ask)
     wanted = {*selection.tools, *_list_used_tools(run), *_read_found_names(run)}
     names = tuple([tool.name for tool in tools if tool.name in wanted])
     execution.journal.log.info("tools_offered", tools=len(names), of=len(tools), how=selection.how)
-    return e.ToolsOffered(tools=names, how=selection.how, usage=selection.usage)
+    return e.ToolsOffered(
+        tools=names, how=selection.how, usage=selection.usage, purpose=spent.recorded_purpose, model=spent.model
+    )
 
 
 def _add_found_tools(execution: Execution, before: Collection[str]) -> e.ToolsOffered | None:

@@ -318,7 +318,8 @@ def _build_settled_result(execution: Execution, entry: OpenCall, outcome: Outcom
     """Return an external result; the model is shown at most as much of it as of the tool's own results."""
     tool, result = execution.config.find_tool(entry.call.name), build_decided_result(entry, outcome, content)
     shown = None if tool is None else result_text.count_shown_chars(result.content, tool, execution.count_tokens)
-    return attrs.evolve(result, shown_chars=shown, usage=bill_settled_call(tool, entry))
+    labels = () if tool is None else tool.labels
+    return attrs.evolve(result, shown_chars=shown, spent=bill_settled_call(tool, entry), labels=labels)
 
 
 def build_pending_question(
@@ -403,7 +404,9 @@ async def _recover_call(execution: Execution, entry: OpenCall, host: QueueHost) 
             "happened. Check before you repeat it."
         )
         result = build_decided_result(entry, Outcome.UNKNOWN, content)
-        return e.ToolFinished(result=attrs.evolve(result, usage=bill_settled_call(tool, entry)), by="on_unknown")
+        labels = () if tool is None else tool.labels
+        result = attrs.evolve(result, spent=bill_settled_call(tool, entry), labels=labels)
+        return e.ToolFinished(result=result, by="on_unknown")
     return None if policy == "rerun" else e.ToolLost(call_id=call.id)
 
 

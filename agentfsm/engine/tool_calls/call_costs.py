@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentfsm.core.calls import OpenCall
 from agentfsm.core.errors import ArgumentsError
-from agentfsm.core.usage import Usage
+from agentfsm.core.usage import Purpose, Spending, Usage
 from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.tools import callback_errors
 
@@ -28,12 +28,17 @@ def calculate_call_cost(tool: Tool[..., Any], arguments: Arguments) -> float | N
     return float(usd)
 
 
-def bill_settled_call(tool: Tool[..., Any] | None, entry: OpenCall) -> Usage | None:
+def bill_tool(usage: Usage) -> tuple[Spending, ...]:
+    """Return the spending of a call for its tool."""
+    return (Spending(purpose=Purpose.TOOL, usage=usage),)
+
+
+def bill_settled_call(tool: Tool[..., Any] | None, entry: OpenCall) -> tuple[Spending, ...]:
     """Return the declared cost of a call that had started when its worker died, and that was settled since."""
     if tool is None or tool.cost_usd is None or not entry.attempts:
-        return None
+        return ()
     try:
         usd = calculate_call_cost(tool, tool.to_namespace(tool.bind(entry.call.arguments)))
     except ArgumentsError:  # the tool has changed since
-        return None
-    return None if usd is None else Usage(cost_usd=usd)
+        return ()
+    return () if usd is None else bill_tool(Usage(cost_usd=usd))

@@ -10,6 +10,7 @@ import attrs
 
 from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import RunNotFoundError, StoreError
+from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.limits import BUDGET_REASONS, StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
@@ -123,9 +124,10 @@ async def end_interrupted_child(
         except RunNotFoundError:
             return end  # it never began
         if ended.outcome is Outcome.DONE:
-            return CallOutcome(Outcome.DONE, ended.content, child=ended.child)
+            return CallOutcome(Outcome.DONE, ended.content, child=ended.child, labels=ended.labels)
         outcome = Outcome.UNKNOWN if ended.outcome is Outcome.UNKNOWN else end.outcome
-        return end._replace(outcome=outcome, text=f"{end.text}\n{ended.content}", child=ended.child)
+        text = f"{end.text}\n{ended.content}"
+        return end._replace(outcome=outcome, text=text, child=ended.child, labels=ended.labels)
     raise StoreError(
         f"the agent of {call.name} ({call.id}) was not ended within {CLOSE_TIMEOUT_S:g} s; resume its caller"
     )
@@ -150,6 +152,16 @@ def build_missing_result(entry: OpenCall) -> ToolReturn:
 
 def build_final_result(run: Run, model: Model | None = None) -> ToolReturn:
     """Return the result of a call whose child run is over."""
+    return attrs.evolve(_build_final_result(run, model), labels=list_own_labels(run))
+
+
+def list_own_labels(run: Run) -> tuple[Label, ...]:
+    """Return the labels that a child run has brought in itself; its parent has the others."""
+    inherited = {source.label for source in run.header.labels}
+    return join_labels(run.labels.keys() - inherited)
+
+
+def _build_final_result(run: Run, model: Model | None) -> ToolReturn:
     name, cost = run.header.agent, calculate_run_cost(run, model)
     if run.state is State.DONE:
         return ToolReturn(outcome=Outcome.DONE, content=run.answer, child=cost)
@@ -173,7 +185,9 @@ def build_unresponsive_result(run: Run, model: Model | None = None) -> ToolRetur
     doing = f", and may still be doing: {', '.join(names)}" if names else ""
     name, cost = run.header.agent, calculate_run_cost(run, model)
     text = f"the agent {name} was cancelled but has not ended{doing}. Check before you repeat anything."
-    return ToolReturn(outcome=Outcome.UNKNOWN, content=f"{text}{_describe_effects(run)}", child=cost)
+    return ToolReturn(
+        outcome=Outcome.UNKNOWN, content=f"{text}{_describe_effects(run)}", child=cost, labels=list_own_labels(run)
+    )
 
 
 def _build_partial_result(run: Run, name: str, cost: AgentCost) -> ToolReturn:

@@ -20,15 +20,16 @@ from agentfsm.core.calls import (
     parse_index,
     replace_arguments,
 )
-from agentfsm.core.errors import AgentError, ModelError
+from agentfsm.core.errors import AgentError
 from agentfsm.core.inbox import Approve, GiveInput, PostedItem, Rerun
 from agentfsm.core.json_text import round_duration, round_timestamp
+from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Media, Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.core.pending import Pending
 from agentfsm.core.plans import QUESTION_TOOL
 from agentfsm.core.tool_traits import ToolKind
-from agentfsm.core.usage import Usage
+from agentfsm.core.usage import Purpose, Spending, Usage
 from agentfsm.engine.execution.budget import NO_USAGE
 from agentfsm.engine.execution.config import ANSWER_TOKENS
 from agentfsm.engine.execution.execution import Execution
@@ -41,10 +42,10 @@ from agentfsm.engine.execution.tool_access import (
     find_engine_tool,
 )
 from agentfsm.engine.model_calls.eager_calls import EagerAttempt, EagerCalls
-from agentfsm.engine.model_calls.side_request import send_side_request
+from agentfsm.engine.model_calls.side_request import SideSpending, send_side_request
 from agentfsm.engine.model_calls.tool_selection import search_tools
 from agentfsm.engine.tool_calls.approvals import build_pending_question, is_outside_plan, needs_approval
-from agentfsm.engine.tool_calls.call_costs import calculate_call_cost
+from agentfsm.engine.tool_calls.call_costs import bill_tool, calculate_call_cost
 from agentfsm.engine.tool_calls.child_runs import add_child_cost, end_interrupted_child
 from agentfsm.ports.model import ProposedCall
 from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
@@ -96,7 +97,13 @@ class RunHost(QueueHost):
     """Number of calls that waited for a limit of their tool or tag when the execution was cut off."""
 
     spent: dict[str, Usage] = attrs.field(factory=dict)
-    """Usage of model requests that running calls have made, and costs that they have reported, by call id."""
+    """Costs that running calls have reported, by call id."""
+
+    asked: dict[str, SideSpending] = attrs.field(factory=dict)
+    """Usage of model requests that running calls have made, by call id."""
+
+    labels: dict[str, tuple[Label, ...]] = attrs.field(factory=dict)
+    """Labels that the tools of running calls have added, by call id."""
 
     reserved_usd: dict[str, float] = attrs.field(factory=dict)
     """Declared costs of running calls, US dollars by call id, for which the budget has made room."""
@@ -142,6 +149,7 @@ class RunHost(QueueHost):
             find_result_parts=self._find_result_parts,
             find_tools=self._search_tools,
             on_cost=partial(self._add_cost, call.id),
+            on_labels=partial(self._add_labels, call.id),
             attendance=None if attendant is None else self._build_attendance(attendant, call, tool),
             parent=self._build_parent() if tool.kind is ToolKind.AGENT else None,
             ask_model=partial(self._ask_model, call.id) if tool.name == QUESTION_TOOL else None,
@@ -151,22 +159,22 @@ class RunHost(QueueHost):
         """Add to the cost of a running call. What a thread reports after the end of its call is not recorded."""
         self.spent[call_id] = self.spent.get(call_id, Usage()) + Usage(cost_usd=usd)
 
+    def _add_labels(self, call_id: str, labels: tuple[Label, ...]) -> None:
+        """Add to the labels of a running call. What a thread adds after the end of its call is not recorded."""
+        self.labels[call_id] = join_labels(self.labels.get(call_id, ()), labels)
+
     async def _ask_model(self, call_id: str, question: str, results: Mapping[str, JSON]) -> str:
         """Answer a question of a plan from the named results only."""
-        planner = self.execution.config.planner
-        asked = json.dumps({"question": question, "results": results}, ensure_ascii=False)
-        try:
-            text, usage = await send_side_request(
-                self.execution,
-                _QUESTION_PROMPT,
-                asked,
-                max_tokens=ANSWER_TOKENS,
-                model=None if planner is None else planner.model,
-            )
-        except ModelError as error:
-            self.spent[call_id] = error.usage or Usage()
-            raise
-        self.spent[call_id] = usage
+        config = self.execution.config
+        spent = self.asked[call_id] = SideSpending(Purpose.PLAN_QUESTION, config.model.name)
+        text, _ = await send_side_request(
+            self.execution,
+            spent,
+            _QUESTION_PROMPT,
+            json.dumps({"question": question, "results": results}, ensure_ascii=False),
+            max_tokens=ANSWER_TOKENS,
+            model=None if config.planner is None else config.planner.model,
+        )
         return text
 
     def _build_attendance(self, attendant: Attendant, call: ToolCall, tool: Tool[..., Any]) -> Attendance:
@@ -257,7 +265,15 @@ class RunHost(QueueHost):
         if usage is None and result.attempts and result.call_id in self.reserved_usd:
             usage = Usage(cost_usd=self.reserved_usd[result.call_id])
         self._release_cost(result.call_id, usage or NO_USAGE)
-        return attrs.evolve(result, usage=usage)
+        return result if usage is None else attrs.evolve(result, spent=bill_tool(usage))
+
+    def _record_requests(self, result: ToolResult) -> ToolResult:
+        """Return the result with the usage of the model requests that the call has made."""
+        spent = self.asked.pop(result.call_id, None)
+        if spent is None or not spent.models:
+            return result
+        asked = Spending(purpose=spent.purpose, usage=spent.usage, model=spent.model)
+        return attrs.evolve(result, spent=(*result.spent, asked))
 
     def _check_approved(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
         """Refuse a call that could not run when other calls were submitted for approval, and now could."""
@@ -283,7 +299,11 @@ class RunHost(QueueHost):
             return
         facts, taken = self._spend_decision(call.id)
         if is_known or not read_only:
-            facts.append(e.ToolStarted(call_id=call.id, repeatable=tool.repeatable, read_only=read_only))
+            facts.append(
+                e.ToolStarted(
+                    call_id=call.id, repeatable=tool.repeatable, read_only=read_only, labels=tool.effect_labels
+                )
+            )
         self.record(*facts, taken=taken)
         if not read_only or granted:
             await journal.flush()
@@ -317,6 +337,10 @@ class RunHost(QueueHost):
             result = add_child_cost(execution, result)
         if self.spent or self.reserved_usd:
             result = self._bill_call(result)
+        if self.asked:
+            result = self._record_requests(result)
+        if self.labels and (added := self.labels.pop(result.call_id, ())):
+            result = attrs.evolve(result, labels=join_labels(result.labels, added))
         finished = e.ToolFinished(result=result)
         if self.approvals:  # approved, but it could not run
             facts, taken = self._spend_decision(result.call_id)
@@ -392,7 +416,16 @@ class RunHost(QueueHost):
         if tool is None or not tool.read_only or not job.attempts or _find_entry(run, job.call).attempts:
             return []
         since = round_timestamp(job.started_at)
-        return [e.ToolStarted(call_id=job.call.id, repeatable=True, read_only=True, since=since, attempts=job.attempts)]
+        return [
+            e.ToolStarted(
+                call_id=job.call.id,
+                repeatable=True,
+                read_only=True,
+                since=since,
+                attempts=job.attempts,
+                labels=tool.effect_labels,
+            )
+        ]
 
     async def on_pause(self, job: ToolJob, pause: CallPaused) -> CallOutcome | None:
         """Record the items that a call waits for. A call that asks people too often fails."""

@@ -86,7 +86,9 @@ class ToolPolicy(Value):
     """
 
     trusted: bool = False
-    """Whether the server's hints are believed: that a tool only reads, is idempotent, or is destructive."""
+    """Whether the server's hints are believed: that a tool only reads, is idempotent, or is destructive. The results of
+    a server that is not trusted have the label `untrusted`.
+    """
 
     confirm: Confirm | None = attrs.field(default=None, validator=_check_confirm)
     """Whether each call needs a person's approval: True, False, or a function of the tool's name and its arguments.
@@ -149,6 +151,7 @@ class ToolPolicy(Value):
         return {
             "read_only": hints.read_only,
             "idempotent": hints.idempotent,
+            "reads_untrusted": not self.trusted,
             "requires_approval": self._requires_approval(gate, listed, hints),
             "validate": self.constraints.get(listed.name),
             "describe": lambda arguments: describe_call(gate.server, listed, arguments),

@@ -25,6 +25,7 @@ from agentfsm._concurrency import (
     threadsafe_scheduler,
 )
 from agentfsm.core.errors import ArgumentsError, ModelRetry, RefusedError, StoreError
+from agentfsm.core.labels import Label
 from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, replace_surrogates
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import AgentCost
@@ -60,6 +61,7 @@ class CallOutcome(NamedTuple):
     retryable: bool = False
     child: AgentCost | None = None
     parts: tuple[Media, ...] = ()
+    labels: tuple[Label, ...] = ()
 
 
 def failed_outcome(text: str, error_type: ErrorType, *, retryable: bool = False) -> CallOutcome:
@@ -350,7 +352,7 @@ class _RetryLoop:
             return await self._handle_exception(_unwrap_group(error))
         if type(value) is ToolReturn:
             return CallOutcome(
-                value.outcome, value.content, value.error_type, value.retryable, value.child, value.parts
+                value.outcome, value.content, value.error_type, value.retryable, value.child, value.parts, value.labels
             )
         text, parts = result_text.render_result(value)
         return CallOutcome(Outcome.DONE, text, parts=parts)

@@ -21,6 +21,7 @@ from agentfsm._concurrency import make_waker, watch_first_suspend
 from agentfsm.core.calls import parse_arguments
 from agentfsm.core.errors import ArgumentsError, first_error
 from agentfsm.core.json_text import round_duration, round_timestamp
+from agentfsm.core.labels import join_labels
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.core.validation import COUNT
 from agentfsm.core.value import Value
@@ -259,6 +260,7 @@ class ToolQueue:
             job.tool,
             end.text if len(end.text) <= result_text.CHUNK_CHARS else result_text.truncate_for_journal(end.text),
         )
+        labels = () if tool is None or not job.attempts else tool.labels
         return ToolResult(
             call_id=job.call.id,
             tool=job.call.name,
@@ -273,6 +275,7 @@ class ToolQueue:
             shown_chars=None if tool is None else result_text.count_shown_chars(content, tool, self.host.count_tokens),
             child=end.child,
             parts=end.parts,
+            labels=join_labels(labels, end.labels) if end.labels else labels,
         )
 
     def refuse(self, job: ToolJob, end: CallOutcome) -> ToolResult:

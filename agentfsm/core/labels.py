@@ -1,0 +1,89 @@
+"""Labels: facts about the data that a run has read and about what its calls do. The journal records them.
+
+A label restricts nothing. Rules that do, such as those of a guard, read the labels of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Final
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.validation import shorten_repr
+from agentfsm.core.value import Value
+
+
+class Label(StrEnum):
+    """A fact about the data of a result or an input, or about what a call does. The last four are levels of data."""
+
+    UNTRUSTED = "untrusted"
+    PRIVATE = "private"
+    SENDS_OUT = "sends_out"
+    IRREVERSIBLE = "irreversible"
+    PUBLIC = "public"
+    INTERNAL = "internal"
+    CONFIDENTIAL = "confidential"
+    RESTRICTED = "restricted"
+
+
+# Levels of data, lowest first, as in document H, 5.
+DATA_LEVELS: Final = (Label.PUBLIC, Label.INTERNAL, Label.CONFIDENTIAL, Label.RESTRICTED)
+# Labels of what a call does. They count from the start of the call, the others from its result.
+EFFECT_LABELS: Final = frozenset({Label.SENDS_OUT, Label.IRREVERSIBLE})
+
+
+@attrs.frozen(kw_only=True)
+class LabelSource(Value):
+    """The first input, call or reply that brought a label into a run."""
+
+    label: Label
+    run_id: str
+    """Id of the run that it came into first. It is that of another run if the label was inherited: from the run whose
+    history is continued, or from the run that called this agent.
+    """
+
+    version: int = 0
+    """Version of that run after the event that brought the label; 0 for the prompt."""
+
+    call_id: str = ""
+    """Id of the call; empty if no call brought the label."""
+
+    name: str = ""
+    """Name of the tool, kind of the input, "prompt", or name of a tool that the provider executed."""
+
+    def describe(self) -> str:
+        """Return the source for people, such as "call t1.0 of fetch_page"."""
+        return f"call {self.call_id} of {self.name}" if self.call_id else self.name
+
+
+def as_labels(labels: Iterable[str]) -> tuple[Label, ...]:
+    """Return labels in the order of `Label`, each once.
+
+    Raises:
+        MisuseError: if one is unknown, or they are not a list of strings.
+    """
+    try:
+        given = frozenset(map(Label, () if isinstance(labels, str) else labels))
+    except (TypeError, ValueError):
+        given = frozenset()
+    if not given and labels not in ((), [], frozenset()):
+        raise MisuseError(
+            f"labels={shorten_repr(labels)}: give a list of labels, such as ['untrusted']; valid labels: "
+            f"{', '.join(Label)}"
+        )
+    return tuple([label for label in Label if label in given])
+
+
+def join_labels(*several: Iterable[Label]) -> tuple[Label, ...]:
+    """Return the labels of all, in the order of `Label`, each once."""
+    given = frozenset().union(*several)
+    return tuple([label for label in Label if label in given])
+
+
+def highest_level(labels: Iterable[Label] | Mapping[Label, object]) -> Label | None:
+    """Return the highest level of data among labels; None if there is none."""
+    given = frozenset(labels)
+    return next((level for level in reversed(DATA_LEVELS) if level in given), None)
