@@ -19,7 +19,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.labels import Label, join_labels
-from agentfsm.core.usage import AgentCost, Spending
+from agentfsm.core.usage import AgentCost, Spending, Usage
 from agentfsm.core.validation import STRING, ValueRule, require_choice, require_tuple, require_type
 from agentfsm.core.value import Value
 
@@ -459,6 +459,11 @@ class ToolResult(Value):
 
     labels: tuple[Label, ...] = ()
     """Labels of what the call has read and done: those that its tool declares, and those that the tool added."""
+
+    @property
+    def usage(self) -> Usage | None:
+        """Sum of `spent`; None if the call has spent nothing itself."""
+        return sum([each.usage for each in self.spent], Usage()) if self.spent else None
 
     @property
     def completed_at(self) -> float:

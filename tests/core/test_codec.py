@@ -487,4 +487,4 @@ def test_a_message_for_programs_says_what_it_is():
     told = codec.message_to_json(result)
     assert told["is"] == "ToolResult"
     assert (told["call_id"], told["content"]) == ("t1.0", "seen")
-    assert json.loads(json.dumps(told)) == {**told, "parts": []}
+    assert json.loads(json.dumps(told)) == {**told, "parts": [], "spent": [], "labels": []}
