@@ -12,7 +12,9 @@ with require_extra("agentfsm.mcp", "mcp", "mcp", "httpcore2", "uvicorn"):
     from agentfsm.mcp.client.directory import Candidate, FoundServers, ServerDirectory
     from agentfsm.mcp.client.mcp_server import MCPServer
     from agentfsm.mcp.connection.sandbox import Sandbox
-    from agentfsm.mcp.errors import MCPServerError
+    from agentfsm.mcp.errors import LoginRequiredError, MCPServerError
+    from agentfsm.mcp.oauth.oauth_settings import OAuth
+    from agentfsm.mcp.oauth.token_store import KeyringTokens, MemoryTokens, TokenFile, TokenStore
     from agentfsm.mcp.trust.consent import Consent, Proposal, Wish
     from agentfsm.mcp.trust.pins import MemoryPins, Pin, PinFile, Pins
 
@@ -27,10 +29,14 @@ __all__ = [
     "ClientLimits",
     "Consent",
     "FoundServers",
+    "KeyringTokens",
+    "LoginRequiredError",
     "MCPServer",
     "MCPServerError",
     "MCPService",
     "MemoryPins",
+    "MemoryTokens",
+    "OAuth",
     "Pin",
     "PinFile",
     "Pins",
@@ -39,6 +45,8 @@ __all__ = [
     "Resource",
     "Sandbox",
     "ServerDirectory",
+    "TokenFile",
+    "TokenStore",
     "Wish",
 ]
 

@@ -36,3 +36,22 @@ class ServerCircuitOpenError(MCPServerError):
 
 class NoAnswerError(MCPServerError):
     """A server is connected, but its answer is missing or invalid; `__cause__` has the details."""
+
+
+class LoginRequiredError(MCPServerError):
+    """A remote server wants a token that only a person can get, by logging in.
+
+    Attributes:
+        reason: Why the stored login does not suffice.
+        advice: Command or method for the login, as the end of a sentence.
+    """
+
+    def __init__(self, reason: str, advice: str, *, server: str | None = None) -> None:
+        place = "a person has to log in" if server is None else f"a person has to log in to the MCP server {server!r}"
+        super().__init__(f"{place}: {reason}. To log in, {advice}")
+        self.reason = reason
+        self.advice = advice
+
+
+class AuthorizationServerError(MCPServerError):
+    """The authorization server of a remote server cannot be reached, or has trouble; the request was not sent."""

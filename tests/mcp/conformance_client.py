@@ -15,30 +15,23 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import redirect_stderr
 from functools import partial
 from typing import Any, Final
-from urllib.parse import parse_qs, urljoin, urlsplit
+from urllib.parse import urljoin
 
 import anyio
 import attrs
 import httpx2
 from mcp import Client
-from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider
-from mcp.client.auth.extensions.client_credentials import (
-    ClientCredentialsOAuthProvider,
-    PrivateKeyJWTOAuthProvider,
-    SignedJWTParameters,
-)
 from mcp.client.auth.extensions.identity_assertion import IdentityAssertionOAuthProvider
-from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
-from pydantic import AnyUrl
+from mcp.shared.auth import OAuthToken
 
 from agentfsm import Agent, Answer
 from agentfsm.core.pending import Pending
-from agentfsm.mcp import MCPServer
+from agentfsm.mcp import LoginRequiredError, MCPServer, MemoryTokens, OAuth
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.tool import make_tool
 
-# Nobody listens there: who asks reads the address out of the redirect.
-CALLBACK: Final = "http://localhost:3000/callback"
+# Logins of one person: a server that wants more is refused one.
+LOGINS: Final = 3
 # Which the suite wants the client to be known by, where the server lets it.
 METADATA_URL: Final = "https://conformance-test.local/client-metadata.json"
 PARENT: Final = os.getppid()
@@ -83,7 +76,7 @@ async def converse(server: MCPServer, *calls: tuple[str, Mapping[str, Any]]) -> 
     sys.stderr.write("".join(f"{message.text}\n" for message in run.messages))
 
 
-def reached(scenario: Scenario, auth: httpx2.Auth | None = None) -> MCPServer:
+def reached(scenario: Scenario, auth: httpx2.Auth | OAuth | None = None) -> MCPServer:
     """Return the suite's server, with patience: dozens of scenarios are played on a core or two at once."""
     return MCPServer.http(scenario.url, auth=auth, name="s", start_s=PATIENCE_S, timeout_s=PATIENCE_S, confirm=False)
 
@@ -167,91 +160,69 @@ async def schema_echoed(scenario: Scenario) -> None:
 
 
 @attrs.define
-class Kept:
-    """Where a client's registration and tokens are kept: here, for the one scenario."""
+class Unstored:
+    """Storage of the SDK for a provider that is used once."""
 
-    tokens: OAuthToken | None = None
-    client: OAuthClientInformationFull | None = None
-
-    async def get_tokens(self) -> OAuthToken | None:
-        return self.tokens
+    async def get_tokens(self) -> None:
+        """Return no tokens."""
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        self.tokens = tokens
-
-    async def get_client_info(self) -> OAuthClientInformationFull | None:
-        return self.client
-
-    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        self.client = client_info
+        """Store nothing."""
 
 
-@attrs.define
-class Person:
-    """Who is sent to the authorization server, says yes, and comes back with a code."""
-
-    came_back: AuthorizationCodeResult | None = None
-
-    async def go(self, url: str) -> None:
-        async with httpx2.AsyncClient(trust_env=False) as client:
-            response = await client.get(url, follow_redirects=False)
-        query = {name: values[0] for name, values in parse_qs(urlsplit(response.headers["location"]).query).items()}
-        self.came_back = AuthorizationCodeResult(**{key: query.get(key) for key in ("code", "state", "iss")})
-
-    async def returned(self) -> AuthorizationCodeResult:
-        assert self.came_back is not None
-        return self.came_back
+async def person(url: str) -> None:
+    """Go to the authorization server, which says yes, and return to the port where the login waits."""
+    async with httpx2.AsyncClient(trust_env=False, follow_redirects=True) as client:
+        await client.get(url)
 
 
 async def authorized(scenario: Scenario) -> None:
-    """Use a server after a person has let us."""
-    await _called_with(scenario, _by_person(scenario))
+    """Use a server after a person has logged in, and again each time that it wants another login, as people do."""
+    told = scenario.context
+    registered = {}
+    if "client_id" in told:
+        registered = {name: told[name] for name in ("client_id", "client_secret")} | {"issuer": await issuer(scenario)}
+    oauth = OAuth(**registered, client_metadata_url=METADATA_URL, tokens=MemoryTokens())
+    server = reached(scenario, oauth)
+    for _ in range(LOGINS):
+        try:
+            await called(server)
+        except LoginRequiredError:
+            await server.login(person)
+        else:
+            return
+    raise AssertionError(f"{LOGINS} logins were not enough")
 
 
-def _by_person(scenario: Scenario) -> httpx2.Auth:
-    person, kept = Person(), Kept()
-    if "client_id" in scenario.context:
-        kept.client = OAuthClientInformationFull(
-            client_id=scenario.context["client_id"],
-            client_secret=scenario.context["client_secret"],
-            redirect_uris=[AnyUrl(CALLBACK)],
-            token_endpoint_auth_method="client_secret_basic",  # noqa: S106  a method's name
-        )
-    wanted = OAuthClientMetadata(
-        client_name="agentfsm",
-        redirect_uris=[AnyUrl(CALLBACK)],
-        grant_types=["authorization_code", "refresh_token"],
-        response_types=["code"],
-    )
-    return OAuthClientProvider(
-        server_url=scenario.url,
-        client_metadata=wanted,
-        storage=kept,
-        redirect_handler=person.go,
-        callback_handler=person.returned,
-        client_metadata_url=METADATA_URL,
-    )
+async def issuer(scenario: Scenario) -> str:
+    """Return the authorization server that knows the client, which the suite does not tell."""
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        described = await client.get(urljoin(scenario.url, "/.well-known/oauth-protected-resource/mcp"))
+    found: str = described.json()["authorization_servers"][0]
+    return found
 
 
 async def with_secret(scenario: Scenario) -> None:
     """Use a server with a secret of our own."""
-    auth = ClientCredentialsOAuthProvider(
-        scenario.url, Kept(), scenario.context["client_id"], scenario.context["client_secret"]
-    )
-    await _called_with(scenario, auth)
+    await with_credentials(scenario, client_secret=scenario.context["client_secret"])
 
 
 async def with_key(scenario: Scenario) -> None:
     """Use a server with a key of our own."""
-    client = scenario.context["client_id"]
-    signed = SignedJWTParameters(
-        issuer=client,
-        subject=client,
-        signing_key=scenario.context["private_key_pem"],
-        signing_algorithm=scenario.context["signing_algorithm"],
+    told = scenario.context
+    await with_credentials(scenario, private_key=told["private_key_pem"], key_algorithm=told["signing_algorithm"])
+
+
+async def with_credentials(scenario: Scenario, **credentials: str) -> None:
+    """Use a server without a person."""
+    oauth = OAuth(
+        grant="client_credentials",
+        client_id=scenario.context["client_id"],
+        issuer=await issuer(scenario),
+        tokens=MemoryTokens(),
+        **credentials,
     )
-    auth = PrivateKeyJWTOAuthProvider(scenario.url, Kept(), client, signed.create_assertion_provider())
-    await _called_with(scenario, auth)
+    await called(reached(scenario, oauth))
 
 
 async def with_assertion(scenario: Scenario) -> None:
@@ -275,21 +246,29 @@ async def with_assertion(scenario: Scenario) -> None:
 
         auth = IdentityAssertionOAuthProvider(
             scenario.url,
-            Kept(),
+            Unstored(),
             told["client_id"],
             told["client_secret"],
             described.json()["authorization_servers"][0],
             assertion,
             token_endpoint_auth_method="client_secret_basic",  # noqa: S106  a method's name
         )
-        await _called_with(scenario, auth)
+        await called(reached(scenario, auth))
 
 
-async def _called_with(scenario: Scenario, auth: httpx2.Auth) -> None:
-    server = reached(scenario, auth)
+async def called(server: MCPServer) -> None:
+    """Call the server's first tool.
+
+    Raises:
+        LoginRequiredError: when a person has to log in before, or for this call.
+    """
     await server.update()
     first = server.tools[0].name.removeprefix("s__")
     await converse(server, (first, {}))
+    if server.logins is not None and server.logins.needs_person:
+        status = await server.logins.read_status()
+        if status.is_refused:
+            raise LoginRequiredError("the call was refused", "log in")
 
 
 PLAYS: Final[Mapping[str, Play]] = {

@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final, Literal, TypedDict, Unpack
 
 import attrs
 import httpx2
 import mcp.types as m
 
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import Message, Part
 from agentfsm.limiter import Limiter
 from agentfsm.mcp.client import server_features
 from agentfsm.mcp.client.admission import AdmissionResult, admit_listing, log_exclusions
 from agentfsm.mcp.client.catalogue import Catalogue
 from agentfsm.mcp.client.elicitation import ElicitationRouter
+from agentfsm.mcp.client.logins import ServerLogins
 from agentfsm.mcp.client.server_features import RemotePrompt, RemoteResource, ResourceTemplate
 from agentfsm.mcp.connection.sandbox import Sandbox
 from agentfsm.mcp.connection.server_connection import START_TIMEOUT_S, ServerConnection
@@ -27,6 +29,8 @@ from agentfsm.mcp.connection.transports import (
     StreamableHTTPTransport,
 )
 from agentfsm.mcp.errors import MCPServerError
+from agentfsm.mcp.oauth.person_login import LOGIN_TIMEOUT_S, OpenURL
+from agentfsm.mcp.oauth.oauth_settings import OAuth, parse_auth
 from agentfsm.mcp.trust.config_variables import AskInput
 from agentfsm.mcp.trust.consent import Consent, ConsentGate, build_start_text
 from agentfsm.mcp.trust.names import SEPARATOR, check_server_name, derive_server_name
@@ -143,6 +147,9 @@ class MCPServer:
     consent_gate: ConsentGate = attrs.field(init=False)
     """Check of the start and the tools against `pins`; it asks through `consent`."""
 
+    logins: ServerLogins | None = attrs.field(init=False)
+    """Logins by OAuth. None: the server has no settings of it."""
+
     needs_refresh: bool = attrs.field(default=True, init=False)
     """Whether the tools have to be listed before the next use: they were never listed, the server was restarted, or
     it has reported a change.
@@ -161,6 +168,7 @@ class MCPServer:
             elicit=self.elicitation_router.elicit,
         )
         self.consent_gate = ConsentGate(server=self.name, pins=self.pins, consent=self.consent, origin=self.origin)
+        self.logins = ServerLogins.for_server(self.name, self.transport, self.origin)
 
     @property
     def is_stale(self) -> bool:
@@ -219,7 +227,7 @@ class MCPServer:
         url: str,
         *,
         headers: Mapping[str, str] | None = None,
-        auth: httpx2.Auth | None = None,
+        auth: httpx2.Auth | OAuth | Literal["oauth"] | None = None,
         allow_private: bool = False,
         name: str | None = None,
         **options: Unpack[ServerOptions],
@@ -227,11 +235,14 @@ class MCPServer:
         """Create a server that is reached over streamable HTTP: `MCPServer.http("https://example.org/mcp")`.
 
         Its host must not have a private address, unless `allow_private` is set or the URL itself names this machine.
+        With `auth="oauth"` a person logs in once, by `login` or `agentfsm mcp login`.
 
         Raises:
             MisuseError: when an option is invalid, or the URL is plain HTTP to another machine.
         """
-        transport = StreamableHTTPTransport(url=url, headers=headers or {}, auth=auth, allow_private=allow_private)
+        transport = StreamableHTTPTransport(
+            url=url, headers=headers or {}, auth=parse_auth(auth), allow_private=allow_private
+        )
         return cls(
             name=name or derive_server_name(httpx2.URL(url).host), transport=transport, **_build_server_options(options)
         )
@@ -242,13 +253,13 @@ class MCPServer:
         url: str,
         *,
         headers: Mapping[str, str] | None = None,
-        auth: httpx2.Auth | None = None,
+        auth: httpx2.Auth | OAuth | Literal["oauth"] | None = None,
         allow_private: bool = False,
         name: str | None = None,
         **options: Unpack[ServerOptions],
     ) -> MCPServer:
         """Create a server with the older HTTP+SSE transport: `MCPServer.sse("https://example.org/sse")`; see `http`."""
-        transport = SSETransport(url=url, headers=headers or {}, auth=auth, allow_private=allow_private)
+        transport = SSETransport(url=url, headers=headers or {}, auth=parse_auth(auth), allow_private=allow_private)
         return cls(
             name=name or derive_server_name(httpx2.URL(url).host), transport=transport, **_build_server_options(options)
         )
@@ -358,6 +369,34 @@ class MCPServer:
         finally:
             await self.aclose()
         return self.admitted
+
+    async def login(self, open_url: OpenURL | None = None, *, timeout_s: float = LOGIN_TIMEOUT_S) -> None:
+        """Let a person log in to the server with a browser, and store the tokens for later requests and processes.
+
+        Args:
+            open_url: Coroutine function that takes the person to a URL; it runs in the connection thread, on asyncio.
+                Default: the browser of this machine.
+            timeout_s: Seconds for the login. Default 300.
+
+        Raises:
+            MisuseError: when the server does not use OAuth, or needs no person.
+            MCPServerError: when the start of the server is not approved, or the login was refused or failed.
+        """
+        await self.consent_gate.check_start(self.transport, self.start)
+        await self._require_logins().log_in(open_url, timeout_s)
+
+    async def logout(self) -> bool:
+        """Remove the stored tokens, and return whether there were any. The server keeps them valid.
+
+        Raises:
+            MisuseError: when the server does not use OAuth.
+        """
+        return await self._require_logins().log_out()
+
+    def _require_logins(self) -> ServerLogins:
+        if self.logins is None:
+            raise MisuseError(f'the MCP server {self.name!r} has no logins: it needs auth="oauth"')
+        return self.logins
 
     async def resources(self) -> tuple[RemoteResource, ...]:
         """List the server's resources.

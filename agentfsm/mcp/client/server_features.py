@@ -25,7 +25,7 @@ from agentfsm.mcp.client.content import convert_block, convert_resource
 from agentfsm.mcp.connection import request_errors
 from agentfsm.mcp.connection.lenient_parsing import InvalidEntry
 from agentfsm.mcp.connection.server_connection import ServerConnection
-from agentfsm.mcp.errors import MCPServerError, NoAnswerError
+from agentfsm.mcp.errors import LoginRequiredError, MCPServerError, NoAnswerError
 from agentfsm.mcp.trust.names import tool_name
 from agentfsm.tools.run_context import ToolReturn
 from agentfsm.tools.tool import Tool, make_tool
@@ -154,6 +154,8 @@ async def request(
     try:
         return await connection.request(within, proves_health=proves_health)
     except (MCPError, ValidationError, TimeoutError) as error:
+        if isinstance(error, request_errors.RequestError) and error.login is not None:
+            raise LoginRequiredError(error.login.reason, error.login.advice, server=connection.name) from error
         said = (
             f"no answer within {timeout_s:g} s"
             if isinstance(error, TimeoutError)

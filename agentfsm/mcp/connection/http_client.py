@@ -24,6 +24,7 @@ from agentfsm.mcp.connection.request_errors import (
     WireStatus,
     describe_error,
 )
+from agentfsm.mcp.errors import AuthorizationServerError
 
 # Maximum size of one message in bytes. A result of 10 MB has to fit; the journal keeps less of it than this.
 MESSAGE_BYTES: Final = 64 * 1024 * 1024
@@ -76,8 +77,8 @@ class BoundedHTTPClient(httpx2.AsyncClient):
         seen.has_session = SESSION_HEADER in request.headers
         try:
             response = await super().send(request, **options)
-        except Exception as error:  # noqa: BLE001  also an error of a user's `auth` must not end other requests
-            seen.error = error
+        except Exception as caught:  # noqa: BLE001  also an error of a user's `auth` must not end other requests
+            seen.error = error = _explain_auth_error(caught, request)
             self._on_failure()
             return _build_error_response(request, error)
         seen.error, seen.status, seen.retry_after_s = None, response.status_code, None
@@ -115,6 +116,21 @@ def _carries_request(request: httpx2.Request) -> bool:
         return "last-event-id" not in request.headers
     message = json.loads(request.content)
     return "method" in message and "id" in message
+
+
+def _explain_auth_error(error: Exception, request: httpx2.Request) -> Exception:
+    """Return the error of a request; another one if a request of its authorization failed, so that it was not sent."""
+    if not isinstance(error, httpx2.RequestError):
+        return error
+    try:
+        failed = error.request
+    except RuntimeError:  # it has none
+        return error
+    if failed.url == request.url:
+        return error
+    return AuthorizationServerError(
+        f"the authorization server {failed.url.host} cannot be reached: {describe_error(error)}", is_passing=True
+    )
 
 
 def _build_error_response(request: httpx2.Request, error: Exception) -> httpx2.Response:

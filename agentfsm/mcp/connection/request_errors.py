@@ -29,7 +29,7 @@ from pydantic import ValidationError
 from agentfsm.core.errors import AgentError, ModelRetry, RefusedError, TransientError
 from agentfsm.core.messages import ErrorType, Outcome, replace_surrogates
 from agentfsm.core.value import Value
-from agentfsm.mcp.errors import MCPServerError, NoAnswerError, ServerCircuitOpenError
+from agentfsm.mcp.errors import LoginRequiredError, MCPServerError, NoAnswerError, ServerCircuitOpenError
 from agentfsm.tools.queue.transient import TRANSIENT_STATUSES
 from agentfsm.tools.run_context import ToolReturn
 
@@ -247,7 +247,10 @@ class RequestError(MCPError):
         fault: Kind of failure.
         detail: Description of the error, about `MAX_DETAIL_CHARS` characters at most.
         retry_after_s: Seconds that the server asked to wait, or None.
+        login: Error of a request that needs a person's login first, or None.
     """
+
+    login: LoginRequiredError | None = None
 
     def __init__(self, error: MCPError, fault: RequestFault, detail: str, retry_after_s: float | None = None) -> None:
         super().__init__(error.code, error.message, error.data)
@@ -291,12 +294,14 @@ def classify_error(error: MCPError, wire_status: WireStatus, end_reason: str | N
 
 def _classify(error: MCPError, wire_status: WireStatus, end_reason: str | None) -> RequestError:
     if wire_status.error is not None:
-        return RequestError(
+        failed = RequestError(
             error,
             _classify_transport_error(wire_status.error),
             describe_error(wire_status.error),
             wire_status.retry_after_s,
         )
+        failed.login = wire_status.error if isinstance(wire_status.error, LoginRequiredError) else None
+        return failed
     said = shorten(_drop_validation_detail(error.message) if error.code == PARSE_ERROR else error.message)
     if wire_status.status == NOT_FOUND and error.code != METHOD_NOT_FOUND:
         return RequestError(error, RequestFault.SESSION, said)
@@ -350,8 +355,11 @@ def _format_status(status: int, detail: str) -> str:
 def _classify_transport_error(error: Exception) -> RequestFault:
     if isinstance(error, MessageTooLongError):
         return RequestFault.TOO_LONG
+    if isinstance(error, LoginRequiredError):
+        return RequestFault.UNAUTHORIZED
     if isinstance(error, AgentError):
-        return RequestFault.FORBIDDEN
+        is_passing = isinstance(error, MCPServerError) and error.is_passing
+        return RequestFault.UNREACHABLE if is_passing else RequestFault.FORBIDDEN
     if isinstance(error, _NEVER_SENT):
         return RequestFault.UNREACHABLE
     # Any other error comes from the `auth` of a user.

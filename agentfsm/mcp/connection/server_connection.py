@@ -25,7 +25,7 @@ from agentfsm.mcp.connection.http_client import is_relevant
 from agentfsm.mcp.connection.lenient_client import LenientClient
 from agentfsm.mcp.connection.request_errors import RequestError, RequestFault, WireStatus
 from agentfsm.mcp.connection.transports import ServerTransport
-from agentfsm.mcp.errors import MCPServerError, ServerCircuitOpenError
+from agentfsm.mcp.errors import LoginRequiredError, MCPServerError, ServerCircuitOpenError
 from agentfsm.tools.breaker import Breaker, BreakerState, Ticket
 
 T = TypeVar("T")
@@ -285,6 +285,8 @@ class ServerConnection:
 
     def _build_start_error(self, error: Exception | None, wire_status: WireStatus, *, is_lost: bool) -> MCPServerError:
         """Build the error of a failed start: the reason, the report of the process, and advice."""
+        if isinstance(wire_status.error, LoginRequiredError):
+            return LoginRequiredError(wire_status.error.reason, wire_status.error.advice, server=self.name)
         reason, is_passing = self._explain_start_failure(_unwrap_group(error), wire_status, is_lost=is_lost)
         why = f"the MCP server {self.name!r} cannot be used: {reason}"
         report = f"; {text}" if (text := self.transport.exit_report) else ""

@@ -22,6 +22,8 @@ from agentfsm.mcp.connection.request_errors import MessageTooLongError
 from agentfsm.mcp.connection.sandbox import Sandbox
 from agentfsm.mcp.connection.stdio_process import ProcessExit
 from agentfsm.mcp.errors import MCPServerError
+from agentfsm.mcp.oauth.server_authorization import ServerAuthorization
+from agentfsm.mcp.oauth.oauth_settings import OAuth
 
 
 class ServerTransport(Protocol):
@@ -121,14 +123,19 @@ class RemoteTransport:
     headers: Mapping[str, str] = attrs.field(factory=dict)
     """HTTP headers that are sent with each request to this server."""
 
-    auth: httpx2.Auth | None = None
-    """Authentication of the HTTP client, such as OAuth. None: only `headers`."""
+    auth: httpx2.Auth | OAuth | None = None
+    """Settings of OAuth, or an authentication of your own for the HTTP client. None: only `headers`."""
 
     allow_private: bool = False
     """Whether the server may have a private address; this also allows plain HTTP and the environment's proxies."""
 
+    authorization: ServerAuthorization | None = attrs.field(default=None, init=False)
+    """Authorization of the requests by OAuth. None: `auth` has no settings of it."""
+
     def __attrs_post_init__(self) -> None:
         check_url(self.url, allow_private=self.allow_private, role="an MCP server")
+        if isinstance(self.auth, OAuth):
+            self.authorization = ServerAuthorization(self.url, self.auth, self.allow_private)
 
     @property
     def display_text(self) -> str:
@@ -147,8 +154,12 @@ class RemoteTransport:
 
     def build_client(self, on_failure: Callable[[], object] = lambda: None) -> httpx2.AsyncClient:
         """Create a client that sends headers and tokens to this server only: it does not follow redirects."""
-        transport = None if self.allow_private else PublicAddressTransport(self.url, error=MCPServerError)
-        return build_http_client(self.headers, self.auth, on_failure, transport)
+        auth = self.authorization if isinstance(self.auth, OAuth) else self.auth
+        return build_http_client(self.headers, auth, on_failure, self.build_network_transport())
+
+    def build_network_transport(self) -> httpx2.AsyncBaseTransport | None:
+        """Create the transport that connects to permitted addresses only. None: all are permitted."""
+        return None if self.allow_private else PublicAddressTransport(self.url, error=MCPServerError)
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -160,7 +171,8 @@ class StreamableHTTPTransport(RemoteTransport):
         """Advice for a server that does not answer."""
         return (
             f"check that {self.display_text} is the server's URL, that it runs, and whether it needs a token in "
-            'headers=; for a server with the older HTTP+SSE transport, use MCPServer.sse, or "type": "sse"'
+            'headers=, or a login: auth="oauth"; for a server with the older HTTP+SSE transport, use MCPServer.sse, or '
+            '"type": "sse"'
         )
 
     @asynccontextmanager

@@ -6,13 +6,10 @@ can be shown as a diff.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
-import os
-import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -25,11 +22,7 @@ from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value
 from agentfsm.mcp.errors import MCPServerError
-
-try:
-    import fcntl
-except ImportError:  # Windows: no lock between processes, but the file is still replaced atomically
-    fcntl = None  # type: ignore[assignment]
+from agentfsm.mcp.private_file import lock_file, replace_file
 
 # All of SHA-256: an attacker has unlimited time to search for a collision.
 HASH_CHARS: Final = 64
@@ -180,34 +173,15 @@ class PinFile:
             MCPServerError: when the file cannot be read or written; it is left unchanged.
         """
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with self._lock, _file_lock(self.path.with_name(f"{self.path.name}.lock")):
-                _replace(self.path, {**self.read(), server: pin})
+            with self._lock, lock_file(self.path):
+                replace_file(self.path, _format_file({**self.read(), server: pin}))
         except (OSError, UnicodeError) as error:
             raise MCPServerError(f"the approval of the MCP server {server!r} cannot be stored: {error}") from error
 
 
-@contextlib.contextmanager
-def _file_lock(path: Path) -> Iterator[None]:
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "rb") as held:
-        if fcntl is not None:
-            fcntl.flock(held, fcntl.LOCK_EX)
-        yield
-
-
-def _replace(path: Path, pins: Mapping[str, Pin]) -> None:
+def _format_file(pins: Mapping[str, Pin]) -> str:
     servers = {server: _pin_to_json(pin) for server, pin in sorted(pins.items())}
-    text = json.dumps({"version": _VERSION, "servers": servers}, ensure_ascii=False, indent=2)
-    number, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # readable by its owner only
-    try:
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    return json.dumps({"version": _VERSION, "servers": servers}, ensure_ascii=False, indent=2)
 
 
 def _pin_to_json(pin: Pin) -> dict[str, Any]:

@@ -1,0 +1,194 @@
+"""Store the tokens of remote servers: in a file that only its owner may read, in a keyring, or in memory."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import anyio
+import attrs
+
+from agentfsm.core.fingerprint import short_hash
+from agentfsm.mcp.errors import MCPServerError
+from agentfsm.mcp.private_file import lock_file, open_lock, replace_file, try_lock
+
+# The version of the file's format.
+_VERSION: Final = 1
+# Name of the service under which a keyring lists the tokens.
+KEYRING_SERVICE: Final = "agentfsm-mcp"
+# Seconds between two attempts to get the lock of a renewal, which another process holds for a request or two.
+_LOCK_POLL_S: Final = 0.05
+_LOCK_NAME_CHARS: Final = 16
+
+
+class TokenStore(Protocol):
+    """Storage for the tokens of servers, as texts by key. Several processes may share it.
+
+    `read` and `write` may block: they are called in a thread.
+    """
+
+    def read(self, key: str) -> str | None:
+        """Return the text of a key, or None.
+
+        Raises:
+            MCPServerError: when the tokens cannot be read.
+        """
+        ...
+
+    def write(self, key: str, text: str | None) -> None:
+        """Store the text of a key, replacing the earlier one. None removes it.
+
+        Raises:
+            MCPServerError: when the tokens cannot be stored.
+        """
+        ...
+
+    def renewal(self, key: str) -> AbstractAsyncContextManager[None]:
+        """Return a lock that one process holds at a time: many servers accept a refresh token only once."""
+        ...
+
+
+def default_folder() -> Path:
+    """Return the folder of the tokens and the locks."""
+    return Path.home() / ".agentfsm"
+
+
+@asynccontextmanager
+async def hold_renewal(folder: Path, key: str) -> AsyncIterator[None]:
+    """Hold the lock of a key against the other processes that use the same folder."""
+    with open_lock(folder / f"mcp-renewal-{short_hash(key, _LOCK_NAME_CHARS)}") as held:
+        while not try_lock(held):  # noqa: ASYNC110  another process holds it
+            await anyio.sleep(_LOCK_POLL_S)
+        yield
+
+
+@attrs.define(eq=False, repr=False)
+class MemoryTokens:
+    """Tokens in memory, which end with the process."""
+
+    _texts: dict[str, str] = attrs.field(factory=dict, init=False)
+
+    def read(self, key: str) -> str | None:
+        """Return the text of a key, or None."""
+        return self._texts.get(key)
+
+    def write(self, key: str, text: str | None) -> None:
+        """Store the text of a key. None removes it."""
+        if text is None:
+            self._texts.pop(key, None)
+        else:
+            self._texts[key] = text
+
+    @asynccontextmanager
+    async def renewal(self, key: str) -> AsyncIterator[None]:  # noqa: ARG002  no other process has these tokens
+        """Hold no lock."""
+        yield
+
+
+@attrs.define(eq=False, repr=False)
+class TokenFile:
+    """Tokens in a JSON file of mode 0600. A write replaces the whole file atomically, under a lock."""
+
+    path: Path = attrs.field(factory=lambda: default_folder() / "mcp-tokens.json", converter=Path)
+    """Path of the file. Default: ~/.agentfsm/mcp-tokens.json."""
+
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+
+    def read(self, key: str) -> str | None:
+        """Return the text of a key, or None.
+
+        Raises:
+            MCPServerError: when the file cannot be read, or does not have the expected format.
+        """
+        found = self._read_all().get(key)
+        return None if found is None else json.dumps(found)
+
+    def write(self, key: str, text: str | None) -> None:
+        """Store the text of a key, which is JSON. None removes it.
+
+        Raises:
+            MCPServerError: when the file cannot be read or written; it is left unchanged.
+        """
+        try:
+            with self._lock, lock_file(self.path):
+                others = {name: each for name, each in self._read_all().items() if name != key}
+                servers = others if text is None else {**others, key: json.loads(text)}
+                replace_file(self.path, json.dumps({"version": _VERSION, "servers": servers}, indent=2))
+        except OSError as error:
+            raise MCPServerError(f"the tokens of MCP servers cannot be stored: {error}") from error
+
+    def _read_all(self) -> Mapping[str, Any]:
+        try:
+            document = json.loads(self.path.read_bytes())
+            return _parse_file(document)
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise MCPServerError(f"the tokens of MCP servers cannot be read: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise MCPServerError(
+                f"the tokens of MCP servers in {self.path} cannot be parsed ({error or 'a part is missing'}). Nothing "
+                "was overwritten. Remove the file, and log in again."
+            ) from error
+
+    def renewal(self, key: str) -> AbstractAsyncContextManager[None]:
+        """Return a lock between the processes that use this file."""
+        return hold_renewal(self.path.parent, key)
+
+
+def _parse_file(document: Any) -> dict[str, Any]:
+    if document["version"] != _VERSION:
+        raise ValueError(f"the file has version {document['version']!r}; supported: {_VERSION}")
+    return {str(key): each for key, each in document["servers"].items()}
+
+
+@attrs.define(eq=False, repr=False)
+class KeyringTokens:
+    """Tokens in the keyring of the user's desktop, by the package `keyring`."""
+
+    def read(self, key: str) -> str | None:
+        """Return the text of a key, or None.
+
+        Raises:
+            MCPServerError: when the keyring cannot be used.
+        """
+        found: str | None = self._call("get_password", KEYRING_SERVICE, key)
+        return found
+
+    def write(self, key: str, text: str | None) -> None:
+        """Store the text of a key. None removes it.
+
+        Raises:
+            MCPServerError: when the keyring cannot be used.
+        """
+        if text is not None:
+            self._call("set_password", KEYRING_SERVICE, key, text)
+        elif self.read(key) is not None:
+            self._call("delete_password", KEYRING_SERVICE, key)
+
+    def _call(self, name: str, *args: str) -> Any:
+        keyring = import_module("keyring")
+        try:
+            return getattr(keyring, name)(*args)
+        except Exception as error:
+            raise MCPServerError(
+                f"the keyring cannot be used for the tokens of MCP servers: {type(error).__name__}: {error}. Unlock "
+                "it, or pass OAuth(tokens=TokenFile())"
+            ) from error
+
+    def renewal(self, key: str) -> AbstractAsyncContextManager[None]:
+        """Return a lock between the processes of this user."""
+        return hold_renewal(default_folder(), key)
+
+
+def default_tokens() -> TokenStore:
+    """Return the keyring, if the package `keyring` is installed and has a usable one, or else the default file."""
+    if find_spec("keyring") is not None and import_module("keyring").get_keyring().priority > 0:
+        return KeyringTokens()
+    return TokenFile()
