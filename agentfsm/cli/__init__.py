@@ -8,7 +8,7 @@
     agentfsm followers list | drop
     agentfsm prompts list | show | render | test | activate | rollback | diff
     agentfsm keys add | list | remove
-    agentfsm mcp tools | approve | prompts | prompt | resources | read | serve
+    agentfsm mcp tools | approve | prompts | prompt | resources | read | login | logout | status | serve
 
 Results go to stdout, all else to stderr. Exit codes: 0 done, 1 failed, 2 usage, 3 waiting for a person or for
 input, 4 a limit was reached, 130 interrupted.

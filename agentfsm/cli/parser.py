@@ -28,6 +28,7 @@ from agentfsm.cli.commands import (
     inspect,
     key_files,
     mcp_client,
+    mcp_login,
     mcp_serve,
     prompt_files,
     retention,
@@ -396,6 +397,7 @@ def _add_mcp_client(sub: AddParser) -> None:
     prompt = _add_command(sub, mcp_client.prompt, text="show a prompt of a server with its arguments filled in")
     resources = _add_command(sub, mcp_client.resources, text="list the resources of the servers of a file")
     read = _add_command(sub, mcp_client.read, text="read a resource of a server")
+    _add_mcp_logins(sub)
     for takes in (tools, approve, prompts, prompt, resources, read):
         takes.add_argument("file", metavar="FILE", help='a JSON file with "mcpServers", the format of MCP hosts')
     approve.add_argument("server", metavar="SERVER", nargs="?", help="only this server")
@@ -413,6 +415,29 @@ def _add_mcp_client(sub: AddParser) -> None:
     prompt.add_argument("name", metavar="NAME", help="name of the prompt")
     prompt.add_argument("arguments", metavar="KEY=VALUE", type=parse_pair, nargs="*", help="arguments of the prompt")
     read.add_argument("uri", metavar="URI", help="URI of the resource")
+
+
+def _add_mcp_logins(sub: AddParser) -> None:
+    login = _add_command(sub, mcp_login.login, text="log in to remote servers with a browser")
+    login.add_argument("--no-browser", action="store_true", help="only show the address of the login page")
+    login.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=float,
+        default=mcp_login.LOGIN_TIMEOUT_S,
+        help="seconds for a login (default: %(default)g)",
+    )
+    login.epilog = (
+        "The browser returns to a port of this machine. If it runs on another machine, set callback_port in the file, "
+        "and forward that port: ssh -L PORT:127.0.0.1:PORT."
+    )
+    logout = _add_command(sub, mcp_login.logout, text="remove the stored tokens of remote servers")
+    status = _add_command(sub, mcp_login.status, text="list the stored logins of remote servers")
+    for takes in (login, logout, status):
+        takes.add_argument(
+            "file", metavar="FILE|URL", help="a file of servers, or the URL of one with default settings"
+        )
+        takes.add_argument("server", metavar="SERVER", nargs="?", help="only this server of the file")
 
 
 def _add_prompts(add: AddParser) -> None:

@@ -29,8 +29,8 @@ from agentfsm.mcp.connection.transports import (
     StreamableHTTPTransport,
 )
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.oauth.person_login import LOGIN_TIMEOUT_S, OpenURL
 from agentfsm.mcp.oauth.oauth_settings import OAuth, parse_auth
+from agentfsm.mcp.oauth.person_login import LOGIN_TIMEOUT_S, OpenURL
 from agentfsm.mcp.trust.config_variables import AskInput
 from agentfsm.mcp.trust.consent import Consent, ConsentGate, build_start_text
 from agentfsm.mcp.trust.names import SEPARATOR, check_server_name, derive_server_name

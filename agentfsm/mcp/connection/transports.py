@@ -22,8 +22,8 @@ from agentfsm.mcp.connection.request_errors import MessageTooLongError
 from agentfsm.mcp.connection.sandbox import Sandbox
 from agentfsm.mcp.connection.stdio_process import ProcessExit
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.oauth.server_authorization import ServerAuthorization
 from agentfsm.mcp.oauth.oauth_settings import OAuth
+from agentfsm.mcp.oauth.server_authorization import ServerAuthorization
 
 
 class ServerTransport(Protocol):

@@ -23,6 +23,7 @@ from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value
 from agentfsm.mcp.connection.transports import RemoteTransport, ServerTransport, StdioTransport
 from agentfsm.mcp.errors import MCPServerError
+from agentfsm.mcp.oauth.oauth_settings import OAuth
 from agentfsm.mcp.trust.pins import HASH_CHARS, ApprovedText, Pin, Pins, StandingApprovals
 
 _log = logging.getLogger("agentfsm.mcp")
@@ -30,6 +31,8 @@ _log = logging.getLogger("agentfsm.mcp")
 # Characters of the hash that is kept of a possible secret: enough to detect a change.
 _SECRET_HASH_CHARS: Final = 12
 _SECRET_KEYS: Final = ("env", "headers")
+# Secrets among the settings of OAuth, as this package and other hosts name them.
+_OAUTH_SECRETS: Final = frozenset({"client_secret", "clientSecret", "CLIENT_SECRET", "private_key"})
 # Characters of a tool's signature, and of its description, in the line that a person reads.
 _LINE_CHARS: Final = 100
 
@@ -79,8 +82,15 @@ def build_start_text(transport: ServerTransport, raw_entry: Mapping[str, JSON] |
     start: dict[str, Any] = dict(raw_entry) if raw_entry is not None else _describe_transport(transport)
     for name in _SECRET_KEYS:
         if isinstance(values := start.get(name), Mapping):
-            start[name] = {key: f"sha256:{short_hash(str(value), _SECRET_HASH_CHARS)}" for key, value in values.items()}
+            start[name] = {key: _hash_secret(value) for key, value in values.items()}
+    for name in ("auth", "oauth"):
+        if isinstance(values := start.get(name), Mapping):
+            start[name] = {k: _hash_secret(v) if k in _OAUTH_SECRETS else v for k, v in values.items()}
     return ApprovedText.from_json(start)
+
+
+def _hash_secret(value: JSON) -> str:
+    return f"sha256:{short_hash(str(value), _SECRET_HASH_CHARS)}"
 
 
 def _describe_transport(transport: ServerTransport) -> dict[str, Any]:
@@ -98,8 +108,15 @@ def _describe_transport(transport: ServerTransport) -> dict[str, Any]:
                 "url": transport.display_text,
                 "headers": dict(transport.headers),
                 "allow_private": transport.allow_private,
+                **({} if not isinstance(transport.auth, OAuth) else {"auth": _describe_auth(transport.auth)}),
             }
     return {"launch": transport.display_text}
+
+
+def _describe_auth(oauth: OAuth) -> dict[str, Any]:
+    """Return the settings that differ from the defaults; the storage of the tokens is not one of the server."""
+    parts = attrs.asdict(oauth, filter=lambda field, value: field.name != "tokens" and value != field.default)
+    return {name: list(value) if name == "scopes" else value for name, value in parts.items()}
 
 
 def format_start(transport: ServerTransport) -> str:
@@ -114,6 +131,7 @@ def format_start(transport: ServerTransport) -> str:
         case RemoteTransport():
             lines = [f"URL:       {transport.display_text}"]
             lines += [f"headers:   {', '.join(transport.headers)}"] if transport.headers else []
+            lines += [f"login:     OAuth, {transport.auth.grant}"] if isinstance(transport.auth, OAuth) else []
             lines += ["private addresses are allowed"] if transport.allow_private else []
         case _:
             lines = [transport.display_text]

@@ -52,10 +52,21 @@ _DROPPED: Final = frozenset(
 _UNSUPPORTED: Final = {
     "headersHelper": "it runs a command to get headers; use 'headers' with ${NAME}",
     "sandboxEnabled": "use 'sandbox' of this package: true, or an object of read, write, network",
-    "authProviderType": "only OAuth is supported: 'auth': \"oauth\"",
     "include_tags": "tags are not supported; use 'allow'",
     "exclude_tags": "tags are not supported; use 'deny'",
 }
+# Settings of OAuth in other hosts -> ours: Claude Code, Gemini and opencode have them in `oauth`, Cursor in `auth`.
+_OAUTH_RENAMED: Final = {
+    "clientId": "client_id",
+    "CLIENT_ID": "client_id",
+    "clientSecret": "client_secret",
+    "CLIENT_SECRET": "client_secret",
+    "callbackPort": "callback_port",
+    "scope": "scopes",
+}
+_OAUTH_DROPPED: Final = frozenset({"enabled", "authorizationUrl", "tokenUrl", "tokenParamName", "redirectUri"})
+# The one of Gemini's `authProviderType` that means OAuth with a person.
+_GEMINI_OAUTH: Final = "dynamic_discovery"
 # Keys by which Gemini's command line is recognised; it also replaces $NAME.
 _GEMINI_KEYS: Final = frozenset({"httpUrl", "includeTools", "excludeTools", "trust"})
 # Keys of hosts that count `timeout` in seconds, whatever its size: ours, Cline and Roo Code.
@@ -224,6 +235,29 @@ def translate_entry(raw: Any) -> Any:
     return entry
 
 
+def _change_provider(entry: dict[str, Any], _raw: Mapping[str, Any]) -> None:
+    if entry.pop("authProviderType") != _GEMINI_OAUTH:
+        raise MisuseError("the key 'authProviderType' is not supported: use 'auth', which is OAuth")
+    entry.setdefault("oauth", {})
+
+
+def _change_oauth(entry: dict[str, Any], _raw: Mapping[str, Any]) -> None:
+    oauth = entry.pop("oauth")
+    if oauth is False or (isinstance(oauth, dict) and oauth.get("enabled") is False):
+        return
+    entry["auth"] = oauth or "oauth"
+    _change_auth(entry, _raw)
+
+
+def _change_auth(entry: dict[str, Any], _raw: Mapping[str, Any]) -> None:
+    if not isinstance(entry["auth"], dict):
+        return
+    auth = {_OAUTH_RENAMED.get(key, key): each for key, each in entry["auth"].items() if key not in _OAUTH_DROPPED}
+    if isinstance(auth.get("scopes"), str):
+        auth["scopes"] = auth["scopes"].split()
+    entry["auth"] = auth or "oauth"
+
+
 def _change_command(entry: dict[str, Any], _raw: Mapping[str, Any]) -> None:
     match entry["command"]:
         case [str() as program, *args]:  # opencode
@@ -259,6 +293,9 @@ def _change_timeout(entry: dict[str, Any], raw: Mapping[str, Any]) -> None:
 
 
 _CHANGES: Final[Mapping[str, Callable[[dict[str, Any], Mapping[str, Any]], None]]] = {
+    "authProviderType": _change_provider,
+    "auth": _change_auth,
+    "oauth": _change_oauth,
     "command": _change_command,
     "env": _change_env,
     "type": _change_type,

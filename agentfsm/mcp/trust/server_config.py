@@ -29,6 +29,7 @@ from agentfsm.mcp.connection.transports import (
     StreamableHTTPTransport,
 )
 from agentfsm.mcp.errors import MCPServerError
+from agentfsm.mcp.oauth.oauth_settings import OAuth
 from agentfsm.mcp.trust.config_variables import AskInput, ConfigVariables, read_env_file, shorten_repr
 from agentfsm.mcp.trust.host_formats import ConfigDocument, is_gemini_entry, read_document, translate_entry
 from agentfsm.mcp.trust.names import check_server_name, derive_server_name, is_server_name
@@ -69,6 +70,17 @@ _HTTP_KEYS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "url": (_is_string, "a text"),
     "headers": (_is_string_map, "an object of texts"),
 }
+_OAUTH_KEYS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "grant": (_is_string, "a text"),
+    "client_id": (_is_string, "a text"),
+    "client_secret": (_is_string, "a text"),
+    "private_key": (_is_string, "a text"),
+    "key_algorithm": (_is_string, "a text"),
+    "issuer": (_is_string, "a text"),
+    "scopes": (_is_string_list, "a list of texts"),
+    "callback_port": (lambda value: isinstance(value, int) and not isinstance(value, bool), "a port"),
+    "client_metadata_url": (_is_string, "a text"),
+}
 _POLICY_KEYS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "trusted": (_is_bool, "true or false"),
     "confirm": (_is_bool, "true or false"),
@@ -86,6 +98,7 @@ _EXTENSION_KEYS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "disabled": (_is_bool, "true or false"),
     "resources_as_tools": (_is_bool, "true or false"),
     "allow_private": (_is_bool, "true or false"),
+    "auth": (lambda value: value == "oauth" or _is_object(value), f'"oauth", or an object of {", ".join(_OAUTH_KEYS)}'),
     "sandbox": (
         lambda value: _is_bool(value) or _is_object(value),
         "true, false, or an object of read, write, network",
@@ -290,7 +303,9 @@ class _EntryParser(Value):
         if _KEY_BY_TYPE.get(plain.get("type", ""), way) != way:
             raise MCPServerError(f"{self.where}: a server of 'type' {plain['type']!r} cannot have {way!r}; remove one")
         others = (
-            _HTTP_KEYS.keys() | {"allow_private"} if way == "command" else _STDIO_KEYS.keys() | {"sandbox", "envFile"}
+            _HTTP_KEYS.keys() | {"allow_private", "auth"}
+            if way == "command"
+            else _STDIO_KEYS.keys() | {"sandbox", "envFile"}
         )
         if wrong := sorted(others & plain.keys()):
             raise MCPServerError(f"{self.where}: a server with {way!r} cannot have {wrong[0]!r}; remove it")
@@ -324,8 +339,17 @@ class _EntryParser(Value):
         return kind(
             url=self._expand(plain["url"]),
             headers={name: self._expand(value) for name, value in plain.get("headers", {}).items()},
+            auth=self._parse_auth(plain.get("auth")),
             allow_private=plain.get("allow_private", False),
         )
+
+    def _parse_auth(self, plain: Any) -> OAuth | None:
+        if not isinstance(plain, dict):
+            return None if plain is None else OAuth()
+        self.check_keys(plain, _OAUTH_KEYS, "auth")
+        texts = {key: self._expand(value) for key, value in plain.items() if isinstance(value, str)}
+        scopes = [self._expand(scope) for scope in plain.get("scopes", ())]
+        return OAuth(**{**plain, **texts, "scopes": scopes})
 
     def _expand(self, text: str) -> str:
         return self.variables.expand(text, bare=self.is_gemini)
