@@ -18,6 +18,7 @@ import attrs
 from agentfsm._concurrency import make_waker
 from agentfsm._runnable_agent import RunnableAgent
 from agentfsm.core.errors import AgentError, StoreError, first_error
+from agentfsm.core.header import FORMAT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,6 +64,9 @@ class Worker:
 
     _backoffs: dict[str, tuple[float, bool]] = attrs.field(factory=dict, init=False)
     """By id of a run that made no progress: the delay in seconds, and whether the execution failed."""
+
+    _has_reported_newer: bool = attrs.field(default=False, init=False)
+    """Whether it was logged that runs are left to a newer agentfsm."""
 
     _changed: anyio.Event = attrs.field(factory=anyio.Event, init=False)
     """Set when an execution has ended, or the store has new work."""
@@ -118,6 +122,14 @@ class Worker:
         except StoreError as error:  # it may recover; the journals are safe meanwhile
             _log.warning("the store failed to return runs, and is polled again: %s", error)
             return None
+        if claim.has_newer and not self._has_reported_newer:
+            self._has_reported_newer = True
+            _log.warning(
+                "runs of agent %r are ready whose records a newer agentfsm has written, and this worker reads up to "
+                "format %d: it leaves them to workers of that version; `agentfsm runs` shows them",
+                self.agent.name,
+                FORMAT,
+            )
         if alone and claim.leases:
             ids = ", ".join(lease.run_id for lease in claim.leases)
             _log.warning("one of these runs may have crashed its workers; they are executed apart from others: %s", ids)

@@ -11,7 +11,7 @@ import attrs
 
 from agentfsm.core.errors import LeaseLostError, MisuseError
 from agentfsm.core.events import Event
-from agentfsm.core.header import Header
+from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import InboxItem, PostedItem
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
@@ -134,6 +134,11 @@ class Claim(Value):
     has_suspects: bool = False
     """True if runs are ready whose owners died twice or more. Only a worker that executes nothing else claims them."""
 
+    has_newer: bool = False
+    """True if fewer runs than the limit were claimed, and runs are ready whose records are in a newer format. Only a
+    worker of that version of agentfsm claims them.
+    """
+
 
 def lease_lost_error(lease: Lease) -> LeaseLostError:
     """Build the error for an owner whose run was taken over or lost."""
@@ -198,6 +203,16 @@ class RunSummary(Value):
 
     rating: int | None = None
     """Rating of the newest feedback, from 1 (bad) to 5 (good); None if there is none."""
+
+    format: int = FORMAT
+    """Newest format in which a record of the run's journal or inbox was written. An agentfsm that reads only older
+    formats leaves the run alone.
+    """
+
+    @property
+    def is_too_new(self) -> bool:
+        """Whether only a newer agentfsm can read and execute the run."""
+        return self.format > FORMAT
 
 
 TIMESTAMP: Final = ValueRule(fits=is_number, wanted="seconds since 1970, for example moment.timestamp()")
@@ -302,6 +317,7 @@ class Store(FollowedStore, Protocol):
             ConflictError: if the id belongs to a run with another prompt, another worker executes the run, its session
                 has a run that is not over, or its `after` run does not exist.
             MisuseError: if the durability is invalid.
+            TooNewError: if the run exists, and a newer agentfsm has written records of it.
         """
         ...
 
@@ -316,10 +332,19 @@ class Store(FollowedStore, Protocol):
         Raises:
             RunNotFoundError: if the run does not exist.
             LeaseHeldError: if another owner holds the lease.
+            TooNewError: if a newer agentfsm has written records of the run; the lease is not taken.
         """
         ...
 
-    async def claim(self, agent: str, *, limit: int, durability: Durability = "full", suspects: bool = False) -> Claim:
+    async def claim(
+        self,
+        agent: str,
+        *,
+        limit: int,
+        durability: Durability = "full",
+        suspects: bool = False,
+        newest_format: int = FORMAT,
+    ) -> Claim:
         """Take the leases of runs of that agent that are ready, longest waiting first.
 
         A run is ready if it is not over, has no owner, was not called by another run, and either does not wait, or has
@@ -330,12 +355,17 @@ class Store(FollowedStore, Protocol):
         groups of half as many runs as the last of these owners had, and in the end one by one. A run that finishes a
         turn is not a suspect any more.
 
+        A run whose records are in a newer format than the worker reads is left as it is for workers of that version: it
+        is not claimed, no crash is counted, and it stays ready. `create`, `append` and `post` raise the format of a run
+        to that of the agentfsm that calls them.
+
         Args:
             agent: Name of the agent.
             limit: Maximum number of leases.
             durability: Durability of the appends under the leases.
             suspects: Whether to claim one group of suspects, for a worker that executes nothing else meanwhile. If
                 False, suspects are skipped.
+            newest_format: Newest format that the worker reads. Default: that of this agentfsm.
         """
         ...
 

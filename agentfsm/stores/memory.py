@@ -13,7 +13,7 @@ import attrs
 
 from agentfsm._concurrency import is_waker_dead
 from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, RunNotFoundError, StoreError
-from agentfsm.core.header import Header
+from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import Cancel, InboxItem, PostedItem, due_at
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.value import Value
@@ -250,6 +250,7 @@ class MemoryStore(Store):
         limit: int,
         durability: Durability = "full",
         suspects: bool = False,
+        newest_format: int = FORMAT,
     ) -> Claim:
         """Take the leases of runs of that agent that are ready. A store in memory has no suspects."""
         DURABILITY.check("claim", "durability", durability)
@@ -257,12 +258,20 @@ class MemoryStore(Store):
         with self._lock:
             self._check_open()
             waiting = self._ready.get(agent, [])
+            if newest_format < FORMAT:  # all runs in memory are of this version
+                return Claim(has_newer=limit > 0 and not suspects and self._has_ready(waiting))
             while not suspects and waiting and len(leases) < limit and waiting[0][0] <= self.clock.now():
                 at, _number, run_id = heapq.heappop(waiting)
                 record = self._records.get(run_id)
                 if record is not None and record.ready_at == at:
                     leases.append(self._grant_lease(record, durability))
         return Claim(leases=tuple(leases))
+
+    def _has_ready(self, waiting: Sequence[tuple[float, int, str]]) -> bool:
+        now = self.clock.now()
+        return any(
+            at <= now and getattr(self._records.get(run_id), "ready_at", None) == at for at, _, run_id in waiting
+        )
 
     def _grant_lease(self, record: _MemoryRecord, durability: Durability, *, takeover: bool = False) -> Lease:
         if (held := record.lease) is not None:

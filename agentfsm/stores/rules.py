@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.core.errors import ClosedError, ConflictError, CorruptError, LeaseLostError, MisuseError
+from agentfsm.core.errors import ClosedError, ConflictError, CorruptError, LeaseLostError, MisuseError, TooNewError
+from agentfsm.core.header import FORMAT
 from agentfsm.core.inbox import Approve, GiveInput, Input, Reject, Rerun, Settle
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
@@ -35,6 +36,11 @@ LEASE_HELD_ADVICE: Final = (
     "one hangs"
 )
 FINAL_STATES: Final = frozenset({State.DONE, State.ERROR})
+# Format of runs from tables that did not record it: no agentfsm that used such tables wrote a newer one.
+UNRECORDED_FORMAT: Final = 4
+# Versions of tables and keys are numbers such as 601, for 6.1: major version 6 with one minor change. A minor change
+# only adds what an older agentfsm does without, so that one keeps working. Versions below 100 are older than this rule.
+MINOR_VERSIONS: Final = 100
 # Seconds. Long enough for a server that restarts, and for most failovers; a managed one takes 10 to 30 seconds.
 PATIENCE_S: Final = 30.0
 # Characters of the prompt in a list of runs: a line or two.
@@ -56,6 +62,43 @@ def check_run_id(run_id: object) -> None:
     if not isinstance(run_id, str):
         given = f"a Run ({run_id.id!r} here)" if isinstance(run_id, Run) else f"{run_id!r:.80}"
         raise MisuseError(f"expected the id of a run, a string: give run.id, not {given}")
+
+
+def check_format(run_id: str, found: int) -> None:
+    """Refuse a run whose records this agentfsm may not be able to read, before its lease is taken.
+
+    Raises:
+        TooNewError: if a newer agentfsm has written some of them.
+    """
+    if found > FORMAT:
+        raise TooNewError(
+            f"run {run_id!r} has records of a newer agentfsm (format {found}, and this one reads up to {FORMAT}): "
+            "upgrade agentfsm, or leave the run to workers of that version",
+        )
+
+
+def check_major_version(place: str, found: int, known: int) -> None:
+    """Refuse tables or keys of a newer major version, before anything is written.
+
+    Args:
+        place: What holds them, for the message.
+        found: Their version, which an older agentfsm may have written too.
+        known: The version of this agentfsm.
+
+    Raises:
+        TooNewError: if this agentfsm does not know their major version.
+    """
+    if found // MINOR_VERSIONS > known // MINOR_VERSIONS:
+        raise TooNewError(
+            f"{place} was upgraded by a newer agentfsm (its version is {format_version(found)}, this one knows up to "
+            f"{known // MINOR_VERSIONS}.x): upgrade agentfsm",
+        )
+
+
+def format_version(version: int) -> str:
+    """Return the version of tables or keys as text, for example "6.1"."""
+    major, minor = divmod(version, MINOR_VERSIONS)
+    return f"{major}.{minor}" if major else str(version)
 
 
 def check_same_prompt(stored: Header, header: Header) -> None:
@@ -266,13 +309,18 @@ def build_summary(run: Run, *, driven: bool, ready_at: float | None, rating: int
 def parse_summary(values: Mapping[str, Any], *, driven: bool) -> RunSummary:
     """Build a summary from the columns of a database.
 
+    A reason to stop that only a newer agentfsm knows is left out, so that its runs are listed.
+
     Raises:
         CorruptError: if they contain values that this version of agentfsm does not know.
     """
+    reason = values["stop_reason"]
+    if values["format"] > FORMAT and reason not in {*StopReason}:
+        reason = None
     try:
         known = {
             "state": State(values["state"]),
-            "stop_reason": values["stop_reason"] and StopReason(values["stop_reason"]),
+            "stop_reason": reason and StopReason(reason),
             "waiting": bool(values["waiting"]),
         }
     except ValueError as error:

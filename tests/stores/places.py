@@ -28,6 +28,8 @@ class Place:
     # Lets the time of all leases be up.
     version: Callable[[], int]
     # Of the tables, or keys.
+    frees_runs: bool = False
+    # Whether an upgrade takes the runs from the workers of the version before.
     stores: list[ThreadedStore[Any]] = attrs.field(factory=list)
 
     def make(self, **options: Any) -> ThreadedStore[Any]:
@@ -62,6 +64,7 @@ def place_of(kind: str, given: Callable[[str], Any]) -> Place:
                 lambda steps: {1: to_redis_2, 2: to_redis_1}[steps](client),
                 lambda: [client.hset("agentfsm:workers", owner, 1) for owner in client.hkeys("agentfsm:workers")],
                 lambda: int(client.get("agentfsm:schema")),
+                frees_runs=True,
             )
 
 

@@ -255,7 +255,7 @@ async def test_a_cut_connection_is_made_good(*, frail, store, proxy, postgres_de
         del given, said
         for each in (frail, store):
             each._writer.backend.leases.clear()
-        for table in ("events", "inbox", "runs"):
+        for table in ("events", "posts", "runs"):
             postgres_desk.execute(f"DELETE FROM {schema}.{table}")  # noqa: S608  our own names
     assert where >= 2
     assert b"COMMIT" in b" ".join(proxy.seen)

@@ -200,7 +200,12 @@ async def test_deleting_leaves_no_key(make, client):
     assert await store.delete_session("s") == 2
     assert await store.prune(5.0) == 2
     answers = {key for key in client.scan_iter() if key.startswith(b"agentfsm:done:")}
-    assert set(client.scan_iter()) - answers == {b"agentfsm:count", b"agentfsm:schema", b"agentfsm:workers"}
+    assert set(client.scan_iter()) - answers == {
+        b"agentfsm:count",
+        b"agentfsm:counter",
+        b"agentfsm:schema",
+        b"agentfsm:workers",
+    }
     assert all(0 < client.ttl(key) <= 3600 for key in answers)
 
 

@@ -161,7 +161,7 @@ async def test_keys_of_a_newer_agentfsm_are_refused(make, client):
     store = make("everything")
     await create_finished_run(store)
     assert client.get("agentfsm:schema") == str(SCHEMA_VERSION).encode()
-    client.set("agentfsm:schema", SCHEMA_VERSION + 1)
+    client.set("agentfsm:schema", SCHEMA_VERSION + 100)
     with pytest.raises(TooNewError, match="upgrade agentfsm"):
         await make("everything").runs()
 

@@ -111,16 +111,16 @@ async def test_a_file_of_a_newer_agentfsm_is_refused(store, path):
     """Half-understanding a file would lose facts."""
     await create_finished_run(store)
     await store.aclose()
-    change(path, "PRAGMA user_version = 99")
-    await refuses(path, TooNewError, "newer agentfsm .tables 99, this one knows 5.: upgrade")
+    change(path, "PRAGMA user_version = 701")
+    await refuses(path, TooNewError, r"newer agentfsm .its version is 7\.1, this one knows up to 6\.x.: upgrade")
 
 
 async def test_a_file_that_lost_a_table_is_refused(store, path):
     """A file of ours without our tables is damaged."""
     await create_finished_run(store)
     await store.aclose()
-    change(path, "DROP TABLE inbox")
-    await refuses(path, CorruptError, "lacks the tables inbox")
+    change(path, "DROP TABLE posts")
+    await refuses(path, CorruptError, "lacks the tables posts")
 
 
 async def test_an_empty_file_is_made_ours(path):
@@ -221,7 +221,7 @@ async def test_a_damaged_inbox_row_is_named(store, path):
     """A post that cannot be read is an error that names run and row, for its readers and for the next of its key."""
     await LeasedRun.create(store)
     await store.post("r1", "k", make_input("x"))
-    change(path, "UPDATE inbox SET item = '{'")
+    change(path, "UPDATE posts SET item = '{'")
     with pytest.raises(CorruptError, match="'r1', inbox row 1, cannot be read"):
         await store.inbox("r1")
     with pytest.raises(CorruptError, match="'r1', inbox row 1, cannot be read"):

@@ -114,7 +114,7 @@ async def test_newer_tables_are_refused(path):
     """And left as they are."""
     with sqlite3.connect(path) as db:
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        db.execute("PRAGMA user_version = 99")
+        db.execute("PRAGMA user_version = 9900")
     db.close()
     store = SQLiteStore(path)
     with pytest.raises(TooNewError, match="99"):

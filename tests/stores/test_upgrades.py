@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from agentfsm.core.errors import LeaseHeldError
+from agentfsm.core.errors import LeaseHeldError, LeaseLostError
 from agentfsm.core.events import Observed
 from agentfsm.ports import Filter
+from agentfsm.stores.rules import UNRECORDED_FORMAT
 from agentfsm.testing.conformance.helpers import (
     FAR_FUTURE,
     LeasedRun,
+    check_refused,
     create_finished_run,
     create_waiting_run,
     list_claimable,
@@ -40,25 +42,31 @@ async def test_what_the_version_before_has_written_goes_on(place, steps):
     driven = await LeasedRun.create(old, make_header("driven", agent="a"))
     version = place.version()
     place.age(steps)
-    assert place.version() == version - steps
+    assert place.version() < version
 
     new = place.make()
     claim = await new.claim("a", limit=100)
     assert place.version() == version
-    assert {lease.run_id for lease in claim.leases} == {"open", "expired", "news"}
+    # Workers of older scripts of Redis cannot notice the upgrade, so they lose their runs.
+    lost = {"driven"} if place.frees_runs and steps == 1 else set()
+    assert {lease.run_id for lease in claim.leases} == {"open", "expired", "news"} | lost
     assert not claim.has_suspects
     assert {lease.crashes for lease in claim.leases} == {0}
     assert list_ids(await new.runs(Filter(agent="a", state="done"))) == ["over"]
     lines = {line.id: line for line in await new.runs()}
     assert {run_id for run_id, line in lines.items() if line.driven} == {"open", "expired", "news", "driven"}
     assert lines["timed"].ready_at == pytest.approx(await new.now() + FAR_S, abs=60)
+    assert {line.format for line in lines.values()} == {UNRECORDED_FORMAT}
     assert (lines["waits"].ready_at, lines["seen"].ready_at, lines["child"].ready_at) == (FAR_FUTURE, FAR_FUTURE, None)
     with pytest.raises(LeaseHeldError):
         await new.lease("driven")
-    assert await driven.append(Observed()).wait()
-    await driven.release()
+    if lost:
+        await check_refused(driven.append(Observed()), LeaseLostError)
+    else:
+        assert await driven.append(Observed()).wait()
+        await driven.release()
     await new.post("waits", "k", make_input("x"))
-    assert set(await list_claimable(new, "a")) == {"driven", "waits"}
+    assert set(await list_claimable(new, "a")) == {"driven", "waits"} - lost
     assert (await new.lease("child")).version == 0
 
 
@@ -70,8 +78,9 @@ async def test_the_crashes_of_the_version_before_count_on(place, steps):
     place.age(steps)
     new = place.make()
     for driver in drivers:
-        with pytest.raises(LeaseHeldError):
-            await new.lease(driver.run.id)
+        if not (place.frees_runs and steps == 1):
+            with pytest.raises(LeaseHeldError):
+                await new.lease(driver.run.id)
     await old.aclose()
     claim = await new.claim("a", limit=100)
     assert [lease.run_id for lease in claim.leases] == ["r1", "r2"]
@@ -88,7 +97,8 @@ async def test_a_follower_reads_what_the_version_before_has_written(place):
     place.age(1)
     new = place.make()
     async with new.follow("f", wait=False) as follower:
-        assert {(each.run_id, each.version) async for each in follower} == {("over", 2), ("waits", 3)}
+        found = {(each.run_id, each.version) async for each in follower}
+        assert found == {("over", 2), ("waits", 3)} | ({("driven", 1)} if place.frees_runs else set())
     await driven.release()
     async with new.follow("g", start="now", wait=False) as follower:
         assert [each.run_id async for each in follower] == []

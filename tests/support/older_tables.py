@@ -5,8 +5,10 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 
-# What tables 5 of SQLite have and tables 4 had not, undone: the followers.
+# What tables 6.0 of SQLite have and tables 4 had not, undone: the formats of runs, and the followers.
 _SQLITE_4 = """
+ALTER TABLE posts RENAME TO inbox;
+ALTER TABLE runs DROP COLUMN format;
 DROP INDEX runs_by_change;
 ALTER TABLE runs DROP COLUMN change;
 ALTER TABLE runs DROP COLUMN rating;
@@ -39,8 +41,10 @@ ALTER TABLE {s}.runs DROP COLUMN alone, DROP COLUMN company, DROP COLUMN suspect
 CREATE INDEX runs_open ON {s}.runs (agent) WHERE NOT over;
 UPDATE {s}.layout SET version = 1
 """
-# The same of tables 3 of PostgreSQL.
+# The same of tables 4.0 of PostgreSQL.
 _POSTGRES_2 = """
+ALTER TABLE {s}.posts RENAME TO inbox;
+ALTER TABLE {s}.runs DROP COLUMN format;
 DROP INDEX {s}.runs_by_change;
 DROP INDEX {s}.runs_unnumbered;
 ALTER TABLE {s}.runs DROP COLUMN change, DROP COLUMN rating;
@@ -81,6 +85,9 @@ def to_redis_2(client):
     for pattern in ("changed", "readers", "reader:*", "read:*"):
         for key in client.scan_iter(match=f"agentfsm:{pattern}"):
             client.delete(key)
+    client.rename("agentfsm:counter", "agentfsm:count")
+    for key in client.scan_iter(match="agentfsm:run:*"):
+        client.hdel(key, "format")
     client.set("agentfsm:schema", 2)
 
 

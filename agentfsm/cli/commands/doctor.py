@@ -25,6 +25,7 @@ from agentfsm.cli.resolve.agent_target import load_agent
 from agentfsm.cli.resolve.mcp_servers import join_servers
 from agentfsm.cli.resolve.store_location import is_url, open_existing_store, resolve_location
 from agentfsm.core.errors import AgentError, MisuseError
+from agentfsm.core.header import FORMAT
 from agentfsm.core.value import Value
 from agentfsm.prompts import PromptFinding, Prompts, lint_prompts
 from agentfsm.stores.loading import mask_password
@@ -34,7 +35,7 @@ from agentfsm.tools.lint import Finding
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.ports.store import Store
+    from agentfsm.ports.store import RunSummary, Store
 
 # Source of tiktoken's usual vocabulary. tiktoken names its cached file by the SHA-1 of this URL.
 VOCABULARY_URL: Final = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
@@ -212,21 +213,24 @@ def _check_store(place: str) -> DoctorCheck:
     if not is_url(place) and not Path(place).exists():
         return DoctorCheck(name="store", ok=True, detail=f"{place} does not exist yet: the first run creates it")
     try:
-        count, durability = anyio.run(_query_store, open_existing_store(place))
+        runs, durability = anyio.run(_query_store, open_existing_store(place))
     except AgentError as error:
         return DoctorCheck(name="store", ok=False, detail=str(error))
-    content = "runs" if count else "no runs"
+    newest = max([run.format for run in runs if run.is_too_new], default=0)
+    content = "runs" if runs else "no runs"
+    if newest:
+        content += f", some of format {newest}, which only a newer agentfsm reads and executes (this one: {FORMAT})"
     return DoctorCheck(
         name="store", ok=True, detail=f"{mask_password(place)} opens and contains {content}; {durability}"
     )
 
 
-async def _query_store(store: Store) -> tuple[int, str]:
-    """Return 1 if the store contains a run, else 0, and its durability. Redis reports its own, from its settings."""
+async def _query_store(store: Store) -> tuple[tuple[RunSummary, ...], str]:
+    """Return the newest runs of the store, and its durability. Redis reports its own, from its settings."""
     try:
-        count = len(await store.runs(limit=1))
+        runs = await store.runs()
         ask = getattr(store, "describe_durability", None)
-        return count, _DURABILITY[type(store).__name__] if ask is None else await ask()
+        return runs, _DURABILITY[type(store).__name__] if ask is None else await ask()
     finally:
         await store.aclose()
 

@@ -491,6 +491,8 @@ def _format_cells(run: RunSummary) -> dict[str, str]:
 
 
 def _format_status(run: RunSummary) -> str:
+    if run.is_too_new:
+        return f"{run.state.upper()} needs a newer agentfsm (format {run.format})"
     if run.stop_reason is not None:
         return f"{run.state.upper()} {run.stop_reason}"
     word = "running" if run.driven else "waiting" if run.waiting else "idle"  # ready, but no worker executes it

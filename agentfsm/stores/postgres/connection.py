@@ -22,9 +22,10 @@ from psycopg import ClientCursor
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.string import StrDumper, TextLoader
 
-from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
+from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError
 from agentfsm.core.value import Value
 from agentfsm.ports.store import Durability
+from agentfsm.stores.rules import MINOR_VERSIONS, check_major_version
 from agentfsm.stores.threaded.change_listener import CHECK_INTERVAL_S, PushNotificationMixin
 from agentfsm.stores.threaded.outage import Outage
 
@@ -65,6 +66,8 @@ _CONNECTION_DEFAULTS: Final[Mapping[str, str]] = {
     "keepalives_count": "3",
     "tcp_user_timeout": "20000",
 }
+# Invalid number (see `_begin_write_sql`), missing table, and missing column.
+_OUTDATED: Final = frozenset({"22P02", "42P01", "42703"})
 # Id of the lock that allows only one worker at a time to create the tables.
 _MIGRATION_LOCK_ID: Final = int.from_bytes(b"agentfsm", "big")
 
@@ -169,7 +172,7 @@ class PostgresTables(Value):
     """The tables of a schema. They include `layout (version)` and `workers (name, until, mark)`."""
 
     version: int
-    """Version of the tables, stored in `layout`."""
+    """Version of the tables, stored in `layout`; see `rules.MINOR_VERSIONS`."""
 
     names: frozenset[str]
     """Names of the tables."""
@@ -178,7 +181,12 @@ class PostgresTables(Value):
     """Statements that create the tables in an empty schema."""
 
     upgrades: Mapping[int, str]
-    """Statements that upgrade the tables to the next version, by version."""
+    """Statements that upgrade the tables, by the version to upgrade, in order. They hold locks that all workers wait
+    for, so none scans a large table.
+    """
+
+    late_indexes: Mapping[str, str]
+    """Table and columns of indexes that an upgrade builds after its commit, while others read and write, by name."""
 
 
 @attrs.frozen
@@ -314,6 +322,7 @@ class PostgresConnection(PushNotificationMixin):
                 self._commit(write=write)
         except BaseException as error:
             self._roll_back(error)
+            self._check_not_upgraded(error)
             raise
         self._failing_since, self._pause_s = None, MIN_PAUSE_S
         self.outage.end()
@@ -368,13 +377,19 @@ class PostgresConnection(PushNotificationMixin):
     # Transactions.
 
     def _begin_write_sql(self, durability: Durability) -> str:
-        """Build the start of a write: it renews this worker, and sets a mark that shows whether it was committed."""
+        """Build the start of a write: it renews this worker, and sets a mark that shows whether it was committed.
+
+        It fails if a newer agentfsm has upgraded the tables meanwhile: it casts a text to a number. An upgrade locks
+        `layout` first, so none happens between this statement and the commit.
+        """
         self._mark += 1
         return f"""
             BEGIN ISOLATION LEVEL READ COMMITTED;
             {self._limits_sql()}
             {_DURABILITY_SQL[durability]}
-            INSERT INTO workers (name, until, mark) VALUES ('{self.worker_name}', {NOW} + {self.lease_s}, {self._mark})
+            INSERT INTO workers (name, until, mark) VALUES ('{self.worker_name}', {NOW} + {self.lease_s},
+                (SELECT CASE WHEN coalesce(max(version), 0) < {self._first_unknown_version} THEN {self._mark}
+                        ELSE ('tables of version ' || max(version))::bigint END FROM layout))
             ON CONFLICT (name) DO UPDATE SET until = excluded.until, mark = excluded.mark;
         """  # noqa: S608  of our own names and numbers
 
@@ -439,6 +454,34 @@ class PostgresConnection(PushNotificationMixin):
             except Exception:  # noqa: BLE001  the connection is unusable
                 self.disconnect()
 
+    @property
+    def _first_unknown_version(self) -> int:
+        """First version of tables that this agentfsm does not know."""
+        return (self.tables.version // MINOR_VERSIONS + 1) * MINOR_VERSIONS
+
+    def _check_not_upgraded(self, cause: BaseException) -> None:
+        """Find out whether a transaction failed because a newer agentfsm has upgraded the tables meanwhile.
+
+        Raises:
+            TooNewError: if that is so.
+        """
+        if self._db is None or self._db.closed or _sqlstate(cause) not in _OUTDATED:
+            return
+        with suppress(psycopg.Error):  # the cause says more
+            found = self._read_layout()
+            if found is not None and found >= self._first_unknown_version:
+                self.disconnect()
+                check_major_version(self._place, found, self.tables.version)
+
+    def _read_layout(self) -> int | None:
+        """Return the version that the schema's `layout` has; None if it has none."""
+        (found,) = self.execute(f'SELECT max(version) FROM "{self.schema}".layout').fetchone() or (None,)  # noqa: S608
+        return None if found is None else int(found)
+
+    @property
+    def _place(self) -> str:
+        return f"{self.address}, schema {self.schema!r},"
+
     def _is_disconnected(self, error: BaseException) -> bool:
         """Return whether the connection was lost, or its server is shutting down."""
         return self._db is None or self._db.closed or _sqlstate(error) in _TRANSIENT - _SERIALIZATION_FAILURES
@@ -462,6 +505,8 @@ class PostgresConnection(PushNotificationMixin):
         try:
             if self._read_version() < self.tables.version:
                 self._migrate()
+            if not self._has_connected:
+                self._build_late_indexes()
         except BaseException:
             self.disconnect()
             raise
@@ -484,18 +529,13 @@ class PostgresConnection(PushNotificationMixin):
                 f"{self.address} has a schema {self.schema!r} with the tables of another program: give another schema; "
                 "this one was not changed",
             )
-        (found,) = self.execute(f'SELECT max(version) FROM "{self.schema}".layout').fetchone() or (None,)  # noqa: S608
-        if found is not None and found > self.tables.version:
-            raise TooNewError(
-                f"{self.address}, schema {self.schema!r}, was written by a newer agentfsm (tables {found}, this one "
-                f"knows {self.tables.version}): upgrade agentfsm",
-            )
-        if found in (None, self.tables.version) and (missing := self.tables.names - set(names)):
+        found = self._read_layout()
+        check_major_version(self._place, found or 0, self.tables.version)
+        if (found is None or found >= self.tables.version) and (missing := self.tables.names - set(names)):
             raise CorruptError(
-                f"{self.address}, schema {self.schema!r}, lacks the tables {', '.join(sorted(missing))}: restore a "
-                "backup",
+                f"{self._place} lacks the tables {', '.join(sorted(missing))}: restore a backup",
             )
-        return int(found or self.tables.version)
+        return found or self.tables.version
 
     def _migrate(self) -> None:
         """Create the tables, or upgrade older ones."""
@@ -503,15 +543,30 @@ class PostgresConnection(PushNotificationMixin):
         self.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK_ID,))
         version = self._read_version()  # again: another worker may have been first
         if version:
-            for number in range(version, self.tables.version):
-                self.execute(self.tables.upgrades[number])
-            self.execute("UPDATE layout SET version = %s", (self.tables.version,))
+            self.execute("LOCK TABLE layout IN ACCESS EXCLUSIVE MODE")  # see `_begin_write_sql`
+            for number in sorted(self.tables.upgrades):
+                if number >= version:
+                    self.execute(self.tables.upgrades[number])
+            self.execute("UPDATE layout SET version = greatest(version, %s)", (self.tables.version,))
         else:
             if self.execute("SELECT to_regnamespace(%s) IS NULL", (f'"{self.schema}"',)).fetchone() == (True,):
                 self.execute(f'CREATE SCHEMA "{self.schema}"')  # IF NOT EXISTS always requires the right
             self.execute(self.tables.statements)
             self.execute("INSERT INTO layout (version) VALUES (%s)", (self.tables.version,))
         self._end_transaction("COMMIT")
+
+    def _build_late_indexes(self) -> None:
+        """Build the indexes that an upgrade has left out, unless another worker is doing so. Others write meanwhile."""
+        (ready,) = self.execute(_SELECT_INDEXES, (f'"{self.schema}"',)).fetchone() or ((),)
+        missing = self.tables.late_indexes.keys() - set(ready)
+        if not missing:
+            return
+        # A connection of its own, because it may be silent for long. Part of an index may be left by a crashed worker.
+        with psycopg.connect(**self.address.settings, autocommit=True) as db:
+            for name in sorted(missing):
+                table = f'"{self.schema}".{self.tables.late_indexes[name]}'
+                db.execute(f'DROP INDEX CONCURRENTLY IF EXISTS "{self.schema}".{name}'.encode())
+                db.execute(f"CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON {table}".encode())
 
     # Errors.
 
@@ -539,6 +594,12 @@ _DURABILITY_SQL: Final[Mapping[Durability, str]] = {
     """,
     "normal": "SET LOCAL synchronous_commit = off;",
 }
+# Indexes that can be used, or that a connection is building.
+_SELECT_INDEXES: Final = """
+SELECT ARRAY(SELECT relname::text FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
+             WHERE relnamespace = to_regnamespace(%s)
+                   AND (indisvalid OR indexrelid IN (SELECT index_relid FROM pg_stat_progress_create_index)))
+"""
 _READ_MARK: Final = """
 INSERT INTO workers (name, until, mark) VALUES (%s, 0, 0) ON CONFLICT (name) DO UPDATE SET mark = workers.mark
 RETURNING mark

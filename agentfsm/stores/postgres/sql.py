@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from agentfsm.stores.postgres.connection import NOW, PostgresTables
-from agentfsm.stores.rules import SUMMARY_COLUMNS
+from agentfsm.stores.rules import SUMMARY_COLUMNS, UNRECORDED_FORMAT
 from agentfsm.stores.threaded.store import MAX_LEASE_S
 
 # Seconds that the row of a worker is kept after its end, for the analysis of incidents.
@@ -30,9 +30,11 @@ _LEASE_INDEXES: Final = """
 # these changes under a lock that lasts until its commit, so numbers have the order of their commits. A number given at
 # the release could be committed later than a larger one, and only be read below the oldest open transaction of the
 # whole server; and a store without followers would pay for it.
+_FOLLOWER_INDEXES: Final = {
+    "runs_by_change": "runs (change) WHERE change IS NOT NULL",
+    "runs_unnumbered": "runs (number) WHERE change IS NULL",
+}
 _FOLLOWER_TABLES: Final = """
-        CREATE INDEX runs_by_change ON runs (change) WHERE change IS NOT NULL;
-        CREATE INDEX runs_unnumbered ON runs (number) WHERE change IS NULL;
         CREATE SEQUENCE changes;
 
         CREATE TABLE followers (
@@ -71,7 +73,7 @@ def _parse_columns(text: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def _ready_at_sql(seen: str, seen_at: str, rest: str = "0", newest: str = "0") -> str:
+def _ready_at_sql(seen: str, seen_at: str, rest: str = "0", newest: str = "0", posts: str = "posts") -> str:
     """Return an expression for the time from which a worker may claim a run without owner; NULL for never.
 
     Args:
@@ -79,6 +81,7 @@ def _ready_at_sql(seen: str, seen_at: str, rest: str = "0", newest: str = "0") -
         seen_at: Time when an owner last checked timers.
         rest: Earliest time of a claim.
         newest: Newest inbox number to which `rest` applies.
+        posts: Name of the table of the inboxes.
     """
     return f"""
         CASE WHEN NOT runs.over AND runs.parent IS NULL THEN (
@@ -86,14 +89,15 @@ def _ready_at_sql(seen: str, seen_at: str, rest: str = "0", newest: str = "0") -
                 SELECT CASE WHEN NOT runs.waiting THEN greatest({NOW}, {rest})
                             WHEN runs.wakes_at IS NOT NULL THEN greatest(runs.wakes_at, {rest}) END AS at
                 UNION ALL
-                SELECT greatest(coalesce(due_at, {NOW}), CASE WHEN number > {newest} THEN 0 ELSE {rest} END) FROM inbox
+                SELECT greatest(coalesce(due_at, {NOW}), CASE WHEN number > {newest} THEN 0 ELSE {rest} END)
+                FROM {posts}
                 WHERE run = runs.number AND NOT taken AND (number > {seen} OR due_at > {seen_at})) AS times)
         END"""  # noqa: S608  of this module's names, as all below
 
 
 TABLES: Final = PostgresTables(
-    version=3,
-    names=frozenset({"layout", "workers", "runs", "events", "inbox", "followers", "reads", "feedback"}),
+    version=400,
+    names=frozenset({"layout", "workers", "runs", "events", "posts", "followers", "reads", "feedback"}),
     # No index contains a column that changes with each append, and pages have free space: so an update stays on its
     # page and changes no index.
     statements=f"""
@@ -137,6 +141,7 @@ TABLES: Final = PostgresTables(
             seen_at     float8 NOT NULL,   -- time when an owner last checked timers
             change      bigint,            -- number of its last change, for followers; NULL for none yet
             rating      smallint,          -- that of the newest feedback; NULL for none
+            format      integer NOT NULL,  -- newest format of its records; only workers that read it claim the run
             {_LEASE_COLUMNS}
         ) WITH (fillfactor = 80);
         CREATE INDEX runs_by_time ON runs (created_at, number);
@@ -145,6 +150,7 @@ TABLES: Final = PostgresTables(
         CREATE INDEX runs_by_parent ON runs (parent) WHERE parent IS NOT NULL;
         {_LEASE_INDEXES}
         {_FOLLOWER_TABLES}
+        {"".join(f"CREATE INDEX {name} ON {columns};" for name, columns in _FOLLOWER_INDEXES.items())}
         {_FEEDBACK_TABLE}
         -- The journal; entry 0 is the header. JSON as text: jsonb refuses some JSON, and reorders keys.
         CREATE TABLE events (
@@ -155,7 +161,7 @@ TABLES: Final = PostgresTables(
         );
 
         -- All posts, including consumed ones, so that each key stays taken.
-        CREATE TABLE inbox (
+        CREATE TABLE posts (
             run    bigint NOT NULL,
             number bigint NOT NULL,
             key    text NOT NULL,
@@ -166,14 +172,14 @@ TABLES: Final = PostgresTables(
             PRIMARY KEY (run, number),
             UNIQUE (run, key)
         );
-        CREATE INDEX inbox_open ON inbox (run, number) WHERE NOT taken;
+        CREATE INDEX inbox_open ON posts (run, number) WHERE NOT taken;
     """,
     upgrades={
         1: f"""
         DROP INDEX runs_open;
         ALTER TABLE workers ADD COLUMN company bigint NOT NULL DEFAULT 0;
         ALTER TABLE runs {", ".join(f"ADD COLUMN {line}" for line in _parse_columns(_LEASE_COLUMNS))};
-        UPDATE runs SET ready_at = {_ready_at_sql("runs.seen", "runs.seen_at")} WHERE owner IS NULL;
+        UPDATE runs SET ready_at = {_ready_at_sql("runs.seen", "runs.seen_at", posts="inbox")} WHERE owner IS NULL;
         {_LEASE_INDEXES}
         """,  # noqa: S608
         2: f"""
@@ -181,15 +187,24 @@ TABLES: Final = PostgresTables(
         {_FOLLOWER_TABLES}
         {_FEEDBACK_TABLE}
         """,
+        # An agentfsm that is connected with older tables does not notice the upgrade, and would make changes that
+        # followers miss. Each of its writes reads the inbox, and fails from now on. Neither statement scans a table.
+        3: f"""
+        ALTER TABLE inbox RENAME TO posts;
+        ALTER TABLE workers ADD COLUMN IF NOT EXISTS company bigint NOT NULL DEFAULT 0;  -- absent in 0.1.0
+        ALTER TABLE runs ADD COLUMN format integer NOT NULL DEFAULT {UNRECORDED_FORMAT};
+        """,
     },
+    late_indexes=_FOLLOWER_INDEXES,
 )
 
 INBOX_COLUMNS: Final = """
-    (SELECT max(number) FROM inbox WHERE run = runs.number AND NOT taken) AS newest,
-    EXISTS (SELECT FROM inbox WHERE run = runs.number AND NOT taken AND cancel) AS cancelled
+    (SELECT max(number) FROM posts WHERE run = runs.number AND NOT taken) AS newest,
+    EXISTS (SELECT FROM posts WHERE run = runs.number AND NOT taken AND cancel) AS cancelled
 """
 SELECT_RUN: Final = f"""
-SELECT number, token, crashes, alone, owner, version, state, stop_reason, {INBOX_COLUMNS} FROM runs WHERE id = %s
+SELECT number, token, crashes, alone, owner, version, format, state, stop_reason, {INBOX_COLUMNS}
+FROM runs WHERE id = %s
 """  # noqa: S608
 LOCK_RUN: Final = f"{SELECT_RUN} FOR NO KEY UPDATE OF runs"
 LOCK_RUNS: Final = "SELECT FROM runs WHERE id = ANY(%s) ORDER BY number FOR NO KEY UPDATE"
@@ -202,9 +217,9 @@ LOCK_PREDECESSOR: Final = "SELECT number FROM runs WHERE id = %s FOR KEY SHARE"
 INSERT_RUN: Final = """
 WITH run AS (
     INSERT INTO runs (id, session, after, parent, agent, "user", prompt, created_at,
-                      state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at,
+                      state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at, format,
                       token, crashes, owner, seen, seen_at)
-    VALUES (%s, %s, %s, %s, %s, %s, %s, %s,  %s, %s, %s, %s, %s, %s, %s, %s,  nextval('tokens'), 0, %s, 0, 0)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s,  %s, %s, %s, %s, %s, %s, %s, %s, %s,  nextval('tokens'), 0, %s, 0, 0)
     ON CONFLICT (id) DO NOTHING RETURNING number, token),
 header AS (INSERT INTO events (run, version, body) SELECT number, 0, %s FROM run)
 SELECT number, token FROM run
@@ -223,7 +238,9 @@ ON CONFLICT (name) DO UPDATE SET until = excluded.until
 _IS_ALIVE: Final = f"until > {NOW} - %s AND until <= {NOW} + {MAX_LEASE_S}"
 SELECT_LIVING_OWNERS: Final = f"SELECT name FROM workers WHERE {_IS_ALIVE}"  # noqa: S608
 _OLDEST_CLAIMABLE: Final = f"""
-FROM runs WHERE agent = %s AND suspect = %s AND ready_at <= {NOW} AND company >= %s ORDER BY ready_at, number LIMIT %s
+FROM runs
+WHERE agent = %s AND suspect = %s AND ready_at <= {NOW} AND company >= %s AND format <= %s
+ORDER BY ready_at, number LIMIT %s
 """
 # Owners whose leases have expired, other owners, and the company of the first suspect. The index of owners has an entry
 # for each run; the query reads only the first of each name.
@@ -239,15 +256,22 @@ SELECT ARRAY(SELECT name FROM found WHERE NOT lives), ARRAY(SELECT name FROM fou
        (SELECT company {_OLDEST_CLAIMABLE})
 """  # noqa: S608
 # Rows locked by another session are left for the next claim. An array instead of a join, for which the server would
-# scan a small table.
+# scan a small table. The first column is whether runs that are too new are ready: looked up only if too few others
+# were found, so the index has few entries before the first of them. There is a row even if no run is claimed.
 CLAIM_RUNS: Final = f"""
 WITH found AS MATERIALIZED (SELECT number, ready_at {_OLDEST_CLAIMABLE} FOR NO KEY UPDATE SKIP LOCKED),
 taken AS (
     UPDATE runs SET token = nextval('tokens'), owner = %s, ready_at = NULL
     WHERE number = ANY(ARRAY(SELECT number FROM found))
     RETURNING id, number, token, version, crashes, alone)
-SELECT id, token, version, crashes, alone, {INBOX_COLUMNS} FROM taken AS runs JOIN found USING (number)
-ORDER BY found.ready_at, number
+SELECT CASE WHEN (SELECT count(*) FROM found) < %s THEN (
+           SELECT true FROM runs WHERE agent = %s AND suspect = %s AND ready_at <= {NOW} AND format > %s
+           ORDER BY ready_at, number LIMIT 1) END,
+       claimed.*
+FROM (VALUES (1)) AS one LEFT JOIN (
+    SELECT id, token, version, crashes, alone, {INBOX_COLUMNS}, found.ready_at, number
+    FROM taken AS runs JOIN found USING (number)) AS claimed ON true
+ORDER BY claimed.ready_at, claimed.number
 """  # noqa: S608
 # The runs of subagents count as part of their callers' runs. The count is stored, because a run that another session
 # has locked is freed later, when the others do not belong to the owner any more.
@@ -291,12 +315,12 @@ RELEASE_UNLOCKED_RUNS: Final = f"{LOCK_RELEASED_RUNS} SKIP LOCKED; {_RELEASE_RUN
 # run, and a statement sees the commits before its start, not those before it got its locks.
 SELECT_DUE_POSTS: Final = f"""
 SELECT FROM runs WHERE id = ANY(%s) ORDER BY number FOR NO KEY UPDATE;
-SELECT runs.id, inbox.number FROM runs JOIN inbox ON inbox.run = runs.number
+SELECT runs.id, posts.number FROM runs JOIN posts ON posts.run = runs.number
 WHERE runs.id = ANY(%s) AND NOT taken AND (due_at IS NULL OR due_at <= {NOW})
 """  # noqa: S608
 MARK_TAKEN: Final = """
-UPDATE inbox SET taken = true FROM unnest(%s::text[], %s::bigint[]) AS consumed (id, number) JOIN runs USING (id)
-WHERE inbox.run = runs.number AND inbox.number = consumed.number;
+UPDATE posts SET taken = true FROM unnest(%s::text[], %s::bigint[]) AS consumed (id, number) JOIN runs USING (id)
+WHERE posts.run = runs.number AND posts.number = consumed.number;
 """
 # A finished turn resets the crashes. A pause resets those that count against the run, and leaves one, because open
 # calls may have begun. The expressions use the values before the update.
@@ -305,14 +329,15 @@ WITH written AS (
     UPDATE runs
     SET state = new.state, stop_reason = new.stop_reason, waiting = new.waiting, wakes_at = new.wakes_at,
         turn = new.turn, version = new.version, tokens = new.tokens, updated_at = new.updated_at,
+        format = greatest(runs.format, new.format),
         crashes = CASE WHEN runs.turn <> new.turn THEN 0 WHEN new.paused THEN least(runs.crashes, 1)
                   ELSE runs.crashes END,
         alone = CASE WHEN new.paused THEN 0 ELSE runs.alone END,
         change = CASE WHEN new.paused OR new.state IN ('done', 'error') THEN NULL ELSE runs.change END
     FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::text[], %s::text[], %s::boolean[], %s::float8[],
-                %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::boolean[])
+                %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::integer[], %s::boolean[])
          AS new (id, token, owner, before, state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at,
-                 paused)
+                 format, paused)
     WHERE runs.id = new.id AND runs.owner = new.owner AND runs.token = new.token AND runs.version = new.before
     RETURNING runs.id, runs.number, runs.watched_until),
 recorded AS (
@@ -329,19 +354,20 @@ SELECT_EVENTS: Final = (
     "SELECT version, body FROM events WHERE run = %s AND (version = 0 OR version > %s) ORDER BY version"
 )
 SELECT_HEADER: Final = "SELECT body FROM events WHERE run = %s AND version = 0"
-SELECT_INBOX: Final = "SELECT number, key, item FROM inbox WHERE run = %s AND NOT taken ORDER BY number"
+SELECT_INBOX: Final = "SELECT number, key, item FROM posts WHERE run = %s AND NOT taken ORDER BY number"
 SELECT_BEFORE_POST: Final = f"""
 SELECT
     {NOW},
-    (SELECT coalesce(max(number), 0) + 1 FROM inbox WHERE run = %s),
-    (SELECT count(*) FROM inbox WHERE run = %s AND NOT taken),
+    (SELECT coalesce(max(number), 0) + 1 FROM posts WHERE run = %s),
+    (SELECT count(*) FROM posts WHERE run = %s AND NOT taken),
     first.number,
     first.item
-FROM (VALUES (1)) AS one LEFT JOIN inbox AS first ON first.run = %s AND first.key = %s
+FROM (VALUES (1)) AS one LEFT JOIN posts AS first ON first.run = %s AND first.key = %s
 """  # noqa: S608
 INSERT_POST: Final = """
-INSERT INTO inbox (run, number, key, item, cancel, due_at, taken) VALUES (%s, %s, %s, %s, %s, %s, false)
+INSERT INTO posts (run, number, key, item, cancel, due_at, taken) VALUES (%s, %s, %s, %s, %s, %s, false)
 """
+RAISE_FORMAT: Final = "UPDATE runs SET format = %s WHERE number = %s"
 MARK_CLAIMABLE: Final = f"""
 WITH woken AS (
     UPDATE runs SET ready_at = least(ready_at, coalesce(%s, {NOW}))
@@ -365,7 +391,7 @@ WHERE runs.id = ANY(%s) AND caller.id <> ALL(%s) AND NOT caller.over ORDER BY ru
 """
 SELECT_SESSION_RUNS: Final = "SELECT id FROM runs WHERE session = %s ORDER BY number"
 DELETE_RUNS: Final = """
-DELETE FROM inbox WHERE run = ANY(%s); DELETE FROM events WHERE run = ANY(%s); DELETE FROM reads WHERE run = ANY(%s);
+DELETE FROM posts WHERE run = ANY(%s); DELETE FROM events WHERE run = ANY(%s); DELETE FROM reads WHERE run = ANY(%s);
 DELETE FROM feedback WHERE run = ANY(%s); DELETE FROM runs WHERE number = ANY(%s)
 """
 # Parameters: the number up to which all followers have read, infinity if that does not matter; and a time.

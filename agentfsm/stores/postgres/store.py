@@ -22,7 +22,7 @@ import attrs
 from agentfsm._concurrency import boot_clock
 from agentfsm.core.codec import encode_header
 from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, RunNotFoundError
-from agentfsm.core.header import Header
+from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import Cancel, PostedItem
 from agentfsm.core.validation import NOT_NEGATIVE, ValueRule
 from agentfsm.core.value import Value
@@ -37,6 +37,7 @@ from agentfsm.stores.rules import (
     SUMMARY_COLUMNS,
     caller_open_error,
     check_deadline,
+    check_format,
     check_inbox_capacity,
     check_not_over,
     check_same_prompt,
@@ -105,6 +106,7 @@ class _PostgresRow(Value):
     solo_crashes: int
     owner: str | None
     version: int
+    format: int
     state: str
     stop_reason: str | None
     newest: int | None
@@ -246,10 +248,13 @@ class _PostgresBackend(PostgresConnection):
         self.check_durability(lease_request.durability)
         self._flush()
         row = self._get_row(run_id)
+        check_format(run_id, row.format)
         if not takeover and row.owner is not None and not self.leases.is_dropped(run_id, row.owner):
             if row.owner in self._find_living_owners():
                 raise LeaseHeldError(f"run {run_id!r} {LEASE_HELD_ADVICE}")
-            gone, living, _company = self._select_one(sql.SELECT_OWNER_STATUS, self._owner_status_values("", limit=0))
+            gone, living, _company = self._select_one(
+                sql.SELECT_OWNER_STATUS, self._owner_status_values("", 0, limit=0)
+            )
             self._free_abandoned_runs(gone, living)
             row = self._get_row(run_id)
         (token,) = self._select_one(sql.SET_OWNER, (lease_request.owner.name, row.number))
@@ -257,24 +262,32 @@ class _PostgresBackend(PostgresConnection):
         lease.abandoned |= row.owner is not None
         return self._register_lease(lease, lease_request)
 
-    def claim(self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool) -> Claim:
+    def claim(
+        self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool, newest_format: int
+    ) -> Claim:
         """Take the leases of runs that are ready."""
         self.check_durability(lease_request.durability)
         self._flush()
-        gone, living, company = self._select_one(sql.SELECT_OWNER_STATUS, self._owner_status_values(agent, limit=1))
+        status = self._owner_status_values(agent, newest_format, limit=1)
+        gone, living, company = self._select_one(sql.SELECT_OWNER_STATUS, status)
         if self._free_abandoned_runs(gone, living):
-            gone, living, company = self._select_one(sql.SELECT_OWNER_STATUS, self._owner_status_values(agent, limit=1))
+            gone, living, company = self._select_one(sql.SELECT_OWNER_STATUS, status)
         if suspects:
             least, limit = company or 0, min(limit, suspect_group_size(company or 0))
         else:
             least = 0
-        rows = self.execute(sql.CLAIM_RUNS, (agent, suspects, least, limit, lease_request.owner.name)).fetchall()
-        leases = [self._register_lease(_build_lease(*row), lease_request) for row in rows]
-        return Claim(leases=tuple(leases), has_suspects=company is not None)
+        values = (agent, suspects, least, newest_format, limit, lease_request.owner.name)
+        rows = self.execute(sql.CLAIM_RUNS, (*values, limit, agent, suspects, newest_format)).fetchall()
+        leases = [
+            self._register_lease(_build_lease(*row), lease_request)
+            for _has_newer, *row, _ready_at, _number in rows
+            if row[0] is not None
+        ]
+        return Claim(leases=tuple(leases), has_suspects=company is not None, has_newer=bool(rows[0][0]))
 
-    def _owner_status_values(self, agent: str, *, limit: int) -> tuple[Any, ...]:
+    def _owner_status_values(self, agent: str, newest_format: int, *, limit: int) -> tuple[Any, ...]:
         """Return the values of `sql.SELECT_OWNER_STATUS`."""
-        return (self.outage.grace_s, agent, True, 0, limit)
+        return (self.outage.grace_s, agent, True, 0, newest_format, limit)
 
     def _register_lease(self, lease: Lease, lease_request: LeaseRequest) -> Lease:
         """Register a new lease, and renew its owner's leases if they expire in less than half of `lease_s`."""
@@ -451,6 +464,8 @@ class _PostgresBackend(PostgresConnection):
         is_cancel = isinstance(item, Cancel)
         self.execute(sql.INSERT_POST, (row.number, number, post.key, post.text, is_cancel, post.due_at))
         self.execute(sql.MARK_CLAIMABLE, (post.due_at, row.number, self.channel))
+        if row.format < FORMAT:
+            self.execute(sql.RAISE_FORMAT, (FORMAT, row.number))
         self.after_commit(partial(self.leases.notify_inbox, run_id, number, cancelled=is_cancel))
         return PostedItem(number=number, key=post.key, item=item)
 

@@ -21,26 +21,40 @@
 --   runs          zset  all runs, by the time of their creation
 --   ending        zset  runs that will expire, by the time of the expiry
 --   done:REQUEST        number of runs that a deletion has removed, kept for an hour in case the reply is lost
---   count               last number of a run, fencing token or change
---   schema              version of these keys
+--   counter             last number of a run, fencing token or change
+--   count               its name up to schema 3; now a text, at which the scripts of that time fail before they write
+--   schema              version of these keys, see `rules.MINOR_VERSIONS`
+--   upgrading           version before an upgrade that is not complete
 -- An index entry consists of a run's number in 16 digits and its id: an id may be reused, an entry never is.
 
 local DIGITS = 16
 local PAGE = 500 -- runs per call, so that other clients wait for milliseconds only
 local CHUNK = 1000 -- arguments per command: Lua allows 8,000
 local KEPT_S = 3600 -- seconds that the result of a deletion is kept
-local SCHEMA = 3
+local SCHEMA = 400
+local MINOR_VERSIONS = 100
+local REPLACED = 'replaced by counter in schema 4'
+local UNRECORDED_FORMAT = 4 -- of runs without the field `format`
 local FINAL = { done = true, error = true }
 local KINDS = { 'run', 'journal', 'inbox', 'open', 'followers', 'below', 'feedback' }
 local FIELDS = {
   'number', 'token', 'crashes', 'alone', 'company', 'owner', 'claim', 'version', 'state', 'stop_reason', 'turn',
   'waiting', 'wakes_at', 'ready_at', 'seen', 'seen_at', 'updated_at', 'agent', 'session', 'user', 'after', 'parent',
-  'ttl_s',
+  'ttl_s', 'format',
 }
 
 local call = redis.call
 local prefix, worker, lease_s, longest_s, ttl_s, outage_s, again, question, operation = unpack(ARGV, 1, 9)
 local place = 9
+
+-- A newer agentfsm may have upgraded the keys since this one has connected, or an older one written the first ones.
+local schema = tonumber(call('GET', prefix .. 'schema') or SCHEMA)
+if schema < SCHEMA and operation ~= 'upgrade' then
+  return redis.error_reply('OUTDATED keys of schema ' .. schema)
+end
+if math.floor(schema / MINOR_VERSIONS) > math.floor(SCHEMA / MINOR_VERSIONS) then
+  return { 'too new', schema }
+end
 
 local function argument()
   place = place + 1
@@ -95,6 +109,10 @@ local function find(id)
     run[field] = values[index] -- false if the field is missing
   end
   return run
+end
+
+local function format_of(run)
+  return tonumber(run.format or UNRECORDED_FORMAT)
 end
 
 -- Return the run of an index entry. Remove the entry of an expired run.
@@ -364,7 +382,7 @@ local function lease(run, token)
 end
 
 local function hand_over(run, owner, claim)
-  local token = call('INCR', prefix .. 'count')
+  local token = call('INCR', prefix .. 'counter')
   if run.owner then
     call('ZREM', key('held', run.owner), run.entry)
   end
@@ -379,7 +397,7 @@ end
 
 -- Give a run that was released, paused or ended the next number, by which followers find it.
 local function note_change(run)
-  call('ZADD', prefix .. 'changed', call('INCR', prefix .. 'count'), run.entry)
+  call('ZADD', prefix .. 'changed', call('INCR', prefix .. 'counter'), run.entry)
 end
 
 local function let_go(run)
@@ -393,7 +411,8 @@ local function process_of(owner)
 end
 
 -- Free the runs of owners that died, all at once, because one of them may have caused the death.
-local function free_runs_of_the_dead(free)
+-- With `blameless`, no run is the cause.
+local function free_runs_of_the_dead(free, blameless)
   local groups = {}
   local ends = call('HKEYS', prefix .. 'workers')
   for _, owner in ipairs(ends) do
@@ -418,7 +437,7 @@ local function free_runs_of_the_dead(free)
       let_go(run)
       note_change(run)
       local before = tonumber(run.crashes)
-      local alone = (before > 0 and tonumber(run.alone or 0) or 0) + (company <= 1 and 1 or 0)
+      local alone = (before > 0 and tonumber(run.alone or 0) or 0) + (company <= 1 and not blameless and 1 or 0)
       call('HSET', key('run', run.id), 'crashes', before + 1, 'alone', alone, 'company', company)
       set_ready(run, ready_at(run, run.seen, run.seen_at, 0, 0), before >= 1)
     end
@@ -466,7 +485,7 @@ function operations.create()
   if run.after and not find(run.after) then
     return { 'alone' }
   end
-  local number = call('INCR', prefix .. 'count')
+  local number = call('INCR', prefix .. 'counter')
   run.id, run.number = id, string.format('%0' .. DIGITS .. 'd', number)
   run.entry, run.crashes = run.number .. id, 0
   call('ZADD', prefix .. 'runs', run.created_at, run.entry)
@@ -480,17 +499,23 @@ function operations.create()
     call('ZADD', key('followers', run.after), number, run.entry)
   end
   call('HSET', key('run', id), 'number', run.number, 'crashes', 0, 'seen', 0, 'seen_at', 0, unpack(fields))
-  call('SETNX', prefix .. 'schema', SCHEMA)
+  if call('SETNX', prefix .. 'schema', SCHEMA) == 1 then
+    call('SET', prefix .. 'count', REPLACED)
+  end
   write(id, records)
   keep(run)
   return { 'taken', unpack(hand_over(run, owner)) }
 end
 
 function operations.take()
-  local id, owner, takeover, free = argument(), argument(), argument(), set_of(arguments())
+  local id, owner, takeover, newest_format = argument(), argument(), argument(), tonumber(argument())
+  local free = set_of(arguments())
   local run = find(id)
   if not run then
     return { 'gone' }
+  end
+  if format_of(run) > newest_format then
+    return { 'newer', format_of(run) }
   end
   if run.owner and takeover == '0' and not free[run.token] then
     if is_driven(run, free) then
@@ -519,28 +544,52 @@ local function claimed_before(owner)
   return leases
 end
 
+-- Return up to `limit` runs of an index that are ready, in the formats up to `newest_format`, and 1 if there was another
+-- one before the limit was reached, else 0. At most a page of runs is read that are not too new.
+local function ready_runs(index, limit, newest_format)
+  local runs, has_newer, skipped, looked_at = {}, 0, 0, 0
+  local page
+  repeat
+    local most = math.min(PAGE, limit - #runs)
+    page = most > 0 and call('ZRANGEBYSCORE', index, '-inf', after_now(0), 'LIMIT', looked_at, most) or {}
+    looked_at = looked_at + #page
+    skipped = 0
+    for _, entry in ipairs(page) do
+      local run = named(index, entry)
+      if not run then
+        looked_at = looked_at - 1 -- the entry was removed
+      elseif format_of(run) > newest_format then
+        has_newer, skipped = 1, skipped + 1
+      else
+        runs[#runs + 1] = run
+      end
+    end
+  until skipped == 0
+  return runs, #runs < limit and has_newer or 0
+end
+
 function operations.claim()
   local agent, owner, limit, suspects = argument(), argument(), tonumber(argument()), argument() == '1'
+  local newest_format = tonumber(argument())
   local leases = claimed_before(owner)
   if #leases > 0 then
-    return { 'claimed', 1, leases }
+    return { 'claimed', 1, leases, 0 }
   end
   free_runs_of_the_dead({})
-  local first = call('ZRANGEBYSCORE', key('suspects', agent), '-inf', after_now(0), 'LIMIT', 0, 1)[1]
-  first = first and named(key('suspects', agent), first)
-  local index, least = key(suspects and 'suspects' or 'ready', agent), 0
-  if suspects and first then
+  local suspected, has_newer = ready_runs(key('suspects', agent), suspects and PAGE or 1, newest_format)
+  local first, found, least = suspected[1], suspected, 0
+  if not suspects then
+    found, has_newer = ready_runs(key('ready', agent), math.min(limit, PAGE), newest_format)
+  elseif first then
     least = tonumber(first.company)
     limit = math.min(limit, math.max(1, math.floor(least / 2)))
   end
-  local most = suspects and PAGE or math.min(limit, PAGE)
-  for _, entry in ipairs(call('ZRANGEBYSCORE', index, '-inf', after_now(0), 'LIMIT', 0, most)) do
-    local run = #leases < limit and named(index, entry)
-    if run and tonumber(run.company or 0) >= least then
+  for _, run in ipairs(found) do
+    if #leases < limit and tonumber(run.company or 0) >= least then
       leases[#leases + 1] = { run.id, unpack(hand_over(run, owner, question)) }
     end
   end
-  return { 'claimed', first and 1 or 0, leases }
+  return { 'claimed', first and 1 or 0, leases, has_newer }
 end
 
 local function leave(run, seen, seen_at, rest_s, newest)
@@ -634,6 +683,9 @@ function operations.append()
   end
   write(id, records)
   call('HSET', key('run', id), unpack(fields))
+  if format_of(run) > tonumber(after.format) then -- a newer agentfsm has posted
+    call('HSET', key('run', id), 'format', run.format)
+  end
   call('PUBLISH', prefix .. 'changes', 'run:' .. id)
   if FINAL[after.state] or after.paused == '1' then
     note_change(run)
@@ -658,6 +710,7 @@ end
 function operations.post()
   local id, name, due_at, cancel, before, item = argument(), argument(), argument(), argument(), argument(), argument()
   local most = tonumber(argument()) -- maximum of waiting posts; nil for a decision
+  local format = argument()
   local run = find(id)
   if not run then
     return { 'gone' }
@@ -680,6 +733,9 @@ function operations.post()
   local number = call('HLEN', inbox) + 1
   call('HSET', inbox, name, number .. ' ' .. due_at .. ' ' .. cancel .. ' ' .. item)
   call('ZADD', key('open', id), number, name)
+  if tonumber(format) > format_of(run) then
+    call('HSET', key('run', id), 'format', format)
+  end
   if not run.owner and not run.parent then
     local at = math.min(tonumber(run.ready_at or '') or math.huge, tonumber(due_at) or now)
     set_ready(run, at, tonumber(run.crashes) > 1)
@@ -872,7 +928,7 @@ end
 
 function operations.add_reader()
   local name, from_now = argument(), argument() == '1'
-  call('HSETNX', prefix .. 'readers', name, from_now and call('GET', prefix .. 'count') or 0)
+  call('HSETNX', prefix .. 'readers', name, from_now and call('GET', prefix .. 'counter') or 0)
   return { 'added' }
 end
 
@@ -962,10 +1018,23 @@ function operations.expire_read()
   return { 'expired', #entries == PAGE and last or -1 }
 end
 
--- Upgrade keys of version 1 or 2, a page of runs at a time. In version 1, an index contained all runs that were not
--- over. In version 2, there were no numbers of changes.
+-- Upgrade keys of versions 1 to 3, a page of runs at a time. In version 1, an index contained all runs that were not
+-- over. In version 2, there were no numbers of changes. Others go on meanwhile, except the workers of these versions,
+-- whose scripts cannot notice the upgrade and would make changes that followers miss. They lose their runs, as if they had
+-- died, and fail at the old counter before they write others.
 function operations.upgrade()
   local start = tonumber(argument())
+  if call('EXISTS', prefix .. 'upgrading') == 0 then
+    if schema >= SCHEMA then -- another worker has completed it
+      return { 'upgraded', -1 }
+    end
+    call('SET', prefix .. 'upgrading', schema)
+    call('RENAME', prefix .. 'count', prefix .. 'counter')
+    call('SET', prefix .. 'count', REPLACED)
+    call('SET', prefix .. 'schema', SCHEMA)
+    free_runs_of_the_dead(set_of(call('HKEYS', prefix .. 'workers')), true)
+  end
+  local before = tonumber(call('GET', prefix .. 'upgrading'))
   local entries = call('ZRANGE', prefix .. 'runs', start, start + PAGE - 1)
   for _, entry in ipairs(entries) do
     local run = named(prefix .. 'runs', entry)
@@ -978,7 +1047,7 @@ function operations.upgrade()
         set_ready(run, ready_at(run, run.seen, run.seen_at, 0, 0), false)
       end
     end
-    if run then
+    if run and before < 3 then
       call('HDEL', key('run', run.id), 'until')
       call('DEL', key('agent', run.agent))
       if not run.owner or FINAL[run.state] then
@@ -988,7 +1057,7 @@ function operations.upgrade()
   end
   local more = #entries == PAGE
   if not more then
-    call('SET', prefix .. 'schema', SCHEMA)
+    call('DEL', prefix .. 'upgrading')
   end
   return { 'upgraded', more and start + PAGE or -1 }
 end

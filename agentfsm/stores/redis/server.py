@@ -37,9 +37,10 @@ from redis.exceptions import ConnectionError as LostError
 from redis.exceptions import TimeoutError as SilentError
 
 from agentfsm._concurrency import boot_clock
-from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
+from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError
 from agentfsm.core.value import Value
 from agentfsm.ports.store import Durability
+from agentfsm.stores.rules import check_major_version
 from agentfsm.stores.threaded.change_listener import CHECK_INTERVAL_S, PushNotificationMixin
 from agentfsm.stores.threaded.outage import Outage
 
@@ -59,8 +60,8 @@ LOSS_DESCRIPTIONS: Final[Mapping[Loss, str]] = {
 TIMEOUT_S: Final = 5.0
 # Maximum seconds between two attempts to reach a server that is away. The pauses double up to this.
 MAX_PAUSE_S: Final = 1.0
-# Version of the keys, which the script stores.
-SCHEMA_VERSION: Final = 3
+# Version of the keys, which the script stores; see `rules.MINOR_VERSIONS`.
+SCHEMA_VERSION: Final = 400
 # The oldest tested version of Redis.
 OLDEST_REDIS: Final = 6
 
@@ -100,6 +101,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     "NOPERM": "this user may not do that: allow it EVALSHA, SCRIPT LOAD, INFO, and all commands on keys of the prefix",
     "NOREPLICAS": "it has too few replicas to accept writes (min-replicas-to-write): add some, then resume the runs",
     "NOSCRIPT": "it loses scripts at once: give the address of one server, not of a proxy in front of several",
+    "OUTDATED": "an older agentfsm writes its keys: stop that one, then call again",
     "OOM": "it has reached its maxmemory: raise that or prune old runs, then resume the runs",
     "READONLY": "it is a replica: give the address of the master, or wait until there is one, then resume the runs",
     "WRONGTYPE": "a key with this prefix was not written by agentfsm: give another prefix, or restore a backup",
@@ -107,7 +109,7 @@ _ADVICE: Final[Mapping[str, str]] = {
 _CODE_PATTERN: Final = re.compile(r"(?:^|-)([A-Z]{3,})\b")
 # Errors of a restart or a failover. Redis has not executed a command that it answers so.
 _TRANSIENT: Final = frozenset(
-    {"lost", "silent", "BUSY", "LOADING", "MASTERDOWN", "NOREPLICAS", "NOSCRIPT", "READONLY"},
+    {"lost", "silent", "BUSY", "LOADING", "MASTERDOWN", "NOREPLICAS", "NOSCRIPT", "OUTDATED", "READONLY"},
 )
 
 
@@ -355,6 +357,8 @@ class RedisServer(PushNotificationMixin):
         if isinstance(request.reply, Exception):
             raise self.translate_error(request.reply) from request.reply
         result: list[Any] = request.reply
+        if result[0] == b"too new":
+            self._check_schema(result[1])
         return result
 
     # Errors and retries.
@@ -440,8 +444,10 @@ class RedisServer(PushNotificationMixin):
 
     def _migrate(self, connection: RedisConnection) -> None:
         """Upgrade the keys of an older agentfsm."""
-        schema, start = _send_command(connection, "GET", self.script_args[0] + b"schema"), 0
-        while schema is not None and int(schema) < SCHEMA_VERSION and start >= 0:
+        prefix, start = self.script_args[0], 0
+        schema = _send_command(connection, "GET", prefix + b"schema")
+        is_old = schema is not None and int(schema) < SCHEMA_VERSION
+        while start >= 0 and (is_old or _send_command(connection, "EXISTS", prefix + b"upgrading")):
             request = RedisRequest((b"upgrade", b"%d" % start), 0)
             _, start = _send_command(connection, *self._build_command(request))
 
@@ -463,12 +469,10 @@ class RedisServer(PushNotificationMixin):
                 f"maxmemory-policy {policy}): set maxmemory-policy noeviction there, or give another server",
             )
 
-    def _check_schema(self, schema: bytes | None) -> None:
-        if schema is not None and int(schema) > SCHEMA_VERSION:
-            raise TooNewError(
-                f"{self.address}: its keys were written by a newer agentfsm (schema {int(schema)}, this one knows "
-                f"{SCHEMA_VERSION}): upgrade agentfsm",
-            )
+    def _check_schema(self, schema: bytes | int | None) -> None:
+        check_major_version(
+            f"{self.address}, prefix {self.script_args[0].decode()!r},", int(schema or 0), SCHEMA_VERSION
+        )
 
     def _check_guarantee(self, guarantee: DurabilityGuarantee) -> DurabilityGuarantee:
         """Return the guarantee unchanged, if the server may not lose more than `accept_loss`.

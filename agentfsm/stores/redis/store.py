@@ -27,7 +27,7 @@ from agentfsm.core.errors import (
     RunNotFoundError,
     StoreError,
 )
-from agentfsm.core.header import Header
+from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import Cancel, Input, PostedItem
 from agentfsm.core.validation import SECONDS, require_choice
 from agentfsm.ports.store import Claim, Filter, Lease, RunSummary, lease_lost_error
@@ -45,8 +45,10 @@ from agentfsm.stores.rules import (
     LEASE_HELD_ADVICE,
     MAX_INBOX_ROWS,
     PATIENCE_S,
+    UNRECORDED_FORMAT,
     caller_open_error,
     check_deadline,
+    check_format,
     check_inbox_capacity,
     check_not_over,
     check_same_prompt,
@@ -99,6 +101,7 @@ _SUMMARY_PARSERS: Final[dict[str, Callable[[bytes], Any]]] = {
     "updated_at": float,
     "ready_at": float,
     "rating": int,
+    "format": int,
     "prompt": bytes.decode,
 }
 # Filters with an index, and the name of the index. For other filters, the list of all runs is searched.
@@ -162,12 +165,17 @@ class _RedisBackend(RedisServer):
         if (held := self.leases.find_lease(run_id)) is not None:
             self._renew_if_due(lease_owner(held))
         self._renew_if_due(lease_request.owner)
-        outcome, *facts = self._call_unleased(("take", run_id, lease_request.owner.name, takeover), LEASE_HELD_ADVICE)
+        take = ("take", run_id, lease_request.owner.name, takeover, FORMAT)
+        outcome, *facts = self._call_unleased(take, LEASE_HELD_ADVICE)
         if outcome == b"gone":
             raise self._not_found_error(run_id)
+        if outcome == b"newer":
+            check_format(run_id, int(facts[0]))
         return self._build_lease(run_id, lease_request, facts)
 
-    def claim(self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool) -> Claim:
+    def claim(
+        self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool, newest_format: int
+    ) -> Claim:
         """Take the leases of runs that are ready."""
         for owner in self.leases.owners():
             self._renew_if_due(owner)  # else they could count as dead
@@ -175,9 +183,10 @@ class _RedisBackend(RedisServer):
         if dead := [name for name in names if self._is_dead(name)]:
             # Not a part of the claim: with other arguments, a repeated claim would be a new one.
             self.call("free", *_with_count(dead))
-        _, has_suspects, found = self.call("claim", agent, lease_request.owner.name, limit, suspects)
+        request = ("claim", agent, lease_request.owner.name, limit, suspects, newest_format)
+        _, has_suspects, found, has_newer = self.call(*request)
         leases = [self._build_lease(run_id.decode(), lease_request, facts) for run_id, *facts in found]
-        return Claim(leases=tuple(leases), has_suspects=bool(has_suspects))
+        return Claim(leases=tuple(leases), has_suspects=bool(has_suspects), has_newer=bool(has_newer))
 
     def _build_lease(self, run_id: str, lease_request: LeaseRequest, facts: Sequence[bytes]) -> Lease:
         token, version, crashes, abandoned, newest, cancelled = map(int, facts)
@@ -309,7 +318,8 @@ class _RedisBackend(RedisServer):
         run_id, is_cancel = post.run_id, isinstance(post.item, Cancel)
         due_at = "-" if post.due_at is None else post.due_at
         limit = MAX_INBOX_ROWS if isinstance(post.item, Input) else ""
-        outcome, *rest = self._call_for_run(run_id, "post", post.key, due_at, is_cancel, post.before, post.text, limit)
+        values = (post.key, due_at, is_cancel, post.before, post.text, limit, FORMAT)
+        outcome, *rest = self._call_for_run(run_id, "post", *values)
         if outcome == b"decided":
             number, item = _parse_post(run_id, post.key, rest[0])
             return resolve_duplicate_post(run_id, decode_post(run_id, number, post.key, item), post.item)
@@ -356,6 +366,7 @@ class _RedisBackend(RedisServer):
         try:
             for (name, parse), field in zip(_SUMMARY_PARSERS.items(), fields, strict=True):
                 values[name] = None if field is None else parse(field)
+            values["format"] = values["format"] or UNRECORDED_FORMAT
         except ValueError as error:
             raise CorruptError(f"run {values['id']!r}: {error}; restore a backup, or delete the run") from None
         return parse_summary(values, driven=self._is_driven(values["id"], *lease))

@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import attrs
 
-from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError, TooNewError
+from agentfsm.core.errors import AgentError, CorruptError, MisuseError, StoreError
 from agentfsm.core.value import Value
 from agentfsm.ports.store import Durability
 from agentfsm.stores.home import HOME_FOLDER, create_private_folder
+from agentfsm.stores.rules import MINOR_VERSIONS, check_major_version, format_version
 from agentfsm.stores.threaded.outage import Outage
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class SQLiteSchema(Value):
     """The tables of a file, and the statements that create and upgrade them."""
 
     version: int
-    """Version of the tables, stored in the file as `user_version`."""
+    """Version of the tables, stored in the file as `user_version`; see `rules.MINOR_VERSIONS`."""
 
     tables: frozenset[str]
     """Names of the tables that a file of this version must have."""
@@ -149,7 +150,7 @@ class SQLiteSchema(Value):
     """Statements that create the tables in an empty file."""
 
     upgrades: Mapping[int, tuple[str, ...]]
-    """Statements that upgrade the tables to the next version, by version."""
+    """Statements that upgrade the tables, by the version to upgrade, in order."""
 
 
 class _DeletedLogError(StoreError):
@@ -346,12 +347,25 @@ class DatabaseFile:
                 self._durability = durability
             self._retry_while_busy(lambda: self.execute("BEGIN" if durability is None else "BEGIN IMMEDIATE"))
             if not self._is_stale():
+                self._check_not_upgraded()
                 return
             self._roll_back()
             if self._snapshot is None:
                 self._recover()
             else:
                 self.close_file()
+
+    def _check_not_upgraded(self) -> None:
+        """Refuse to go on with a file whose tables a newer agentfsm has changed since it was opened.
+
+        Raises:
+            TooNewError: if the tables are of another major version now.
+        """
+        (version,) = self.execute("PRAGMA user_version").fetchone()
+        if version // MINOR_VERSIONS > self.schema.version // MINOR_VERSIONS:
+            self._roll_back()
+            self.close_file()
+            check_major_version(self.path, version, self.schema.version)
 
     def _open(self) -> None:
         if self._db is not None:
@@ -427,8 +441,10 @@ class DatabaseFile:
             StoreError: if the tables are missing or of an older version.
         """
         version = self._read_version(db)
-        if version != self.schema.version:
-            state = f"has tables of version {version}, which must be upgraded" if version else "is empty"
+        if version < self.schema.version:
+            state = (
+                f"has tables of version {format_version(version)}, which must be upgraded" if version else "is empty"
+            )
             raise StoreError(f"{self.path} {state}, and it is read-only: copy it to a folder that can be written")
 
     # Files that were deleted or replaced.
@@ -562,7 +578,7 @@ class DatabaseFile:
             )
         for pragma in _PRAGMAS:
             db.execute(pragma)
-        if version != self.schema.version:
+        if version < self.schema.version:
             self._migrate(db)
 
     def _read_version(self, db: SQLiteConnection) -> int:
@@ -578,12 +594,8 @@ class DatabaseFile:
             return 0
         if application != APPLICATION_ID:
             raise StoreError(f"{self.path} is the database of another program: give another path; it was not changed")
-        if version > self.schema.version:
-            raise TooNewError(
-                f"{self.path} was written by a newer agentfsm (tables {version}, this one knows {self.schema.version}):"
-                " upgrade agentfsm",
-            )
-        if version == self.schema.version and (missing := self.schema.tables - tables):
+        check_major_version(self.path, version, self.schema.version)
+        if version >= self.schema.version and (missing := self.schema.tables - tables):
             raise CorruptError(f"{self.path} lacks the tables {', '.join(sorted(missing))}: restore a backup")
         return int(version)
 
@@ -592,7 +604,11 @@ class DatabaseFile:
         schema = self.schema
         with _raw_transaction(db, "BEGIN IMMEDIATE"):
             version = self._read_version(db)  # again: another process may have been first
-            upgrades = [line for number in range(version, schema.version) for line in schema.upgrades.get(number, ())]
+            if version >= schema.version:
+                return
+            upgrades = [
+                line for number in sorted(schema.upgrades) if number >= version for line in schema.upgrades[number]
+            ]
             for statement in upgrades if version else schema.statements:
                 db.execute(statement)
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")

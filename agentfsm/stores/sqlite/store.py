@@ -27,7 +27,7 @@ from agentfsm.core.errors import (
     MisuseError,
     RunNotFoundError,
 )
-from agentfsm.core.header import Header
+from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import Cancel, PostedItem
 from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.core.value import Value
@@ -49,8 +49,10 @@ from agentfsm.stores.rules import (
     LEASE_HELD_ADVICE,
     PATIENCE_S,
     SUMMARY_COLUMNS,
+    UNRECORDED_FORMAT,
     caller_open_error,
     check_deadline,
+    check_format,
     check_inbox_capacity,
     check_not_over,
     check_same_prompt,
@@ -115,14 +117,15 @@ CASE WHEN state NOT IN ('done', 'error') AND parent IS NULL THEN (
     SELECT min(at) FROM (
         SELECT max(CASE WHEN waiting THEN wakes_at ELSE :now END, :rest) AS at
         UNION ALL
-        SELECT max(coalesce(due_at, :now), CASE WHEN number > :newest THEN 0 ELSE :rest END) FROM inbox
+        SELECT max(coalesce(due_at, :now), CASE WHEN number > :newest THEN 0 ELSE :rest END) FROM posts
         WHERE run = runs.number AND NOT taken AND (number > max(seen, :seen) OR due_at > max(seen_at, :seen_at))))
 END
 """
 
 # The same for the runs of an older file: there, no owner has recorded its reads.
 _READY_AT_UPGRADE_SQL: Final = (
-    _READY_AT_SQL.replace(":now", "updated_at")
+    _READY_AT_SQL.replace("FROM posts", "FROM inbox")
+    .replace(":now", "updated_at")
     .replace(":newest", "0")
     .replace(":rest", "0")
     .replace(":seen_at", "0")
@@ -172,9 +175,9 @@ CREATE TABLE feedback (
 """
 
 SCHEMA: Final = SQLiteSchema(
-    version=5,
+    version=600,
     # A file of version 2 has no chunks, and needs no change to get some.
-    tables=frozenset({"runs", "events", "inbox", "workers", "changes", "followers", "reads", "feedback"}),
+    tables=frozenset({"runs", "events", "posts", "workers", "changes", "followers", "reads", "feedback"}),
     statements=(
         # The columns of a list, and the owner of each run. The other tables refer to a run by `number`.
         """
@@ -206,7 +209,8 @@ SCHEMA: Final = SQLiteSchema(
             seen        INTEGER NOT NULL,  -- newest inbox number that an owner has read
             seen_at     REAL NOT NULL,     -- time when an owner last checked timers
             change      INTEGER,           -- number of its last change, for followers; NULL for none yet
-            rating      INTEGER            -- that of the newest feedback; NULL for none
+            rating      INTEGER,           -- that of the newest feedback; NULL for none
+            format      INTEGER NOT NULL   -- newest format of its records; only workers that read it claim the run
         )
         """,
         _CREATE_WORKERS,
@@ -228,7 +232,7 @@ SCHEMA: Final = SQLiteSchema(
         """,
         # All posts, including consumed ones, so that each key stays taken.
         """
-        CREATE TABLE inbox (
+        CREATE TABLE posts (
             run    INTEGER NOT NULL,
             number INTEGER NOT NULL,
             key    TEXT NOT NULL,
@@ -240,7 +244,7 @@ SCHEMA: Final = SQLiteSchema(
             UNIQUE (run, key)
         ) WITHOUT ROWID
         """,
-        "CREATE INDEX inbox_open ON inbox (run, number) WHERE NOT taken",
+        "CREATE INDEX inbox_open ON posts (run, number) WHERE NOT taken",
     ),
     upgrades={
         1: (
@@ -270,28 +274,40 @@ SCHEMA: Final = SQLiteSchema(
             *_FOLLOWERS_V5,
             _CREATE_FEEDBACK,
         ),
+        # An agentfsm that has the file open with older tables does not notice the upgrade, and would make changes that
+        # followers miss. Each of its writes reads the inbox, and fails from now on. Neither statement scans a table.
+        5: (
+            "ALTER TABLE inbox RENAME TO posts",
+            f"ALTER TABLE runs ADD COLUMN format INTEGER NOT NULL DEFAULT {UNRECORDED_FORMAT}",
+        ),
     },
 )
 
 # Texts are read as bytes, so that this package reports damaged records, and not SQLite.
 _SELECT_RUN: Final = """
-SELECT number, token, crashes, alone, version, owner, state, stop_reason,
-       (SELECT max(number) FROM inbox WHERE run = runs.number AND NOT taken)
+SELECT number, token, crashes, alone, version, format, owner, state, stop_reason,
+       (SELECT max(number) FROM posts WHERE run = runs.number AND NOT taken)
 FROM runs WHERE id = ?
 """
 _INSERT_RUN: Final = """
 INSERT INTO runs (id, session, after, parent, agent, user, prompt, created_at,
-                  state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at,
+                  state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at, format,
                   token, owner, crashes, alone, company, suspect, seen, seen_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0)
 """
 _SELECT_SESSION_TAIL: Final = "SELECT id, state FROM runs WHERE session = ? ORDER BY number DESC LIMIT 1"
 _SET_OWNER: Final = "UPDATE runs SET token = ?, owner = ?, ready_at = NULL WHERE number = ?"
 _SELECT_CLAIMABLE: Final = """
 SELECT id, company FROM runs
-WHERE agent = ? AND suspect = ? AND ready_at <= ? AND company >= ? ORDER BY ready_at, number LIMIT ?
+WHERE agent = ? AND suspect = ? AND ready_at <= ? AND company >= ? AND format <= ? ORDER BY ready_at, number LIMIT ?
 """
-_UPSERT_OWNER: Final = "INSERT INTO workers VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET until = excluded.until"
+# Executed only if a claim finds too few runs, so the index has few other entries before the first that is too new.
+_HAS_NEWER: Final = """
+SELECT EXISTS (SELECT 1 FROM runs WHERE agent = ? AND suspect = ? AND ready_at <= ? AND format > ?)
+"""
+_UPSERT_OWNER: Final = (
+    "INSERT INTO workers (name, until) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET until = excluded.until"
+)
 # All owners, with or without runs. The index has an entry for each run; the query reads only the first of each name.
 _SELECT_OWNERS: Final = """
 WITH RECURSIVE owners (name) AS (
@@ -320,15 +336,17 @@ WHERE id = :id AND token = :token AND owner = :owner
 _UPDATE_RUN: Final = """
 UPDATE runs
 SET state = ?, stop_reason = ?, waiting = ?, wakes_at = ?, turn = ?, version = ?, tokens = ?, updated_at = ?,
+    format = max(format, ?),
     crashes = CASE WHEN turn <> ? THEN 0 WHEN ? THEN min(crashes, 1) ELSE crashes END, alone = alone * (NOT ?)
 WHERE number = ?
 """
+_RAISE_FORMAT: Final = "UPDATE runs SET format = ? WHERE number = ?"
 _MARK_CHANGED: Final = "UPDATE runs SET change = NULL WHERE number = ?"
 _SET_RATING: Final = "UPDATE runs SET rating = ?, change = NULL WHERE number = ?"
 _FIND_FEEDBACK: Final = "SELECT 1 FROM feedback WHERE run = ? AND key = ?"
 _INSERT_FEEDBACK: Final = """
-INSERT INTO feedback VALUES (:run, (SELECT coalesce(max(number), 0) + 1 FROM feedback WHERE run = :run), :key, :at,
-                             :rating, :comment, :by)
+INSERT INTO feedback (run, number, key, at, rating, comment, author)
+VALUES (:run, (SELECT coalesce(max(number), 0) + 1 FROM feedback WHERE run = :run), :key, :at, :rating, :comment, :by)
 """
 _SELECT_FEEDBACK: Final = "SELECT rating, comment, author, at FROM feedback WHERE run = ? ORDER BY number"
 _INSERT_EVENTS: Final = "INSERT INTO events (run, version, body) VALUES "
@@ -340,16 +358,16 @@ _SELECT_BODIES: Final = """
 SELECT CAST(body AS BLOB) FROM events WHERE run = ? AND version BETWEEN ? AND ? ORDER BY version
 """
 _DELETE_EVENTS: Final = "DELETE FROM events WHERE run = ? AND version BETWEEN ? AND ?"
-_SELECT_INBOX: Final = "SELECT number, key, CAST(item AS BLOB) FROM inbox WHERE run = ? AND NOT taken ORDER BY number"
-_COUNT_INBOX: Final = "SELECT count(*) FROM inbox WHERE run = ? AND NOT taken"
+_SELECT_INBOX: Final = "SELECT number, key, CAST(item AS BLOB) FROM posts WHERE run = ? AND NOT taken ORDER BY number"
+_COUNT_INBOX: Final = "SELECT count(*) FROM posts WHERE run = ? AND NOT taken"
 _SELECT_DUE_POSTS: Final = """
-SELECT number FROM inbox WHERE run = ? AND NOT taken AND (due_at IS NULL OR due_at <= ?) LIMIT ?
+SELECT number FROM posts WHERE run = ? AND NOT taken AND (due_at IS NULL OR due_at <= ?) LIMIT ?
 """
-_IS_CANCELLED: Final = "SELECT EXISTS (SELECT 1 FROM inbox WHERE run = ? AND NOT taken AND cancel)"
-_MARK_TAKEN: Final = "UPDATE inbox SET taken = 1 WHERE run = ? AND number = ?"
-_SELECT_POST: Final = "SELECT number, CAST(item AS BLOB) FROM inbox WHERE run = ? AND key = ?"
-_SELECT_NEXT_NUMBER: Final = "SELECT coalesce(max(number), 0) + 1 FROM inbox WHERE run = ?"
-_INSERT_POST: Final = "INSERT INTO inbox (run, number, key, item, cancel, due_at, taken) VALUES (?, ?, ?, ?, ?, ?, 0)"
+_IS_CANCELLED: Final = "SELECT EXISTS (SELECT 1 FROM posts WHERE run = ? AND NOT taken AND cancel)"
+_MARK_TAKEN: Final = "UPDATE posts SET taken = 1 WHERE run = ? AND number = ?"
+_SELECT_POST: Final = "SELECT number, CAST(item AS BLOB) FROM posts WHERE run = ? AND key = ?"
+_SELECT_NEXT_NUMBER: Final = "SELECT coalesce(max(number), 0) + 1 FROM posts WHERE run = ?"
+_INSERT_POST: Final = "INSERT INTO posts (run, number, key, item, cancel, due_at, taken) VALUES (?, ?, ?, ?, ?, ?, 0)"
 _MARK_CLAIMABLE: Final = """
 UPDATE runs SET ready_at = min(coalesce(ready_at, ?), ?) WHERE number = ? AND owner IS NULL AND parent IS NULL
 """
@@ -400,7 +418,9 @@ _SELECT_LAST_CHANGE: Final = "SELECT last FROM changes"
 _ADVANCE_CHANGES: Final = "UPDATE changes SET last = last + ?"
 _SELECT_UNNUMBERED: Final = f"SELECT number FROM runs WHERE {_HAS_NO_NUMBER} ORDER BY number LIMIT ?"  # noqa: S608
 _SET_CHANGE: Final = "UPDATE runs SET change = ? WHERE number = ?"
-_INSERT_FOLLOWER: Final = "INSERT INTO followers VALUES (?, ?, '', 0) ON CONFLICT (name) DO NOTHING"
+_INSERT_FOLLOWER: Final = """
+INSERT INTO followers (name, position, holder, until) VALUES (?, ?, '', 0) ON CONFLICT (name) DO NOTHING
+"""
 _HAS_UNREAD: Final = f"""
 SELECT EXISTS (SELECT 1 FROM runs WHERE change > max(position, ?)) OR EXISTS (SELECT 1 FROM runs WHERE {_HAS_NO_NUMBER})
 FROM followers WHERE name = ?
@@ -429,6 +449,7 @@ class _SQLiteRow(Value):
     crashes: int
     solo_crashes: int
     version: int
+    format: int
     owner: str | None
     state: str
     stop_reason: str | None
@@ -498,6 +519,7 @@ class _SQLiteBackend(DatabaseFile):
     def acquire_lease(self, run_id: str, lease_request: LeaseRequest, *, takeover: bool = False) -> Lease:
         """Take the lease of an existing run."""
         row = self._get_row(run_id)
+        check_format(run_id, row.format)
         if not takeover and row.owner is not None and not self.leases.is_dropped(run_id, row.owner):
             if self._is_driven(run_id, row.owner):
                 raise LeaseHeldError(f"run {run_id!r} {LEASE_HELD_ADVICE}")
@@ -505,20 +527,26 @@ class _SQLiteBackend(DatabaseFile):
             row = self._get_row(run_id)
         return self._assign_lease(run_id, row, lease_request)
 
-    def claim(self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool) -> Claim:
+    def claim(
+        self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool, newest_format: int
+    ) -> Claim:
         """Take the leases of runs that are ready."""
         self._free_abandoned_runs()
         now = self.now()
-        first = self.execute(_SELECT_CLAIMABLE, (agent, True, now, 0, 1)).fetchone()
-        if suspects and first is not None:
+        first = self.execute(_SELECT_CLAIMABLE, (agent, True, now, 0, newest_format, 1)).fetchone()
+        found: list[tuple[str, int]] = []
+        if not suspects:
+            found = self.execute(_SELECT_CLAIMABLE, (agent, False, now, 0, newest_format, limit)).fetchall()
+        elif first is not None:
             company = first[1]
-            found = self.execute(
-                _SELECT_CLAIMABLE, (agent, True, now, company, min(limit, suspect_group_size(company)))
-            ).fetchall()
-        else:
-            found = [] if suspects else self.execute(_SELECT_CLAIMABLE, (agent, False, now, 0, limit)).fetchall()
+            limit = min(limit, suspect_group_size(company))
+            found = self.execute(_SELECT_CLAIMABLE, (agent, True, now, company, newest_format, limit)).fetchall()
         leases = tuple([self._assign_lease(run_id, self._get_row(run_id), lease_request) for run_id, _company in found])
-        return Claim(leases=leases, has_suspects=first is not None)
+        has_newer = len(leases) < limit and self._has_newer(agent, now, newest_format, suspects=suspects)
+        return Claim(leases=leases, has_suspects=first is not None, has_newer=has_newer)
+
+    def _has_newer(self, agent: str, now: float, newest_format: int, *, suspects: bool) -> bool:
+        return bool(self.execute(_HAS_NEWER, (agent, suspects, now, newest_format)).fetchone()[0])
 
     def _assign_lease(self, run_id: str, row: _SQLiteRow, lease_request: LeaseRequest) -> Lease:
         lease = Lease(
@@ -552,11 +580,15 @@ class _SQLiteBackend(DatabaseFile):
             self.execute(_UPSERT_OWNER, (owner.name, until))
             self.after_commit(partial(setattr, owner, "until", until))
 
-    def can_claim(self, agent: str) -> bool:
-        """Return whether a claim may find runs."""
+    def preview_claim(self, agent: str, limit: int, newest_format: int) -> Claim | None:
+        """Return the claim if it finds no runs, without writing; None if it may find some."""
         now = self.now()
-        found = [self.execute(_SELECT_CLAIMABLE, (agent, suspect, now, 0, 1)).fetchone() for suspect in (False, True)]
-        return found != [None, None] or bool(self._find_dead_owners())
+        for suspects in (False, True):
+            if self.execute(_SELECT_CLAIMABLE, (agent, suspects, now, 0, newest_format, 1)).fetchone() is not None:
+                return None
+        if self._find_dead_owners():
+            return None
+        return Claim(has_newer=limit > 0 and self._has_newer(agent, now, newest_format, suspects=False))
 
     def _find_dead_owners(self) -> list[str]:
         """Return the owners that are dead."""
@@ -691,6 +723,8 @@ class _SQLiteBackend(DatabaseFile):
         number = self.execute(_SELECT_NEXT_NUMBER, (row.number,)).fetchone()[0]
         is_cancel = isinstance(item, Cancel)
         self.execute(_INSERT_POST, (row.number, number, post.key, post.text, int(is_cancel), post.due_at))
+        if row.format < FORMAT:
+            self.execute(_RAISE_FORMAT, (FORMAT, row.number))
         ready_at = self.now() if post.due_at is None else post.due_at
         self.execute(_MARK_CLAIMABLE, (ready_at, ready_at, row.number))
         self.after_commit(partial(self.leases.notify_inbox, run_id, number, cancelled=is_cancel))
@@ -766,7 +800,7 @@ class _SQLiteBackend(DatabaseFile):
 
     def _remove(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            self.execute("DELETE FROM inbox WHERE run = ?", (number,))
+            self.execute("DELETE FROM posts WHERE run = ?", (number,))
             self.execute("DELETE FROM events WHERE run = ?", (number,))
             self.execute("DELETE FROM reads WHERE run = ?", (number,))
             self.execute("DELETE FROM feedback WHERE run = ?", (number,))
@@ -901,7 +935,7 @@ class _SQLiteBackend(DatabaseFile):
         row = self.execute(_SELECT_RUN, (run_id,)).fetchone()
         if row is None:
             return None
-        if {*map(type, row[:5])} != {int}:  # SQLite does not enforce the types of columns
+        if {*map(type, row[:6])} != {int}:  # SQLite does not enforce the types of columns
             raise CorruptError(f"run {run_id!r}: its row is damaged: restore a backup")
         return _SQLiteRow(*row)
 
@@ -959,12 +993,23 @@ class SQLiteStore(ThreadedStore[_SQLiteBackend]):
     _clock: Callable[[], float] = attrs.field(default=boot_clock, init=False)
     """Clock of the leases. Tests replace it before the first use, so that they need not wait for leases to expire."""
 
-    async def claim(self, agent: str, *, limit: int, durability: Durability = "full", suspects: bool = False) -> Claim:
+    async def claim(
+        self,
+        agent: str,
+        *,
+        limit: int,
+        durability: Durability = "full",
+        suspects: bool = False,
+        newest_format: int = FORMAT,
+    ) -> Claim:
         """Take the leases of runs that are ready. If there are none, the file is only read."""
         DURABILITY.check("claim", "durability", durability)
-        if not await self._run_job(lambda backend: backend.can_claim(agent), writes=False):
-            return Claim()
-        return await super().claim(agent, limit=limit, durability=durability, suspects=suspects)
+        nothing = await self._run_job(lambda backend: backend.preview_claim(agent, limit, newest_format), writes=False)
+        if nothing is not None:
+            return nothing
+        return await super().claim(
+            agent, limit=limit, durability=durability, suspects=suspects, newest_format=newest_format
+        )
 
     def _start_watching(self, writer: StoreWriter[_SQLiteBackend], topic: str) -> None:  # noqa: ARG002  a file has one counter for all changes
         with suppress(AgentError):  # the store is closed

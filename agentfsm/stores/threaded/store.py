@@ -24,7 +24,7 @@ import attrs
 from agentfsm._concurrency import ThreadWaiter, current_native_loop, start_in_thread
 from agentfsm.core import codec
 from agentfsm.core.errors import AgentError, ClosedError, CorruptError, TooNewError
-from agentfsm.core.header import Header
+from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import InboxItem, PostedItem, due_at
 from agentfsm.core.machine import State
 from agentfsm.core.run import Run, begin_run
@@ -97,6 +97,9 @@ class RunColumns(NamedTuple):
     version: int
     tokens: int
     updated_at: float
+    format: int
+    """Format of the records that this agentfsm writes. The store keeps the newest one."""
+
     paused: bool
     """True if the run is paused until it is resumed. A pause resets the crashes counted against the run."""
 
@@ -113,6 +116,7 @@ def extract_columns(run: Run) -> RunColumns:
         run.version,
         min(run.usage.tokens, MAX_INT64),
         run.updated_at,
+        FORMAT,
         run.paused is not None,
     )
 
@@ -199,7 +203,9 @@ class StoreBackend(TransactionBackend, Protocol):
         """As `Store.lease`."""
         ...
 
-    def claim(self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool) -> Claim:
+    def claim(
+        self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool, newest_format: int
+    ) -> Claim:
         """As `Store.claim`."""
         ...
 
@@ -455,12 +461,20 @@ class ThreadedStore(Store, Generic[L]):
         _, (lease,) = await self._acquire_leases(run_id, take, durability)
         return lease
 
-    async def claim(self, agent: str, *, limit: int, durability: Durability = "full", suspects: bool = False) -> Claim:
+    async def claim(
+        self,
+        agent: str,
+        *,
+        limit: int,
+        durability: Durability = "full",
+        suspects: bool = False,
+        newest_format: int = FORMAT,
+    ) -> Claim:
         """Take the leases of runs of that agent that are ready."""
         lease_request = self._build_lease_request("claim", durability)
 
         def claim(backend: L) -> tuple[Claim, tuple[Lease, ...]]:
-            claimed = backend.claim(agent, max(limit, 0), lease_request, suspects=suspects)
+            claimed = backend.claim(agent, max(limit, 0), lease_request, suspects=suspects, newest_format=newest_format)
             return claimed, claimed.leases
 
         claimed, _ = await self._acquire_leases("", claim, durability)

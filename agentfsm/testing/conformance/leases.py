@@ -11,6 +11,7 @@ import pytest
 from agentfsm._concurrency import make_waker
 from agentfsm.core.errors import ConflictError, LeaseHeldError, LeaseLostError, RunNotFoundError
 from agentfsm.core.events import Observed
+from agentfsm.core.header import FORMAT
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.run import begin_run
 from agentfsm.testing.conformance.helpers import (
@@ -19,6 +20,7 @@ from agentfsm.testing.conformance.helpers import (
     check_refused,
     check_turns,
     create_finished_run,
+    create_waiting_run,
     drive_in_turns,
     list_claimable,
     list_ids,
@@ -47,6 +49,37 @@ class LeaseConformance:
         with pytest.raises(LeaseHeldError, match="r1"):
             await store.lease("r1")
         assert await driver.append(Observed()).wait()
+
+    # Formats of runs.
+
+    async def test_a_run_in_a_newer_format_is_left_to_newer_workers(self, store: Store, other: Store) -> None:
+        """A worker that reads only older formats claims no such run and leaves it as it is; others claim it at once."""
+        await (await LeasedRun.create(store, make_header("r1", agent="a"))).release()
+        [before] = await store.runs()
+        assert before.format == FORMAT
+        assert not before.is_too_new
+        for _ in range(2):
+            skipped = await other.claim("a", limit=10, newest_format=FORMAT - 1)
+            assert (skipped.leases, skipped.has_suspects, skipped.has_newer) == ((), False, True)
+        assert await store.runs() == (before,)
+        claim = await other.claim("a", limit=10)
+        assert [(lease.run_id, lease.crashes, lease.abandoned) for lease in claim.leases] == [("r1", 0, False)]
+        assert not claim.has_newer
+        assert not (await other.claim("a", limit=10, newest_format=FORMAT - 1)).has_newer
+
+    async def test_a_claim_does_not_look_for_newer_runs_once_it_has_enough(self, store: Store) -> None:
+        """If the limit is reached, a claim does not say whether there are newer runs too."""
+        await (await LeasedRun.create(store, make_header("r1", agent="a"))).release()
+        assert not (await store.claim("a", limit=0, newest_format=FORMAT - 1)).has_newer
+
+    async def test_a_post_is_in_the_format_of_its_author(self, store: Store) -> None:
+        """The format of a run that waits counts its posts: an older worker leaves a newer post alone, too."""
+        await create_waiting_run(store, make_header("r1", agent="a"))
+        assert not (await store.claim("a", limit=10, newest_format=FORMAT - 1)).has_newer
+        await store.post("r1", "k", make_input("x"))
+        assert (await store.claim("a", limit=10, newest_format=FORMAT - 1)).has_newer
+        assert [line.format for line in await store.runs()] == [FORMAT]
+        assert await list_claimable(store, "a") == ("r1",)
 
     async def test_a_lease_given_back_can_be_taken(self, store: Store) -> None:
         """The next lease has the version of the last append."""
