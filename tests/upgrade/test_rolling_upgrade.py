@@ -167,7 +167,7 @@ async def test_a_newer_post_ends_the_execution_of_an_older_worker(address, store
         books.delay.unlink()
     assert [record.message for record in caplog.records if "was not executed" in record.message]
     [line] = await store.runs()
-    assert (line.is_too_new, line.driven, line.state) == (True, False, "observe")
+    assert (line.is_too_new, line.driven, line.stop_reason) == (True, False, None)
     outcome = await ask(next_version, "work", address, books)
     assert outcome["claimed"][0] == ["r0", 0]
     assert books.effects() == ["r0"]
@@ -192,7 +192,8 @@ async def test_the_first_version_is_refused_after_the_upgrade(address, books, fi
             await wait_until(lambda: books.log.exists() and books.log.read_text().count("was not driven") == len(runs))
             worker.process.kill()
             group.cancel_scope.cancel()
-    for command in ("submit", "approve", "begin"):
+    # A post to Redis is the same in both versions, and arrives.
+    for command in ("submit", "begin") if address.startswith("redis") else ("submit", "approve", "begin"):
         outcome = await ask(
             first_version, command, address, books, "r3" if command == "submit" else "r2", keep_open=True
         )

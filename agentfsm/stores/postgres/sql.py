@@ -188,11 +188,13 @@ TABLES: Final = PostgresTables(
         {_FEEDBACK_TABLE}
         """,
         # An agentfsm that is connected with older tables does not notice the upgrade, and would make changes that
-        # followers miss. Each of its writes reads the inbox, and fails from now on. Neither statement scans a table.
+        # followers miss. Its writes read the inbox, or insert runs without a format, and fail from now on. No statement
+        # scans a table.
         3: f"""
         ALTER TABLE inbox RENAME TO posts;
         ALTER TABLE workers ADD COLUMN IF NOT EXISTS company bigint NOT NULL DEFAULT 0;  -- absent in 0.1.0
         ALTER TABLE runs ADD COLUMN format integer NOT NULL DEFAULT {UNRECORDED_FORMAT};
+        ALTER TABLE runs ALTER COLUMN format DROP DEFAULT;
         """,
     },
     late_indexes=_FOLLOWER_INDEXES,
