@@ -1,27 +1,49 @@
-"""Patterns over agents. `IntentRouter` picks one of a closed set of routes, asks, or refuses; it never answers itself.
+"""Patterns over agents: the four roles of document F, 3, each with a model of its own if it is given one.
 
-Source: document F, 3.1. The confidence is the model's own statement, so the threshold is applied in code, and
-`calibrate` measures on labelled texts which threshold is right.
+`IntentRouter` picks one of a closed set of routes, asks, or refuses; it never answers itself. `plan_and_execute` adds a
+planner to an agent, which then is the executor, and `reflect_until` a judge. Both return an agent, so that all they do
+is in the journal of its runs.
+The confidence of a route is the model's own statement, so the threshold is applied in code, and `calibrate` measures on
+labelled texts which threshold is right.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import make_dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import attrs
 
 from agentfsm.agent import Agent
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import MisuseError, ModelRetry
+from agentfsm.core.messages import AssistantMessage
 from agentfsm.core.validation import FUNCTION, NAME, SHARE, ValueRule
 from agentfsm.core.value import Value
-from agentfsm.prompts import Clarify, Refuse, wilson_interval
+from agentfsm.core.verdict import Action, Verdict
+from agentfsm.models.model_names import resolve_model
+from agentfsm.planning import Planner
+from agentfsm.ports.policies import Judge
+from agentfsm.prompts import Refuse, wilson_interval
+from agentfsm.reflection import Reflector
 
 if TYPE_CHECKING:
+    from agentfsm.core.run import A_co, Run
     from agentfsm.ports.model import Model
+    from agentfsm.ports.policies import JudgeAsk
 
-__all__ = ["Calibration", "IntentRouter", "ReliabilityBin", "Route", "calibrate"]
+__all__ = [
+    "Ask",
+    "Calibration",
+    "IntentRouter",
+    "ReliabilityBin",
+    "Route",
+    "calibrate",
+    "plan_and_execute",
+    "reflect_until",
+]
 
 # Confidence below which a route is not taken: document F, 3.1.
 THRESHOLD: Final = 0.6
@@ -55,6 +77,17 @@ class Route(Value):
     """Id of the run in which the model was asked; None if a rule picked the route."""
 
 
+@attrs.frozen(kw_only=True)
+class Ask(Value):
+    """A question to the user, because the request is ambiguous, or the confidence is below the threshold."""
+
+    question: str
+    """The question."""
+
+    run_id: str
+    """Id of the run that waits for the answer, see `IntentRouter.answer`."""
+
+
 _ROUTES: Final = ValueRule(
     fits=lambda value: (
         isinstance(value, Mapping)
@@ -81,8 +114,27 @@ def _build_agent(router: IntentRouter) -> Agent[Any]:
         name=router.name,
         instructions=_INSTRUCTIONS.format(routes=lines),
         output_type=choice,
-        **router.options,
+        **{"reflector": _Threshold(router.threshold, tuple(router.routes)), **router.options},
     )
+
+
+@attrs.frozen
+class _Threshold(Judge):
+    """Judges the pick of a router in code: if no route may be taken, the run waits for an answer of the user."""
+
+    threshold: float
+    routes: tuple[str, ...]
+
+    def wants(self, run: Run) -> bool:
+        return isinstance(run.messages[-1], AssistantMessage)
+
+    async def judge(self, run: Run, ask: JudgeAsk) -> Verdict:  # noqa: ARG002  no model is asked
+        pick = json.loads(run.messages[-1].text)
+        is_sure = pick["route"] == _NONE or pick["confidence"] >= self.threshold
+        question = (pick.get("question") or "").strip()
+        if is_sure and not (question and pick["route"] == _NONE):
+            return Verdict(action=Action.ACCEPT)
+        return Verdict(action=Action.ESCALATE, note=question or f"Is this about {' or '.join(self.routes)}?")
 
 
 @attrs.frozen(kw_only=True)
@@ -128,7 +180,7 @@ class IntentRouter(Value):
         for rule in self.rules:
             FUNCTION.check("IntentRouter", "rules", rule)
 
-    async def route(self, text: str, **start: Any) -> Route | Clarify | Refuse:
+    async def route(self, text: str, **start: Any) -> Route | Ask | Refuse:
         """Pick the route of a text.
 
         Args:
@@ -136,8 +188,8 @@ class IntentRouter(Value):
             **start: Options of `Agent.start` for the run in which the model is asked.
 
         Returns:
-            The route; `Clarify` with a question if the request is ambiguous or the confidence is below the threshold;
-            `Refuse` if no route fits.
+            The route; `Ask` with a question if the request is ambiguous or the confidence is below the threshold, and
+            then a run waits for the answer; `Refuse` if no route fits.
 
         Raises:
             MisuseError: if a rule returns the name of an unknown route.
@@ -149,31 +201,31 @@ class IntentRouter(Value):
                     names = ", ".join(self.routes)
                     raise MisuseError(f"a rule of {self.name!r} returned {name!r}: return one of {names}")
                 return Route(name=name)
-        picked = await self._ask(text, **start)
-        if picked.name == _NONE:
-            return Clarify(picked.question) if picked.question else Refuse(picked.reason)
-        if picked.confidence < self.threshold:
-            return Clarify(picked.question or f"Is this about {' or '.join(self.routes)}?")
-        return Route(name=picked.name, confidence=picked.confidence, reason=picked.reason, run_id=picked.run_id)
+        return _read_pick(await self.agent.run(text, **start))
 
-    async def _ask(self, text: str, **start: Any) -> _Pick:
-        run = await self.agent.run(text, **start)
-        answer = run.output
-        return _Pick(
-            name=answer.route,
-            confidence=answer.confidence,
-            reason=answer.reasoning,
-            run_id=run.id,
-            question=answer.question.strip(),
-        )
+    async def answer(self, run_id: str, text: str) -> Route | Ask | Refuse:
+        """Pick the route after the user has answered the question of an `Ask`.
+
+        Args:
+            run_id: The run that waits, `Ask.run_id`.
+            text: The answer. It reaches the model as data, with the request.
+
+        Raises:
+            RunError: if the model gives no usable answer.
+            StoreError: if the run cannot be read.
+        """
+        await self.agent.send(run_id, text)
+        return _read_pick(await self.agent.resume(run_id))
 
 
-@attrs.frozen(kw_only=True)
-class _Pick(Route):
-    """Pick of the model, before the threshold."""
-
-    question: str = ""
-    """Question that would settle an ambiguous request; empty if there is none."""
+def _read_pick(run: Run[Any]) -> Route | Ask | Refuse:
+    """Return the decision of a router's run."""
+    if run.is_waiting:
+        return Ask(question=run.pending[0].description, run_id=run.id)
+    pick = run.output
+    if pick.route == _NONE:
+        return Refuse(pick.reasoning)
+    return Route(name=pick.route, confidence=pick.confidence, reason=pick.reasoning, run_id=run.id)
 
 
 @attrs.frozen(kw_only=True)
@@ -232,8 +284,9 @@ async def calibrate(
     if not cases or unknown:
         detail = f"the router {router.name!r} has no route {unknown[0]!r}" if unknown else "the list is empty"
         raise MisuseError(f"calibrate(cases=...): {detail}; give pairs of a text and its route, or None")
-    picks = [(await router._ask(text), right) for text, right in cases]  # noqa: SLF001  one of its module
-    taken = [(pick.confidence, pick.name == right) for pick, right in picks if pick.name != _NONE]
+    agent = router.agent.with_(reflector=None)  # without the threshold
+    picks = [((await agent.run(text)).output, right) for text, right in cases]
+    taken = [(pick.confidence, pick.route == right) for pick, right in picks if pick.route != _NONE]
     for threshold in sorted({confidence for confidence, _ in taken if confidence > 0}):
         rights = [is_right for confidence, is_right in taken if confidence >= threshold]
         if sum(rights) >= accuracy * len(rights):
@@ -258,3 +311,54 @@ def _build_calibration(
         coverage=len(rights) / total if threshold is not None else 0.0,
         bins=tuple(bins),
     )
+
+
+def plan_and_execute(agent: Agent[A_co], *, planner: Model | str | None = None, **options: Any) -> Agent[A_co]:
+    """Return the agent with a planner: one model plans, and the agent's own carries the plan out and answers.
+
+    Calls whose arguments are in the plan need no model. The agent's model works on goals, and answers from the results.
+
+    Args:
+        agent: The executor.
+        planner: Model that plans, and that answers the questions of plans; usually a larger one. None: the agent's own.
+        **options: Further fields of `Planner`. Default `mode="hybrid"`.
+
+    Raises:
+        MisuseError: if a field has a wrong value.
+    """
+    model = None if planner is None else resolve_model(planner)
+    return agent.with_(planner=Planner(model=model, **{"mode": "hybrid", **options}))
+
+
+def reflect_until(
+    agent: Agent[A_co],
+    *,
+    reflector: Model | str | None = None,
+    checks: Sequence[Callable[[Any], str | None]] = (),
+    **options: Any,
+) -> Agent[A_co]:
+    """Return the agent with a judge: an answer counts once it passes all checks, and a model's review.
+
+    If the agent has a planner, its plan is part of the review, and a verdict against it leads to a new plan.
+
+    Args:
+        agent: The agent whose answers are reviewed.
+        reflector: Model that reviews; usually another one, which makes other errors. None: the agent's own.
+        checks: Functions of the answer that return what is wrong with it, or None. No model is asked if one objects.
+        **options: Further fields of `Reflector`, such as its rubric.
+
+    Raises:
+        MisuseError: if a field has a wrong value, or a check is not a function.
+    """
+    for check in checks:
+        FUNCTION.check("reflect_until", "checks", check)
+    model = None if reflector is None else resolve_model(reflector)
+    validators = (*agent.output_validators, *[partial(_apply_check, check) for check in checks])
+    return agent.with_(reflector=Reflector(model=model, **options), output_validators=validators)
+
+
+def _apply_check(check: Callable[[Any], str | None], answer: Any) -> Any:
+    """Refuse the answer if the check objects, as an output validator does."""
+    if (flaw := check(answer)) is not None:
+        raise ModelRetry(flaw)
+    return answer

@@ -1,11 +1,19 @@
-"""Draw the machine into README and docs from the table: `make diagram`. Tests compare with what it would write."""
+"""Draw the machine into README and docs from the table, and the roles from their example: `make diagram`.
+
+Tests compare with what it would write.
+"""
 
 from __future__ import annotations
 
+import io
 import re
+from contextlib import redirect_stdout
 from pathlib import Path
 
+import anyio
+
 from agentfsm.core import diagram
+from tests.support.example_modules import example
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", ROOT / "docs" / "architecture.md")
@@ -18,6 +26,23 @@ def drawn(page: str) -> str:
     return _PICTURE.sub(lambda _: picture, page)
 
 
+ROLES_PAGE = ROOT / "docs" / "patterns.md"
+_ROLES = re.compile(r"<!-- roles -->\n.*?<!-- /roles -->", re.DOTALL)
+
+
+def run_roles(backend: str = "asyncio") -> str:
+    """Return the diagram of the roles as their example draws it at its end."""
+    with redirect_stdout(io.StringIO()):
+        drawn_by_example: str = anyio.run(example("four_roles").main, backend=backend)
+    return drawn_by_example
+
+
+def with_roles(page: str, roles: str) -> str:
+    """Return the page with the diagram of the roles."""
+    return _ROLES.sub(lambda _: f"<!-- roles -->\n```mermaid\n{roles}\n```\n<!-- /roles -->", page)
+
+
 if __name__ == "__main__":
     for path in PAGES:
         path.write_text(drawn(path.read_text()))
+    ROLES_PAGE.write_text(with_roles(ROLES_PAGE.read_text(), run_roles()))

@@ -6,11 +6,20 @@ import json
 
 import pytest
 
-from agentfsm import MisuseError
-from agentfsm.patterns import Calibration, IntentRouter, ReliabilityBin, Route, calibrate
-from agentfsm.prompts import Clarify, Refuse
+from agentfsm import Agent, MisuseError, tool
+from agentfsm.patterns import (
+    Ask,
+    Calibration,
+    IntentRouter,
+    ReliabilityBin,
+    Route,
+    calibrate,
+    plan_and_execute,
+    reflect_until,
+)
+from agentfsm.prompts import Refuse
 from agentfsm.stores import MemoryStore
-from agentfsm.testing import FunctionModel, ScriptedModel
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 
 ROUTES = {"billing": "Invoices and refunds.", "tech": "Faults of the device."}
 
@@ -35,16 +44,16 @@ async def test_a_route_is_picked(anyio_backend):
 @pytest.mark.parametrize(
     ("reply", "decision"),
     [
-        (choice("billing", 0.59), Clarify("Is this about billing or tech?")),
-        (choice("billing", 0.59, "Which invoice?"), Clarify("Which invoice?")),
-        (choice("none", 0.9, "A bill or a fault?"), Clarify("A bill or a fault?")),
+        (choice("billing", 0.59), Ask(question="Is this about billing or tech?", run_id="q")),
+        (choice("billing", 0.59, "Which invoice?"), Ask(question="Which invoice?", run_id="q")),
+        (choice("none", 0.9, "A bill or a fault?"), Ask(question="A bill or a fault?", run_id="q")),
         (choice("none", 0.9), Refuse("Because.")),
         (choice("tech", 0.6), "tech"),
     ],
 )
 async def test_no_route_is_taken_below_the_threshold(anyio_backend, reply, decision):
     """An ambiguous request is a question, and one without a route a refusal."""
-    picked = await router_of(reply).route("Something is wrong")
+    picked = await router_of(reply).route("Something is wrong", id="q")
     assert (picked.name if isinstance(picked, Route) else picked) == decision
 
 
@@ -124,3 +133,70 @@ async def test_a_threshold_that_does_not_exist_is_none(anyio_backend):
 async def test_wrong_cases_are_refused(anyio_backend, cases, message):
     with pytest.raises(MisuseError, match=message):
         await calibrate(router_of(), cases)
+
+
+async def test_an_ambiguous_request_waits_with_a_question(anyio_backend):
+    """Document F, 3.1: the run waits until the user answers, and another process may go on with it."""
+    store, replies = (
+        MemoryStore(),
+        [choice("billing", 0.4, "Which invoice?"), choice("billing", 0.5), choice("billing")],
+    )
+    router = router_of(*replies, options={"store": store})
+    asked = await router.route("It is wrong")
+    assert isinstance(asked, Ask)
+    run = await router.agent.load(asked.run_id)
+    assert (run.is_waiting, run.pending[0].description) == (True, "Which invoice?")
+    again = router_of(*replies[1:], options={"store": store})
+    unsure = await again.answer(asked.run_id, "the last one")
+    assert unsure == Ask(question="Is this about billing or tech?", run_id=asked.run_id)
+    assert (await again.answer(asked.run_id, "billing, please")).name == "billing"
+    assert [message.text for message in again.agent.model.requests[-1].messages if message.text][
+        -1
+    ] == "billing, please"
+
+
+@tool(read_only=True)
+async def look(what: str) -> str:
+    """Look something up."""
+    return f"{what}: 17"
+
+
+def review(score, action="accept", change=""):
+    scores = {name: {"score": score, "reason": change} for name in ("completeness", "correctness", "format")}
+    details = {"step_id": "", "modification": change}
+    return json.dumps({"evaluation": scores, "action": action, "overall_pass": score > 3, "retry_details": details})
+
+
+async def test_each_role_has_its_own_model(anyio_backend):
+    """The planner's plans and questions, the executor's goals and answers, and the reflector's reviews."""
+    first = [{"id": 1, "tool": "look", "arguments": {"what": "a"}}, {"id": 2, "question": "Enough?", "after": [1]}]
+    again = [{"id": 3, "goal": "Look for b.", "tools": ["look"], "after": [1]}]
+    planner = ScriptedModel(json.dumps({"steps": first}), "No", json.dumps({"steps": again}))
+    executor = ScriptedModel("17.", say("", call("look", what="b")), "17", "17 and 17.")
+    reflector = ScriptedModel(review(2, "replan", "look for b, too"), review(5))
+    agent = reflect_until(plan_and_execute(Agent(executor, tools=[look]), planner=planner), reflector=reflector)
+    run = await agent.run("Look for a and b.")
+    assert run.output == "17 and 17."
+    assert [len(model.requests) for model in (planner, executor, reflector)] == [3, 4, 2]
+    assert "look for b, too" in planner.requests[2].instructions
+    assert [record.call_id for record in run.calls] == ["p1.1", "p2.3"]
+
+
+async def test_checks_come_before_the_review(anyio_backend):
+    """The model reads what is wrong, and the reflector is not asked about it."""
+    reflector = ScriptedModel(review(5))
+    check = lambda answer: None if answer.isupper() else "Write in capitals."  # noqa: E731  as users write it
+    agent = reflect_until(Agent(ScriptedModel("no", "YES")), reflector=reflector, checks=[check])
+    assert (await agent.run("go")).output == "YES"
+    assert "Write in capitals." in agent.model.requests[1].messages[-1].text
+    assert len(reflector.requests) == 1
+
+
+def test_wrong_options_of_the_patterns_are_refused():
+    agent = Agent(ScriptedModel())
+    with pytest.raises(MisuseError, match="checks"):
+        reflect_until(agent, checks=["capitals"])
+    with pytest.raises(MisuseError, match="mode"):
+        plan_and_execute(agent, mode="react")
+    with pytest.raises(MisuseError):
+        plan_and_execute(agent, planner="no such model")

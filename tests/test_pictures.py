@@ -1,10 +1,10 @@
-"""The picture in README and docs is the table's."""
+"""The pictures in README and docs are those of the table and of the example of the roles."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.draw import PAGES, drawn
+from tests.draw import PAGES, ROLES_PAGE, drawn, run_roles, with_roles
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -13,3 +13,12 @@ def test_the_picture_is_the_tables(path: Path) -> None:
     page = path.read_text()
     assert "<!-- machine -->" in page
     assert drawn(page) == page, "the picture is out of date: run `make diagram`"
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_the_picture_of_the_roles_is_drawn_by_their_example(backend: str) -> None:
+    """The four agents run, and the ways that their journals have are the arrows."""
+    page = ROLES_PAGE.read_text()
+    roles = run_roles(backend)
+    assert {way.split("|")[1] for way in roles.splitlines()[1:]} >= {"accept", "retry_step", "replan", "escalate"}
+    assert with_roles(page, roles) == page, "the picture is out of date: run `make diagram`"

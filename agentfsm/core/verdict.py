@@ -49,4 +49,6 @@ class Verdict(Value):
     """Step to repeat, under the judge's name for it; empty for the whole answer."""
 
     note: str = ""
-    """Change that is needed, or the reason why a person is asked."""
+    """Change that is needed; or the reason why a person is asked, which is the question to that person if there are no
+    scores.
+    """

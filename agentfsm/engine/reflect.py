@@ -200,6 +200,8 @@ def _build_replan(verdict: Verdict) -> e.Continued:
 
 
 def _build_escalation(verdict: Verdict) -> e.Continued:
+    if verdict.note and not verdict.scores:  # a question as it stands
+        return e.Continued(asks=verdict.note)
     return e.Continued(asks=f"A review could not accept the work. What shall be done{_format_findings(verdict)}")
 
 

@@ -169,7 +169,10 @@ class Reflector(Judge):
 
     def _decide_by_check(self, said: Verdict, corrections: int) -> Verdict:
         is_over = said.action is Action.RETRY_STEP and corrections >= self.corrections
-        return attrs.evolve(said, action=Action.ESCALATE) if is_over else said
+        if not is_over:
+            return said
+        note = f"The results of the tools were refused {corrections + 1} times: {said.note}. What shall be done?"
+        return attrs.evolve(said, action=Action.ESCALATE, note=note)
 
 
 async def _ask_judge(
