@@ -28,6 +28,8 @@ class Place:
     # Lets the time of all leases be up.
     version: Callable[[], int]
     # Of the tables, or keys.
+    set_version: Callable[[int], object]
+    # Sets that version, as an upgrade by another agentfsm does.
     frees_runs: bool = False
     # Whether an upgrade takes the runs from the workers of the version before.
     stores: list[ThreadedStore[Any]] = attrs.field(factory=list)
@@ -48,6 +50,7 @@ def place_of(kind: str, given: Callable[[str], Any]) -> Place:
                 lambda steps: {1: to_sqlite_4, 2: to_sqlite_3}[steps](path),
                 lambda: _ask(path, "UPDATE workers SET until = 0 RETURNING 1"),
                 lambda: _ask(path, "PRAGMA user_version"),
+                lambda version: _set_version(path, version),
             )
         case "postgres":
             url, schema, desk = given("shared_postgres"), given("schema"), given("postgres_desk")
@@ -56,6 +59,7 @@ def place_of(kind: str, given: Callable[[str], Any]) -> Place:
                 lambda steps: {1: to_postgres_2, 2: to_postgres_1}[steps](desk, schema),
                 lambda: desk.execute(f"UPDATE {schema}.workers SET until = 0"),  # noqa: S608  our own name
                 lambda: desk.execute(f"SELECT version FROM {schema}.layout").fetchone()[0],  # noqa: S608  our own name
+                lambda version: desk.execute(f"UPDATE {schema}.layout SET version = {version}"),  # noqa: S608  our own name
             )
         case _:
             url, client = given("redis_url"), given("client")
@@ -64,6 +68,7 @@ def place_of(kind: str, given: Callable[[str], Any]) -> Place:
                 lambda steps: {1: to_redis_2, 2: to_redis_1}[steps](client),
                 lambda: [client.hset("agentfsm:workers", owner, 1) for owner in client.hkeys("agentfsm:workers")],
                 lambda: int(client.get("agentfsm:schema")),
+                lambda version: client.set("agentfsm:schema", version),
                 frees_runs=True,
             )
 
@@ -71,3 +76,8 @@ def place_of(kind: str, given: Callable[[str], Any]) -> Place:
 def _ask(path: Any, statement: str) -> int:
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         return int(db.execute(statement).fetchall()[0][0])
+
+
+def _set_version(path: Any, version: int) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute(f"PRAGMA user_version = {version}")

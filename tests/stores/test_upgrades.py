@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from agentfsm.core.errors import LeaseHeldError, LeaseLostError
+from agentfsm.core.errors import LeaseHeldError, LeaseLostError, TooNewError
 from agentfsm.core.events import Observed
 from agentfsm.ports import Filter
-from agentfsm.stores.rules import UNRECORDED_FORMAT
+from agentfsm.stores.rules import MINOR_VERSIONS, UNRECORDED_FORMAT
 from agentfsm.testing.conformance.helpers import (
     FAR_FUTURE,
     LeasedRun,
@@ -102,3 +102,20 @@ async def test_a_follower_reads_what_the_version_before_has_written(place):
     await driven.release()
     async with new.follow("g", start="now", wait=False) as follower:
         assert [each.run_id async for each in follower] == []
+
+
+async def test_a_newer_minor_version_is_accepted_and_a_newer_major_one_refused(place):
+    """Also by a store that was open before: it writes nothing more."""
+    store = place.make()
+    await create_finished_run(store, make_header("before"))
+    version = place.version()
+    place.set_version(version + 1)
+    await create_finished_run(store, make_header("minor"))
+    await create_finished_run(place.make(), make_header("opened"))
+    assert place.version() == version + 1
+    place.set_version(version + MINOR_VERSIONS)
+    for each in (store, place.make()):
+        with pytest.raises(TooNewError, match=r"newer agentfsm .*\.0, this one knows up to .*\.x\): upgrade"):
+            await each.create(make_header("major"))
+    place.set_version(version)
+    assert list_ids(await place.make().runs()) == ["opened", "minor", "before"]

@@ -9,6 +9,7 @@ from functools import partial
 import anyio
 import pytest
 
+from agentfsm.cli.render.text import format_summaries
 from agentfsm.core.errors import TooNewError
 from agentfsm.core.header import FORMAT
 from tests.support.database_servers import empty_schema
@@ -119,6 +120,8 @@ async def test_an_older_worker_leaves_newer_runs_alone(  # noqa: PLR0917
         **dict.fromkeys(NEXT_RUNS, FORMAT + 1),
         **dict.fromkeys(OLD_RUNS, FORMAT),
     }
+    shown = "\n".join(format_summaries(list(before.values()), width=None))
+    assert shown.count(f"needs a newer agentfsm (format {FORMAT + 1})") == len(NEXT_RUNS)
     claims = count_claims(store, monkeypatch)
     with caplog.at_level(logging.WARNING, logger="agentfsm"):
         await agent.worker(deps=books, until_idle=True)
