@@ -53,7 +53,9 @@ demo: $(VENV)/package  ## run the main job: an agent surveys a folder and writes
 
 # Of three parts at once one has its own core, and those that start processes and wait for them share another. These stand
 # in the foreground: a shell lets what it starts in the background ignore Ctrl-C, which they send.
+# Tests start hundreds of processes, which would compile the package each where PYTHONDONTWRITEBYTECODE is set.
 test: check  ## pass the whole suite, on asyncio and trio
+	@$(BIN)/python -m compileall -q agentfsm
 	$(BIN)/coverage erase
 	@{ $(BIN)/coverage run -m pytest -m "not soak and not on_trio" $(TRACED) --ignore=$(SWEEPS); one=$$?; \
 		$(BIN)/python -m pytest -m "not soak and on_trio" $(TRACED) --ignore=$(SWEEPS); two=$$?; \

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Final, Protocol, TypeVar
 
 # Bits of an IPv6 address that identify a client: a single customer gets a /64 or more.
@@ -28,6 +29,7 @@ class Evictable(Protocol):
 P = TypeVar("P", bound=Evictable)
 
 
+@lru_cache(maxsize=1_000)
 def derive_client_key(address: str) -> str:
     """Return the key that places are counted by: the IPv4 address of a client, or the /64 network of its IPv6 address.
 

@@ -78,6 +78,14 @@ async def test_resources_and_templates_are_listed(service, mode):
 
 
 @MODES
+async def test_prompts_are_not_said_to_change(service, mode):
+    """Nobody would announce it, in either revision; resources and tools may come and go."""
+    async with Client(service.server, mode=mode) as client:
+        assert client.server_capabilities.prompts.list_changed is False
+        assert client.server_capabilities.resources.list_changed is True
+
+
+@MODES
 async def test_what_is_read_is_text_bytes_or_json(service, mode):
     """The MIME type is the one that was given, else the one that fits."""
     async with Client(service.server, mode=mode) as client:

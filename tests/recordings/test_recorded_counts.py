@@ -1,13 +1,16 @@
-"""The tokens that we count in recorded requests with tools, against what their providers billed."""
+"""Figures of the docs about recordings: how many there are, and how far our count of tokens is from what was billed."""
 
 import re
+from collections import Counter
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from tests.support.cassettes import Wire, recordings
 from tests.support.token_errors import measure, summarise
 
-PAGE = Path(__file__).parents[2] / "docs" / "context.md"
+DOCS = Path(__file__).parents[2] / "docs"
 ROW = re.compile(r"^\| (Claude|OpenAI), (\w+) \| (\d+) \| ([-+]\d+) % \| ([-+]\d+) % \| ([-+]\d+) % \|$", re.MULTILINE)
 
 
@@ -19,7 +22,10 @@ def errors():
 
 def test_the_errors_are_those_of_the_docs(errors):
     """Each row of the table is measured anew."""
-    stated = {(family, count): tuple(map(int, rest)) for family, count, *rest in ROW.findall(PAGE.read_text())}
+    stated = {
+        (family, count): tuple(map(int, rest))
+        for family, count, *rest in ROW.findall((DOCS / "context.md").read_text())
+    }
     assert {key: (number, *map(round, rest)) for key, (number, *rest) in errors.items()} == stated
 
 
@@ -29,3 +35,23 @@ def test_tools_as_their_provider_shows_them_are_counted_better_than_as_json(erro
         plain, shown, corrected = (abs(errors[family, count][2]) for count in ("plain", "shown", "corrected"))
         assert shown < 5
         assert corrected < plain > 10
+
+
+# By wire and host: how the table of docs/models.md goes on after the name of the provider.
+STATED = {
+    (Wire.CHAT, "api.openai.com"): "| OpenAI, chat completions | {} recorded replies;",
+    (Wire.CHAT, "api.deepseek.com"): "| DeepSeek | {} recorded replies;",
+    (Wire.CHAT, "traceloop-stg.openai.azure.com"): "| Azure OpenAI | {} recorded replies,",
+    (Wire.CHAT, "localhost"): "| vLLM, Ollama, Together, TGI | {} recorded replies of servers on one's own machine;",
+    (Wire.RESPONSES, "api.openai.com"): "| OpenAI, Responses | {} recorded replies,",
+    (Wire.RESPONSES, None): "recorded replies, {} without their address;",
+    (Wire.MESSAGES, "api.anthropic.com"): "| Anthropic | {} recorded replies;",
+    (Wire.MESSAGES, "bedrock-runtime.us-east-1.amazonaws.com"): "| Bedrock (Anthropic's body) | {} recorded replies",
+}
+
+
+def test_the_recordings_are_as_many_as_the_docs_say():
+    """By provider, errors among them."""
+    found = Counter((each.wire, urlsplit(each.url).hostname) for each in recordings())
+    page = (DOCS / "models.md").read_text()
+    assert [row for key, row in STATED.items() if row.format(found[key]) not in page] == []

@@ -90,7 +90,10 @@ def _check_prompts(_service: object, _attribute: object, given: Sequence[Prompt]
 
 
 class _AnnouncingServer(Server[TaskGroup]):
-    """Server that promises clients of the handshake revision to announce changes of its tools and resources."""
+    """Server that promises to announce changes of its tools and resources, and not of its prompts, which are fixed.
+
+    The SDK promises clients of the handshake revision no announcements, and those of 2026-07-28 all of them.
+    """
 
     def create_initialization_options(
         self,
@@ -103,6 +106,13 @@ class _AnnouncingServer(Server[TaskGroup]):
         return super().create_initialization_options(
             notification_options or announced, experimental_capabilities, extensions
         )
+
+    def get_capabilities(self, *args: Any, **options: Any) -> m.ServerCapabilities:
+        """Return what the server can do, for either revision."""
+        found = super().get_capabilities(*args, **options)
+        if found.prompts is not None:
+            found.prompts.list_changed = False
+        return found
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
