@@ -18,6 +18,7 @@ from agentfsm.agent import WORKER_PARALLEL, Agent
 from agentfsm.core.errors import MisuseError
 from agentfsm.runs import Runs
 from agentfsm.serve.details import DETAILS
+from agentfsm.serve.dialects.ag_ui import AG_UI
 from agentfsm.serve.endpoints import RouteGroup, answer_http_error, answer_refusal
 from agentfsm.serve.gateway import Gateway
 from agentfsm.serve.inspection import INSPECTION
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from agentfsm.web.http_guard import Receive, Scope, Send
 
 # Operations of every gateway.
-ROUTE_GROUPS: Final = (RUNS, INSPECTION, DETAILS)
+ROUTE_GROUPS: Final = (RUNS, INSPECTION, DETAILS, AG_UI)
 
 
 @attrs.frozen(eq=False)
@@ -144,6 +145,7 @@ _PATH_PARAMETER: Final = re.compile(r"\{(\w+)\}")
 def build_openapi(groups: Iterable[RouteGroup] = ROUTE_GROUPS) -> dict[str, Any]:
     """Return the OpenAPI document of the gateway."""
     paths: dict[str, dict[str, Any]] = {}
+    schemas: dict[str, Any] = {}
     for tag, each in [(group.name, each) for group in groups for each in group.endpoints]:
         operation: dict[str, Any] = {
             "operationId": each.handler.__name__,
@@ -160,7 +162,8 @@ def build_openapi(groups: Iterable[RouteGroup] = ROUTE_GROUPS) -> dict[str, Any]
             "responses": {"2XX": {"description": "Success"}, "4XX": {"$ref": "#/components/responses/Error"}},
         }
         if each.body is not None:
-            schema = each.body.model_json_schema()
+            schema = each.body.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= schema.pop("$defs", {})
             operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
         paths.setdefault(each.path, {})[each.method.lower()] = operation
     error = {
@@ -181,6 +184,7 @@ def build_openapi(groups: Iterable[RouteGroup] = ROUTE_GROUPS) -> dict[str, Any]
         "security": [{"key": []}],
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "schemas": schemas,
             "responses": {"Error": {"description": "Error", "content": {"application/json": {"schema": error}}}},
         },
     }

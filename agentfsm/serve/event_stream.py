@@ -315,8 +315,10 @@ class RunEventStream:
                 tasks.start_soon(self._keep_alive)
                 tasks.start_soon(self._send_deltas)
                 await self._follow(self.run_id)
-                run = self._folded.get(self.run_id)
-                await self._write(self.encoder.encode_end(run, format_position(self.versions)))
+                async with self._lock:  # no piece of text follows
+                    run = self._folded.get(self.run_id)
+                    await self._send_text(self.encoder.encode_end(run, format_position(self.versions)))
+                    tasks.cancel_scope.cancel()
             except StoreError as error:  # the client connects again, and continues where this stream ends
                 _log.warning("the stream of run %s ends: %s", self.run_id, error)
                 ending = Ending.DELETED if isinstance(error, RunNotFoundError) else Ending.RETRY
@@ -338,7 +340,8 @@ class RunEventStream:
             while True:
                 event, offset = await queue.take()
                 if event.run_id in self._followed:
-                    await self._write(self.encoder.encode_delta(event, offset))
+                    async with self._lock:  # an encoder sees everything in the order in which it is sent
+                        await self._send_text(self.encoder.encode_delta(event, offset))
 
     async def _follow(self, run_id: str) -> None:
         """Send the events of a run and, at the same time, those of its sub-agents, until all are over.
@@ -409,6 +412,7 @@ class RunEventStream:
             await self._send_text(self.encoder.encode_event(item, run, format_position(self.versions)))
 
     async def _write(self, text: str) -> None:
+        """Send a text that does not depend on what else is sent."""
         async with self._lock:
             await self._send_text(text)
 

@@ -4,6 +4,7 @@ import json
 import random
 from urllib.parse import quote
 
+import anyio
 import httpx
 import pytest
 
@@ -67,13 +68,14 @@ async def test_no_request_is_a_server_error(seed, tmp_path, anyio_backend):
             endpoint = chance.choice(ENDPOINTS)
             run_id = chance.choice(ids[-6:])
             known = {"prompt": "p", "text": "t", "rating": 3, "call_id": "t1.0", "digest": "d"}
+            known |= {"threadId": "t", "runId": "r", "messages": [{"role": "user", "content": "x"}], "model": "shop"}
             content = json.dumps(body_of(chance, endpoint, known)).encode()
             if chance.random() < 0.05:
                 content = content[: len(content) // 2]
             query = {
                 name: chance.choice(TEXTS) for name in endpoint.query if name != "wait_s" and chance.random() < 0.5
             }
-            if endpoint.path.endswith("/events"):
+            if endpoint.path.endswith(("/events", "}/ag-ui")):
                 query["after"] = chance.choice(["x", "unknown:1", "9" * 12, "%00:1", f"{run_id}:{'9' * 5_000}"])
             headers = {"content-type": "application/json"}
             if chance.random() < 0.3:
@@ -83,9 +85,13 @@ async def test_no_request_is_a_server_error(seed, tmp_path, anyio_backend):
             )
             query = {name: text.encode("utf-8", "replace").decode() for name, text in query.items()}
             content = content if endpoint.method == "POST" else b""
-            response = await client.request(endpoint.method, path, params=query, content=content, headers=headers)
+            with anyio.move_on_after(0.1) as left:  # a stream of a run that goes on is left by its client
+                response = await client.request(endpoint.method, path, params=query, content=content, headers=headers)
+            if left.cancelled_caught:
+                continue
             assert response.status_code < 500, (number, endpoint.path, query, content, response.text)
-            if response.status_code in {200, 201} and "id" in response.json():
+            is_json = response.headers.get("content-type") == "application/json"
+            if response.status_code in {200, 201} and is_json and "id" in response.json():
                 ids.append(response.json()["id"])
         assert (await client.get("/readyz")).status_code == 200
     await store.aclose()

@@ -1,0 +1,251 @@
+"""AG-UI 1.0: front ends start runs, follow them, and answer their interrupts, which are the waits of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from urllib.parse import unquote
+
+import attrs
+from pydantic import ConfigDict, Field
+
+from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
+from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Part, TextPart
+from agentfsm.core.pending import PendingKind
+from agentfsm.core.value import Value
+from agentfsm.serve.access import read_session_name
+from agentfsm.serve.bodies import RequestBody
+from agentfsm.serve.dialects.ag_ui_encoder import AGUIEncoder
+from agentfsm.serve.dialects.conversations import say
+from agentfsm.serve.endpoints import Endpoint, RouteGroup
+from agentfsm.serve.event_stream import Versions, parse_position
+from agentfsm.serve.gateway import ForbiddenError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from agentfsm.core.pending import Pending
+    from agentfsm.serve.access import Caller
+    from agentfsm.serve.event_stream import RunEventStream
+    from agentfsm.serve.gateway import Gateway
+
+_Id = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+
+
+class _DialectBody(RequestBody):
+    """Base of the bodies of AG-UI, whose unknown fields are ignored, as its versions demand."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class ResumeBody(_DialectBody):
+    """Answer to an interrupt."""
+
+    interruptId: Annotated[str, Field(min_length=1, max_length=100_000)]  # noqa: N815  the protocol's name
+    """`id` of the interrupt."""
+
+    status: Literal["resolved", "cancelled"]
+    """Whether it was answered."""
+
+    payload: Any = None
+    """The answer, which fits `responseSchema` of the interrupt."""
+
+
+class RunAgentBody(_DialectBody):
+    """`RunAgentInput` of AG-UI. `state`, `tools`, `context` and `forwardedProps` have no effect."""
+
+    threadId: _Id  # noqa: N815  the protocol's name
+    """Id of the conversation: the caller's session of this name."""
+
+    runId: _Id  # noqa: N815  the protocol's name
+    """Id of the run. A request that is repeated with it has no further effect."""
+
+    messages: list[dict[str, Any]] = Field(default_factory=list)
+    """The conversation. Only the last message is read, if it is the user's: the store has the others."""
+
+    resume: list[ResumeBody] | None = None
+    """Answers to interrupts."""
+
+
+async def run_agent(gateway: Gateway, request: Request, caller: Caller, body: RunAgentBody) -> RunEventStream:
+    """Start or continue a run of a conversation, and stream it as AG-UI events until it is over or waits."""
+    agent = gateway.find_agent(request.path_params["agent"]).name
+    encoder = AGUIEncoder(thread_id=body.threadId, run_id=body.runId)
+    if body.resume:
+        run_id, versions = await _resume(gateway, caller, agent, body.resume)
+        return await gateway.open_stream(run_id, versions, encoder)
+    prompt = _read_prompt(body.messages)
+    if prompt is None:  # the client connects to a run
+        header = await gateway.open_run(body.runId, caller)
+        return await gateway.open_stream(header.id, {}, encoder)
+    turn = await say(gateway, caller, prompt, agent=agent, session=body.threadId, key=body.runId)
+    return await gateway.open_stream(turn.run_id, turn.versions, encoder)
+
+
+async def follow_run(gateway: Gateway, request: Request, caller: Caller, _body: object) -> RunEventStream:
+    """Stream a run as AG-UI events after `Last-Event-ID` or `after`, whichever protocol started it."""
+    header = await gateway.open_run(request.path_params["run_id"], caller)
+    position = request.headers.get("last-event-id") or request.query_params.get("after", "")
+    thread_id = read_session_name(header.session) or header.id
+    encoder = AGUIEncoder(thread_id=thread_id, run_id=header.id)
+    return await gateway.open_stream(header.id, parse_position(position, header.id), encoder)
+
+
+# The user's message.
+
+
+def _read_prompt(messages: list[dict[str, Any]]) -> tuple[Part, ...] | None:
+    """Return the last message, if it is the user's; None if there is none.
+
+    Raises:
+        MisuseError: when the message has content of an unknown form.
+    """
+    if not messages or messages[-1].get("role") != "user":
+        return None
+    content = messages[-1].get("content")
+    if isinstance(content, str):
+        return (TextPart(text=content),)
+    if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
+        raise MisuseError("the content of the last message must be a text or a list of parts")
+    return tuple(_read_part(each) for each in content)
+
+
+def _read_part(part: dict[str, Any]) -> Part:
+    kind, source = part.get("type"), part.get("source")
+    if kind == "text" and isinstance(part.get("text"), str):
+        return TextPart(text=part["text"])
+    makers: dict[object, Any] = {"image": ImagePart, "audio": AudioPart, "document": FilePart}
+    if kind not in makers or not isinstance(source, dict) or not isinstance(source.get("value"), str):
+        raise MisuseError(f"a part of the type {str(kind)[:40]!r} cannot be read: send text, image, audio or document")
+    if source.get("type") == "url":
+        return makers[kind](url=source["value"])  # type: ignore[no-any-return]
+    if source.get("type") == "data":
+        url = f"data:{source.get('mimeType', '')};base64,{source['value']}"
+        return makers[kind](url=url)  # type: ignore[no-any-return]
+    raise MisuseError(f"a source of the type {str(source.get('type'))[:40]!r} cannot be read: send data or a URL")
+
+
+# Answers to interrupts.
+
+
+@attrs.frozen(kw_only=True)
+class _InterruptId(Value):
+    """Parts of the id of an interrupt."""
+
+    run_id: str
+    call_id: str
+    digest: str
+    position: str
+
+    @classmethod
+    def parse(cls, text: str) -> _InterruptId:
+        """Parse an id.
+
+        Raises:
+            MisuseError: when it is not one.
+        """
+        parts = text.split("/")
+        if len(parts) != 4:  # noqa: PLR2004  the fields
+            raise MisuseError(f"{text[:80]!r} is not the id of an interrupt: send it as it is")
+        run_id, call_id, digest, position = parts
+        return cls(run_id=unquote(run_id), call_id=unquote(call_id), digest=unquote(digest), position=position)
+
+
+async def _resume(gateway: Gateway, caller: Caller, agent: str, answers: list[ResumeBody]) -> tuple[str, Versions]:
+    """Apply the answers to the interrupts of a run. Return its id and the position of the interrupts.
+
+    Raises:
+        RunNotFoundError: when there is no such run of the agent, or the caller may not see it.
+        ForbiddenError: when the caller may not decide this.
+        ConflictError: when another decision was made.
+        MisuseError: when an answer does not fit.
+    """
+    root_id, versions = "", {}
+    for each in answers:
+        asked = _InterruptId.parse(each.interruptId)
+        await gateway.open_run(asked.run_id, caller)
+        root = await gateway.runs.root(asked.run_id)
+        if root.agent != agent or (root_id and root.id != root_id):
+            raise RunNotFoundError(f"there is no run {asked.run_id!r} of {agent!r} with these interrupts")
+        root_id, versions = root.id, parse_position(asked.position, root.id)
+        await _decide(gateway, caller, asked, each)
+    return root_id, versions
+
+
+async def _decide(gateway: Gateway, caller: Caller, asked: _InterruptId, answer: ResumeBody) -> None:
+    run = await gateway.runs.load(asked.run_id)
+    found = [item for item in run.pending if (item.run_id, item.call_id) == (asked.run_id, asked.call_id)]
+    if not found:  # perhaps this is the same request again
+        await _check_decided_by(gateway, caller, asked)
+        return
+    item = found[0]
+    if item.digest != asked.digest:
+        raise ConflictError(f"{asked.call_id} was not decided: it has changed since it was shown, look at it again")
+    if item.kind in (PendingKind.APPROVAL, PendingKind.OUTCOME) and not caller.allows("approve"):
+        raise ForbiddenError("this needs a key with the scope 'approve'")
+    is_cancelled, payload = answer.status == "cancelled", answer.payload
+    if item.kind is PendingKind.APPROVAL:
+        await _decide_approval(gateway, caller, item, {"approved": False} if is_cancelled else payload)
+    elif item.kind is PendingKind.QUESTION:
+        await _answer_question(gateway, caller, item, payload, is_cancelled=is_cancelled)
+    elif item.kind is PendingKind.OUTCOME and isinstance(payload, dict) and not is_cancelled:
+        texts = {name: payload[name] for name in ("result", "failed") if isinstance(payload.get(name), str)}
+        rerun = payload.get("rerun") is True
+        await gateway.runs.settle(item.run_id, item.call_id, **texts, rerun=rerun, by=caller.user)
+    elif item.kind is PendingKind.INPUT and isinstance(payload, str) and not is_cancelled:
+        await gateway.open_run(item.run_id, caller, is_control=True)
+        await gateway.runs.send(item.run_id, payload, key=f"resume:{asked.position}")
+    else:
+        raise MisuseError(f"this does not answer the {item.kind} of {item.tool or 'the run'}: see its responseSchema")
+
+
+async def _decide_approval(gateway: Gateway, caller: Caller, item: Pending, payload: Any) -> None:
+    given = {"approved": payload} if isinstance(payload, bool) else payload
+    if not isinstance(given, dict) or not isinstance(given.get("approved"), bool):
+        raise MisuseError('an approval is answered by {"approved": true} or {"approved": false}')
+    if given["approved"]:
+        arguments = given.get("arguments")
+        if not isinstance(arguments, dict | None):
+            raise MisuseError("the arguments of an approval must be an object")
+        await gateway.runs.approve(item.run_id, item.call_id, by=caller.user, arguments=arguments, digest=item.digest)
+    else:
+        message = given.get("message", "")
+        await gateway.runs.reject(item.run_id, item.call_id, by=caller.user, message=message)
+
+
+async def _answer_question(
+    gateway: Gateway, caller: Caller, item: Pending, payload: Any, *, is_cancelled: bool
+) -> None:
+    options: dict[str, Any] = {"by": caller.user, "digest": item.digest}
+    if not is_cancelled:
+        await gateway.runs.answer(item.run_id, item.call_id, payload, **options)
+    elif item.questions:
+        await gateway.runs.answer(item.run_id, item.call_id, declined=True, **options)
+    else:
+        await gateway.runs.answer(item.run_id, item.call_id, "the user gave no answer", failed=True, **options)
+
+
+async def _check_decided_by(gateway: Gateway, caller: Caller, asked: _InterruptId) -> None:
+    """Check that the caller decided on a call that does not wait any more.
+
+    Raises:
+        ConflictError: when somebody else did, or its time was up.
+    """
+    if not asked.call_id:
+        rows = await gateway.runs.store.inbox(asked.run_id)
+        if any(row.key == f"input:resume:{asked.position}" for row in rows):
+            return
+    records = [each for each in await gateway.runs.audit(asked.run_id) if each.call_id == asked.call_id]
+    for each in records:
+        deciders = {each.decided_by if each.decision else None, each.approved_by, *each.informed_by, *each.rerun_by}
+        if caller.user in deciders:
+            return
+    raise ConflictError(f"run {asked.run_id!r} does not wait for {asked.call_id or 'input'} any more: look at it again")
+
+
+AG_UI: Final = RouteGroup(
+    name="ag-ui",
+    endpoints=(
+        Endpoint(method="POST", path="/v1/agents/{agent}/ag-ui", handler=run_agent, scope="run", body=RunAgentBody),
+        Endpoint(method="GET", path="/v1/runs/{run_id}/ag-ui", handler=follow_run, query=("after",)),
+    ),
+)

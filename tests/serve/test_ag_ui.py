@@ -1,0 +1,205 @@
+"""AG-UI: the official client, with its `verifyEvents`, starts runs, answers interrupts and connects again."""
+
+import json
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+
+from agentfsm import Agent, tool
+from agentfsm.stores import MemoryStore
+from agentfsm.testing import ScriptedModel, call, say
+from tests.support import node_packages
+from tests.support.gateways import named, serving
+
+PROGRAM = Path(node_packages.__file__).parent / "node" / "ag_ui_client.mjs"
+
+
+@pytest.fixture
+def anyio_backend():
+    """Return the one that uvicorn runs on."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def program():
+    """Start the official client once."""
+    command = [str(node_packages.node()), str(PROGRAM), str(node_packages.packages().parent)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.stdin.close()
+
+
+@pytest.fixture
+def client(program):
+    """Return a function that sends a request with the official client, and returns what that understood."""
+
+    def exchange(line):
+        program.stdin.write(line + "\n")
+        program.stdin.flush()
+        return json.loads(program.stdout.readline())
+
+    async def send(server, agent="shop", *, path=None, caller="ann//run", method="POST", messages=(), **fields):
+        made = {"threadId": "t", "runId": "r1", "messages": list(messages), **fields}
+        url = f"{str(server.base_url).rstrip('/')}/{path or f'v1/agents/{agent}/ag-ui'}"
+        request = {"url": url, "method": method, "headers": {"x-caller": caller}, "input": made}
+        return await anyio.to_thread.run_sync(exchange, json.dumps(request))
+
+    return send
+
+
+def user(text, message_id="u1"):
+    return {"id": message_id, "role": "user", "content": text}
+
+
+def types_of(answer):
+    return [event["type"] for event in answer["events"]]
+
+
+def one(answer, kind):
+    [event] = [event for event in answer["events"] if event["type"] == kind]
+    return event
+
+
+@tool(requires_approval=True)
+async def pay(amount: int) -> str:
+    """Pay an amount."""
+    return f"paid {amount}"
+
+
+def paying(store=None, *more):
+    script = ScriptedModel(say("I will pay. ", call("pay", amount=5)), say("all done"), *more)
+    return Agent(script, tools=[pay], name="shop", store=store or MemoryStore())
+
+
+async def test_an_approval_is_an_interrupt(client):
+    """The stream ends with the interrupt; `resume` decides, and the next stream continues where the first ended."""
+    async with serving(paying()) as server:
+        send = partial(client, server)
+        first = await send(messages=[user("pay 5")])
+        assert first["error"] is None, first
+        finished = one(first, "RUN_FINISHED")
+        [interrupt] = finished["outcome"]["interrupts"]
+        assert (interrupt["reason"], interrupt["toolCallId"]) == ("approval", "t1.0")
+        assert interrupt["metadata"]["arguments"] == {"amount": 5}
+        assert [one(first, kind)["toolCallId"] for kind in ("TOOL_CALL_START", "TOOL_CALL_END")] == ["t1.0"] * 2
+        answer = {"interruptId": interrupt["id"], "status": "resolved"}
+        refused = await send(runId="r2", resume=[{**answer, "payload": {"approved": True}}])
+        assert "403" in refused["error"]
+        approved = {**answer, "payload": {"approved": True, "arguments": {"amount": 3}}}
+        for _ in range(2):  # the second is the same request again
+            second = await send(caller="ann//run+approve", runId="r2", resume=[approved])
+            assert second["error"] is None, second
+            assert one(second, "TOOL_CALL_RESULT")["content"] == "paid 3"
+            assert one(second, "RUN_FINISHED")["result"] == "all done"
+            assert [event["runId"] for event in second["events"] if "runId" in event] == ["r2", "r2"]
+        other = await send(caller="eve//run+approve", runId="r3", resume=[{**answer, "payload": False}])
+        assert "409" in other["error"]
+        texts = [message.get("content") for message in second["messages"] if message["role"] == "assistant"]
+        assert texts == ["I will pay. ", "all done"]
+
+
+async def test_text_arrives_in_pieces_and_once(client):
+    """The streamed messages are those of the journal, and a second request with the same id shows the same run."""
+    agent = Agent(ScriptedModel(say("one two three four"), say("again")), name="shop", store=MemoryStore())
+    async with serving(agent) as server:
+        send = partial(client, server)
+        first = await send(messages=[user("count")])
+        assert first["error"] is None, first
+        again = await send(messages=[user("count")])
+        assert [m["content"] for m in first["messages"]] == ["count", "one two three four"]
+        assert again["messages"] == first["messages"]
+        attached = await send(path="v1/runs/r1/ag-ui", method="GET")
+        assert attached["error"] is None, attached
+        assert attached["messages"] == first["messages"]
+        connected = await send(messages=[])
+        assert connected["messages"] == first["messages"]
+        next_one = await send(runId="r2", messages=[*first["messages"], user("more", "u2")])
+        assert [m["content"] for m in next_one["messages"]] == ["count", "one two three four", "more", "again"]
+        assert len((await server.get("/v1/runs")).json()["runs"]) == 2
+
+
+async def test_sub_agents_are_named(client):
+    """Their events have their id, and an approval within is an interrupt of the conversation."""
+    helper = Agent(ScriptedModel(say("", call("pay", amount=2)), say("inner")), name="helper", tools=[pay])
+    script = ScriptedModel(say("", call("helper", query="x")), say("outer"))
+    agent = Agent(script, name="shop", tools=[helper.as_tool()], store=MemoryStore())
+    async with serving(agent) as server:
+        send = partial(client, server)
+        first = await send(caller="ann//admin", messages=[user("go")])
+        assert first["error"] is None, first
+        [interrupt] = one(first, "RUN_FINISHED")["outcome"]["interrupts"]
+        child = one(first, "SUBAGENT_STARTED")["subagentRunId"]
+        assert interrupt["subagentRunId"] == child
+        assert one(first, "SUBAGENT_FINISHED")["outcome"]["type"] == "suspended"
+        resume = [{"interruptId": interrupt["id"], "status": "resolved", "payload": True}]
+        second = await send(caller="ann//admin", runId="r2", resume=resume)
+        assert second["error"] is None, second
+        assert one(second, "SUBAGENT_FINISHED")["result"] == "inner"
+        assert one(second, "RUN_FINISHED")["result"] == "outer"
+
+
+@tool(external=True)
+async def look_up(key: str) -> str:
+    """Look a value up elsewhere."""
+    raise AssertionError
+
+
+@pytest.mark.parametrize("status", ["resolved", "cancelled"])
+async def test_a_result_from_outside(client, status):
+    """The answer to a question is the result of the call; a cancelled one fails it."""
+    script = ScriptedModel(say("", call("look_up", key="k")), say("done"))
+    agent = Agent(script, name="shop", tools=[look_up], store=MemoryStore())
+    async with serving(agent) as server:
+        send = partial(client, server)
+        first = await send(messages=[user("go")])
+        [interrupt] = one(first, "RUN_FINISHED")["outcome"]["interrupts"]
+        payload = {"payload": "42"} if status == "resolved" else {}
+        resume = [{"interruptId": interrupt["id"], "status": status, **payload}]
+        second = await send(runId="r2", resume=resume)
+        assert second["error"] is None, second
+        content = one(second, "TOOL_CALL_RESULT")["content"]
+        assert content == ("42" if status == "resolved" else "the user gave no answer")
+
+
+async def test_failures_are_said(client):
+    """A run that a limit stops ends in RUN_ERROR, a cancelled one is cancelled, and wrong requests start nothing."""
+    agent = paying()
+    async with serving(agent) as server:
+        send = partial(client, server)
+        await send(messages=[user("pay")])
+        blocked = await send(runId="r2", messages=[user("hello")])
+        assert "409" in blocked["error"]
+        assert "approve or reject it" in blocked["error"]
+        await server.post("/v1/runs/r1/cancel", json={})
+        gone = await send(path="v1/runs/r1/ag-ui", method="GET")
+        assert gone["error"] is None
+        assert one(gone, "RUN_FINISHED")["outcome"] == {"type": "cancelled"}
+        path = "/v1/agents/shop/ag-ui"
+        for body, status in [
+            ({"threadId": "t"}, 422),
+            ({"threadId": "t", "runId": "r9", "messages": []}, 404),
+            ({"threadId": "t", "runId": "r9", "messages": [{"role": "user", "content": [{"type": "video"}]}]}, 400),
+            ({"threadId": "t", "runId": "r9", "resume": [{"interruptId": "x", "status": "resolved"}]}, 400),
+            ({"threadId": "t", "runId": "r9", "resume": [{"interruptId": "a/b/c/d:1", "status": "resolved"}]}, 404),
+        ]:
+            response = await server.post(path, json=body)
+            assert response.status_code == status, (body, response.text)
+        assert (await server.post("/v1/agents/none/ag-ui", json={"threadId": "t", "runId": "r"})).status_code == 400
+
+
+async def test_another_tenant_sees_nothing(client):
+    """Neither by the id of the run, nor by that of an interrupt, nor by the name of the conversation."""
+    async with serving(paying()) as server:
+        send = partial(client, server)
+        first = await send(caller="ann/acme/run", messages=[user("pay")])
+        [interrupt] = one(first, "RUN_FINISHED")["outcome"]["interrupts"]
+        resume = [{"interruptId": interrupt["id"], "status": "resolved", "payload": True}]
+        for caller in ("ann/zeta/admin", "root//admin", "bob/acme/run"):
+            assert "404" in (await send(caller=caller, resume=resume))["error"]
+            assert "404" in (await send(caller=caller, path="v1/runs/r1/ag-ui", method="GET"))["error"]
+            assert "404" in (await send(caller=caller, messages=[]))["error"]
+            assert "409" in (await send(caller=caller, messages=[user("pay")]))["error"]
+        assert (await server.get("/v1/runs/r1", headers=named("ann", "acme"))).json()["status"] == "waiting"
