@@ -228,7 +228,7 @@ async def _check_decided_by(gateway: Gateway, caller: Caller, asked: _InterruptI
     """Check that the caller decided on a call that does not wait any more.
 
     Raises:
-        ConflictError: when somebody else did, or its time was up.
+        ConflictError: when another person did, or its time was up.
     """
     if not asked.call_id:
         rows = await gateway.runs.store.inbox(asked.run_id)

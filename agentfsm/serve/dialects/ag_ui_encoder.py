@@ -60,7 +60,7 @@ _OUTCOME_SCHEMA: Final = {
 
 @attrs.define(eq=False, repr=False)
 class _RunView:
-    """What a stream has sent of one run."""
+    """The part of one run that a stream has sent."""
 
     prefix: str = ""
     """Prefix of the ids of messages and calls; empty for the run of the stream."""

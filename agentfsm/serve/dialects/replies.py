@@ -22,7 +22,7 @@ MAX_EARLY: Final = 1_000
 
 
 @attrs.define(eq=False)
-class Reply:
+class SentReply:
     """The part of a reply that was sent: the next one of its run."""
 
     attempt: int = 0
@@ -42,7 +42,7 @@ class Reply:
 class PieceFilter:
     """Accepts the pieces of one run's replies that continue what was sent, in the order of the journal."""
 
-    reply: Reply = attrs.field(factory=Reply)
+    reply: SentReply = attrs.field(factory=SentReply)
     """The reply that is being written."""
 
     _early: deque[tuple[StreamEvent, int]] = attrs.field(factory=lambda: deque(maxlen=MAX_EARLY))
@@ -63,7 +63,7 @@ class PieceFilter:
             return None
         if event.attempt > self.reply.attempt:
             is_retracted = self.reply.retracted or bool(self.reply.text)
-            self.reply = Reply(attempt=event.attempt, retracted=is_retracted)
+            self.reply = SentReply(attempt=event.attempt, retracted=is_retracted)
         is_text = isinstance(event, TextDelta)
         sent = self.reply.text if is_text else self.reply.thinking
         if event.attempt < self.reply.attempt or offset != len(sent) or not event.text:
@@ -86,5 +86,5 @@ class PieceFilter:
         Args:
             text: The text of the reply, from the journal.
         """
-        reply, self.reply = self.reply, Reply()
+        reply, self.reply = self.reply, SentReply()
         return text[len(reply.text) :] if text.startswith(reply.text) and not reply.retracted else None
