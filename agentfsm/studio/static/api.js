@@ -29,6 +29,7 @@ async function send(method, path, body, options = {}) {
     throw new ApiError(0, "unreachable", "The server does not answer.");
   }
   if (!response.ok) {
+    if (response.status === 401) window.dispatchEvent(new Event("signed-out"));
     const told = await response.json().catch(() => ({}));
     throw new ApiError(response.status, told.error?.code ?? "", told.error?.message ?? response.statusText);
   }

@@ -1,5 +1,5 @@
 // The frame of the studio: navigation, theme, language, sign-in, and the page that the address names.
-import { api, ApiError, credentials } from "./api.js";
+import { credentials } from "./api.js";
 import { every, fill, h } from "./dom.js";
 import { language, setLanguage, t } from "./i18n.js";
 import { PAGES } from "./pages/index.js";
@@ -38,12 +38,13 @@ async function show() {
     if (number === shown) closePage = close ?? null;
     else close?.();
   } catch (error) {
-    if (error instanceof ApiError && error.status === 401) showSignIn();
-    else fill(host, failure(error));
+    fill(host, failure(error));
   }
 }
 
 function showSignIn() {
+  if (document.querySelector(".sign-in")) return;
+  closePage?.();
   const key = h("input", { type: "password", autocomplete: "off", "aria-label": t("Key") });
   const enter = (event) => {
     event.preventDefault();
@@ -98,6 +99,7 @@ if (given) {
   history.replaceState(null, "", `${location.pathname}#/runs`);
 }
 buildFrame();
+window.addEventListener("signed-out", showSignIn);
 window.addEventListener("hashchange", show);
 show();
 updateCounts();

@@ -43,7 +43,7 @@ export const ZH = {
   "Fork this run": "分叉此运行", "A new run begins with the first events of this one. Its calls keep their idempotency keys.": "新的运行从此运行的前若干事件开始，其调用保留幂等键。",
   "Number of events": "事件数", "First message": "第一条消息", "Fork": "分叉", "Edit an event": "修改一个事件", "Edit in a fork": "在分叉中修改",
   // Panels.
-  "user": "用户", "model failed": "模型失败", "compacted": "已压缩", "tools offered": "提供的工具", "plan": "计划", "steps": "步骤", "verdict": "评判", "note": "提示", "question": "提问", "paused": "已暂停", "resumed": "已恢复", "limit": "上限", "writing": "正在输出",
+  "user": "用户", "tools": "工具", "model failed": "模型失败", "compacted": "已压缩", "tools offered": "提供的工具", "plan": "计划", "steps": "步骤", "verdict": "评判", "note": "提示", "question": "提问", "paused": "已暂停", "resumed": "已恢复", "limit": "上限", "writing": "正在输出",
   "Show {n} earlier entries": "显示更早的 {n} 条", "Thinking": "思考", "empty result": "空结果",
   "arguments edited": "参数已修改", "approved by {name}": "{name} 批准", "decided by {name}": "{name} 决定", "answered by {name}": "{name} 回答",
   "call intended": "未开始", "call asked": "待批准", "call approved": "已批准", "call running": "运行中", "call lost": "结果未知", "call paused": "暂停", "call finished": "已结束", "call done": "完成", "call failed": "失败", "call timed_out": "超时", "call cancelled": "已取消", "call rejected": "已拒绝", "call skipped": "已跳过", "call unknown": "未知", "call closed": "已关闭",

@@ -1,0 +1,197 @@
+"""The studio as a whole: restarts of its server, sign-in, many events, hostile text, accessibility, languages."""
+
+import re
+import signal
+from pathlib import Path
+
+import httpx
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+import agentfsm
+from agentfsm.cli import main
+from agentfsm.studio import StudioFiles
+from tests.studio.conftest import AGENTS, HOSTILE, free_port, in_thread, serving
+
+STATIC = Path(agentfsm.__file__).parent / "studio" / "static"
+PAGES = ["#/runs", "#/waiting", "#/agents/shop", "#/agents"]
+PANELS = ["transcript", "events", "calls", "shown", "cost", "changes"]
+
+
+def test_a_run_goes_on_after_the_server_was_killed(open_page, browser, tmp_path):
+    """The page shows the run live, survives the server's death in the middle of a call, and misses no event."""
+    (tmp_path / "agents.py").write_text(AGENTS.read_text(encoding="utf-8"), encoding="utf-8")
+    words = ("serve", "agents:courier", "--studio", "--http", f"127.0.0.1:{free_port()}")
+    with serving(tmp_path, *words) as (process, url):
+        run = httpx.post(url.replace("/studio/", "/v1/runs"), json={"prompt": "Bring the book"}).json()
+        page = open_page(url=f"{url}#/runs/{run['id']}?panel=events")
+        expect(page.locator(".bar.running")).to_have_count(1)
+        expect(page.locator(".connection")).to_have_text("live")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        expect(page.locator(".connection")).to_have_text("reconnecting…")
+    (tmp_path / "go.txt").touch()
+    with serving(tmp_path, *words) as (_process, url):
+        expect(page.locator("header.run .chip").first).to_have_text("done", timeout=30_000)
+        run = httpx.get(url.replace("/studio/", f"/v1/runs/{run['id']}")).json()
+        expect(page.locator(".travel .where")).to_contain_text(f"version {run['version']} of {run['version']}")
+        expect(page.locator(".result-card")).to_contain_text("Delivered.")
+    assert all("ERR_" in each for each in page.complaints)  # what the browser says while the server is away
+    page.complaints.clear()
+
+
+def test_only_who_has_the_key_sees_the_runs(browser, open_page, studio, tmp_path):
+    """`agentfsm studio` prints a URL with a key, which leaves the address at once and works in other tabs."""
+    store = studio.folder / ".agentfsm" / "runs.db"
+    with serving(tmp_path, "studio", str(store), "--http", f"127.0.0.1:{free_port()}") as (_process, url):
+        assert httpx.get(url.partition("/studio/")[0] + "/v1/runs").status_code == 401
+        stranger = open_page(url=url.partition("#")[0] + "#/runs")
+        expect(stranger.get_by_role("button", name="Sign in")).to_be_visible()
+        stranger.complaints.clear()  # the browser reports the answer 401
+        page = open_page(url=url)
+        page.wait_for_selector("tr[data-run]")
+        assert "key" not in page.url
+        other = page.context.new_page()
+        other.goto(url.partition("#")[0] + f"#/runs/{studio.runs['done']}")
+        expect(other.locator(".result-card")).to_contain_text("Invoice 17 is paid.")
+        other.goto(url.partition("#")[0] + "#/agents")
+        expect(other.locator(".empty")).to_contain_text("No agent is served")
+        other.get_by_role("button", name="Sign out").click()
+        expect(other.get_by_role("button", name="Sign in")).to_be_visible()
+        other.complaints = page.complaints
+        page.complaints.clear()
+
+
+def test_the_studio_stays_on_this_machine(capsys):
+    """An address that other machines reach is refused before anything is served."""
+    assert in_thread(main, ["studio", "--http", "0.0.0.0:0"]) == 2
+    assert "--keys" in capsys.readouterr().err
+
+
+def test_a_journal_of_10000_events(open_page, studio, show):
+    """All events are there, a few rows are in the page, and the ends of the list are reached."""
+    page = open_page("#/runs/long?panel=events")
+    newest = show("show", "long")["version"]
+    assert newest >= 10_000
+    expect(page.locator(".travel .where")).to_contain_text(f"version {newest} of {newest}", timeout=30_000)
+    expect(page.locator(".panel .toolbar")).to_contain_text(f"{newest} of {newest}")
+    assert page.locator("*").count() < 1_500
+    events = page.locator(".virtual")
+    events.press("Home")
+    expect(page.locator(".record strong")).to_have_text("1 · Observed")
+    events.press("End")
+    expect(page.locator(".record strong")).to_have_text(f"{newest} · Paused")
+    page.get_by_role("slider").fill("5000")
+    expect(page.locator(".travel .where")).to_contain_text("version 5000")
+    page.get_by_role("tab", name="Transcript").click()
+    expect(page.locator(".entry")).to_have_count(60)
+    page.get_by_role("button", name="Earlier turns").click()
+    expect(page.locator(".paging")).to_contain_text("turns 817 to 828")
+    assert page.locator("*").count() < 2_500
+
+
+def test_hostile_text_is_text(open_page, studio):
+    """No text becomes markup, in no panel; characters that hide or reorder text are visible."""
+    page = open_page("#/runs/hostile")
+    page.wait_for_selector(".run-main .machine")
+    for panel in PANELS:
+        page.locator(f"#tab-{panel}").click()
+        expect(page.locator(f'.panel[data-panel="{panel}"] *').first).to_be_visible()
+        assert page.locator("main script, main img, main b b").count() == 0
+    page.locator("#tab-transcript").click()
+    text = page.locator(".transcript").text_content()
+    assert "<script>alert(1)</script><img src=x onerror=alert(2)>" in text
+    assert not set("\u202e\u202c\u200b\x1b") & set(page.locator("body").text_content())
+    hidden = page.locator("header.run .hidden-char").all_text_contents()
+    assert hidden[:4] == ["U+202E", "U+202C", "U+001B", "U+200B"]
+    page.goto(f"{studio.url}#/runs")
+    row = page.locator('tr[data-run="hostile"]')
+    expect(row).to_contain_text("<script>alert(1)</script>")
+    assert HOSTILE.count("\u202e") == row.locator(".hidden-char", has_text="U+202E").count() - 1  # prompt and user
+
+
+def test_everybody_can_use_it(open_page, studio):
+    """axe-core finds no violation on any page or panel; in the dark theme, whose colours differ, no bad contrast."""
+    axe = Axe()
+    page = open_page()
+    places = [*PAGES, *[f"#/runs/{studio.runs['waiting']}?panel={panel}" for panel in PANELS]]
+    places += [f"#/runs/{studio.runs['planned']}?panel=plan", f"#/runs/{studio.runs['question']}?v=2"]
+    for place in places:
+        page.goto(f"{studio.url}{place}")
+        expect(page.locator("main h1")).to_be_visible()
+        if "panel" in place:
+            expect(page.locator(".panel *").first).to_be_visible()
+        for scheme, options in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
+            page.emulate_media(color_scheme=scheme)
+            found = axe.run(page, options=options).response["violations"]
+            assert not found, (
+                place,
+                scheme,
+                [(each["id"], [node["html"] for node in each["nodes"]]) for each in found],
+            )
+
+
+def test_the_keyboard_is_enough(open_page, studio):
+    """The content is one key away, tabs move with arrows, and the dialog closes with Escape."""
+    page = open_page(f"#/runs/{studio.runs['done']}")
+    page.wait_for_selector(".run-main .machine")
+    page.keyboard.press("Tab")
+    expect(page.locator(":focus")).to_have_text("Skip to the content")
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    page.locator("#tab-transcript").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#tab-events")).to_be_focused()
+    expect(page.locator('.panel[data-panel="events"]')).to_be_visible()
+    page.get_by_role("button", name="Fork here").press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_chinese(open_page):
+    """A browser in Chinese gets Chinese pages, and the choice of another language stays."""
+    page = open_page(locale="zh-CN")
+    expect(page.locator("h1")).to_have_text("运行")
+    page.get_by_label("Language / 语言").select_option("en")
+    expect(page.locator("h1")).to_have_text("Runs")
+    page.reload()
+    expect(page.locator("html")).to_have_attribute("lang", "en")
+
+
+def test_each_text_has_a_translation():
+    """Texts that the modules ask for by name are in zh.js."""
+    known = set(re.findall(r'"((?:[^"\\]|\\.)*)": "', (STATIC / "zh.js").read_text(encoding="utf-8")))
+    asked = {
+        text
+        for path in STATIC.rglob("*.js")
+        for text in re.findall(r'\bt\("((?:[^"\\]|\\.)*)"', path.read_text(encoding="utf-8"))
+    }
+    assert asked - known == set()
+
+
+def test_the_modules_load_nothing_from_elsewhere():
+    """No file names another server, and no module has a way to make markup of text."""
+    for path in STATIC.rglob("*.*"):
+        text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+        assert "://" not in text, path
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|style=", text), path
+
+
+def test_each_file_is_served():
+    """What is in the folder is in the app, so that it is in an installed package as well."""
+    assert {path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*.*")} == set(StudioFiles().files)
+
+
+def test_the_headers_of_the_files(studio):
+    """Each answer has the policy, an unchanged file is not sent again, and nothing else is served."""
+    response = httpx.get(f"{studio.url}main.js")
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert "unsafe" not in response.headers["content-security-policy"]
+    assert response.headers["x-content-type-options"] == "nosniff"
+    again = httpx.get(f"{studio.url}main.js", headers={"if-none-match": response.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    for path in ("../page_files.py", "%2e%2e/page_files.py", "panels", "nothing.js"):
+        assert httpx.get(f"{studio.url}{path}").status_code == 404
+    assert httpx.post(f"{studio.url}main.js").status_code == 404
+    assert httpx.get(studio.url.replace("/studio/", "/")).headers["location"] == "/studio/"
