@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.inbox import Decision
+from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import START, TABLE
 from agentfsm.core.messages import format_part
 from agentfsm.serve.agent_documents import build_full_agent_document
@@ -43,7 +44,7 @@ async def get_details(gateway: Gateway, request: Request, caller: Caller, _body:
             "forked_from": header.forked_from,
             "forked_at": header.forked_at,
             "duration_s": run.duration_s,
-            "labels": sorted(getattr(run, "labels", ())),
+            "labels": [attrs.asdict(run.labels[label]) for label in join_labels(run.labels)],
             "limits": None if agent is None else attrs.asdict(agent.limits),
             "posted": await _list_posted(gateway, run),
         }

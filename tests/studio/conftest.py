@@ -184,7 +184,7 @@ def open_page(browser, studio):
 
     yield open_one
     for context in contexts:
-        context.close()
+        context.close()  # also if it is closed already
     assert complaints == []
 
 

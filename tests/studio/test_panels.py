@@ -151,21 +151,28 @@ def test_the_plan(open_page, studio, show):
 
 
 def test_the_cost(open_page, studio, show):
-    """The costs of the purposes add up to those of the run."""
-    for name, purposes in (("done", {"replies"}), ("planned", {"replies", "planning"})):
+    """Each purpose has its tokens and its cost, and they add up to those of the run."""
+    for name in ("done", "planned"):
         page = open_panel(open_page, studio, name, "cost")
-        usage = show("show", studio.runs[name])["usage"]
-        rows = {
-            row.get_attribute("data-purpose"): [numbers(cell) for cell in row.locator("td").all_text_contents()]
-            for row in page.locator("tr[data-purpose]").all()
-        }
-        assert rows.keys() == purposes | {"all"}
-        assert rows["all"][0] == [usage["input_tokens"]]
-        assert rows["all"][1] == [usage["cached_tokens"]]
-        assert rows["all"][2] == [usage["output_tokens"]]
-        assert rows["all"][3][0] == pytest.approx(usage["cost_usd"], abs=0.0005)
-        for column in range(3):
-            assert sum(rows[each][column][0] for each in purposes) == rows["all"][column][0]
+        run = show("show", studio.runs[name])
+        wanted = run["usage_by_purpose"] | {"all": run["usage"]}
+        rows = {row.get_attribute("data-purpose"): row for row in page.locator("tr[data-purpose]").all()}
+        assert rows.keys() == wanted.keys()
+        for purpose, usage in wanted.items():
+            cells = [numbers(cell) for cell in rows[purpose].locator("td").all_text_contents()]
+            assert cells[:3] == [[usage["input_tokens"]], [usage["cached_tokens"]], [usage["output_tokens"]]]
+            assert cells[3][0] == pytest.approx(usage["cost_usd"], abs=0.0005)
+
+
+def test_the_labels(open_page, studio, show):
+    """Each label has the call that brought it first."""
+    page = open_panel(open_page, studio, "done", "labels")
+    labels = show("show", studio.runs["done"])["labels"]
+    assert [each["label"] for each in labels] == ["private", "irreversible"]
+    for each in labels:
+        row = page.locator(f'tr[data-label="{each["label"]}"]')
+        expect(row).to_contain_text(f"{each['name']} ({each['call_id']})")
+        expect(row.get_by_role("button")).to_have_text(f"v{each['version']}")
 
 
 def test_comparison_and_replay(open_page, studio):

@@ -1,14 +1,8 @@
 // The journal of one run, and the run at any version of it. The machine's table says which state each event leads to.
 
 const REPLIES = new Set(["ToolsChosen", "AnswerGiven", "AnswerDrafted", "ModelFaltered"]);
-const PURPOSES = {
-  Compacted: "summaries",
-  ToolsOffered: "tool selection",
-  Planned: "planning",
-  PlanDropped: "planning",
-  StepsReady: "planning",
-  Judged: "judging",
-};
+// Purposes of usage in events that do not name one, as in agentfsm/core/purposes.py; all others are turns.
+const PURPOSES = { Compacted: "summary", ToolsOffered: "tool_selection", Judged: "judge" };
 const USAGE = ["input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cost_usd"];
 
 /** Events of a run in their order, and the state after each. */
@@ -235,10 +229,9 @@ function addTo(total, usage) {
 
 function addUsage(view, event) {
   const parts = [];
-  if (REPLIES.has(event.is)) parts.push(["replies", event.usage ?? {}]);
-  else if (PURPOSES[event.is] && event.usage) parts.push([PURPOSES[event.is], event.usage]);
-  if (event.result?.usage) parts.push(["tools", event.result.usage]);
-  if (event.result?.child) parts.push(["sub-agents", event.result.child.usage ?? {}]);
+  if (event.usage) parts.push([event.purpose ?? PURPOSES[event.is] ?? "turn", event.usage]);
+  if (event.result?.child) parts.push(["agent", event.result.child.usage ?? {}]);
+  for (const each of event.result?.spent ?? []) parts.push([each.purpose, each.usage ?? {}]);
   for (const [purpose, usage] of parts) {
     if (!view.purposes.has(purpose)) view.purposes.set(purpose, emptyUsage());
     addTo(view.purposes.get(purpose), usage);

@@ -17,7 +17,7 @@ export const cost = {
       const { view } = run;
       const total = tokensOf(view.usage) || 1;
       const row = (name, usage, isTotal) => h("tr", { class: isTotal ? "total" : "", "data-purpose": name },
-        h("th", { scope: "row" }, t(name)),
+        h("th", { scope: "row" }, t(`purpose ${name}`)),
         h("td", { class: "number" }, count(usage.input_tokens)),
         h("td", { class: "number" }, count(usage.cached_tokens)),
         h("td", { class: "number" }, count(usage.output_tokens)),
