@@ -1,6 +1,7 @@
 """Files as the hosts of MCP servers write them, and as publishers do: each is read, or one entry is refused by name."""
 
 import json
+import re
 import stat
 import sys
 import zipfile
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm.mcp import MCPServer, MCPServerError, MemoryPins
+from agentfsm.mcp import MCPServer, MCPServerError, MemoryPins, OAuth
 from agentfsm.mcp.connection.transports import SSETransport, StdioTransport, StreamableHTTPTransport
 from agentfsm.mcp.trust.consent import build_start_text
 from agentfsm.mcp.trust.server_config import load_entries
@@ -490,3 +491,62 @@ def test_a_bundle_that_is_none(bundle, tmp_path):
         MCPServer.load(bundle(None), pins=MemoryPins())
     with pytest.raises(MCPServerError, match="is for amiga"):
         MCPServer.load(bundle(MANIFEST | {"compatibility": {"platforms": ["amiga"]}}), pins=MemoryPins())
+
+
+# OAuth.
+
+SECRET = {"client_id": "a", "client_secret": "t0p", "issuer": "https://id.example.org"}
+
+
+@pytest.mark.parametrize(
+    ("written", "settings"),
+    [
+        ({"auth": "oauth"}, {}),
+        ({"auth": {"client_id": "a", "client_secret": "${TOKEN}", "issuer": "https://id.example.org"}}, SECRET),
+        ({"oauth": {"clientId": "a", "callbackPort": 4321}}, {"client_id": "a", "callback_port": 4321}),  # Claude Code
+        ({"oauth": {"enabled": True, "scopes": ["read"]}}, {"scopes": ["read"]}),  # Gemini
+        ({"authProviderType": "dynamic_discovery"}, {}),  # Gemini
+        ({"type": "remote", "oauth": {}}, {}),  # opencode
+        (
+            {"type": "remote", "oauth": {"clientId": "a", "scope": "read write"}},
+            {"client_id": "a", "scopes": ["read", "write"]},
+        ),
+        ({"auth": {"CLIENT_ID": "a", "scopes": ["read"]}}, {"client_id": "a", "scopes": ["read"]}),  # Cursor
+    ],
+)
+def test_logins_of_hosts(tmp_path, written, settings):
+    """Whatever the key is called, the settings are ours."""
+    [entry] = load(tmp_path, {"mcpServers": {"s": {"url": URL, **written}}}).entries
+    assert entry.transport.auth == OAuth(**settings)
+
+
+@pytest.mark.parametrize("written", [{}, {"oauth": False}, {"oauth": {"enabled": False}}])
+def test_without_a_login(tmp_path, written):
+    """None is added, and one that is turned off is none."""
+    [entry] = load(tmp_path, {"mcpServers": {"s": {"url": URL, **written}}}).entries
+    assert entry.transport.auth is None
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ({"auth": "basic"}, "'auth' must be \"oauth\", or an object"),
+        ({"auth": {"client_id": 5}}, "'client_id' must be a text"),
+        ({"auth": {"secret": "x"}}, "unknown key 'secret'"),
+        ({"oauth": {"clientId": "a", "clientSecret": "b"}}, "needs client_id= and issuer="),
+        ({"authProviderType": "google_credentials"}, "'authProviderType' is not supported"),
+    ],
+)
+def test_logins_that_cannot_be_used(tmp_path, written, why):
+    """The entry is refused by name."""
+    with pytest.raises(MCPServerError, match=re.escape(why)):
+        load(tmp_path, {"mcpServers": {"s": {"url": URL, **written}}})
+
+
+def test_a_secret_is_not_in_what_is_approved(tmp_path):
+    """Its hash is, so that a change is noticed; what it is for is shown."""
+    written = {"url": URL, "auth": {"client_id": "app", "client_secret": "hush", "issuer": "https://id.example.org"}}
+    [entry] = load(tmp_path, {"mcpServers": {"s": written}}).entries
+    texts = build_start_text(entry.transport, entry.raw).text, build_start_text(entry.transport).text
+    assert not any("hush" in text for text in texts)
+    assert all("https://id.example.org" in text and "sha256:" in text for text in texts)

@@ -26,9 +26,13 @@ _METADATA_URL: Final = ValueRule(
     wanted="an https:// URL with a path",
 )
 _SCOPES: Final = ValueRule(
-    fits=lambda value: not isinstance(value, str) and all(isinstance(each, str) and each for each in value),
+    fits=lambda value: isinstance(value, tuple) and all(isinstance(each, str) and each for each in value),
     wanted="a list of scopes",
 )
+
+
+def _freeze(scopes: Sequence[str]) -> Sequence[str]:
+    return scopes if isinstance(scopes, str) else tuple(scopes)
 
 
 @attrs.frozen(kw_only=True)
@@ -60,7 +64,7 @@ class OAuth(Value):
     would decide who gets it.
     """
 
-    scopes: Sequence[str] = attrs.field(default=(), validator=_SCOPES)
+    scopes: Sequence[str] = attrs.field(default=(), validator=_SCOPES, converter=_freeze)
     """Scopes to request. Empty: those that the server asks for."""
 
     callback_port: int = attrs.field(default=0, validator=_PORT)

@@ -71,7 +71,9 @@ class ServerAuthorization(RedirectAwareAuth):
     _provider: OAuthClientProvider | None = attrs.field(default=None, init=False)
     """Provider of the SDK. None before the first request."""
 
-    _renewal_lock: anyio.Lock = attrs.field(factory=anyio.Lock, init=False)
+    _lock: anyio.Lock | None = attrs.field(default=None, init=False)
+    """Held while the tokens are loaded or renewed. It is made by the first request, in the event loop of all of them.
+    """
 
     async def _auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
         """Send a request with a token. If the server refuses it, get another token and send it once more."""
@@ -129,13 +131,19 @@ class ServerAuthorization(RedirectAwareAuth):
         )
 
     async def _load_provider(self) -> OAuthClientProvider:
-        if self._provider is None:
-            provider = self._build_provider()
-            await self.storage.load(provider.context)
-            await provider._initialize()  # noqa: SLF001
-            self.storage.restore()
-            self._provider = provider
-        return self._provider
+        async with self._hold_lock():
+            if self._provider is None:
+                provider = self._build_provider()
+                await self.storage.load(provider.context)
+                await provider._initialize()  # noqa: SLF001
+                self.storage.restore()
+                self._provider = provider
+            return self._provider
+
+    def _hold_lock(self) -> anyio.Lock:
+        if self._lock is None:
+            self._lock = anyio.Lock()
+        return self._lock
 
     def _build_provider(self) -> OAuthClientProvider:
         """Return the provider for requests without a person."""
@@ -157,7 +165,7 @@ class ServerAuthorization(RedirectAwareAuth):
     @asynccontextmanager
     async def _renewing(self) -> AsyncIterator[None]:
         """Hold the locks of this process and of the others, with the newest stored login."""
-        async with self._renewal_lock, self.storage.renewal():
+        async with self._hold_lock(), self.storage.renewal():
             yield
 
     async def _refresh(self, provider: OAuthClientProvider) -> httpx2.Request:
