@@ -19,6 +19,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.runs import Runs
 from agentfsm.serve.details import DETAILS
 from agentfsm.serve.dialects.ag_ui import AG_UI
+from agentfsm.serve.dialects.openai_chat import OPENAI
 from agentfsm.serve.endpoints import RouteGroup, answer_http_error, answer_refusal
 from agentfsm.serve.gateway import Gateway
 from agentfsm.serve.inspection import INSPECTION
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from agentfsm.web.http_guard import Receive, Scope, Send
 
 # Operations of every gateway.
-ROUTE_GROUPS: Final = (RUNS, INSPECTION, DETAILS, AG_UI)
+ROUTE_GROUPS: Final = (RUNS, INSPECTION, DETAILS, AG_UI, OPENAI)
 
 
 @attrs.frozen(eq=False)

@@ -81,7 +81,7 @@ async def test_no_request_is_a_server_error(seed, tmp_path, anyio_backend):
             if chance.random() < 0.3:
                 headers["idempotency-key"] = chance.choice(["k", "k2", "x" * 300, "a b", "\t"])
             path = endpoint.path.format(
-                run_id=run_id, agent=quote(chance.choice(["shop", *TEXTS]), safe="", errors="replace")
+                run_id=run_id, model="shop", agent=quote(chance.choice(["shop", *TEXTS]), safe="", errors="replace")
             )
             query = {name: text.encode("utf-8", "replace").decode() for name, text in query.items()}
             content = content if endpoint.method == "POST" else b""
