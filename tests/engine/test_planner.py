@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
+from typing import Any
 
 import anyio
+import attrs
 import pytest
+from anyio.lowlevel import checkpoint
 
 from agentfsm import (
     Agent,
@@ -460,3 +464,75 @@ async def test_a_cancelled_plan_ends_with_its_open_steps_closed(store):
     assert run.plan.closed[1].result.outcome.value == "cancelled"
     assert run.open == ()
     check_wires(run.messages)
+
+
+async def test_all_flaws_of_a_plan_are_named_at_once():
+    """The model gets one attempt to correct them."""
+    desk = Desk()
+    flawed = [
+        {"id": 1, "tool": "fly"},
+        {"id": 2, "tool": "weather", "arguments": {"town": "Oslo"}},
+        {"id": 3, "question": "a", "after": [4]},
+        {"id": 4, "tool": "book", "arguments": {"city": {"$step": 1}, "temp": 1}},
+        {"id": 4, "question": "b", "goal": "c"},
+    ]
+    agent = desk.agent(plan_of(*flawed), json.dumps(BOOK), "done", planner=Planner(max_steps=4))
+    assert (await agent.run("go")).is_over
+    asked = agent.model.requests[1].messages[0].text
+    for flaw in ("5 steps", "no tool 'fly'", "city", "names 4", "refers to step 1", "used already", "either a tool"):
+        assert flaw in asked
+
+
+async def test_steps_do_not_count_as_a_loop():
+    """Eight equal calls of a plan are what was planned; eight turns with them would be a loop."""
+    desk = Desk()
+    steps = [{"id": 1, "tool": "weather", "arguments": {"city": "Oslo"}}]
+    steps += [{**steps[0], "id": number, "after": [number - 1]} for number in range(2, 9)]
+    run = await desk.agent(plan_of(*steps), "done").run("go")
+    assert (run.output, run.loops, run.turn, len(run.calls)) == ("done", 0, 1, 8)
+
+
+async def test_a_fork_replaces_a_plan_by_an_edited_one(store):
+    """At the event that made it."""
+    desk = Desk()
+    agent = desk.agent(json.dumps(BOOK), "done", "again", store=store)
+    run = await agent.run("go")
+    events = await agent.history(run.id)
+    at = next(version for version, event in enumerate(events, 1) if isinstance(event, e.Planned))
+    edited = Plan(steps=(PlanStep(id=1, tool="book", arguments={"city": "Bergen", "temp": 9}),))
+    made = events[at - 1]
+    other = attrs.evolve(made, call=attrs.evolve(made.call, arguments=json.dumps(edited.to_json())))
+    forked = await agent.finish(await agent.fork(run.id, at=at, edit={at: other}))
+    assert forked.plan.plan == edited
+    assert desk.booked == [("to Oslo", 4), ("Bergen", 9)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_the_order_of_effects_respects_the_plan(seed):
+    """Random plans of eight steps, whose calls take random times: each once, after those that it depends on."""
+    rng = random.Random(seed)
+    order, running, most = [], set(), 0
+
+    @tool(concurrency_safe=True)
+    async def work(step: int, waits: int, before: list[Any]) -> int:
+        """Work."""
+        nonlocal most
+        running.add(step)
+        most = max(most, len(running))
+        for _ in range(waits):
+            await checkpoint()
+        order.append(step)
+        running.remove(step)
+        return step
+
+    steps = []
+    for number in range(1, 9):
+        after = rng.sample(range(1, number), k=rng.randint(0, min(2, number - 1)))
+        references = [{"$step": each} for each in after]
+        arguments = {"step": number, "waits": rng.randint(0, 30), "before": references}
+        steps.append({"id": number, "tool": "work", "arguments": arguments, "after": sorted(after)})
+    agent = Agent(ScriptedModel(plan_of(*steps), "done"), tools=[work], planner=Planner())
+    assert (await agent.run("go")).output == "done"
+    assert sorted(order) == list(range(1, 9))
+    assert all(order.index(each) < order.index(step["id"]) for step in steps for each in step["after"])
+    assert most > 1 or all(step["after"] for step in steps[1:])

@@ -1,5 +1,6 @@
 """Whole runs with `Anthropic`: calls in parallel, an error, thinking that survives a restart, and what each costs."""
 
+import json
 from itertools import pairwise
 
 import anyio
@@ -10,6 +11,7 @@ from agentfsm import Agent, Limits, MisuseError, Settings, State, StopReason, to
 from agentfsm.models import Fallback, Throttled
 from agentfsm.models.anthropic.model import Anthropic
 from agentfsm.models.prices import Price
+from agentfsm.planning import Planner
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import LocalServer, WireReply, call, say
 from agentfsm.testing.fake_llm.anthropic import SIGNATURE
@@ -220,3 +222,41 @@ async def test_a_budget_that_leaves_more_than_the_thinking_caps_the_answer():
         assert (await thinker.run("Think.")).output == "So."
         await thinker.model.aclose()
     assert 4_096 < server.requests[0].body["max_tokens"] < 4_200
+
+
+async def test_a_plan_and_a_reminder_between_thoughts():
+    """The results of steps come as a note of the user's side, so each thought stays with the call that it led to."""
+    steps = [{"id": n, "tool": "weather", "arguments": {"city": city}} for n, city in enumerate(("Rome", "Oslo"), 1)]
+    script = (
+        WireReply(say(json.dumps({"steps": steps}))),
+        WireReply(say("", call("weather", city="Bergen")), thinking="One more."),
+        WireReply(say("Sunny everywhere."), thinking="Done."),
+        WireReply(say('{"steps": []}')),
+        say("Yes."),
+    )
+    with LocalServer(script) as server:
+        model = Anthropic("claude-opus-5", base_url=server.base_url, price=PRICE)
+        settings = Settings(reasoning_effort="high")
+        planned = Agent(
+            model, tools=[weather], planner=Planner(), settings=settings, reminder=lambda r: f"Turn {r.turn}."
+        )
+        run = await planned.run("Where is it sunny?")
+        again = await planned.run("Sure?", after=run)
+        bodies = [request.body for request in server.requests]
+        await model.aclose()
+    assert (run.output, again.output) == ("Sunny everywhere.", "Yes.")
+    for body in bodies:
+        check_anthropic_body(body)
+    first, second, last = bodies[1], bodies[2], bodies[4]
+    assert [block["type"] for block in first["messages"][0]["content"]] == ["text", "text", "text"]
+    assert "[Plan] Results" in first["messages"][0]["content"][1]["text"]
+    assert second["messages"][1]["content"][0] == {**THOUGHT, "thinking": "One more."}
+    asked = [
+        block["id"]
+        for body in bodies
+        for each in body["messages"]
+        for block in each["content"]
+        if isinstance(block, dict) and block["type"] == "tool_use"
+    ]
+    assert not [each for each in asked if each.startswith("p")]
+    assert last["messages"][1]["content"][0] == {**THOUGHT, "thinking": "One more."}

@@ -13,6 +13,7 @@ import pytest
 
 from agentfsm import Agent, ImagePart, Limits, MisuseError, Settings, TextPart, UserMessage, tool
 from agentfsm.models import Gemini, resolve
+from agentfsm.planning import Planner
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import HANG_S
 
@@ -212,3 +213,21 @@ def test_a_part_that_google_cannot_fetch_is_refused():
     model = Gemini("m", api_key="k")
     assert "ImagePart.of(data)" in model.unsupported_part(ImagePart(url="https://example.org/cat.png"))
     assert UserMessage(parts=(TextPart(text="x"),)).text == "x"
+
+
+async def test_a_plan_and_a_reminder_between_signed_calls(google):
+    """Steps are no calls of the model, which would need signatures; their results are a note of the user's side."""
+    step = {"id": 1, "tool": "look", "arguments": {"place": "Oslo"}}
+    plan = reply({"text": json.dumps({"steps": [step]})})
+    google.replies = [plan, reply(THOUGHT, CALL), reply({"text": "Sunny in both."})]
+    run = await run_agent(google, planner=Planner(), reminder="Be brief.")
+    assert run.output == "Sunny in both."
+    _, first, second = (each["contents"] for each in google.seen)
+    assert [each["role"] for each in first] == ["user"]
+    assert "[Plan] Results" in first[0]["parts"][1]["text"]
+    assert first[0]["parts"][-1]["text"] == "<system>Be brief.</system>"
+    assert [each["role"] for each in second] == ["user", "model", "user"]
+    assert second[1]["parts"][-1]["thoughtSignature"] == SIGNATURE
+    assert list(second[2]["parts"][0]) == ["functionResponse"]
+    called = [part for each in second for part in each["parts"] if "functionCall" in part]
+    assert [part["functionCall"]["args"] for part in called] == [{"place": "Rome"}]
