@@ -185,6 +185,10 @@ class Planned(Event):
     model: str = ""
     """Name of the model that was asked, if it is not the agent's own; else empty. Several are separated by commas."""
 
+    request: str = ""
+    """Hashes of what the planner was given, as those of a request: of the planner with its tools, and of the messages.
+    """
+
 
 @attrs.frozen(kw_only=True)
 class PlanDropped(Event):

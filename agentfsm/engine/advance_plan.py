@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import json
+from typing import TYPE_CHECKING, Any, Final
 
 from agentfsm.core import events as e
 from agentfsm.core.calls import parse_index
 from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.plans import Plan, PlanProgress, build_plan_call
 from agentfsm.core.usage import Purpose
 from agentfsm.engine.execution.outcome import StepOutcome
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import ToolCall, ToolResult
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.ports.policies import PlanMaker
+    from agentfsm.tools.tool import Tool
 
 
 # Characters of a failed step's result in the reason for a new plan.
@@ -71,7 +74,8 @@ async def _make_plan(
     """Have a plan made, and return it, its confirmation, or the reason why there is none."""
     config, journal = execution.config, execution.journal
     spent, results = SideSpending(Purpose.PLAN, config.model.name), progress.results
-    permitted = [tool for tool in config.registry if check_available(execution, tool) is None]
+    permitted = _list_permitted(execution)
+    digest = hash_plan_request(execution, planner, failure)
     names = frozenset([tool.name for tool in permitted])
 
     async def ask(instructions: str, question: str) -> str:
@@ -106,7 +110,24 @@ async def _make_plan(
         return StepOutcome((_drop_plan("No plan is needed.", spent),))
     journal.log.info("planned", turn=journal.run.turn, steps=len(plan.steps))
     call = build_plan_call(journal.run.header, progress.number + 1, plan)
-    return StepOutcome((e.Planned(call=call, reason=failure, usage=usage, purpose=purpose, model=model),))
+    made = e.Planned(call=call, reason=failure, usage=usage, purpose=purpose, model=model, request=digest)
+    return StepOutcome((made,))
+
+
+def _list_permitted(execution: Execution) -> list[Tool[..., Any]]:
+    return [tool for tool in execution.config.registry if check_available(execution, tool) is None]
+
+
+def hash_plan_request(execution: Execution, planner: PlanMaker, failure: str) -> str:
+    """Return two hashes of what a planner is given now: of the planner with its tools, and of the messages."""
+    run = execution.journal.run
+    progress = run.plan or PlanProgress()
+    model = execution.config.model if planner.model is None else planner.model
+    options = [model.name, planner.mode, planner.max_steps, planner.replan, planner.frozen]
+    tools = [[tool.name, tool.digest] for tool in _list_permitted(execution)]
+    shape = json.dumps([type(planner).__qualname__, options, tools, progress.next_id, failure])
+    execution.ledger.update(run)
+    return f"{short_hash(shape, 8)}-{execution.ledger.digest}"
 
 
 def _drop_plan(reason: str, spent: SideSpending) -> e.PlanDropped:

@@ -1,8 +1,8 @@
 """Replay a run from its journal without calling a model or a tool, and compare each request.
 
 Each event that came from a model request carries two hashes of the request: one of the agent's part (model,
-instructions, tools, settings) and one of the messages. A replay computes both again and so shows whether the current
-agent would have sent the same request.
+instructions, tools, settings) and one of the messages; a plan carries those of what its planner was given. A replay
+computes both again and so shows whether the current agent would have sent the same request.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.value import Value
+from agentfsm.engine.advance_plan import hash_plan_request
 from agentfsm.engine.execution.execution import build_execution
 from agentfsm.engine.execution.journal import Journal, load_predecessor
 from agentfsm.engine.model_calls.tool_selection import list_offered_tools
@@ -23,9 +24,10 @@ from agentfsm.tokens.ledger import TokenLedger
 
 if TYPE_CHECKING:
     from agentfsm.engine.execution.config import EngineConfig
+    from agentfsm.engine.execution.execution import Execution
 
 # The parts of a request that the two hashes cover.
-REQUEST_PARTS: Final = ("the agent: its model, instructions, tools or settings", "the messages")
+REQUEST_PARTS: Final = ("the agent: its model, instructions, tools, settings or planner", "the messages")
 
 
 @attrs.frozen(kw_only=True)
@@ -81,10 +83,8 @@ async def replay(config: EngineConfig, store: Store, run_id: str, deps: Any = No
     checked, found = 0, []
     for event in stored.events:
         run = journal.run
-        if isinstance(event, e.Answered) and event.request:
-            drive.ledger.update(run)
-            tools, settings = list_offered_tools(drive), config.resolve_settings(run)
-            now = drive.config.request_digest(drive.ledger, tools, settings, run.reminder)
+        if isinstance(event, e.Answered | e.Planned) and event.request:
+            now = _hash_plan(drive, event) if isinstance(event, e.Planned) else _hash_request(drive)
             pairs = zip(REQUEST_PARTS, event.request.split("-"), now.split("-"), strict=True)
             differing = tuple([part for part, then, own in pairs if then != own])
             checked += 1
@@ -92,3 +92,20 @@ async def replay(config: EngineConfig, store: Store, run_id: str, deps: Any = No
                 found.append(Divergence(version=run.version + 1, turn=run.turn + 1, what=differing))
         journal.run = run.apply(event)
     return Replay(run=journal.run, checked=checked, divergences=tuple(found))
+
+
+def _hash_request(execution: Execution) -> str:
+    """Return the hashes of the request that the run would make now."""
+    config, ledger, run = execution.config, execution.ledger, execution.journal.run
+    ledger.update(run)
+    tools, settings = list_offered_tools(execution), config.resolve_settings(run)
+    return config.request_digest(ledger, tools, settings, run.reminder)
+
+
+def _hash_plan(execution: Execution, event: e.Planned) -> str:
+    """Return the hashes of what the planner would be given now; without a planner, none that agree."""
+    planner = execution.config.planner
+    execution.ledger.update(execution.journal.run)
+    if planner is None:
+        return f"-{execution.ledger.digest}"
+    return hash_plan_request(execution, planner, event.reason)

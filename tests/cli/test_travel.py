@@ -95,7 +95,7 @@ def test_a_replay_by_another_agent(here):
     run_id = here.run("app:shopper")
     lines = here("replay", run_id, "--agent", "app:payer", code=1).splitlines()
     assert lines[0] == "2 requests checked, 2 of them would differ now"
-    assert lines[1] == "  turn 1, version 2: the agent: its model, instructions, tools or settings"
+    assert lines[1] == "  turn 1, version 2: the agent: its model, instructions, tools, settings or planner"
     found = here.json("replay", run_id, "--agent", "app:payer", code=1)
     assert [each["turn"] for each in found["divergences"]] == [1, 2]
 

@@ -536,3 +536,21 @@ async def test_the_order_of_effects_respects_the_plan(seed):
     assert sorted(order) == list(range(1, 9))
     assert all(order.index(each) < order.index(step["id"]) for step in steps for each in step["after"])
     assert most > 1 or all(step["after"] for step in steps[1:])
+
+
+async def test_a_replay_checks_what_the_planner_was_given(store):
+    """With another planner, other tools or none, the plan would have been another one; nobody is asked."""
+    desk = Desk()
+    desk.failing = 1
+    again = plan_of({"id": 3, "tool": "book", "arguments": {"city": "b", "temp": 1}, "after": [1]})
+    agent = desk.agent(json.dumps(BOOK), again, "done", store=store)
+    run = await agent.run("go")
+    found = await agent.replay(run.id)
+    assert (found.checked, found.divergences) == (3, ())
+    for other in (agent.with_(planner=Planner(max_steps=5)), agent.with_(planner=None)):
+        versions = [each.version for each in (await other.replay(run.id)).divergences]
+        planned = [at for at, event in enumerate(await agent.history(run.id), 1) if isinstance(event, e.Planned)]
+        assert versions == planned
+    fewer = await agent.with_(tools=desk.tools[:1]).replay(run.id)
+    assert len(fewer.divergences) == 3
+    assert len(agent.model.requests) == 3
