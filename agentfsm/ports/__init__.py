@@ -48,7 +48,7 @@ from agentfsm.ports.store import (
     Store,
     SystemClock,
 )
-from agentfsm.ports.stored import Feedback, FollowerStatus, StoredRun, UnreadRun
+from agentfsm.ports.stored import Feedback, FollowerStatus, QuotaUse, StoredRun, UnreadRun
 
 __all__ = [
     "ALL_RUNS",
@@ -85,6 +85,7 @@ __all__ = [
     "PlanRequest",
     "PolicyAsk",
     "ProposedCall",
+    "QuotaUse",
     "Reply",
     "Request",
     "RunSummary",

@@ -19,7 +19,7 @@ from agentfsm.core.run import Run
 from agentfsm.core.validation import BOOL, STRING, ValueRule, is_number, require_choice, suggest_fields
 from agentfsm.core.value import Value
 from agentfsm.ports.followers import FOLLOWER_LEASE_S, FOLLOWER_POLL_S, FollowedStore, Follower, FollowerStart
-from agentfsm.ports.stored import RATING, Feedback, FollowerStatus
+from agentfsm.ports.stored import RATING, Feedback, FollowerStatus, QuotaUse
 
 
 class Clock(Protocol):
@@ -204,6 +204,17 @@ class RunSummary(Value):
     rating: int | None = None
     """Rating of the newest feedback, from 1 (bad) to 5 (good); None if there is none."""
 
+    tenant: str | None = None
+    """Tenant that the user belongs to; None if not given."""
+
+    crashes: int = 0
+    """Number of owners that died while they executed the run, since it last finished a turn or was paused."""
+
+    worker: str | None = None
+    """Name of the event loop that has the run, as the store knows it, also if it has died and no other has claimed the
+    run yet. None if there is none, or the runs are in the memory of this process.
+    """
+
     format: int = FORMAT
     """Newest format in which a record of the run's journal or inbox was written. An agentfsm that reads only older
     formats leaves the run alone.
@@ -248,13 +259,31 @@ class Filter(Value):
     max_rating: int | None = attrs.field(default=None, validator=RATING.or_none())
     """Matches the runs whose newest feedback has at most this rating: 2 for bad runs, 5 for all runs with feedback."""
 
+    tenant: str | None = attrs.field(default=None, validator=STRING.or_none())
+    """Matches the runs of this tenant; an empty string matches the runs without a tenant."""
+
+    ready_by: float | None = attrs.field(default=None, validator=TIMESTAMP.or_none())
+    """Matches the runs that wait for a worker at this time, seconds since 1970 by the store's clock."""
+
+    active_at: float | None = attrs.field(default=None, validator=TIMESTAMP.or_none())
+    """Matches the runs that have a worker or wait for one at this time, seconds since 1970 by the store's clock. A
+    worker that has died counts until its runs are claimed.
+    """
+
     def matches(self, summary: RunSummary) -> bool:
         """Return whether the run with this summary is selected."""
         wanted = attrs.asdict(self)
-        before, max_rating = wanted.pop("before"), wanted.pop("max_rating")
-        named = all(value is None or getattr(summary, name) == value for name, value in wanted.items())
-        is_rated = max_rating is None or (summary.rating is not None and summary.rating <= max_rating)
-        return named and is_rated and (before is None or summary.created_at < before)
+        before, max_rating, tenant = wanted.pop("before"), wanted.pop("max_rating"), wanted.pop("tenant")
+        ready_by, active_at = wanted.pop("ready_by"), wanted.pop("active_at")
+        ready_at = math.inf if summary.ready_at is None else summary.ready_at
+        return (
+            all(value is None or getattr(summary, name) == value for name, value in wanted.items())
+            and (tenant is None or (summary.tenant or "") == tenant)
+            and (max_rating is None or (summary.rating is not None and summary.rating <= max_rating))
+            and (ready_by is None or ready_at <= ready_by)
+            and (active_at is None or summary.worker is not None or summary.driven or ready_at <= active_at)
+            and (before is None or summary.created_at < before)
+        )
 
 
 suggest_fields(Filter, session_id="session", status="state", rating="max_rating")
@@ -418,6 +447,10 @@ class Store(FollowedStore, Protocol):
         """Return the newest runs that match the filter, newest first."""
         ...
 
+    async def count(self, where: Filter = ALL_RUNS, *, limit: int = 1_000) -> int:
+        """Return the number of runs that match the filter, up to `limit`. The default reads their rows."""
+        return len(await self.runs(where, limit=limit))
+
     async def delete(self, run_id: str) -> None:
         """Remove a run that is not being executed, with its inbox and the runs of its subagents.
 
@@ -465,6 +498,21 @@ class Store(FollowedStore, Protocol):
             RunNotFoundError: if the run does not exist.
         """
         raise MisuseError(f"{type(self).__name__} keeps no feedback: it does not implement add_feedback")
+
+    async def take_quotas(self, uses: Sequence[QuotaUse], *, force: bool = False) -> float:  # noqa: ARG002  a default
+        """Take amounts from quotas that all processes share: all of them, or none. The default refuses.
+
+        A quota is the sum of the amounts of the last 60 s, in steps of a second. Several processes that take at the
+        same moment may exceed it by what they take then. A power cut may lose the newest amounts.
+
+        Args:
+            uses: The amounts.
+            force: Whether to take them even if a limit is exceeded, for what was used already.
+
+        Returns:
+            0 if they were taken, else the seconds after which to try again, up to 60.
+        """
+        raise MisuseError(f"{type(self).__name__} has no quotas: it does not implement take_quotas")
 
     # Followers: durable consumers of the journals.
 

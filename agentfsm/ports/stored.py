@@ -52,6 +52,27 @@ class Feedback(Value):
     """Time of the feedback, seconds since 1970 by the store's clock."""
 
 
+# Seconds of the window in which uses of a quota count.
+QUOTA_WINDOW_S: Final = 60
+_QUOTA_NUMBER: Final = ValueRule(
+    fits=lambda value: type(value) is int and value >= 0, wanted="a whole number, 0 or more"
+)
+
+
+@attrs.frozen(kw_only=True)
+class QuotaUse(Value):
+    """An amount to take from a quota, such as one request of a user."""
+
+    name: str = attrs.field(validator=STRING)
+    """Name of the quota in the store."""
+
+    amount: int = attrs.field(default=1, validator=_QUOTA_NUMBER)
+    """The amount, 0 or more."""
+
+    limit: int = attrs.field(validator=_QUOTA_NUMBER)
+    """Maximum of all amounts within 60 s."""
+
+
 @attrs.frozen(kw_only=True)
 class UnreadRun(Value):
     """A run that a follower has not read since its last change."""

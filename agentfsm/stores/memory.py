@@ -30,7 +30,7 @@ from agentfsm.ports.store import (
     Store,
     SystemClock,
 )
-from agentfsm.ports.stored import Feedback, FollowerStatus, StoredRun, UnreadRun
+from agentfsm.ports.stored import QUOTA_WINDOW_S, Feedback, FollowerStatus, QuotaUse, StoredRun, UnreadRun
 from agentfsm.stores.rules import (
     LEASE_HELD_ADVICE,
     build_summary,
@@ -39,6 +39,7 @@ from agentfsm.stores.rules import (
     check_inbox_capacity,
     check_not_over,
     check_prune_time,
+    check_quotas,
     check_run_id,
     check_same_prompt,
     continue_session,
@@ -185,6 +186,9 @@ class MemoryStore(Store):
 
     _changes: dict[int, str] = attrs.field(factory=dict, init=False)
     """Ids of the runs that have changed, by the number of their last change, oldest first."""
+
+    _quotas: dict[str, dict[int, int]] = attrs.field(factory=dict, init=False)
+    """Amounts that were taken from quotas, by name and second."""
 
     _records_by_key: dict[str, _MemoryRecord] = attrs.field(factory=dict, init=False)
     _followers: dict[str, _MemoryFollower] = attrs.field(factory=dict, init=False)
@@ -502,6 +506,22 @@ class MemoryStore(Store):
     def _remove(self, ids: Iterable[str]) -> None:
         for run_id in ids:
             self._forget(run_id)
+
+    async def take_quotas(self, uses: Sequence[QuotaUse], *, force: bool = False) -> float:
+        """Take amounts from quotas: all of them, or none."""
+        with self._lock:
+            self._check_open()
+            now = self.clock.now()
+            if not force and (wait_s := check_quotas(uses, self._quotas, now)):
+                return wait_s
+            for name in [name for name, used in self._quotas.items() if max(used) <= now - QUOTA_WINDOW_S]:
+                del self._quotas[name]
+            for use in uses:
+                used = self._quotas.setdefault(use.name, {})
+                used[int(now)] = used.get(int(now), 0) + use.amount
+                for second in [second for second in used if second <= now - QUOTA_WINDOW_S]:
+                    del used[second]
+            return 0.0
 
     # Feedback.
 

@@ -16,12 +16,15 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import TextPart
 from agentfsm.core.run import Run
 from agentfsm.ports.store import RunSummary
+from agentfsm.ports.stored import QUOTA_WINDOW_S
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from agentfsm.core.header import Header
     from agentfsm.core.inbox import InboxItem, PostedItem
+    from agentfsm.ports.store import Filter
+    from agentfsm.ports.stored import QuotaUse
 
 # The effect of a decision on its call, for messages.
 _DECISION_WORDS: Final[Mapping[type, str]] = {
@@ -48,9 +51,16 @@ PROMPT_CHARS: Final = 200
 # Maximum posts that wait in the inbox of one run; further input is refused. Each turn reads all of them, at 0.1 ms.
 MAX_INBOX_ROWS: Final = 1_000
 # The conditions of the fields of `Filter` that are not compared for equality with a column of their name.
-COMPARISONS: Final[Mapping[str, str]] = {"before": "created_at <", "max_rating": "rating <="}
-# The fields of a summary that are columns of a database; `driven` follows from the lease.
-SUMMARY_COLUMNS: Final = tuple([field.name for field in attrs.fields(RunSummary) if field.name != "driven"])
+COMPARISONS: Final[Mapping[str, str]] = {
+    "before": "created_at <",
+    "max_rating": "rating <=",
+    "ready_by": "ready_at <=",
+    "active_at": "(owner IS NOT NULL OR ready_at <=",
+}
+# The fields of a summary that are columns of a database; the others follow from the lease.
+SUMMARY_COLUMNS: Final = tuple(
+    [field.name for field in attrs.fields(RunSummary) if field.name not in ("driven", "worker")]
+)
 
 
 def check_run_id(run_id: object) -> None:
@@ -303,10 +313,55 @@ def build_summary(run: Run, *, driven: bool, ready_at: float | None, rating: int
         prompt=preview_prompt(run.header),
         ready_at=ready_at,
         rating=rating,
+        tenant=run.header.tenant,
     )
 
 
-def parse_summary(values: Mapping[str, Any], *, driven: bool) -> RunSummary:
+def build_condition(where: Filter, quote: str = "") -> tuple[str, list[Any]]:
+    """Return the WHERE clause of a filter, with `?` for each value, and the values. It may be empty.
+
+    Args:
+        where: The filter.
+        quote: Quotation mark of the names of columns.
+    """
+    tests: list[str] = []
+    values: list[Any] = []
+    for name, value in attrs.asdict(where).items():
+        if value is None:
+            continue
+        if name == "tenant" and not value:
+            tests.append("tenant IS NULL")
+        else:
+            comparison = COMPARISONS.get(name, f"{quote}{name}{quote} =")
+            tests.append(f"{comparison} ?{')' * comparison.count('(')}")
+            values.append(str(value) if isinstance(value, str) else value)  # not enums
+    return (f"WHERE {' AND '.join(tests)}" if tests else ""), values
+
+
+def check_quotas(uses: Sequence[QuotaUse], used: Mapping[str, Mapping[int, int]], now: float) -> float:
+    """Return 0 if the amounts may be taken, else the seconds after which to try again.
+
+    Args:
+        uses: The amounts to take.
+        used: Amounts that were taken, by the name of the quota and the second.
+        now: Current time in seconds.
+    """
+    return max([_wait_for_quota(use, used.get(use.name, {}), now) for use in uses], default=0.0)
+
+
+def _wait_for_quota(use: QuotaUse, used: Mapping[int, int], now: float) -> float:
+    counted = {second: amount for second, amount in used.items() if second > now - QUOTA_WINDOW_S}
+    excess = sum(counted.values()) + use.amount - use.limit
+    for second in sorted(counted):
+        if excess <= 0:
+            break
+        excess -= counted[second]
+        if excess <= 0:
+            return max(second + QUOTA_WINDOW_S - now, 0.001)
+    return 0.0 if excess <= 0 else float(QUOTA_WINDOW_S)
+
+
+def parse_summary(values: Mapping[str, Any], *, driven: bool, worker: str | None = None) -> RunSummary:
     """Build a summary from the columns of a database.
 
     A reason to stop that only a newer agentfsm knows is left out, so that its runs are listed.
@@ -325,4 +380,4 @@ def parse_summary(values: Mapping[str, Any], *, driven: bool) -> RunSummary:
         }
     except ValueError as error:
         raise CorruptError(f"run {values['id']!r}: {error}; restore a backup, or upgrade agentfsm") from None
-    return RunSummary(**{**values, **known}, driven=driven)
+    return RunSummary(**{**values, **known}, driven=driven, worker=worker)

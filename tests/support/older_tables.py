@@ -12,6 +12,9 @@ ALTER TABLE runs DROP COLUMN format;
 DROP INDEX runs_by_change;
 ALTER TABLE runs DROP COLUMN change;
 ALTER TABLE runs DROP COLUMN rating;
+DROP INDEX runs_by_tenant;
+ALTER TABLE runs DROP COLUMN tenant;
+DROP TABLE quotas;
 DROP TABLE feedback;
 DROP TABLE changes;
 DROP TABLE followers;
@@ -47,7 +50,9 @@ ALTER TABLE {s}.posts RENAME TO inbox;
 ALTER TABLE {s}.runs DROP COLUMN format;
 DROP INDEX {s}.runs_by_change;
 DROP INDEX {s}.runs_unnumbered;
-ALTER TABLE {s}.runs DROP COLUMN change, DROP COLUMN rating;
+DROP INDEX {s}.runs_by_tenant;
+ALTER TABLE {s}.runs DROP COLUMN change, DROP COLUMN rating, DROP COLUMN tenant;
+DROP TABLE {s}.quotas;
 DROP TABLE {s}.feedback;
 DROP SEQUENCE {s}.changes;
 DROP TABLE {s}.followers;
@@ -82,7 +87,7 @@ def to_postgres_1(desk, schema):
 
 def to_redis_2(client):
     """Make the keys of the usual prefix those of schema 2."""
-    for pattern in ("changed", "readers", "reader:*", "read:*"):
+    for pattern in ("changed", "readers", "reader:*", "read:*", "unfinished"):
         for key in client.scan_iter(match=f"agentfsm:{pattern}"):
             client.delete(key)
     client.rename("agentfsm:counter", "agentfsm:count")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from agentfsm.ports.stored import QUOTA_WINDOW_S
 from agentfsm.stores.postgres.connection import NOW, PostgresTables
 from agentfsm.stores.rules import SUMMARY_COLUMNS, UNRECORDED_FORMAT
 from agentfsm.stores.threaded.store import MAX_LEASE_S
@@ -33,6 +34,10 @@ _LEASE_INDEXES: Final = """
 _FOLLOWER_INDEXES: Final = {
     "runs_by_change": "runs (change) WHERE change IS NOT NULL",
     "runs_unnumbered": "runs (number) WHERE change IS NULL",
+}
+_LATE_INDEXES: Final = {
+    **_FOLLOWER_INDEXES,
+    "runs_by_tenant": "runs (tenant, created_at, number) WHERE tenant IS NOT NULL",
 }
 _FOLLOWER_TABLES: Final = """
         CREATE SEQUENCE changes;
@@ -67,6 +72,20 @@ _FEEDBACK_TABLE: Final = """
 """
 
 
+# What each store object took from quotas in each second of the last minute. A store object
+# changes only its own rows, so that no transaction waits for another.
+_QUOTA_TABLE: Final = """
+        CREATE TABLE quotas (
+            name   text NOT NULL,
+            second bigint NOT NULL,  -- since 1970
+            taker  text NOT NULL,    -- the store object
+            amount bigint NOT NULL,
+            PRIMARY KEY (name, second, taker)
+        ) WITH (fillfactor = 50);
+        CREATE INDEX quotas_by_second ON quotas (second);
+"""
+
+
 def _parse_columns(text: str) -> list[str]:
     """Return the column definitions of a table, without comments."""
     lines = [line.partition("--")[0].strip().rstrip(",") for line in text.splitlines()]
@@ -97,7 +116,7 @@ def _ready_at_sql(seen: str, seen_at: str, rest: str = "0", newest: str = "0", p
 
 TABLES: Final = PostgresTables(
     version=400,
-    names=frozenset({"layout", "workers", "runs", "events", "posts", "followers", "reads", "feedback"}),
+    names=frozenset({"layout", "workers", "runs", "events", "posts", "followers", "reads", "feedback", "quotas"}),
     # No index contains a column that changes with each append, and pages have free space: so an update stays on its
     # page and changes no index.
     statements=f"""
@@ -142,6 +161,7 @@ TABLES: Final = PostgresTables(
             change      bigint,            -- number of its last change, for followers; NULL for none yet
             rating      smallint,          -- that of the newest feedback; NULL for none
             format      integer NOT NULL,  -- newest format of its records; only workers that read it claim the run
+            tenant      text,
             {_LEASE_COLUMNS}
         ) WITH (fillfactor = 80);
         CREATE INDEX runs_by_time ON runs (created_at, number);
@@ -150,8 +170,9 @@ TABLES: Final = PostgresTables(
         CREATE INDEX runs_by_parent ON runs (parent) WHERE parent IS NOT NULL;
         {_LEASE_INDEXES}
         {_FOLLOWER_TABLES}
-        {"".join(f"CREATE INDEX {name} ON {columns};" for name, columns in _FOLLOWER_INDEXES.items())}
+        {"".join(f"CREATE INDEX {name} ON {columns};" for name, columns in _LATE_INDEXES.items())}
         {_FEEDBACK_TABLE}
+        {_QUOTA_TABLE}
         -- The journal; entry 0 is the header. JSON as text: jsonb refuses some JSON, and reorders keys.
         CREATE TABLE events (
             run     bigint NOT NULL,
@@ -193,11 +214,12 @@ TABLES: Final = PostgresTables(
         3: f"""
         ALTER TABLE inbox RENAME TO posts;
         ALTER TABLE workers ADD COLUMN IF NOT EXISTS company bigint NOT NULL DEFAULT 0;  -- absent in 0.1.0
-        ALTER TABLE runs ADD COLUMN format integer NOT NULL DEFAULT {UNRECORDED_FORMAT};
+        ALTER TABLE runs ADD COLUMN tenant text, ADD COLUMN format integer NOT NULL DEFAULT {UNRECORDED_FORMAT};
         ALTER TABLE runs ALTER COLUMN format DROP DEFAULT;
+        {_QUOTA_TABLE}
         """,
     },
-    late_indexes=_FOLLOWER_INDEXES,
+    late_indexes=_LATE_INDEXES,
 )
 
 INBOX_COLUMNS: Final = """
@@ -218,10 +240,10 @@ SELECT id, state FROM runs WHERE session = %s ORDER BY number DESC LIMIT 1 FOR K
 LOCK_PREDECESSOR: Final = "SELECT number FROM runs WHERE id = %s FOR KEY SHARE"
 INSERT_RUN: Final = """
 WITH run AS (
-    INSERT INTO runs (id, session, after, parent, agent, "user", prompt, created_at,
+    INSERT INTO runs (id, session, after, parent, agent, "user", tenant, prompt, created_at,
                       state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at, format,
                       token, crashes, owner, seen, seen_at)
-    VALUES (%s, %s, %s, %s, %s, %s, %s, %s,  %s, %s, %s, %s, %s, %s, %s, %s, %s,  nextval('tokens'), 0, %s, 0, 0)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s,  %s, %s, %s, %s, %s, %s, %s, %s, %s,  nextval('tokens'), 0, %s, 0, 0)
     ON CONFLICT (id) DO NOTHING RETURNING number, token),
 header AS (INSERT INTO events (run, version, body) SELECT number, 0, %s FROM run)
 SELECT number, token FROM run
@@ -378,6 +400,7 @@ SELECT pg_notify(%s, md5('agent:' || agent)) FROM woken WHERE ready_at <= {NOW}
 """  # noqa: S608
 WATCH_RUNS: Final = f"UPDATE runs SET watched_until = {NOW} + %s WHERE id = ANY(%s)"  # noqa: S608
 SELECT_SUMMARIES: Final = f"SELECT {', '.join(SUMMARY_COLUMNS)}, owner FROM runs".replace("user", '"user"')  # noqa: S608
+COUNT_RUNS: Final = "SELECT count(*) FROM (SELECT FROM runs {clause} LIMIT %s) AS found"
 NEWEST_FIRST: Final = "ORDER BY created_at DESC, number DESC LIMIT %s"
 SELECT_DESCENDANTS: Final = """
 WITH RECURSIVE below (number, id) AS (
@@ -428,6 +451,20 @@ SELECT name FROM kept WHERE is_run
 """
 DELETE_ENDED_WORKERS: Final = f"DELETE FROM workers WHERE until < {NOW} - {WORKER_RETENTION_S}"  # noqa: S608
 
+# Rows that another session removes are left to it.
+REMOVE_OLD_QUOTAS: Final = f"""
+DELETE FROM quotas WHERE (name, second, taker) IN (
+    SELECT name, second, taker FROM quotas WHERE second <= {NOW} - {QUOTA_WINDOW_S} LIMIT 100 FOR UPDATE SKIP LOCKED)
+"""  # noqa: S608
+SELECT_QUOTAS: Final = f"""
+SELECT {NOW}, name, second, sum(amount) FROM quotas
+WHERE name = ANY(%s) AND second > {NOW} - {QUOTA_WINDOW_S} GROUP BY name, second
+"""  # noqa: S608
+TAKE_QUOTA: Final = f"""
+INSERT INTO quotas
+SELECT new.name, floor({NOW}), %s, new.amount FROM unnest(%s::text[], %s::bigint[]) AS new (name, amount)
+ON CONFLICT (name, second, taker) DO UPDATE SET amount = quotas.amount + excluded.amount
+"""  # noqa: S608
 # The row of the run is locked.
 INSERT_FEEDBACK: Final = """
 WITH added AS (

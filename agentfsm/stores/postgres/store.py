@@ -27,19 +27,20 @@ from agentfsm.core.inbox import Cancel, PostedItem
 from agentfsm.core.validation import NOT_NEGATIVE, ValueRule
 from agentfsm.core.value import Value
 from agentfsm.ports.store import Claim, Durability, Filter, Lease, RunSummary, lease_lost_error
-from agentfsm.ports.stored import Feedback, FollowerStatus, UnreadRun
+from agentfsm.ports.stored import Feedback, FollowerStatus, QuotaUse, UnreadRun
 from agentfsm.stores.postgres import sql
 from agentfsm.stores.postgres.connection import NOW, PostgresAddress, PostgresConnection, hash_topic, iter_notifications
 from agentfsm.stores.rules import (
-    COMPARISONS,
     LEASE_HELD_ADVICE,
     PATIENCE_S,
     SUMMARY_COLUMNS,
+    build_condition,
     caller_open_error,
     check_deadline,
     check_format,
     check_inbox_capacity,
     check_not_over,
+    check_quotas,
     check_same_prompt,
     continue_session,
     follower_lost_error,
@@ -223,7 +224,7 @@ class _PostgresBackend(PostgresConnection):
 
     def _insert_run(self, header: Header, request: CreateRequest, lease_request: LeaseRequest) -> Lease | None:
         """Insert a run and take its lease; return None if its id exists."""
-        names = (header.id, header.session, header.after, header.parent, header.agent, header.user)
+        names = (header.id, header.session, header.after, header.parent, header.agent, header.user, header.tenant)
         *facts, _paused = request.columns
         values = (
             *names,
@@ -482,18 +483,23 @@ class _PostgresBackend(PostgresConnection):
 
     def runs(self, where: Filter, limit: int) -> tuple[RunSummary, ...]:
         """Return the newest runs that match the filter, newest first."""
-        wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
-        tests = [f"""{COMPARISONS.get(name, f'"{name}" =')} %s""" for name in wanted]
-        clause = f"WHERE {' AND '.join(tests)}" if tests else ""
-        values = [str(value) if isinstance(value, str) else value for value in wanted.values()]  # not enums
+        clause, values = build_condition(where, '"')
+        clause = clause.replace("?", "%s")
         rows = self.execute(f"{sql.SELECT_SUMMARIES} {clause} {sql.NEWEST_FIRST}", (*values, limit)).fetchall()
         living = self._find_living_owners()
         return tuple(self._parse_summary(living, *row) for row in rows)
 
+    def count(self, where: Filter, limit: int) -> int:
+        """Return the number of runs that match the filter, up to `limit`."""
+        clause, values = build_condition(where, '"')
+        clause = clause.replace("?", "%s")
+        (count,) = self._select_one(sql.COUNT_RUNS.replace("{clause}", clause), (*values, limit))
+        return int(count)
+
     def _parse_summary(self, living: frozenset[str], *row: Any) -> RunSummary:
         *facts, owner = row
         values: dict[str, Any] = dict(zip(SUMMARY_COLUMNS, facts, strict=True))
-        return parse_summary(values, driven=self._is_driven(values["id"], owner, living))
+        return parse_summary(values, driven=self._is_driven(values["id"], owner, living), worker=owner)
 
     def watch(self, run_ids: Sequence[str], seconds: float, subscriptions: Subscriptions) -> None:
         """Have the server announce appends to these runs for a while. Notify subscribers once, of earlier changes."""
@@ -559,6 +565,20 @@ class _PostgresBackend(PostgresConnection):
 
     def _remove(self, numbers: list[int]) -> None:
         self.execute(sql.DELETE_RUNS, (numbers,) * 5)
+
+    # Quotas.
+
+    def take_quotas(self, uses: Sequence[QuotaUse], *, force: bool) -> float:
+        """Take amounts from quotas that all processes share: all of them, or none."""
+        self.execute(sql.REMOVE_OLD_QUOTAS)
+        used: dict[str, dict[int, int]] = {}
+        rows = self.execute(sql.SELECT_QUOTAS, ([use.name for use in uses],)).fetchall()
+        for _now, name, second, amount in rows:
+            used.setdefault(name, {})[second] = int(amount)
+        wait_s = 0.0 if force else check_quotas(uses, used, rows[0][0] if rows else 0.0)
+        if not wait_s:
+            self.execute(sql.TAKE_QUOTA, (self.worker_name, [use.name for use in uses], [use.amount for use in uses]))
+        return wait_s
 
     # Feedback.
 

@@ -16,6 +16,8 @@
 --   readers       hash  positions of the followers in `changed`, by name
 --   reader:NAME   hash  who works on the deliveries of a follower, and until when others wait
 --   read:NAME     hash  version that a follower has read of each run, by index entry
+--   unfinished    zset  runs that are not over, by the time of their creation
+--   quota:NAME    hash  what was taken from a quota in each second of the last minute
 --   workers       hash  event loops that own leases, and the end of these leases
 --   held:WORKER   zset  runs that an event loop executes, by their fencing token
 --   runs          zset  all runs, by the time of their creation
@@ -40,7 +42,7 @@ local KINDS = { 'run', 'journal', 'inbox', 'open', 'followers', 'below', 'feedba
 local FIELDS = {
   'number', 'token', 'crashes', 'alone', 'company', 'owner', 'claim', 'version', 'state', 'stop_reason', 'turn',
   'waiting', 'wakes_at', 'ready_at', 'seen', 'seen_at', 'updated_at', 'agent', 'session', 'user', 'after', 'parent',
-  'ttl_s', 'format',
+  'ttl_s', 'format', 'tenant', 'created_at',
 }
 
 local call = redis.call
@@ -267,6 +269,7 @@ local function remove(runs)
       call('UNLINK', key(kind, run.id))
     end
     call('ZREM', prefix .. 'runs', run.entry)
+    call('ZREM', prefix .. 'unfinished', run.entry)
     call('ZREM', prefix .. 'ending', run.entry)
     call('ZREM', prefix .. 'changed', run.entry)
     for _, name in ipairs(call('HKEYS', prefix .. 'readers')) do
@@ -489,6 +492,9 @@ function operations.create()
   run.id, run.number = id, string.format('%0' .. DIGITS .. 'd', number)
   run.entry, run.crashes = run.number .. id, 0
   call('ZADD', prefix .. 'runs', run.created_at, run.entry)
+  if not FINAL[run.state] then
+    call('ZADD', prefix .. 'unfinished', run.created_at, run.entry)
+  end
   if run.parent then
     call('ZADD', key('below', run.parent), number, run.entry)
   end
@@ -690,6 +696,9 @@ function operations.append()
   if FINAL[after.state] or after.paused == '1' then
     note_change(run)
   end
+  if FINAL[after.state] then
+    call('ZREM', prefix .. 'unfinished', run.entry)
+  end
   if FINAL[after.state] and ttl_s ~= '' then
     call('HSET', key('run', id), 'ttl_s', ttl_s)
     let_expire(find(id))
@@ -770,7 +779,7 @@ function operations.runs()
     local run = named(index, entries[at])
     local fits = run
     for field = 1, #wanted, 2 do
-      fits = fits and run[wanted[field]] == wanted[field + 1]
+      fits = fits and (run[wanted[field]] or '') == wanted[field + 1]
     end
     if run then
       entry, score = entries[at], entries[at + 1]
@@ -780,6 +789,53 @@ function operations.runs()
     end
   end
   return { 'runs', #entries == 2 * PAGE and 1 or 0, entry, score, lines }
+end
+
+-- Return the number of runs of an agent that a worker may claim, up to now.
+function operations.count_ready()
+  local agent = argument()
+  return { 'count', call('ZCOUNT', key('ready', agent), '-inf', now) + call('ZCOUNT', key('suspects', agent), '-inf', now) }
+end
+
+-- Quotas.
+
+local WINDOW_S = 60
+
+-- Return the seconds after which an amount may be taken from a quota; 0 for at once. Forget what is older than that.
+local function wait_for_quota(name, amount, limit)
+  local index, seconds, excess = key('quota', name), {}, amount - limit
+  for second, taken in pairs(map_of(call('HGETALL', index))) do
+    if tonumber(second) <= now - WINDOW_S then
+      call('HDEL', index, second)
+    else
+      seconds[#seconds + 1] = { tonumber(second), tonumber(taken) }
+      excess = excess + taken
+    end
+  end
+  if excess <= 0 then
+    return 0
+  end
+  table.sort(seconds, function(a, b) return a[1] < b[1] end)
+  for _, each in ipairs(seconds) do
+    excess = excess - each[2]
+    if excess <= 0 then
+      return math.max(each[1] + WINDOW_S - now, 0.001)
+    end
+  end
+  return WINDOW_S
+end
+
+function operations.take_quotas()
+  local force, names, amounts, limits = argument(), arguments(), arguments(), arguments()
+  local wait_s = 0
+  for index, name in ipairs(force == '1' and {} or names) do
+    wait_s = math.max(wait_s, wait_for_quota(name, tonumber(amounts[index]), tonumber(limits[index])))
+  end
+  for index, name in ipairs(wait_s > 0 and {} or names) do
+    call('HINCRBY', key('quota', name), math.floor(now), amounts[index])
+    call('EXPIRE', key('quota', name), WINDOW_S + 1)
+  end
+  return { 'waits', string.format('%.17g', wait_s) }
 end
 
 -- Deletion.
@@ -1046,6 +1102,9 @@ function operations.upgrade()
       elseif not run.owner then
         set_ready(run, ready_at(run, run.seen, run.seen_at, 0, 0), false)
       end
+    end
+    if run and not FINAL[run.state] then
+      call('ZADD', prefix .. 'unfinished', run.created_at, entry)
     end
     if run and before < 3 then
       call('HDEL', key('run', run.id), 'until')

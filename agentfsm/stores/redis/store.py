@@ -31,7 +31,7 @@ from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import Cancel, Input, PostedItem
 from agentfsm.core.validation import SECONDS, require_choice
 from agentfsm.ports.store import Claim, Filter, Lease, RunSummary, lease_lost_error
-from agentfsm.ports.stored import Feedback, FollowerStatus, UnreadRun
+from agentfsm.ports.stored import Feedback, FollowerStatus, QuotaUse, UnreadRun
 from agentfsm.stores.redis.server import (
     LOSS_DESCRIPTIONS,
     DurabilityGuarantee,
@@ -102,6 +102,8 @@ _SUMMARY_PARSERS: Final[dict[str, Callable[[bytes], Any]]] = {
     "ready_at": float,
     "rating": int,
     "format": int,
+    "tenant": bytes.decode,
+    "crashes": int,
     "prompt": bytes.decode,
 }
 # Filters with an index, and the name of the index. For other filters, the list of all runs is searched.
@@ -352,14 +354,27 @@ class _RedisBackend(RedisServer):
 
     def _iter_summaries(self, where: Filter, index: str | None) -> Iterator[RunSummary]:
         wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
-        before, _ = wanted.pop("before", math.inf), wanted.pop("max_rating", None)
-        key, score = ("runs", before) if index is None else (f"{_INDEXED_FILTERS[index]}:{wanted[index]}", math.inf)
+        before, is_open = wanted.pop("before", math.inf), bool({"ready_by", "active_at"} & {*wanted})
+        for name in ("max_rating", "ready_by", "active_at"):
+            wanted.pop(name, None)
+        key, score = (
+            ("unfinished" if is_open else "runs", before)
+            if index is None
+            else (f"{_INDEXED_FILTERS[index]}:{wanted[index]}", math.inf)
+        )
         filters = _flatten_pairs(wanted)
         entry, more = b"", 1
         while more:
             args = ("runs", key, entry, score, *_with_count(filters), *_with_count(_SUMMARY_PARSERS))
             _, more, entry, score, lines = self.call(*args, at_once=True)
             yield from (self._parse_summary(*line) for line in lines)
+
+    def count(self, where: Filter, limit: int) -> int:
+        """Return the number of runs that match the filter, up to `limit`."""
+        if where.agent is not None and where == Filter(agent=where.agent, ready_by=where.ready_by):
+            (_, count) = self.call("count_ready", where.agent)
+            return min(int(count), limit)
+        return len(self.runs(where, limit))
 
     def _parse_summary(self, run_id: bytes, fields: Sequence[bytes | None], *lease: bytes) -> RunSummary:
         values: dict[str, Any] = {"id": run_id.decode()}
@@ -369,7 +384,8 @@ class _RedisBackend(RedisServer):
             values["format"] = values["format"] or UNRECORDED_FORMAT
         except ValueError as error:
             raise CorruptError(f"run {values['id']!r}: {error}; restore a backup, or delete the run") from None
-        return parse_summary(values, driven=self._is_driven(values["id"], *lease))
+        worker = lease[0].decode() if lease else None
+        return parse_summary(values, driven=self._is_driven(values["id"], *lease), worker=worker)
 
     def _is_driven(self, run_id: str, *lease: bytes) -> bool:
         return bool(lease) and not (self._is_dropped(run_id, *lease) or self._is_dead(lease[0]))
@@ -391,6 +407,14 @@ class _RedisBackend(RedisServer):
         """Remove a batch of old finished runs that no kept run or follower needs; a million runs take half a minute."""
         _, count, start = self.call("prune", before, start, limit, unread)
         return count, start
+
+    # Quotas.
+
+    def take_quotas(self, uses: Sequence[QuotaUse], *, force: bool) -> float:
+        """Take amounts from quotas that all processes share: all of them, or none."""
+        columns = [[getattr(use, name) for use in uses] for name in ("name", "amount", "limit")]
+        _, wait_s = self.call("take_quotas", force, *[each for column in columns for each in _with_count(column)])
+        return float(wait_s)
 
     # Feedback.
 
@@ -528,7 +552,7 @@ def _with_count(values: Collection[object]) -> tuple[object, ...]:
 
 def _build_fields(header: Header, facts: RunColumns) -> list[object]:
     """Return the fields of a new run for lists, as alternating names and values; fields that are None are omitted."""
-    names = ("session", "after", "parent", "agent", "user", "created_at")
+    names = ("session", "after", "parent", "agent", "user", "tenant", "created_at")
     values = {name: getattr(header, name) for name in names}
     fields = {"prompt": preview_prompt(header)} | {name: value for name, value in values.items() if value is not None}
     return _flatten_pairs(fields | facts._asdict())

@@ -42,19 +42,20 @@ from agentfsm.ports.store import (
     SystemClock,
     lease_lost_error,
 )
-from agentfsm.ports.stored import Feedback, FollowerStatus, UnreadRun
+from agentfsm.ports.stored import QUOTA_WINDOW_S, Feedback, FollowerStatus, QuotaUse, UnreadRun
 from agentfsm.stores.rules import (
-    COMPARISONS,
     FINAL_STATES,
     LEASE_HELD_ADVICE,
     PATIENCE_S,
     SUMMARY_COLUMNS,
     UNRECORDED_FORMAT,
+    build_condition,
     caller_open_error,
     check_deadline,
     check_format,
     check_inbox_capacity,
     check_not_over,
+    check_quotas,
     check_same_prompt,
     continue_session,
     follower_lost_error,
@@ -160,6 +161,19 @@ _FOLLOWERS_V5: Final = (
     )
     """,
 )
+# Runs of a tenant, and what was taken from quotas in each second of the last minute.
+_TENANTS_V6: Final = (
+    "CREATE INDEX runs_by_tenant ON runs (tenant, created_at) WHERE tenant IS NOT NULL",
+    """
+    CREATE TABLE quotas (
+        name   TEXT NOT NULL,
+        second INTEGER NOT NULL,  -- since 1970
+        amount INTEGER NOT NULL,
+        PRIMARY KEY (name, second)
+    ) WITHOUT ROWID
+    """,
+    "CREATE INDEX quotas_by_second ON quotas (second)",
+)
 _CREATE_FEEDBACK: Final = """
 CREATE TABLE feedback (
     run     INTEGER NOT NULL,
@@ -177,7 +191,7 @@ CREATE TABLE feedback (
 SCHEMA: Final = SQLiteSchema(
     version=600,
     # A file of version 2 has no chunks, and needs no change to get some.
-    tables=frozenset({"runs", "events", "posts", "workers", "changes", "followers", "reads", "feedback"}),
+    tables=frozenset({"runs", "events", "posts", "workers", "changes", "followers", "reads", "feedback", "quotas"}),
     statements=(
         # The columns of a list, and the owner of each run. The other tables refer to a run by `number`.
         """
@@ -210,6 +224,7 @@ SCHEMA: Final = SQLiteSchema(
             seen_at     REAL NOT NULL,     -- time when an owner last checked timers
             change      INTEGER,           -- number of its last change, for followers; NULL for none yet
             rating      INTEGER,           -- that of the newest feedback; NULL for none
+            tenant      TEXT,
             format      INTEGER NOT NULL   -- newest format of its records; only workers that read it claim the run
         )
         """,
@@ -219,6 +234,7 @@ SCHEMA: Final = SQLiteSchema(
         *_INDEXES_V2,
         *_INDEXES_V4,
         *_FOLLOWERS_V5,
+        *_TENANTS_V6,
         _CREATE_FEEDBACK,
         # The journal; entry 0 is the header. With row ids, records of some hundred bytes are stored densely, in the
         # order of their appends (25 % smaller), and a commit of 300 runs changes a handful of pages instead of 300.
@@ -275,10 +291,12 @@ SCHEMA: Final = SQLiteSchema(
             _CREATE_FEEDBACK,
         ),
         # An agentfsm that has the file open with older tables does not notice the upgrade, and would make changes that
-        # followers miss. Each of its writes reads the inbox, and fails from now on. Neither statement scans a table.
+        # followers miss. Each of its writes reads the inbox, and fails from now on. Only the index scans a table.
         5: (
             "ALTER TABLE inbox RENAME TO posts",
             f"ALTER TABLE runs ADD COLUMN format INTEGER NOT NULL DEFAULT {UNRECORDED_FORMAT}",
+            "ALTER TABLE runs ADD COLUMN tenant TEXT",
+            *_TENANTS_V6,
         ),
     },
 )
@@ -290,10 +308,10 @@ SELECT number, token, crashes, alone, version, format, owner, state, stop_reason
 FROM runs WHERE id = ?
 """
 _INSERT_RUN: Final = """
-INSERT INTO runs (id, session, after, parent, agent, user, prompt, created_at,
+INSERT INTO runs (id, session, after, parent, agent, user, tenant, prompt, created_at,
                   state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at, format,
                   token, owner, crashes, alone, company, suspect, seen, seen_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0)
 """
 _SELECT_SESSION_TAIL: Final = "SELECT id, state FROM runs WHERE session = ? ORDER BY number DESC LIMIT 1"
 _SET_OWNER: Final = "UPDATE runs SET token = ?, owner = ?, ready_at = NULL WHERE number = ?"
@@ -343,6 +361,10 @@ WHERE number = ?
 _RAISE_FORMAT: Final = "UPDATE runs SET format = ? WHERE number = ?"
 _MARK_CHANGED: Final = "UPDATE runs SET change = NULL WHERE number = ?"
 _SET_RATING: Final = "UPDATE runs SET rating = ?, change = NULL WHERE number = ?"
+_SELECT_QUOTA: Final = "SELECT second, amount FROM quotas WHERE name = ?"
+_TAKE_QUOTA: Final = """
+INSERT INTO quotas VALUES (?, ?, ?) ON CONFLICT (name, second) DO UPDATE SET amount = amount + excluded.amount
+"""
 _FIND_FEEDBACK: Final = "SELECT 1 FROM feedback WHERE run = ? AND key = ?"
 _INSERT_FEEDBACK: Final = """
 INSERT INTO feedback (run, number, key, at, rating, comment, author)
@@ -372,6 +394,7 @@ _MARK_CLAIMABLE: Final = """
 UPDATE runs SET ready_at = min(coalesce(ready_at, ?), ?) WHERE number = ? AND owner IS NULL AND parent IS NULL
 """
 _SELECT_SUMMARIES: Final = f"SELECT {', '.join(SUMMARY_COLUMNS)}, owner FROM runs"  # noqa: S608
+_COUNT_RUNS: Final = "SELECT count(*) FROM (SELECT 1 FROM runs {clause} LIMIT ?)"
 _NEWEST_FIRST: Final = "ORDER BY created_at DESC, number DESC LIMIT ?"
 _SELECT_OWNED: Final = "SELECT id, owner FROM runs WHERE owner IS NOT NULL"
 _SELECT_DESCENDANTS: Final = """
@@ -504,7 +527,7 @@ class _SQLiteBackend(DatabaseFile):
     def _insert_run(self, header: Header, request: CreateRequest, lease_request: LeaseRequest) -> Lease:
         """Insert a run, and take its lease."""
         body, prompt = encode_header(header), preview_prompt(header)
-        names = (header.id, header.session, header.after, header.parent, header.agent, header.user)
+        names = (header.id, header.session, header.after, header.parent, header.agent, header.user, header.tenant)
         # Tokens start at the current time, so that a later run with the same id gets larger ones: late requests of a
         # deleted run's owner are then refused.
         token = self._newest_token = max(self._newest_token + 1, time.time_ns() // 1000)
@@ -746,16 +769,20 @@ class _SQLiteBackend(DatabaseFile):
 
     def runs(self, where: Filter, limit: int) -> tuple[RunSummary, ...]:
         """Return the newest runs that match the filter, newest first."""
-        wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
-        tests = [f"{COMPARISONS.get(name, f'{name} =')} ?" for name in wanted]
-        clause = f"WHERE {' AND '.join(tests)}" if tests else ""
-        rows = self.execute(f"{_SELECT_SUMMARIES} {clause} {_NEWEST_FIRST}", (*wanted.values(), limit)).fetchall()
+        clause, values = build_condition(where)
+        rows = self.execute(f"{_SELECT_SUMMARIES} {clause} {_NEWEST_FIRST}", (*values, limit)).fetchall()
         return tuple(self._parse_summary(*row) for row in rows)
+
+    def count(self, where: Filter, limit: int) -> int:
+        """Return the number of runs that match the filter, up to `limit`."""
+        clause, values = build_condition(where)
+        (count,) = self.execute(_COUNT_RUNS.replace("{clause}", clause), (*values, limit)).fetchone()
+        return int(count)
 
     def _parse_summary(self, *row: Any) -> RunSummary:
         *facts, owner = row
         values: dict[str, Any] = dict(zip(SUMMARY_COLUMNS, facts, strict=True))
-        return parse_summary(values, driven=self._is_driven(values["id"], owner))
+        return parse_summary(values, driven=self._is_driven(values["id"], owner), worker=owner)
 
     # Deletion.
 
@@ -805,6 +832,18 @@ class _SQLiteBackend(DatabaseFile):
             self.execute("DELETE FROM reads WHERE run = ?", (number,))
             self.execute("DELETE FROM feedback WHERE run = ?", (number,))
             self.execute("DELETE FROM runs WHERE number = ?", (number,))
+
+    # Quotas.
+
+    def take_quotas(self, uses: Sequence[QuotaUse], *, force: bool) -> float:
+        """Take amounts from quotas that all processes share: all of them, or none."""
+        now = self.now()
+        self.execute("DELETE FROM quotas WHERE second <= ?", (now - QUOTA_WINDOW_S,))
+        used = {use.name: dict(self.execute(_SELECT_QUOTA, (use.name,)).fetchall()) for use in uses}
+        wait_s = 0.0 if force else check_quotas(uses, used, now)
+        for use in () if wait_s else uses:
+            self.execute(_TAKE_QUOTA, (use.name, int(now), use.amount))
+        return wait_s
 
     # Feedback.
 

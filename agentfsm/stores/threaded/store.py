@@ -41,7 +41,7 @@ from agentfsm.ports.store import (
     RunSummary,
     Store,
 )
-from agentfsm.ports.stored import Feedback, FollowerStatus, StoredRun, UnreadRun
+from agentfsm.ports.stored import Feedback, FollowerStatus, QuotaUse, StoredRun, UnreadRun
 from agentfsm.stores.rules import check_prune_time, check_run_id, next_expiry
 from agentfsm.stores.threaded.change_listener import ChangeListener
 from agentfsm.stores.threaded.group_commit import GroupCommitWriter, StoreJob, StoreStatistics, TransactionBackend
@@ -253,6 +253,14 @@ class StoreBackend(TransactionBackend, Protocol):
         Returns:
             The number of removed runs, and the next `start`; -1 at the end.
         """
+        ...
+
+    def count(self, where: Filter, limit: int) -> int:
+        """As `Store.count`."""
+        ...
+
+    def take_quotas(self, uses: Sequence[QuotaUse], *, force: bool) -> float:
+        """As `Store.take_quotas`."""
         ...
 
     def add_feedback(self, run_id: str, key: str, feedback: Feedback) -> None:
@@ -615,6 +623,14 @@ class ThreadedStore(Store, Generic[L]):
             removed += count
             await anyio.sleep(time.monotonic() - began if count else 0)  # let other processes use the file
         return removed
+
+    async def count(self, where: Filter = ALL_RUNS, *, limit: int = 1_000) -> int:
+        """Return the number of runs that match the filter, up to `limit`."""
+        return await self._run_job(lambda backend: backend.count(where, max(limit, 0)), writes=False)
+
+    async def take_quotas(self, uses: Sequence[QuotaUse], *, force: bool = False) -> float:
+        """Take amounts from quotas that all processes share: all of them, or none."""
+        return await self._run_job(lambda backend: backend.take_quotas(uses, force=force), durability="normal")
 
     # Feedback.
 

@@ -129,6 +129,47 @@ class ListConformance:
         assert list_ids(await store.runs(Filter(agent="a", user="x", waiting=True))) == []
         assert list_ids(await store.runs(Filter(agent="a"), limit=3)) == ["r6", "r4", "r2"]
 
+    async def test_a_list_can_be_of_one_tenant(self, store: Store) -> None:
+        """`tenant` selects the runs of a tenant, or with an empty string those without one; a summary has it."""
+        for number, tenant in enumerate(("acme", "zeta", None, "acme")):
+            head = make_header(f"r{number}", created_at=float(number), tenant=tenant, user="ann")
+            await create_finished_run(store, head)
+        assert [line.tenant for line in await store.runs()] == ["acme", None, "zeta", "acme"]
+        for where, expected in (
+            (Filter(tenant="acme"), ["r3", "r0"]),
+            (Filter(tenant=""), ["r2"]),
+            (Filter(tenant="nobody"), []),
+            (Filter(tenant="acme", before=3.0, user="ann"), ["r0"]),
+        ):
+            assert list_ids(await store.runs(where)) == expected, where
+            assert await store.count(where) == len(expected), where
+        assert await store.count(limit=3) == 3
+
+    async def test_a_list_can_be_of_what_needs_a_worker(self, store: Store) -> None:
+        """`ready_by` selects what waits for a worker, and `active_at` also what has one."""
+        now = await store.now()
+        await create_finished_run(store, make_header("over", agent="a"))
+        await create_waiting_run(store, make_header("waits", agent="a"))
+        await (await LeasedRun.create(store, make_header("ready", agent="a"))).release()
+        await (await LeasedRun.create(store, make_header("child", agent="a", parent="driven"))).release()
+        driven = await LeasedRun.create(store, make_header("driven", agent="a"))
+        await driven.append(Observed()).wait()
+        at = now + 60
+        for where, expected in (
+            (Filter(ready_by=at), {"ready"}),
+            (Filter(ready_by=at, agent="a"), {"ready"}),
+            (Filter(ready_by=at, agent="b"), set()),
+            (Filter(ready_by=2 * FAR_FUTURE), {"ready", "waits"}),
+            (Filter(active_at=at), {"ready", "driven"}),
+            (Filter(active_at=0.0, agent="a"), {"driven"}),
+        ):
+            assert {*list_ids(await store.runs(where))} == expected, where
+        assert await store.count(Filter(ready_by=at, agent="a")) == 1
+        assert await store.count(Filter(active_at=at)) == 2
+        await driven.release()
+        assert {*list_ids(await store.runs(Filter(active_at=at)))} == {"ready", "driven"}
+        assert await store.count(Filter(ready_by=at, agent="a"), limit=1) == 1
+
     async def test_a_thousand_runs_can_be_listed(self, store: Store) -> None:
         """1,000 runs are listed at once, or in pages by `before`, each run once."""
 
