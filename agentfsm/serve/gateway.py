@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
-    from agentfsm.ports.store import Lease
+    from agentfsm.ports.store import Lease, RunSummary
     from agentfsm.runs import Prompt, Runs
     from agentfsm.serve.access import Caller
 
@@ -269,10 +269,14 @@ class Gateway:
     async def _is_served(self, header: Header) -> bool:
         return not self.agents or await self._find_root_agent(header) in self.agents
 
-    async def may_list(self, run_id: str, caller: Caller) -> bool:
-        """Return whether a run belongs in a list for a caller."""
-        header = await self._find_header(run_id)
-        return header is not None and caller.can_see(header) and await self._is_served(header)
+    async def serves(self, row: RunSummary) -> bool:
+        """Return whether a run of a list is that of an agent of the server, or of a sub-agent that one has called."""
+        if row.parent is None or not self.agents:
+            return not self.agents or row.agent in self.agents
+        try:
+            return (await self.runs.root(row.parent)).agent in self.agents
+        except RunNotFoundError:  # deleted meanwhile
+            return False
 
     async def find_waiting_run(self, header: Header, call_id: str) -> str:
         """Return the id of the run that waits for a decision on a call: the run, or that of a sub-agent."""

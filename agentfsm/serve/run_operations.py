@@ -74,7 +74,7 @@ async def list_runs(gateway: Gateway, request: Request, caller: Caller, _body: o
             continue
         is_begun = True
         scanned += 1
-        if await gateway.may_list(row.id, caller):
+        if await gateway.serves(row):
             rows.append(row)
         if len(rows) == limit or scanned == MAX_SCANNED:
             more = f"{row.created_at!r}:{row.id}"
