@@ -364,6 +364,27 @@ def _add_serve(add: AddParser) -> None:
     )
     serve.add_argument("--no-worker", action="store_true", help="execute no runs: `agentfsm worker` does")
     serve.add_argument("--studio", action="store_true", help="also serve pages to see the runs and steer them")
+    serve.add_argument(
+        "--allow-origin",
+        metavar="ORIGIN",
+        action="append",
+        default=[],
+        help="origin of pages that may call the server from a browser, for example https://app.example.org",
+    )
+    serve.add_argument(
+        "--four-eyes", action="store_true", help="no user may approve or settle the calls of its own runs"
+    )
+    serve.add_argument(
+        "--max-queue",
+        metavar="N",
+        type=parse_count,
+        default=1_000,
+        help="runs of an agent that may wait for a worker before new ones are refused (default: %(default)s)",
+    )
+    for who, name in (("each user", ""), ("all users of a tenant together", "tenant-")):
+        limits = {"per-minute": "requests in a minute", "tokens-per-minute": "tokens in a minute", "running": "runs"}
+        for option, text in limits.items():
+            serve.add_argument(f"--{name}{option}", metavar="N", type=parse_count, help=f"{text} of {who}")
     studio = _add_command(add, serve_http.studio, text="see runs in a browser, and steer them")
     studio.add_argument(
         "subject",
@@ -379,7 +400,7 @@ def _add_serve(add: AddParser) -> None:
         help="the address, on this machine (default: %(default)s)",
     )
     studio.add_argument("--no-browser", action="store_true", help="open no browser, only print the URL")
-    studio.set_defaults(allow_host=[])
+    studio.set_defaults(allow_host=[], allow_origin=[])
 
 
 def _add_keys(add: AddParser) -> None:

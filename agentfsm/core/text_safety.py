@@ -60,9 +60,15 @@ def find_hidden(text: str) -> str | None:
     return None
 
 
-def escape_hidden(text: str) -> str:
-    """Return the text with each hidden character as its JSON escape, so that nothing is omitted."""
-    return HIDDEN_CHARS.sub(lambda found: json.dumps(found[0])[1:-1], text)
+def escape_hidden(text: str, *, keep_legitimate: bool = False) -> str:
+    """Return the text with each hidden character as its JSON escape, so that nothing is omitted.
+
+    Args:
+        text: Any text.
+        keep_legitimate: Whether to keep those that are part of an emoji or that the script requires.
+    """
+    kept = {found.start() for found in _LEGITIMATE_USES.finditer(text)} if keep_legitimate else ()
+    return HIDDEN_CHARS.sub(lambda found: found[0] if found.start() in kept else json.dumps(found[0])[1:-1], text)
 
 
 # Marks omitted text; ASCII, because it is shown on any terminal.

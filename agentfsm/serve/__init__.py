@@ -2,5 +2,6 @@
 
 from agentfsm.serve.access import APIKeys, Caller
 from agentfsm.serve.app import GatewayApp, serve
+from agentfsm.serve.rate_limits import RateLimits
 
-__all__ = ["APIKeys", "Caller", "GatewayApp", "serve"]
+__all__ = ["APIKeys", "Caller", "GatewayApp", "RateLimits", "serve"]

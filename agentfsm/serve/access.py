@@ -14,6 +14,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
+from agentfsm.serve.rate_limits import NO_LIMITS, RateLimits, read_limits
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -61,6 +62,12 @@ class Caller(Value):
 
     roles: tuple[str, ...] = attrs.field(default=(), converter=_as_roles)
     """Roles of the user for the permissions of tools."""
+
+    limits: RateLimits = attrs.field(default=NO_LIMITS, converter=read_limits)
+    """Limits of the user. A limit that is None is that of the server."""
+
+    four_eyes: bool = False
+    """Whether the user may not approve or settle the calls of its own runs, whatever its scopes are."""
 
     def allows(self, scope: str) -> bool:
         """Return whether the caller has a scope, or "admin"."""

@@ -11,18 +11,23 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from agentfsm.agent import WORKER_PARALLEL, Agent
 from agentfsm.core.errors import MisuseError
 from agentfsm.runs import Runs
+from agentfsm.serve.administration import ADMINISTRATION
+from agentfsm.serve.caller_limits import MAX_QUEUE, Admission, check_quota_store
 from agentfsm.serve.details import DETAILS
 from agentfsm.serve.dialects.ag_ui import AG_UI
 from agentfsm.serve.dialects.openai_chat import OPENAI
 from agentfsm.serve.endpoints import RouteGroup, answer_http_error, answer_refusal
 from agentfsm.serve.gateway import Gateway
 from agentfsm.serve.inspection import INSPECTION
+from agentfsm.serve.rate_limits import NO_LIMITS, RateLimits
 from agentfsm.serve.run_operations import RUNS
 
 if TYPE_CHECKING:
@@ -32,8 +37,10 @@ if TYPE_CHECKING:
     from agentfsm.serve.access import Authenticate
     from agentfsm.web.http_guard import Receive, Scope, Send
 
+# `Origin` as browsers send it.
+_ORIGIN: Final = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?")
 # Operations of every gateway.
-ROUTE_GROUPS: Final = (RUNS, INSPECTION, DETAILS, AG_UI, OPENAI)
+ROUTE_GROUPS: Final = (RUNS, INSPECTION, DETAILS, ADMINISTRATION, AG_UI, OPENAI)
 
 
 @attrs.frozen(eq=False)
@@ -67,6 +74,11 @@ def serve(
     deps: Any = None,
     parallel: int = WORKER_PARALLEL,
     groups: Iterable[RouteGroup] = (),
+    limits: RateLimits = NO_LIMITS,
+    tenant_limits: RateLimits = NO_LIMITS,
+    max_queue: int | None = MAX_QUEUE,
+    four_eyes: bool = False,
+    origins: Iterable[str] = (),
 ) -> GatewayApp:
     """Return an ASGI app that serves agents over HTTP, for a web server or to mount in an application.
 
@@ -81,6 +93,12 @@ def serve(
         deps: Dependencies of every run, or a function, plain or async, that takes the run and returns them.
         parallel: Runs of each agent that this process executes at once; 0 if workers execute them.
         groups: Further endpoints, such as those of other protocols.
+        limits: Limits of each user whose key has none of its own.
+        tenant_limits: Limits of all users of a tenant together.
+        max_queue: Runs of an agent that may wait for a worker before new ones are refused with 503. None: any number.
+        four_eyes: Whether no user may approve or settle the calls of its own runs. Another user's run cannot be forked
+            or given input then, because who does that could approve its calls.
+        origins: Origins of pages that may call the server from a browser (CORS), such as "https://app.example.org".
 
     Raises:
         MisuseError: when there is no agent, two have one name, or they have different stores.
@@ -94,15 +112,35 @@ def serve(
         raise MisuseError("the agents have different stores: give the store of all of them as store=")
     served_groups = (*ROUTE_GROUPS, *groups)
     background = tuple([each.background for each in served_groups if each.background is not None])
-    gateway = Gateway(agents=by_name, runs=runs, deps=deps, parallel=parallel, background=background)
+    check_quota_store(runs.store, limits, tenant_limits)
+    gateway = Gateway(
+        agents=by_name,
+        runs=runs,
+        deps=deps,
+        parallel=parallel,
+        background=background,
+        admission=Admission(runs=runs, user_limits=limits, tenant_limits=tenant_limits, max_queue=max_queue),
+        four_eyes=four_eyes,
+    )
     routes: list[BaseRoute] = [route for each in served_groups for route in each.list_routes(gateway, auth)]
     routes += [
         Route("/healthz", _answer_health, methods=["GET"]),
         Route("/readyz", _ReadyHandler(gateway), methods=["GET"]),
         Route("/openapi.json", _DocumentHandler(served_groups), methods=["GET"]),
     ]
+    allowed = list(origins)
+    if wrong := [each for each in allowed if _ORIGIN.fullmatch(each) is None]:
+        raise MisuseError(f"origins={wrong[0]!r}: give an origin such as 'https://app.example.org', without a path")
+    pages = Middleware(
+        CORSMiddleware,
+        allow_origins=allowed,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["authorization", "content-type", "idempotency-key", "last-event-id"],
+        expose_headers=["location", "retry-after"],
+    )
     app = Starlette(
         routes=routes,
+        middleware=[pages] if allowed else [],
         lifespan=gateway.lifespan,
         exception_handlers={HTTPException: _answer_http_error, Exception: _answer_crash},
     )

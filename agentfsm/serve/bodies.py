@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _Text = Annotated[str, Field(min_length=1, max_length=1_000_000)]
 _Note = Annotated[str, Field(max_length=10_000)]
@@ -17,10 +17,38 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class PartBody(RequestBody):
+    """A part of a prompt: text, or an image, a recording or a file."""
+
+    type: Literal["text", "image", "audio", "file"]
+    """Kind of the part."""
+
+    text: str = Field(default="", max_length=1_000_000)
+    """The text, of a part of text."""
+
+    url: str = Field(default="", max_length=4_000_000)
+    """`data:TYPE;base64,...` with the content of any other part, or an https address that the provider fetches."""
+
+    name: str = Field(default="", max_length=200)
+    """Name of a file."""
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.type == "text" and (not self.text or self.url or self.name):
+            raise ValueError("a part of text has `text`, and neither `url` nor `name`")
+        if self.type != "text" and (not self.url or self.text):
+            raise ValueError("a part that is not text has `url`, and no `text`")
+        return self
+
+
+PromptBody: TypeAlias = _Text | Annotated[list[PartBody], Field(min_length=1, max_length=20)]
+"""Text, or up to 20 parts."""
+
+
 class StartBody(RequestBody):
     """A new run."""
 
-    prompt: _Text
+    prompt: PromptBody
     """The task."""
 
     agent: _Name | None = None
@@ -39,8 +67,8 @@ class StartBody(RequestBody):
 class InputBody(RequestBody):
     """Input for a run."""
 
-    text: _Text
-    """Text for the model."""
+    text: PromptBody
+    """Text for the model, or parts."""
 
     key: _Name | None = None
     """Idempotency key: the run accepts one input for each key."""
@@ -120,7 +148,7 @@ class ForkBody(RequestBody):
     at: int | None = Field(default=None, ge=0)
     """Number of events to copy; by default all, except the event that ended the run."""
 
-    prompt: _Text | None = None
+    prompt: PromptBody | None = None
     """Replacement for the first message."""
 
     edit: dict[str, dict[str, Any]] = Field(default_factory=dict)

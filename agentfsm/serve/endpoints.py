@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -16,6 +17,7 @@ from starlette.routing import BaseRoute, Route
 from agentfsm.core.errors import AgentError, ClosedError, ConflictError, MisuseError, RunNotFoundError, StoreError
 from agentfsm.core.value import Value
 from agentfsm.serve.bodies import RequestBody
+from agentfsm.serve.caller_limits import LimitExceededError, OverloadedError
 from agentfsm.serve.gateway import ForbiddenError, Gateway
 
 if TYPE_CHECKING:
@@ -103,6 +105,7 @@ class EndpointHandler:
 
         request = Request(scope, receive)
         response = await self._respond(request)
+        self.gateway.counts.count_request(self.endpoint.handler.__name__, getattr(response, "status_code", 200))
         await response(scope, receive, send)
 
     async def _respond(self, request: Request) -> Any:
@@ -121,6 +124,7 @@ class EndpointHandler:
                 return self.endpoint.refuse(
                     403, "forbidden", f"this needs a key with the scope {self.endpoint.scope!r}", None
                 )
+            await self.gateway.admission.admit_request(caller)
             body = None if self.endpoint.body is None else await _read_body(request, self.endpoint.body)
             return await self.endpoint.handler(self.gateway, request, caller, body)
         except HTTPException as error:
@@ -173,6 +177,8 @@ _STATUSES: Final = (
 
 
 def _answer_error(error: AgentError, refuse: Callable[[int, str, str, Any], Response]) -> Response:
+    if isinstance(error, LimitExceededError | OverloadedError):
+        return refuse(error.status, error.code, str(error), {"retry-after": str(max(1, ceil(error.retry_after_s)))})
     for kind, status, code in _STATUSES:
         if isinstance(error, kind):
             if status == 503:  # noqa: PLR2004  the text may name hosts

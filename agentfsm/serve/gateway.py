@@ -15,7 +15,10 @@ import attrs
 
 from agentfsm.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent, new_id
 from agentfsm.core.errors import AgentError, ConflictError, MisuseError, RunNotFoundError
+from agentfsm.core.messages import as_parts
+from agentfsm.serve.caller_limits import Admission
 from agentfsm.serve.event_stream import DeltaHub, RunEventStream, StreamEncoder, Versions
+from agentfsm.serve.metrics import RequestCounts
 from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
@@ -56,6 +59,15 @@ class Gateway:
     parallel: int = WORKER_PARALLEL
     """Runs of each agent that this process executes at once. 0: none; workers execute them."""
 
+    admission: Admission = attrs.field(default=attrs.Factory(lambda self: Admission(runs=self.runs), takes_self=True))
+    """Admits requests and new runs."""
+
+    four_eyes: bool = False
+    """Whether no user may approve or settle the calls of its own runs."""
+
+    counts: RequestCounts = attrs.field(factory=RequestCounts, init=False)
+    """Counts for the metrics."""
+
     background: tuple[Callable[[Gateway], Coroutine[Any, Any, None]], ...] = ()
     """Tasks of the groups of endpoints, which run as long as the server."""
 
@@ -83,6 +95,7 @@ class Gateway:
                     poll_s=WORKER_POLL_S,
                 )
                 self._tasks.start_soon(partial(worker.run, until_idle=False))
+            self._tasks.start_soon(self.admission.count_tokens)
             for task in self.background:
                 self._tasks.start_soon(task, self)
             try:
@@ -105,6 +118,7 @@ class Gateway:
         on_run: Callable[[Run], None] | None = None,
         resume: bool = False,
     ) -> Run:
+        self.counts.executions[agent.name] += 1
         publish = partial(self.hub.publish, run.id)
         try:
             return await agent.driver.run_until_blocked(
@@ -162,6 +176,8 @@ class Gateway:
         Raises:
             MisuseError: when there is no such agent, or the key is not an id.
             ConflictError: when the key is that of another run, or the session has a run that is not over.
+            LimitExceededError: when the caller has used its tokens, or has too many runs.
+            OverloadedError: when too many runs wait for a worker.
         """
         chosen = self.find_agent(agent)
         if key is not None and _ID.fullmatch(key) is None:
@@ -171,6 +187,8 @@ class Gateway:
         known = await self._find_header(key) if key else None
         if known is not None and not (caller.can_see(known) and known.agent == chosen.name):
             raise _taken_key_error()
+        if known is None:
+            await self.admission.admit_run(caller, chosen.name)
         run = chosen.start(
             prompt,
             id=key or new_id(),
@@ -277,6 +295,36 @@ class Gateway:
             return (await self.runs.root(row.parent)).agent in self.agents
         except RunNotFoundError:  # deleted meanwhile
             return False
+
+    def check_parts(self, header: Header, prompt: Prompt) -> None:
+        """Check that the model of a run's agent takes each part of an input.
+
+        Raises:
+            MisuseError: when it does not.
+        """
+        if (agent := self.agents.get(header.agent)) is None:
+            return  # a sub-agent, whose model is not known: it reads a note in place of the part
+        for part in as_parts(prompt):
+            if (why := agent.model.unsupported_part(part)) is not None:
+                raise MisuseError(f"{agent.model.name} cannot take this: {why}")
+
+    def check_decider(self, header: Header, caller: Caller) -> None:
+        """Check that a caller may decide on the calls of a run, where four eyes are asked for.
+
+        Raises:
+            ForbiddenError: when it is the caller's own run.
+        """
+        if (self.four_eyes or caller.four_eyes) and header.user == caller.user:
+            raise ForbiddenError("this is your own run: another person has to decide on its calls")
+
+    def check_controller(self, caller: Caller) -> None:
+        """Check that a caller may begin or change the work of another user's run, whose calls it may approve.
+
+        Raises:
+            ForbiddenError: when four eyes are asked for.
+        """
+        if self.four_eyes or caller.four_eyes:
+            raise ForbiddenError("this is another user's run, whose calls you may approve: its own user may do this")
 
     async def find_waiting_run(self, header: Header, call_id: str) -> str:
         """Return the id of the run that waits for a decision on a call: the run, or that of a sub-agent."""

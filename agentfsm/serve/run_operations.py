@@ -12,11 +12,13 @@ from starlette.responses import Response
 from agentfsm.core import events as e
 from agentfsm.core.codec import decode_event
 from agentfsm.core.errors import CorruptError, MisuseError, TooNewError
+from agentfsm.core.text_safety import escape_hidden
 from agentfsm.ports.store import Filter
 from agentfsm.serve import bodies
 from agentfsm.serve.agent_documents import build_agent_document
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.event_stream import MAX_DIGITS, JournalEncoder, RunEventStream, parse_position
+from agentfsm.serve.prompt_parts import read_prompt
 from agentfsm.serve.queries import read_number, read_state, read_text
 from agentfsm.serve.run_documents import JSONDocument, build_row_document, build_run_document
 
@@ -41,7 +43,7 @@ async def create_run(gateway: Gateway, request: Request, caller: Caller, body: b
     """Start a run. `Idempotency-Key` is the id of the run: a second request with it returns the same run."""
     run_id, is_new = await gateway.start_run(
         caller,
-        body.prompt,
+        read_prompt(body.prompt),
         agent=body.agent,
         session=body.session,
         metadata=body.metadata,
@@ -65,6 +67,7 @@ async def list_runs(gateway: Gateway, request: Request, caller: Caller, _body: o
         state=None if "state" not in query else read_state(query["state"]),
         waiting=None if "waiting" not in query else query["waiting"] == "true",
         before=before,
+        tenant=caller.tenant or "",
     )
     rows, scanned, more = [], 0, None
     is_begun = before is None
@@ -110,13 +113,18 @@ async def list_agents(gateway: Gateway, _request: Request, _caller: Caller, _bod
 async def send_input(gateway: Gateway, request: Request, caller: Caller, body: bodies.InputBody) -> Response:
     """Send a run input, which its model reads at the next turn."""
     header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
-    await gateway.runs.send(header.id, body.text, key=body.key, priority=body.priority)
+    if header.user != caller.user:
+        gateway.check_controller(caller)
+    prompt = read_prompt(body.text)
+    gateway.check_parts(header, prompt)
+    await gateway.runs.send(header.id, prompt, key=body.key, priority=body.priority)
     return await _accept(gateway, header.id)
 
 
 async def approve(gateway: Gateway, request: Request, caller: Caller, body: bodies.ApproveBody) -> Response:
     """Approve a call that waits."""
     header = await gateway.open_run(request.path_params["run_id"], caller)
+    gateway.check_decider(header, caller)
     tool_run = await gateway.find_waiting_run(header, body.call_id)
     await gateway.runs.approve(tool_run, body.call_id, by=caller.user, arguments=body.arguments, digest=body.digest)
     return await _accept(gateway, header.id)
@@ -126,7 +134,9 @@ async def reject(gateway: Gateway, request: Request, caller: Caller, body: bodie
     """Reject a call that waits; the model reads the reason."""
     header = await gateway.open_run(request.path_params["run_id"], caller)
     tool_run = await gateway.find_waiting_run(header, body.call_id)
-    await gateway.runs.reject(tool_run, body.call_id, by=caller.user, message=body.message)
+    await gateway.runs.reject(
+        tool_run, body.call_id, by=caller.user, message=escape_hidden(body.message, keep_legitimate=True)
+    )
     return await _accept(gateway, header.id)
 
 
@@ -137,7 +147,7 @@ async def answer(gateway: Gateway, request: Request, caller: Caller, body: bodie
     await gateway.runs.answer(
         tool_run,
         body.call_id,
-        body.content,
+        escape_hidden(body.content, keep_legitimate=True) if isinstance(body.content, str) else body.content,
         failed=body.failed,
         declined=body.declined,
         by=caller.user,
@@ -149,6 +159,7 @@ async def answer(gateway: Gateway, request: Request, caller: Caller, body: bodie
 async def settle(gateway: Gateway, request: Request, caller: Caller, body: bodies.SettleBody) -> Response:
     """Record the outcome of a call that was in flight when its worker died."""
     header = await gateway.open_run(request.path_params["run_id"], caller)
+    gateway.check_decider(header, caller)
     tool_run = await gateway.find_waiting_run(header, body.call_id)
     await gateway.runs.settle(
         tool_run, body.call_id, result=body.result, failed=body.failed, rerun=body.rerun, by=caller.user
@@ -181,7 +192,11 @@ async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.
     """Start a run from the first events of another."""
     header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
     agent = gateway.find_agent(header.agent)
-    run = await agent.fork(header.id, at=body.at, prompt=body.prompt, edit=_parse_edits(body.edit, header))
+    if header.user != caller.user:
+        gateway.check_controller(caller)
+    await gateway.admission.admit_run(caller, agent.name)
+    prompt = None if body.prompt is None else read_prompt(body.prompt)
+    run = await agent.fork(header.id, at=body.at, prompt=prompt, edit=_parse_edits(body.edit, header))
     return JSONDocument(build_run_document(run), 201, {"location": f"/v1/runs/{run.id}"})
 
 

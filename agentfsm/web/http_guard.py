@@ -107,6 +107,9 @@ class HTTPGuard:
     token: str | None
     """Bearer token. None: clients need no token."""
 
+    origins: frozenset[str] = frozenset()
+    """Origins of pages of other hosts that may call the server, such as "https://app.example.org"."""
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
@@ -131,6 +134,8 @@ class HTTPGuard:
     def _has_allowed_origin(self, values: list[bytes]) -> bool:
         """Return whether there is no origin, or an allowed one. `null`, the origin of a sandboxed page, is refused."""
         if not values:
+            return True
+        if len(values) == 1 and values[0].decode("latin-1") in self.origins:
             return True
         scheme, _, host = values[0].decode("latin-1").partition("://")
         return len(values) == 1 and scheme in ("http", "https") and self._is_allowed(host)

@@ -101,7 +101,26 @@ def test_a_stream_ends_with_its_server(folder):
 def test_keys(folder, capsys, monkeypatch):
     """A key is created, works, is listed without its text, and is removed while the server runs."""
     monkeypatch.chdir(folder)
-    assert main(["keys", "add", "keys.json", "ann", "--tenant", "acme", "--scope", "run", "--scope", "approve"]) == 0
+    assert (
+        main(
+            [
+                "keys",
+                "add",
+                "keys.json",
+                "ann",
+                "--tenant",
+                "acme",
+                "--scope",
+                "run",
+                "--scope",
+                "approve",
+                "--per-minute",
+                "90",
+                "--four-eyes",
+            ]
+        )
+        == 0
+    )
     key = capsys.readouterr().out.strip()
     with server_in(folder, "--keys", "keys.json") as (_process, client):
         assert client.get("/v1/agents").status_code == 401
@@ -111,9 +130,9 @@ def test_keys(folder, capsys, monkeypatch):
         assert client.get("/v1/agents", headers=headers | {"origin": "http://evil.example"}).status_code == 403
         assert main(["keys", "list", "keys.json", "--json"]) == 0
         listed = capsys.readouterr().out
-        assert json.loads(listed) == {
-            "keys": [{"user": "ann", "tenant": "acme", "scopes": ["approve", "run"], "roles": []}]
-        }
+        rights = {"scopes": ["approve", "run"], "roles": [], "four_eyes": True}
+        limits = {"requests": 90, "tokens": None, "runs": None}
+        assert json.loads(listed) == {"keys": [{"user": "ann", "tenant": "acme", **rights, "limits": limits}]}
         time.sleep(0.01)  # the file's time of modification changes
         assert main(["keys", "remove", "keys.json", "ann", "--tenant", "acme"]) == 0
         assert client.get("/v1/agents", headers=headers).status_code == 401

@@ -5,14 +5,25 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import attrs
+
+from agentfsm.cli.argument_types import parse_count
 from agentfsm.cli.codes import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agentfsm.cli.terminal import Terminal
+
+
+# Options for the limits of a user, by field.
+_LIMITS: Final = {
+    "requests": ("--per-minute", "requests of the user in a minute"),
+    "tokens": ("--tokens-per-minute", "tokens of the user's runs in a minute"),
+    "runs": ("--running", "runs of the user at once"),
+}
 
 
 def add_parsers(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -32,6 +43,11 @@ def add_parsers(add: Callable[..., argparse.ArgumentParser]) -> None:
         choices=["run", "approve", "admin"],
         help='"run" (the default), "approve" or "admin"; may be given several times',
     )
+    for option, text in _LIMITS.values():
+        added.add_argument(option, metavar="N", type=parse_count, help=text)
+    added.add_argument(
+        "--four-eyes", action="store_true", help="the user may not approve or settle the calls of its own runs"
+    )
     added.add_argument("--role", action="append", default=[], help="role of the user for permissions of tools")
 
 
@@ -48,7 +64,10 @@ def add_key(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Create a key."""
     access = _load_access()
     scopes = args.scope or ["run"]
-    caller = access.Caller(user=args.user, tenant=args.tenant, scopes=scopes, roles=args.role)
+    limits = {name: getattr(args, option.strip("-").replace("-", "_")) for name, (option, _) in _LIMITS.items()}
+    caller = access.Caller(
+        user=args.user, tenant=args.tenant, scopes=scopes, roles=args.role, limits=limits, four_eyes=args.four_eyes
+    )
     key = access.add_key(args.file, caller)
     terminal.err(f"{args.file} has its hash; the key is shown only now")
     if terminal.json:
@@ -84,4 +103,5 @@ def _load_access() -> Any:
 
 def _build_json(caller: Any) -> dict[str, Any]:
     names = {"user": caller.user, "tenant": caller.tenant}
-    return {**names, "scopes": sorted(caller.scopes), "roles": list(caller.roles)}
+    rights = {"scopes": sorted(caller.scopes), "roles": list(caller.roles), "four_eyes": caller.four_eyes}
+    return {**names, **rights, "limits": attrs.asdict(caller.limits)}

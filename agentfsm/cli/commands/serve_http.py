@@ -40,6 +40,11 @@ def serve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         auth=_build_auth(args, gateway),
         parallel=0 if args.no_worker else args.parallel,
         groups=_list_groups(with_studio=args.studio),
+        limits=_read_limits(gateway, args, ""),
+        tenant_limits=_read_limits(gateway, args, "tenant_"),
+        max_queue=args.max_queue,
+        four_eyes=args.four_eyes,
+        origins=args.allow_origin,
     )
     notice = ServeNotice(
         terminal=terminal, name=", ".join(each.name for each in agents), path=STUDIO_PATH if args.studio else ""
@@ -173,11 +178,16 @@ def _build_auth(args: argparse.Namespace, gateway: Any) -> Authenticate:
     )
 
 
+def _read_limits(gateway: Any, args: argparse.Namespace, prefix: str) -> Any:
+    names = {"requests": "per_minute", "tokens": "tokens_per_minute", "runs": "running"}
+    return gateway.RateLimits(**{field: getattr(args, f"{prefix}{name}") for field, name in names.items()})
+
+
 async def _serve_app(app: GatewayApp, args: argparse.Namespace, notice: ServeNotice) -> None:
     guard: Any = import_module("agentfsm.web.http_guard")
     server: Any = import_module("agentfsm.web.http_server")
     host, port = split_address(args.http)
     host = host.strip("[]")
-    guarded = guard.HTTPGuard(app, guard.build_allowed_hosts(host, args.allow_host), None)
+    guarded = guard.HTTPGuard(app, guard.build_allowed_hosts(host, args.allow_host), None, frozenset(args.allow_origin))
     with server.bind_socket(host, int(port)) as bound:
         await server.serve(guarded, bound, server.format_url(host, bound), notice, app.close_streams)

@@ -57,6 +57,8 @@ _SIGNATURES: Final[Mapping[str, Callable[[bytes], bool]]] = {
     "audio/mpeg": _is_mp3,
     "application/pdf": lambda data: b"%PDF-" in data[:_HEAD_BYTES],
 }
+SIGNED_TYPES: Final = frozenset(_SIGNATURES)
+"""Media types whose data is recognised by its first bytes."""
 
 
 def describe_parts(pieces: Iterable[str | Part]) -> tuple[str, tuple[Media, ...]]:
@@ -100,6 +102,12 @@ def select_usable(pieces: Iterable[str | Part]) -> Iterator[str | Media]:
         count += 1
         room_chars -= len(part.url)
         yield part
+
+
+def check_part(part: Media) -> tuple[Media, str | None]:
+    """Return a part with the media type of its data, and the reason why providers would refuse it, or None."""
+    part = _normalise_part(part)
+    return part, _find_flaw(part)
 
 
 def format_omitted_part(kind: str, facts: str, why: str) -> str:

@@ -1,0 +1,139 @@
+"""Operations on the server as a whole: sessions, workers and what is stuck, metrics."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+from starlette.responses import Response
+
+from agentfsm.ports.store import Filter
+from agentfsm.serve.endpoints import Endpoint, RouteGroup
+from agentfsm.serve.metrics import CONTENT_TYPE, Samples, format_metric
+from agentfsm.serve.queries import read_number, read_text
+from agentfsm.serve.run_documents import JSONDocument, build_row_document
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from agentfsm.ports.store import RunSummary
+    from agentfsm.serve.access import Caller
+    from agentfsm.serve.gateway import Gateway
+
+# Runs that one request reads to find sessions.
+MAX_SCANNED: Final = 2_000
+SESSIONS: Final = 50
+MAX_SESSIONS: Final = 500
+# Runs in the list of what has a worker or waits for one.
+MAX_ACTIVE: Final = 500
+# Count of waiting runs up to which a metric is exact.
+MAX_COUNTED: Final = 10_000
+# Hexadecimal digits of the name of a worker.
+_NAME_DIGITS: Final = 12
+
+
+async def list_sessions(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
+    """List the sessions of the caller, or with the scope "approve" of the tenant, each with its last run."""
+    query = request.query_params
+    limit = max(1, read_number(query, "limit", SESSIONS, MAX_SESSIONS))
+    user = read_text(query, "user") if caller.allows("approve") else caller.user
+    found: dict[str, tuple[RunSummary, int]] = {}
+    scanned, is_whole = 0, True
+    async for row in gateway.runs.iterate(Filter(tenant=caller.tenant or "", user=user)):
+        if scanned == MAX_SCANNED:
+            is_whole = False
+            break
+        scanned += 1
+        if row.session is None or row.parent is not None or not await gateway.serves(row):
+            continue
+        if row.session not in found and len(found) == limit:
+            is_whole = False
+            continue
+        last, count = found.get(row.session, (row, 0))
+        found[row.session] = last, count + 1
+    rows = [(build_row_document(last), count) for last, count in found.values()]
+    sessions = [{"session": row["session"], "user": row["user"], "last": row, "runs": count} for row, count in rows]
+    return JSONDocument({"sessions": sessions, "is_whole": is_whole})
+
+
+async def list_workers(gateway: Gateway, _request: Request, caller: Caller, _body: object) -> Response:
+    """List the workers with their runs, the runs that wait for a worker, and for how long nothing has happened."""
+    now = await gateway.runs.store.now()
+    where = Filter(tenant=caller.tenant or "", active_at=now)
+    rows = [row for row in await gateway.runs.list(where, limit=MAX_ACTIVE) if await gateway.serves(row)]
+    workers: dict[str, list[dict[str, Any]]] = {}
+    queue = []
+    for row in rows:
+        if row.worker is None and not row.driven:
+            queue.append(_describe_active(row, now, "no worker has claimed it yet"))
+        else:
+            reason = "its worker executes it" if row.driven else "its worker died; another one claims it soon"
+            workers.setdefault(_shorten_name(row.worker), []).append(_describe_active(row, now, reason))
+    return JSONDocument(
+        {
+            "now": now,
+            "workers": [{"name": name, "runs": runs} for name, runs in workers.items()],
+            "queue": queue,
+            "is_whole": len(rows) < MAX_ACTIVE,
+            "followers": [attrs.asdict(each) for each in await gateway.runs.store.followers()]
+            if caller.allows("admin") and caller.tenant is None
+            else None,
+        }
+    )
+
+
+def _describe_active(row: RunSummary, now: float, reason: str) -> dict[str, Any]:
+    more = f"; {row.crashes} workers died with it" if row.crashes else ""
+    times = {
+        "ready_s": None if row.ready_at is None else round(max(0.0, now - row.ready_at), 3),
+        "silent_s": round(max(0.0, now - row.updated_at), 3),
+    }
+    return build_row_document(row) | times | {"crashes": row.crashes, "reason": f"{reason}{more}"}
+
+
+def _shorten_name(worker: str | None) -> str:
+    """Return a name without the ids of the machine and the process."""
+    return "this process" if worker is None else sha256(worker.encode()).hexdigest()[:_NAME_DIGITS]
+
+
+async def read_metrics(gateway: Gateway, _request: Request, _caller: Caller, _body: object) -> Response:
+    """Return the metrics of this process in the text format of Prometheus."""
+    counts = gateway.counts
+    queues: Samples = [
+        ({"agent": name}, await gateway.admission.count_queue(name, MAX_COUNTED)) for name in gateway.agents
+    ]
+    metrics: tuple[tuple[str, str, str, Samples], ...] = (
+        (
+            "agentfsm_requests_total",
+            "counter",
+            "Requests by operation and class of the status.",
+            [({"operation": name, "status": status}, count) for (name, status), count in counts.requests.items()],
+        ),
+        ("agentfsm_streams_open", "gauge", "Open event streams.", [({}, len(gateway.streams))]),
+        (
+            "agentfsm_executions_total",
+            "counter",
+            "Executions of runs in this process, each until the run is over or waits.",
+            [({"agent": name}, counts.executions[name]) for name in gateway.agents],
+        ),
+        ("agentfsm_queue_runs", "gauge", f"Runs that wait for a worker, up to {MAX_COUNTED}.", queues),
+        (
+            "agentfsm_refusals_total",
+            "counter",
+            "Requests refused by a limit of the caller, or because of the queue.",
+            [({"limit": name}, count) for name, count in gateway.admission.refused.items()],
+        ),
+    )
+    text = "".join(format_metric(*each) for each in metrics)
+    return Response(text, headers={"content-type": CONTENT_TYPE})
+
+
+ADMINISTRATION: Final = RouteGroup(
+    name="administration",
+    endpoints=(
+        Endpoint(method="GET", path="/v1/sessions", handler=list_sessions, query=("user", "limit")),
+        Endpoint(method="GET", path="/v1/workers", handler=list_workers, scope="approve"),
+        Endpoint(method="GET", path="/metrics", handler=read_metrics, scope="admin"),
+    ),
+)

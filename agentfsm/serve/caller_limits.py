@@ -1,0 +1,183 @@
+"""Refuse requests that exceed the limits of a user or a tenant, and new runs that a full queue would delay."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+import anyio
+import attrs
+
+from agentfsm.core.errors import AgentError, LeaseLostError, MisuseError, StoreError
+from agentfsm.ports.store import Filter, Store
+from agentfsm.ports.stored import QuotaUse
+from agentfsm.serve.rate_limits import NO_LIMITS, RateLimits
+
+if TYPE_CHECKING:
+    from agentfsm.runs import Runs
+    from agentfsm.serve.access import Caller
+
+_log = logging.getLogger("agentfsm.serve")
+
+# Runs that may wait for a worker before new ones are refused. A worker that executes 20 runs at once, of 10 s each,
+# needs eight minutes for them: longer than a client waits.
+MAX_QUEUE: Final = 1_000
+# Seconds for which the length of a queue is not counted again.
+QUEUE_CHECK_S: Final = 1.0
+# Seconds after which a client should try again that met a full queue, or has too many runs.
+QUEUE_RETRY_S: Final = 10.0
+# Name of the follower that counts the tokens of runs.
+TOKEN_FOLLOWER: Final = "agentfsm.serve.tokens"  # noqa: S105  a name
+# Seconds after which the follower is tried again that met an error.
+FOLLOWER_RETRY_S: Final = 5.0
+
+
+class LimitExceededError(AgentError):
+    """The caller has sent too many requests, used too many tokens, or has too many runs.
+
+    Attributes:
+        retry_after_s: Seconds after which to try again.
+    """
+
+    status = 429
+    code = "limit_exceeded"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class OverloadedError(AgentError):
+    """Too many runs wait for a worker."""
+
+    status = 503
+    code = "overloaded"
+    retry_after_s = QUEUE_RETRY_S
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class Admission:
+    """Admits requests and new runs. All processes with the same store share its counts."""
+
+    runs: Runs
+    user_limits: RateLimits = NO_LIMITS
+    """Limits of each user whose key has none of its own."""
+
+    tenant_limits: RateLimits = NO_LIMITS
+    """Limits of all users of a tenant together; also of all users without a tenant."""
+
+    max_queue: int | None = MAX_QUEUE
+    """Runs of an agent that may wait for a worker. None: any number."""
+
+    refused: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(("requests", "tokens", "runs", "queue"), 0))
+    """Number of refusals, by what was exceeded."""
+
+    _queue_checked_at: dict[str, float] = attrs.field(factory=dict, init=False)
+    """Times of the event loop at which the queue of an agent was seen to have room."""
+
+    _counts_tokens: anyio.Event = attrs.field(factory=anyio.Event, init=False)
+    """Set once a limit of tokens was met: from then on they are counted."""
+
+    async def admit_request(self, caller: Caller) -> None:
+        """Count a request.
+
+        Raises:
+            LimitExceededError: when it is one too many.
+        """
+        await self._take("requests", caller, "{} requests in 60 s are allowed")
+
+    async def admit_run(self, caller: Caller, agent: str) -> None:
+        """Check that the caller may start a run of an agent.
+
+        Raises:
+            LimitExceededError: when the caller, or its tenant, has used its tokens or has too many runs.
+            OverloadedError: when too many runs of the agent wait for a worker.
+        """
+        await self._check_queue(agent)
+        limits = self._find_limits(caller)
+        if any(each.tokens is not None for each in limits):
+            self._counts_tokens.set()
+            await self._take("tokens", caller, "{} tokens in 60 s are allowed")
+        now = None
+        for limit, where in zip((each.runs for each in limits), _build_filters(caller), strict=True):
+            if limit is None:
+                continue
+            now = await self.runs.store.now() if now is None else now
+            if await self.runs.store.count(attrs.evolve(where, active_at=now), limit=limit) >= limit:
+                self.refused["runs"] += 1
+                raise LimitExceededError(f"{limit} runs at once are allowed: wait until one has ended", QUEUE_RETRY_S)
+
+    async def _check_queue(self, agent: str) -> None:
+        if self.max_queue is None:
+            return
+        now = anyio.current_time()
+        if now - self._queue_checked_at.get(agent, -QUEUE_CHECK_S) < QUEUE_CHECK_S:
+            return
+        if await self.count_queue(agent, self.max_queue) >= self.max_queue:
+            self.refused["queue"] += 1
+            raise OverloadedError("too many runs wait for a worker: try again later")
+        self._queue_checked_at[agent] = now
+
+    async def count_queue(self, agent: str, limit: int) -> int:
+        """Return how many runs of an agent wait for a worker, up to a limit."""
+        store = self.runs.store
+        return await store.count(Filter(agent=agent, ready_by=await store.now()), limit=limit)
+
+    async def _take(self, kind: str, caller: Caller, text: str) -> None:
+        names = _quota_names(kind, caller.tenant, caller.user)
+        uses = [
+            QuotaUse(name=name, limit=limit)
+            for name, limits in zip(names, self._find_limits(caller), strict=True)
+            if (limit := getattr(limits, kind)) is not None
+        ]
+        if uses and (wait_s := await self.runs.store.take_quotas(uses)):
+            self.refused[kind] += 1
+            raise LimitExceededError(text.format(min(use.limit for use in uses)), wait_s)
+
+    def _find_limits(self, caller: Caller) -> tuple[RateLimits, RateLimits]:
+        return caller.limits.or_else(self.user_limits), self.tenant_limits
+
+    async def count_tokens(self) -> None:
+        """Count the tokens of all runs as they end or wait, once a limit of tokens was met. Runs until cancelled."""
+        if self.tenant_limits.tokens is not None or self.user_limits.tokens is not None:
+            self._counts_tokens.set()
+        await self._counts_tokens.wait()
+        while True:
+            try:
+                async with self.runs.store.follow(TOKEN_FOLLOWER, start="now") as follower:
+                    async for delivery in follower:
+                        if delivery.header.parent is None:  # a run's usage includes that of its sub-agents
+                            await self._count_run(delivery.header.id, delivery.after_version)
+            except (StoreError, LeaseLostError) as error:
+                _log.warning("the tokens of runs are counted later: %s", error)
+                await anyio.sleep(FOLLOWER_RETRY_S)
+
+    async def _count_run(self, run_id: str, after: int) -> None:
+        run = await self.runs.load(run_id)
+        amount = run.usage.tokens - (await self.runs.load(run_id, at=after)).usage.tokens
+        if amount > 0:
+            names = _quota_names("tokens", run.header.tenant, run.header.user or "")
+            uses = [QuotaUse(name=name, amount=amount, limit=0) for name in names]
+            await self.runs.store.take_quotas(uses, force=True)
+
+
+def _quota_names(kind: str, tenant: str | None, user: str) -> tuple[str, str]:
+    """Return the names of the quotas of a user and of its tenant."""
+    of_tenant = f"{kind}:{quote(tenant or '', safe='')}"
+    return f"{of_tenant}/{quote(user, safe='')}", of_tenant
+
+
+def _build_filters(caller: Caller) -> tuple[Filter, Filter]:
+    of_tenant = Filter(tenant=caller.tenant or "")
+    return attrs.evolve(of_tenant, user=caller.user), of_tenant
+
+
+def check_quota_store(store: Store, *limits: RateLimits) -> None:
+    """Check that a store can keep limits.
+
+    Raises:
+        MisuseError: when there are limits, and it has no quotas.
+    """
+    if any(each != NO_LIMITS for each in limits) and type(store).take_quotas is Store.take_quotas:
+        raise MisuseError(f"{type(store).__name__} has no quotas, so that it cannot keep limits: use another store")

@@ -1,0 +1,49 @@
+"""Limits of a user or a tenant, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from agentfsm.core.validation import COUNT
+from agentfsm.core.value import Value
+
+
+@attrs.frozen(kw_only=True)
+class RateLimits(Value):
+    """Limits of a user, or of all users of a tenant together. A field that is None limits nothing.
+
+    Raises:
+        MisuseError: when a limit is not a whole number of 1 or more.
+    """
+
+    requests: int | None = attrs.field(default=None, validator=COUNT.or_none())
+    """Requests in 60 s, of every operation; an open event stream counts once."""
+
+    tokens: int | None = attrs.field(default=None, validator=COUNT.or_none())
+    """Tokens in 60 s. Those of a run count when it ends or waits; from the limit on, no run is started."""
+
+    runs: int | None = attrs.field(default=None, validator=COUNT.or_none())
+    """Runs at once that have a worker or wait for one, runs of sub-agents included. Runs that wait for a person do not
+    count. Two starts at the same moment may exceed it.
+    """
+
+    def or_else(self, other: RateLimits) -> RateLimits:
+        """Return these limits, and those of the other where one is None."""
+        return RateLimits(
+            **{name: other_value if value is None else value for name, value, other_value in _zip(self, other)}
+        )
+
+
+def _zip(first: RateLimits, second: RateLimits) -> list[tuple[str, int | None, int | None]]:
+    return [(each.name, getattr(first, each.name), getattr(second, each.name)) for each in attrs.fields(RateLimits)]
+
+
+NO_LIMITS: Final = RateLimits()
+
+
+def read_limits(limits: RateLimits | Mapping[str, Any]) -> RateLimits:
+    """Return limits from their form in a file of keys."""
+    return RateLimits(**limits) if isinstance(limits, Mapping) else limits

@@ -1,0 +1,217 @@
+"""Limits of users and tenants, full queues, four eyes, metrics, sessions and workers."""
+
+import anyio
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from agentfsm import Agent, MisuseError, tool
+from agentfsm.ports import Store
+from agentfsm.serve import Caller, RateLimits, serve
+from agentfsm.serve.caller_limits import QUEUE_RETRY_S
+from agentfsm.stores import MemoryStore, SQLiteStore
+from agentfsm.testing import ScriptedModel, call, say
+from tests.support.gateway_client import caller_named, named, paying, serving
+
+
+@pytest.fixture
+def anyio_backend():
+    """Return the one that uvicorn runs on."""
+    return "asyncio"
+
+
+def greeting(store=None, count=20):
+    return Agent(ScriptedModel(*[say("hello")] * count), name="greeter", store=store or MemoryStore())
+
+
+async def test_requests_of_a_user_and_a_tenant(tmp_path):
+    """Both count in the store: a second server with the same store refuses as well, and says when to try again."""
+    path = tmp_path / "runs.db"
+    limits = {"limits": RateLimits(requests=3), "tenant_limits": RateLimits(requests=5)}
+    async with (
+        serving(greeting(SQLiteStore(path)), **limits) as one,
+        serving(greeting(SQLiteStore(path)), **limits) as two,
+    ):
+
+        async def ask(client, user, tenant="acme"):
+            response = await client.get("/v1/agents", headers=named(user, tenant))
+            return response.status_code
+
+        assert [await ask(client, "ann") for client in (one, two, one)] == [200] * 3
+        refused = await two.get("/v1/agents", headers=named("ann", "acme"))
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert refused.json()["error"]["code"] == "limit_exceeded"
+        assert [await ask(one, "bob"), await ask(two, "bob"), await ask(one, "bob")] == [200, 200, 429]
+        assert await ask(one, "ann", "other") == 200
+
+
+async def test_the_limits_of_a_key_come_before_those_of_the_server():
+    """A key may have more, or less; a limit that it has not is the server's."""
+
+    def authenticate(request):
+        limits = {"ann": RateLimits(requests=1), "bob": RateLimits(requests=5)}
+        user = request.headers["x-user"]
+        return Caller(user=user, scopes={"run"}, limits=limits.get(user, RateLimits()))
+
+    async with serving(greeting(), auth=authenticate, limits=RateLimits(requests=2)) as client:
+        for user, expected in (("ann", 1), ("bob", 5), ("eve", 2)):
+            statuses = [(await client.get("/v1/agents", headers={"x-user": user})).status_code for _ in range(6)]
+            assert statuses == [200] * expected + [429] * (6 - expected), user
+
+
+async def test_runs_at_once():
+    """A run counts until it is over or waits for a person; a repeated request is answered, and other users are not."""
+    store = MemoryStore()
+    async with serving(greeting(store), parallel=0, limits=RateLimits(runs=1)) as client:
+        first = {"json": {"prompt": "x"}, "headers": named() | {"idempotency-key": "a"}}
+        assert (await client.post("/v1/runs", **first)).status_code == 201
+        refused = await client.post("/v1/runs", json={"prompt": "x"}, headers=named())
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, f"{QUEUE_RETRY_S:.0f}")
+        assert (await client.post("/v1/runs", **first)).status_code == 200
+        assert (await client.post("/v1/runs", json={"prompt": "x"}, headers=named("bob"))).status_code == 201
+        await client.post("/v1/runs/a/cancel", json={}, headers=named())
+        assert (await client.post("/v1/runs", json={"prompt": "x"}, headers=named())).status_code == 201
+
+
+async def test_tokens():
+    """Those of a run count when it ends, in whichever process; then no run is started until they are a minute old."""
+    async with serving(greeting(), limits=RateLimits(tokens=5)) as client:
+        statuses = []
+        for _ in range(200):  # a follower counts them, at its own pace
+            made = await client.post("/v1/runs", json={"prompt": "x", "wait_s": 30}, headers=named())
+            statuses.append(made.status_code)
+            if made.status_code == 429:
+                break
+        assert statuses[0] == 201
+        assert statuses[-1] == 429
+        assert "tokens" in made.json()["error"]["message"]
+        assert (await client.get("/v1/runs", headers=named())).status_code == 200
+        assert (await client.post("/v1/runs", json={"prompt": "x"}, headers=named("bob"))).status_code == 201
+
+
+async def test_a_full_queue():
+    """New runs are refused with 503 and a time; reading and deciding goes on."""
+    async with serving(greeting(), parallel=0, max_queue=1) as client:
+        assert (await client.post("/v1/runs", json={"prompt": "x"})).status_code == 201
+        refused = await client.post("/v1/runs", json={"prompt": "x"})
+        while refused.status_code == 201:  # the length of the queue is known for a second
+            refused = await client.post("/v1/runs", json={"prompt": "x"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        assert int(refused.headers["retry-after"]) == QUEUE_RETRY_S
+        assert (await client.get("/v1/runs")).status_code == 200
+
+
+async def test_four_eyes():
+    """Nobody approves or settles the calls of its own run, or takes part in another's; other people decide."""
+    both = "run+approve"
+    async with serving(paying(), four_eyes=True) as client:
+        run = (
+            await client.post("/v1/runs", json={"prompt": "pay", "wait_s": 30}, headers=named("ann", "", both))
+        ).json()
+        path, [item] = f"/v1/runs/{run['id']}", run["pending"]
+        body = {"call_id": item["call_id"], "digest": item["digest"]}
+        for user, operation, sent in (
+            ("ann", "approve", body),
+            ("ann", "settle", {"call_id": item["call_id"], "rerun": True}),
+            ("eve", "fork", {}),
+            ("eve", "input", {"text": "x"}),
+        ):
+            response = await client.post(f"{path}/{operation}", json=sent, headers=named(user, "", "admin"))
+            assert response.status_code == 403, operation
+        assert (await client.get(path)).json()["pending"] == run["pending"]
+        approved = await client.post(f"{path}/approve", json=body, headers=named("eve", "", both))
+        assert approved.status_code == 202
+        assert (await client.get(path, params={"wait_s": 30})).json()["output"] == "done"
+
+
+async def test_metrics():
+    """A parser of Prometheus reads them; their labels are operations, classes of status, agents and limits."""
+    async with serving(paying(), limits=RateLimits(requests=7)) as client:
+        for _ in range(2):
+            await client.post("/v1/runs", json={"prompt": "pay", "wait_s": 30})
+        await client.get("/v1/runs/unknown")
+        assert (await client.get("/metrics", headers=named())).status_code == 403
+        response = await client.get("/metrics")
+        assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+        families = {each.name: each for each in text_string_to_metric_families(response.text)}
+        samples = {
+            (each.name, *each.labels.values()): each.value for found in families.values() for each in found.samples
+        }
+        assert samples["agentfsm_requests_total", "create_run", "2xx"] == 2
+        assert samples["agentfsm_requests_total", "get_run", "4xx"] == 1
+        assert samples["agentfsm_executions_total", "shop"] == 2
+        assert samples["agentfsm_queue_runs", "shop"] == 0
+        assert samples["agentfsm_streams_open",] == 0
+        assert samples["agentfsm_refusals_total", "requests"] == 0
+        assert families["agentfsm_requests"].type == "counter"
+        while (await client.get("/v1/agents")).status_code == 200:
+            pass
+        text = (await client.get("/metrics", headers=named("eve", "", "admin"))).text
+        assert 'agentfsm_refusals_total{limit="requests"} 1' in text
+
+
+async def test_sessions_and_workers():
+    """Sessions with their last run; what has a worker, what waits for one, and for how long. Of the tenant only."""
+    async with serving(greeting()) as client:
+        for user, tenant, session in (
+            ("ann", "acme", "s"),
+            ("ann", "acme", "s"),
+            ("bob", "acme", "s"),
+            ("ann", "b", "t"),
+        ):
+            body = {"prompt": "x", "wait_s": 30, "session": session}
+            await client.post("/v1/runs", json=body, headers=named(user, tenant))
+        own = (await client.get("/v1/sessions", headers=named("ann", "acme"))).json()
+        assert [(each["session"], each["user"], each["runs"]) for each in own["sessions"]] == [("s", "ann", 2)]
+        assert own["sessions"][0]["last"]["status"] == "done"
+        every = (await client.get("/v1/sessions", headers=named("eve", "acme", "approve"))).json()
+        assert {(each["session"], each["user"]) for each in every["sessions"]} == {("s", "ann"), ("s", "bob")}
+    async with serving(greeting(), parallel=0) as client:
+        made = (await client.post("/v1/runs", json={"prompt": "x"}, headers=named("ann", "acme"))).json()
+        found = (await client.get("/v1/workers", headers=named("eve", "acme", "approve"))).json()
+        assert ([each["id"] for each in found["queue"]], found["workers"]) == ([made["id"]], [])
+        assert "no worker" in found["queue"][0]["reason"]
+        assert found["queue"][0]["ready_s"] >= 0
+        other = (await client.get("/v1/workers", headers=named("eve", "b", "admin"))).json()
+        assert other["queue"] == []
+        assert (await client.get("/v1/workers", headers=named("ann", "acme"))).status_code == 403
+
+
+async def test_what_a_worker_executes_is_listed(tmp_path):
+    """A run with a worker says so, with the time since its last event; names of workers do not tell the machine."""
+    gate, begun = anyio.Event(), anyio.Event()
+
+    @tool
+    async def wait() -> str:
+        """Wait for the test."""
+        begun.set()
+        await gate.wait()
+        return "ok"
+
+    agent = Agent(
+        ScriptedModel(say("", call("wait")), say("end")), tools=[wait], store=SQLiteStore(tmp_path / "runs.db")
+    )
+    async with serving(agent) as client:
+        run = (await client.post("/v1/runs", json={"prompt": "x"})).json()
+        await begun.wait()
+        [worker] = (await client.get("/v1/workers")).json()["workers"]
+        assert [each["id"] for each in worker["runs"]] == [run["id"]]
+        assert len(worker["name"]) == 12
+        gate.set()
+        assert (await client.get(f"/v1/runs/{run['id']}", params={"wait_s": 30})).json()["output"] == "end"
+        assert (await client.get("/v1/workers")).json()["workers"] == []
+
+
+def test_which_limits_are_possible():
+    """Whole numbers of 1 or more, and with a store that has quotas."""
+    for wrong in ({"requests": 0}, {"tokens": -1}, {"runs": 1.5}):
+        with pytest.raises(MisuseError):
+            RateLimits(**wrong)
+
+    class Plain(MemoryStore):
+        take_quotas = Store.take_quotas
+
+    with pytest.raises(MisuseError, match="quotas"):
+        serve([greeting(Plain())], auth=caller_named, limits=RateLimits(requests=1))
+    serve([greeting(Plain())], auth=caller_named)
+    assert RateLimits(tokens=5).or_else(RateLimits(tokens=9, runs=1)) == RateLimits(tokens=5, runs=1)
