@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.codec import decode_event, encode_event
+from agentfsm.core.inbox import UNTRUSTED_KINDS
+from agentfsm.core.labels import DATA_LEVELS, Label
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import TABLE, State
 from agentfsm.core.messages import AssistantMessage
 from agentfsm.core.plans import find_step_number
+from agentfsm.core.purposes import usage_by_purpose
 from agentfsm.core.run import begin_run
 from agentfsm.core.usage import Usage
 from agentfsm.core.verdict import Action
@@ -44,7 +47,9 @@ def check_counts(run, events):
     beside = (e.ToolsOffered, e.Judged, e.Planned, e.PlanDropped, e.StepsReady)
     paid = [event.usage for event in events if isinstance(event, (*replies, *beside))]
     below = [result.child.usage for result in results_in(events) if result.child]
-    assert run.usage == sum([*paid, *below], Usage())
+    own = [each.usage for result in results_in(events) for each in result.spent]
+    assert run.usage == sum([*paid, *below, *own], Usage())
+    assert run.usage == sum(usage_by_purpose(events).values(), Usage())
     assert run.updated_at == events[-1].at
 
 
@@ -132,7 +137,37 @@ def check_marks(run, events):
     assert run.offered == next((event.tools for event in last if isinstance(event, e.ToolsOffered)), None)
 
 
+def labels_in(event):
+    """Return the labels that an event brings into its run."""
+    match event:
+        case e.Observed():
+            untrusted = {Label.UNTRUSTED} if any(each.kind in UNTRUSTED_KINDS for each in event.inputs) else set()
+            return untrusted.union(*[each.labels for each in event.inputs])
+        case e.ToolStarted():
+            return set(event.labels)
+        case e.ToolFinished():
+            return set(event.result.labels)
+        case e.ToolsChosen() | e.AnswerGiven() | e.AnswerDrafted() if event.message.hosted is not None:
+            return set(event.message.hosted.labels)
+    return set()
+
+
+def check_labels(run, events):
+    """The run has the labels of all that it continues and of all its events; the source of each is where it was first.
+
+    None goes away, whatever happens later: a compaction, a pause, the end of the run.
+    """
+    inherited = {label for label, source in run.labels.items() if source.run_id != run.id}
+    assert inherited == ({Label.PRIVATE} if run.prior else set())
+    assert set(run.labels) == inherited.union(*map(labels_in, events))
+    for label in set(run.labels) - inherited:
+        assert run.labels[label].version == next(n for n, event in enumerate(events, 1) if label in labels_in(event))
+    levels = [level for level in DATA_LEVELS if level in run.labels]
+    assert run.data_level == (levels[-1] if levels else None)
+
+
 CHECKS = (
+    check_labels,
     check_counts,
     check_histories,
     check_calls,

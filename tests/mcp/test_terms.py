@@ -53,6 +53,12 @@ def test_the_hints_of_others_count_for_nothing():
     assert (found["read_only"], found["idempotent"], asks(found)) == (False, False, True)
 
 
+@pytest.mark.parametrize("trusted", [True, False])
+def test_the_results_of_others_are_untrusted(trusted):
+    """The label goes with the server, and not with what its tools say of themselves."""
+    assert declared(HINTS, trusted=trusted)["reads_untrusted"] is not trusted
+
+
 def test_confirm_overrides_the_hints():
     """Who is asked is said by the program: nobody, always, or by tool and arguments; no clear no is a yes."""
     assert declared(confirm=False)["requires_approval"] is False

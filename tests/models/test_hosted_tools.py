@@ -139,6 +139,24 @@ async def test_the_outcome_of_hosted_tools_is_on_the_run():
     assert run.hosted.citations == (Citation(url="https://a.eu", title="A", start=0, end=2),)
     assert run.hosted.files == (HostedFile(id="f_1", name="sums.csv", container="c_1"),)
     assert [image.url for image in run.hosted.images] == [f"data:image/png;base64,{PIXEL}"]
+    assert {str(label): source.name for label, source in run.labels.items()} == {"untrusted": "web_search"}
+    assert run.hosted.labels == ("untrusted",)
+
+
+@pytest.mark.parametrize(
+    ("tools", "item", "expected"),
+    [
+        ([ImageGeneration(), WebSearch()], "an image", ()),
+        ([ImageGeneration(labels=["internal"])], "an image", ("internal",)),
+        ([WebSearch(), HostedMCP(server="crm", url="https://a.eu/mcp")], "a hosted MCP call", ("untrusted",)),
+        ([HostedMCP(server="crm", url="https://a.eu/mcp", labels=["private"])], "a hosted MCP call", ("private",)),
+    ],
+)
+async def test_hosted_tools_that_were_used_bring_their_labels(tools, item, expected):
+    """Those that the agent declares for the tool; a tool that the provider did not use brings none."""
+    replies = [response(PROVIDER_ITEMS[item], text("ok"))]
+    run, _ = await run_against(OpenAIResponses, replies, "gpt-5", tools=tools)
+    assert tuple(run.labels) == expected
 
 
 async def test_anthropic_is_asked_for_its_tools():

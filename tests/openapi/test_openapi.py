@@ -311,3 +311,10 @@ def test_a_document_can_be_a_file(api, tmp_path):
     path.write_text("openapi: 3.0.3")
     with pytest.raises(MisuseError, match="YAML"):
         tools_from_openapi(str(path))
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_the_results_of_an_api_are_untrusted_unless_declared(api, trusted):
+    """Strangers can write what most APIs return."""
+    assert {each.labels for each in make_tools(api, trusted=trusted).values()} == {() if trusted else ("untrusted",)}
+    assert all(each.reads_untrusted for each in make_tools(api).values())

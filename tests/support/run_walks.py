@@ -8,12 +8,13 @@ from agentfsm.core.calls import UNDECIDED_PHASES, Phase
 from agentfsm.core.effects import AskModel, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.inbox import Input, InputKind
+from agentfsm.core.labels import Label, LabelSource, as_labels
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, TextPart, ToolResult
-from agentfsm.core.plans import Plan, PlanProgress, PlanStep, build_plan_call
+from agentfsm.core.messages import AssistantMessage, HostedContent, Outcome, SystemMessage, TextPart, ToolResult
+from agentfsm.core.plans import PLAN_TOOL, Plan, PlanProgress, PlanStep, build_plan_call
 from agentfsm.core.run import begin_run
 from agentfsm.core.segments import default_segments, render_segments
-from agentfsm.core.usage import AgentCost, Usage
+from agentfsm.core.usage import AgentCost, Purpose, Spending, Usage
 from agentfsm.core.verdict import Action, Verdict
 from tests.support.sample_runs import ATTENDED, INQUIRED, TASK, WAITED, answer, call, header, result
 
@@ -28,13 +29,17 @@ usage = st.builds(
 
 stamp = st.fixed_dictionaries({"at": st.floats(0, 2**32), "took_s": st.integers(0, 600).map(float)})
 
-inputs = st.lists(
-    st.builds(Input, kind=st.sampled_from(InputKind), parts=st.tuples(st.builds(TextPart, text=text))), max_size=2
-).map(tuple)
+labels = st.just(()) | st.frozensets(st.sampled_from(Label), max_size=3).map(as_labels)
 
-some_inputs = st.tuples(
-    st.builds(Input, kind=st.sampled_from(InputKind), parts=st.tuples(st.builds(TextPart, text=text)))
+one_input = st.builds(
+    Input, kind=st.sampled_from(InputKind), parts=st.tuples(st.builds(TextPart, text=text)), labels=labels
 )
+
+inputs = st.lists(one_input, max_size=2).map(tuple)
+
+some_inputs = st.tuples(one_input)
+
+spent = st.just(()) | st.tuples(st.builds(Spending, purpose=st.sampled_from(Purpose), usage=usage))
 
 outcomes = st.sampled_from(Outcome)
 
@@ -73,7 +78,9 @@ _SAID = (TASK, AssistantMessage(calls=(call(turn=4),)), result("t4.0"), answer()
 
 _LAYOUT = default_segments(3, task=0)
 
-WHOLE = attrs.evolve(begin_run(header(id="r0")), messages=_SAID)
+_PRIVATE = LabelSource(label=Label.PRIVATE, run_id="r0", version=4, call_id="t4.0", name="search")
+
+WHOLE = attrs.evolve(begin_run(header(id="r0")), messages=_SAID, labels={Label.PRIVATE: _PRIVATE})
 
 # What a run may go on from: nothing, a run, and one whose history a compaction has shortened.
 EARLIER = (
@@ -121,7 +128,8 @@ def ask(run, draw):
         return kind(start=draw(st.sampled_from(starts)), tokens_before=2, tokens_after=1, why=draw(text))
     turn = run.turns_before + run.turn + 1
     calls = tuple(call(number, turn, name) for number, name in enumerate(draw(names)))
-    said = AssistantMessage(text=draw(text), calls=calls if kind is e.ToolsChosen else ())
+    hosted = draw(st.none() | st.builds(HostedContent, labels=labels))
+    said = AssistantMessage(text=draw(text), calls=calls if kind is e.ToolsChosen else (), hosted=hosted)
     return kind(message=said, usage=draw(usage))
 
 
@@ -136,6 +144,8 @@ def ended(asked, draw, outcomes=outcomes, most_attempts=3):
         attempts=draw(st.integers(1, most_attempts)),
         shown_chars=draw(st.none() | st.integers(0, 12)),
         child=draw(st.none() | costs),
+        spent=draw(spent),
+        labels=draw(labels),
     )
     return e.ToolFinished(result=ending, by=draw(text))
 
@@ -157,7 +167,7 @@ def work(run, draw, calls):
             return draw(st.sampled_from([lost, paused(asked.id), *asking, cut(asked.id, draw)]))
         case ((Phase.INTENDED | Phase.APPROVED | Phase.RUNNING), 1):
             flags = st.fixed_dictionaries({"repeatable": st.booleans(), "read_only": st.booleans()})
-            return e.ToolStarted(call_id=asked.id, **draw(flags))
+            return e.ToolStarted(call_id=asked.id, labels=draw(labels), **draw(flags))
     return ended(asked, draw)
 
 
@@ -194,7 +204,9 @@ def decide(run, draw):
             st.sampled_from([e.ToolStarted(call_id=asked.id), paused(asked.id), ended(asked, draw, most_attempts=1)])
         )
     if draw(st.booleans()):
-        return e.ApprovalGiven(call_id=asked.id, by=draw(text), arguments=draw(edited))
+        # An edited plan is a plan, which the engine has checked.
+        arguments = None if asked.name == PLAN_TOOL else draw(edited)
+        return e.ApprovalGiven(call_id=asked.id, by=draw(text), arguments=arguments)
     said_no = Outcome.REJECTED if entry.phase is Phase.AWAITING_APPROVAL else Outcome.FAILED
     return ended(asked, draw, st.just(said_no), most_attempts=1)
 

@@ -338,7 +338,7 @@ def _format_header(run: Run) -> Iterator[str]:
         yield f"prompts  {name}@{version}"
     if header.session is not None:
         yield f"session  {header.session}"
-    yield from (one_line(line, NOTE_CHARS) for line in _format_identity(header))
+    yield from _format_identity(header)
     yield f"created  {format_time(run.created_at)}"
     yield f"prompt   {one_line(format_prompt(run), NOTE_CHARS)}"
     yield f"state    {format_state(run)}"
@@ -354,7 +354,7 @@ def _format_identity(header: Header) -> Iterator[str]:
         "arms": ", ".join(f"{name}={arm}" for name, arm in sorted(header.arms.items())),
         "trace": header.traceparent,
     }
-    yield from (f"{name:<8} {value}" for name, value in facts.items() if value)
+    yield from (f"{name:<8} {one_line(value, NOTE_CHARS)}" for name, value in facts.items() if value)
 
 
 def format_turns(turns: Sequence[TurnView]) -> Iterator[str]:
