@@ -105,7 +105,7 @@ function drawLane(bars, y, scale, select) {
 /** Draw some turns of a run. `select(version)` is called when a bar is clicked. */
 export function drawTimeline(view, journal, { first, select, now, width }) {
   const shown = view.turns.slice(first, first + PAGE);
-  if (!shown.length) return h("p", { class: "empty" }, t("No turn is complete yet."));
+  if (!shown.length && !now) return h("p", { class: "empty" }, t("No turn is complete yet."));
   const from = first ? view.turns[first - 1].version : 0;
   const next = view.turns[first + PAGE];
   const to = next ? next.version - 1 : view.version;
@@ -130,6 +130,9 @@ export function drawTimeline(view, journal, { first, select, now, width }) {
       version: turn.version,
     };
   });
+  if (now && !next && view.state === "think") {
+    models.push({ x: scale.place(events.at(-1)?.at ?? 0), right: scale.place(now), label: t("model"), title: t("the model is working"), kind: "running", version: view.version });
+  }
   const folds = scale.parts.filter((part) => part.fold);
   const bottom = TOP + (1 + Math.max(1, lanes)) * ROW + 4;
   const height = bottom + (folds.length ? 22 : 4);
@@ -168,8 +171,8 @@ function turnStart(journal, turn) {
 
 function describe(view, shown, calls) {
   return t("Turns {first} to {last} of {all}, {calls} calls.", {
-    first: shown[0].number,
-    last: shown.at(-1).number,
+    first: shown[0]?.number ?? 0,
+    last: shown.at(-1)?.number ?? 0,
     all: view.turns.length,
     calls: calls.length,
   });

@@ -1,7 +1,7 @@
 // A run: its facts, the machine, the timeline, its panels, what waits, and travel over its versions.
 import { api } from "../api.js";
 import { decisionCard, itemKey } from "../decide.js";
-import { fill, h } from "../dom.js";
+import { every, fill, h } from "../dom.js";
 import { openFork } from "../fork.js";
 import { clock, compact, count, date, duration, money } from "../format.js";
 import { t } from "../i18n.js";
@@ -13,6 +13,8 @@ import { actionButton, chip, failure, facts, runLink } from "../parts.js";
 import { RunModel } from "../run_model.js";
 import { drawTimeline, PAGE } from "../timeline.js";
 
+// Milliseconds between two drawings of what is running.
+const TICK_MS = 700;
 const STATUS = { done: "done", error: "stopped" };
 
 export const run = {
@@ -21,6 +23,7 @@ export const run = {
     const parts = {};
     const model = new RunModel(id, machine, () => draw(model, parts));
     build(main, model, parts, parameters);
+    every(TICK_MS, parts.timeline, () => isRunning(model) && drawTurns(model, parts));
     await model.open();
     return () => model.close();
   },
@@ -126,12 +129,13 @@ function drawFacts(model, parts) {
   ]));
 }
 
+const isRunning = (model) => model.isLive && ["think", "act"].includes(model.view.state) && statusOf(model) === "running";
+
 function drawTurns(model, parts) {
   const { view } = model;
   const last = Math.max(0, Math.floor((view.turns.length - 1) / PAGE) * PAGE);
   const first = Math.min(parts.first ?? last, last);
-  const isRunning = model.isLive && ["think", "act"].includes(view.state) && statusOf(model) === "running";
-  const now = isRunning ? Date.now() / 1000 : null;
+  const now = isRunning(model) ? Date.now() / 1000 : null;
   fill(parts.timeline, drawTimeline(view, model.journal, { first, now, width: parts.timeline.clientWidth, select: (version) => model.goTo(version) }));
   const move = (target) => () => {
     parts.first = target >= last ? null : Math.max(0, target);
