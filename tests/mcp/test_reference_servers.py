@@ -2,8 +2,12 @@
 
 import json
 import os
+import signal
+import sys
+from pathlib import Path
 
 import pytest
+from anyio import run_process, to_thread
 
 from agentfsm import Agent, Answer
 from agentfsm.cli.demo import demo_agent
@@ -11,6 +15,7 @@ from agentfsm.core.messages import ErrorType, ImagePart, ToolResult
 from agentfsm.mcp import MCPServer
 from agentfsm.streaming.stream import ToolEvent, ToolEventType
 from agentfsm.testing import LocalServer, ScriptedModel, call, say
+from tests.support import server_reaper
 from tests.support.node_packages import program
 from tests.support.port_servers import free_port, listening
 
@@ -23,6 +28,11 @@ CITY = "New York"
 def by_stdio(package, *args, **options):
     command, *rest = program(package, *args)
     return MCPServer.stdio(command, rest, confirm=False, **options)
+
+
+def python(module, *args):
+    """Return a function of a folder, to how a server is started that is a module of Python."""
+    return lambda _folder: [sys.executable, "-m", module, *args]
 
 
 def by_http(url):
@@ -223,6 +233,53 @@ async def test_several_servers_at_once(tmp_path):
     calls = results(run)
     assert [each.outcome for each in calls] == ["done"] * 3
     assert str(tmp_path) in calls[1].content
+
+
+# Killed in the middle of a run.
+
+# By server: how it is started, and a call whose second result is like its first.
+KILLED = {
+    "everything": (lambda _folder: program(EVERYTHING, "stdio"), "echo", {"message": "x"}, "Echo: x"),
+    "filesystem": (lambda folder: program(FILESYSTEM, folder), "list_allowed_directories", {}, "{folder}"),
+    "memory": (lambda _folder: program(MEMORY), "read_graph", {}, "entities"),
+    "git": (python("mcp_server_git"), "git_status", {"repo_path": "{folder}"}, "No commits yet"),
+    "time": (python("mcp_server_time"), "get_current_time", {"timezone": "Europe/Rome"}, "Europe/Rome"),
+    "fetch": (
+        python("mcp_server_fetch", "--ignore-robots-txt", "--allow-private-ips"),
+        "fetch",
+        {"url": "{url}"},
+        "hello from here",
+    ),
+}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", KILLED)
+async def test_a_server_that_is_killed_between_two_turns(name, tmp_path):
+    """The next call starts it anew, each of them, and the run ends as if nothing had been."""
+    start, tool, arguments, text = KILLED[name]
+    folder, note = tmp_path / "in", tmp_path / "pid"
+    await run_process(["git", "init", "-q", str(folder)])
+    noting = ["-c", 'echo $$ > "$0"; exec "$@"', str(note), *start(str(folder))]
+    (folder / "page.txt").write_text("hello from here")
+    with listening([sys.executable, "-m", "http.server", "-d", str(folder), "{port}"], os.environ) as url:
+        places = {"folder": folder, "url": f"{url}/page.txt"}
+        given = {key: value.format_map(places) for key, value in arguments.items()}
+        server = MCPServer.stdio("sh", noting, name="s", confirm=False, env={"NO_PROXY": "127.0.0.1"})
+        calls = [say("", call(f"s__{tool}", **given)) for _ in range(2)]
+        async with Agent(ScriptedModel(*calls, "done"), tools=[server]) as agent:
+            run = agent.start("go on")
+            while not results(run):
+                run = await agent.step(run)
+            first = int(note.read_text())
+            os.kill(first, signal.SIGKILL)
+            process = Path(f"/proc/{first}")
+            await to_thread.run_sync(server_reaper.await_that, lambda: not process.exists(), "it is gone")
+            run = await agent.finish(run)
+    assert [each.outcome for each in results(run)] == ["done"] * 2
+    assert all(text.format_map(places) in each.content for each in results(run))
+    assert int(note.read_text()) != first
+    assert run.output == "done"
 
 
 # The demo agent.
