@@ -140,6 +140,21 @@ class EndpointHandler:
 _CHALLENGE: Final = {"www-authenticate": 'Bearer realm="agentfsm"'}
 
 
+async def read_content(request: Request) -> bytes:
+    """Read the body of a request.
+
+    Raises:
+        HTTPException: when it is too large.
+    """
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise HTTPException(413, f"the body has more than {MAX_BODY_BYTES:,} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
 async def _read_body(request: Request, kind: type[RequestBody]) -> RequestBody:
     """Read and validate the body of a request.
 
@@ -147,16 +162,11 @@ async def _read_body(request: Request, kind: type[RequestBody]) -> RequestBody:
         HTTPException: when it is too large, not JSON, or does not fit.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise HTTPException(413, f"the body has more than {MAX_BODY_BYTES:,} bytes")
-        parts.append(part)
-    if size and content_type != "application/json":
+    content = await read_content(request)
+    if content and content_type != "application/json":
         raise HTTPException(415, "send the body as `Content-Type: application/json`")
     try:
-        return kind.model_validate(json.loads(b"".join(parts) or b"{}"))
+        return kind.model_validate(json.loads(content or b"{}"))
     except ValidationError as error:
         flaws = error.errors(include_url=False, include_input=False, include_context=False)
         text = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}" for each in flaws[:10])

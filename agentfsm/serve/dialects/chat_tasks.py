@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 # Words of a title.
 TITLE_WORDS: Final = 6
 _TITLE: Final = "title"
-_EMPTY_ANSWERS: Final = {"tags": {"tags": []}, "follow": {"follow_ups": []}, "queries": {"queries": []}}
+_EMPTY_ANSWERS: Final[Mapping[str, object]] = {
+    "tags": {"tags": []},
+    "follow": {"follow_ups": []},
+    "queries": {"queries": []},
+}
 # Beginnings of Open WebUI's tasks, after "### Task:", and the key of the answer.
 _WEBUI_TASKS: Final = (
     (re.compile(r"Generate a concise\b.*\btitle\b", re.IGNORECASE), _TITLE),
