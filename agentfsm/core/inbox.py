@@ -68,7 +68,12 @@ def _parse_priority(value: Priority | str) -> Priority:
     return _parse_member(Priority, "priority", value)
 
 
-def _parse_time(value: datetime | float | None) -> float | None:
+def parse_time(value: datetime | float | None) -> float | None:
+    """Return a time in seconds since 1970, given as such or as a datetime with its time zone; None stays None.
+
+    Raises:
+        MisuseError: if it is neither.
+    """
     if isinstance(value, datetime):
         seconds: float | None = value.timestamp() if value.tzinfo is not None else math.nan  # a naive time is ambiguous
     else:
@@ -92,7 +97,7 @@ class Input(Value):
     priority: Priority = attrs.field(default=Priority.NORMAL, converter=_parse_priority)
     """Order in which the input is read, if several wait."""
 
-    due_at: float | None = attrs.field(default=None, converter=_parse_time)
+    due_at: float | None = attrs.field(default=None, converter=parse_time)
     """Earliest time at which the input is read (a timer), seconds since 1970 by the store's clock. None: at once."""
 
     labels: tuple[Label, ...] = attrs.field(default=(), converter=as_labels)

@@ -1,0 +1,360 @@
+"""Long-term memory: what is kept across runs, by owner, and how it is found again."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from secrets import token_hex
+from typing import Any, Final
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.inbox import parse_time
+from agentfsm.core.validation import COUNT, SHARE, ValueRule, require_members
+from agentfsm.core.value import Value
+from agentfsm.memory.ranking import (
+    WINDOW,
+    Recollection,
+    Weights,
+    diversify,
+    fuse,
+    rank_sessions,
+    rank_windows,
+    score_items,
+)
+from agentfsm.memory.sqlite_index import SQLiteIndex
+from agentfsm.ports.memory import (
+    DeletionProof,
+    ItemFilter,
+    ItemKind,
+    ItemMatch,
+    ItemSource,
+    MemoryIndex,
+    MemoryItem,
+    Namespace,
+)
+from agentfsm.ports.store import Clock, SystemClock
+
+# Items that each ranking contributes before they are joined.
+CANDIDATES: Final = 200
+# The best of them, whose neighbours are candidates, too.
+NEAR: Final = 50
+# Items that are weighed for each one that is returned. Source: document G, 3.
+OVERFETCH: Final = 2
+# Items that a recall returns at most, unless it is asked for another number.
+RECALL_COUNT: Final = 8
+MOST: Final = ValueRule(
+    fits=lambda value: type(value) is int and 1 <= value <= CANDIDATES // OVERFETCH,
+    wanted=f"a whole number from 1 to {CANDIDATES // OVERFETCH}",
+)
+# Bytes of the id of an item without a key: no two items have the same one.
+ID_BYTES: Final = 10
+# Importance of an item of each kind, if none is given. Source: document G, 4.
+IMPORTANCE: Final[Mapping[ItemKind, float]] = {
+    ItemKind.EPISODE: 0.7,
+    ItemKind.FACT: 0.5,
+    ItemKind.PREFERENCE: 0.8,
+    ItemKind.DOCUMENT: 0.5,
+}
+
+
+def _open_index(location: str | os.PathLike[str] | MemoryIndex) -> MemoryIndex:
+    if isinstance(location, str | os.PathLike):
+        return SQLiteIndex(location)
+    require_members("search_text", "add", "forget", wanted="a path, a URL, or a MemoryIndex").check(
+        "Memory", "index", location
+    )
+    return location
+
+
+@attrs.frozen(kw_only=True)
+class Expiry(Value):
+    """Rules by which old items are forgotten. Source: document G, 4."""
+
+    days: float = 90.0
+    """Age from which an item of little importance is forgotten, days."""
+
+    importance: float = 0.7
+    """Importance from which an item is kept whatever its age."""
+
+    count: int = attrs.field(default=1_000, validator=COUNT)
+    """Number of items of each owner that are kept. The least important ones are forgotten first, where importance
+    shrinks with the age.
+    """
+
+    decay: float = attrs.field(default=0.95, validator=SHARE)
+    """Factor by which importance shrinks with each day, for `count`."""
+
+
+@attrs.define(eq=False, repr=False)
+class Memory:
+    """What is kept across runs.
+
+    `Memory("memory.db")` keeps its items in a SQLite file. Items belong to a user of a tenant: the run of an agent
+    reads and writes the items of its own user, and `for_` returns the memory of a user for direct use.
+
+    An item never changes. `revise` adds a correction, and a new item with the same `slot` takes the place of an earlier
+    one from its `valid_from` on. So `recall` can also tell what was known, or true, at an earlier time.
+    """
+
+    index: MemoryIndex = attrs.field(default="", converter=_open_index)
+    """Index that keeps the items, or the path of a SQLite file. Empty: a temporary file."""
+
+    namespace: Namespace = attrs.field(factory=Namespace, kw_only=True)
+    """Owner of the items of `remember` and `recall`. Default: what all share."""
+
+    weights: Weights = attrs.field(factory=Weights, kw_only=True)
+    """Weights of similarity, age and importance."""
+
+    clock: Clock = attrs.field(factory=SystemClock, kw_only=True)
+    """Source of the time."""
+
+    new_id: Callable[[], str] = attrs.field(default=lambda: token_hex(ID_BYTES), kw_only=True)
+    """Function that returns the id of an item without a key. Default: 80 random bits."""
+
+    _newest: float = attrs.field(default=-math.inf, init=False)
+    """Time of the newest record that this object has seen."""
+
+    def for_(self, *, user: str = "", tenant: str = "") -> Memory:
+        """Return the memory of a user, with the same index and options.
+
+        Args:
+            user: The user; empty for what all users of the tenant share.
+            tenant: The tenant; empty for none.
+        """
+        return attrs.evolve(self, namespace=Namespace(tenant=tenant, user=user))
+
+    # Write.
+
+    async def remember(
+        self,
+        text: str,
+        *,
+        kind: ItemKind | str = ItemKind.FACT,
+        key: str = "",
+        slot: str = "",
+        session: str = "",
+        data: Mapping[str, Any] | None = None,
+        source: ItemSource | tuple[str, int] | None = None,
+        labels: Collection[str] = (),
+        level: str = "internal",
+        importance: float | None = None,
+        valid_from: datetime | float | None = None,
+        valid_to: datetime | float | None = None,
+        held: bool = False,
+    ) -> MemoryItem:
+        """Remember a text. It is durable when the call returns.
+
+        Args:
+            text: The text, up to 20,000 characters.
+            kind: "fact", "preference", "episode" or "document".
+            key: Name that makes the call repeatable: a second item with the same key of the same owner is not added.
+                Empty: each call adds an item.
+            slot: Name of what the text gives a value to, such as "home town". From `valid_from` on it takes the place
+                of earlier items with that slot. Empty: it affects no other item.
+            session: Conversation that the text is a part of. Neighbours in it are found together more easily.
+            data: Further content, as JSON values.
+            source: Event that the item comes from: run and version. A rebuild derives such items from the journals.
+            labels: Labels of the run that the item comes from.
+            level: Data level: "public", "internal", "confidential" or "restricted".
+            importance: From 0 to 1. None: 0.8 for preferences, 0.7 for episodes, else 0.5.
+            valid_from: Time from which on the text is true, as a datetime with time zone or seconds since 1970. None:
+                now.
+            valid_to: Time until which it is true. None: no end is known.
+            held: Whether the item is not found until `release`.
+
+        Returns:
+            The item; the earlier one if the key is known.
+
+        Raises:
+            MisuseError: if a value does not fit, or the item was forgotten and must not return.
+        """
+        now = await self._now()
+        begins, ends = parse_time(valid_from), parse_time(valid_to)
+        kind = ItemKind(kind)
+        item = MemoryItem(
+            id=short_hash(f"{self.namespace}\n{kind}\n{key}", 24) if key else self.new_id(),
+            namespace=self.namespace,
+            kind=kind,
+            text=text,
+            slot=slot,
+            session=session,
+            data={} if data is None else dict(data),
+            source=ItemSource(run_id=source[0], version=source[1]) if isinstance(source, tuple) else source,
+            labels=tuple(sorted(labels)),
+            level=level,
+            importance=IMPORTANCE[kind] if importance is None else importance,
+            valid_from=now if begins is None else begins,
+            valid_to=math.inf if ends is None else ends,
+            recorded_at=now,
+            held=held,
+        )
+        return await self._add(item)
+
+    async def revise(
+        self,
+        item_id: str,
+        *,
+        text: str | None = None,
+        data: Mapping[str, Any] | None = None,
+        importance: float | None = None,
+        valid_from: datetime | float | None = None,
+        valid_to: datetime | float | None = None,
+    ) -> MemoryItem:
+        """Correct an item: add one that replaces it. What is not given stays as it was.
+
+        Use it for what was wrong. What was true and has changed is a new item with the same slot.
+
+        Raises:
+            MisuseError: if the owner has no such item.
+        """
+        old = (await self.index.get([item_id])).get(item_id)
+        if old is None or old.namespace != self.namespace:
+            raise MisuseError(f"there is no item {item_id!r} of this owner: recall() returns the ids of items")
+        begins, ends, now = parse_time(valid_from), parse_time(valid_to), await self._now()
+        return await self._add(
+            attrs.evolve(
+                old,
+                id=self.new_id(),
+                replaces=item_id,
+                source=None,
+                text=old.text if text is None else text,
+                data=old.data if data is None else dict(data),
+                importance=old.importance if importance is None else importance,
+                valid_from=old.valid_from if begins is None else begins,
+                valid_to=old.valid_to if ends is None else ends,
+                recorded_at=now,
+            )
+        )
+
+    async def release(self, item_ids: Iterable[str], *, by: str = "") -> int:
+        """Approve items that are held, so that they are found. Return their number."""
+        return await self.index.release([*item_ids], at=await self._now(), by=by)
+
+    async def _add(self, item: MemoryItem) -> MemoryItem:
+        added = await self.index.add([item])
+        if added:
+            return added[0]
+        known = await self.index.get([item.id])
+        if item.id not in known:
+            raise MisuseError(f"the item {item.id!r} was forgotten, so it is not added again: give it another key")
+        return known[item.id]
+
+    async def _now(self) -> float:
+        """Return the time, which does not go back behind what is recorded already."""
+        if self._newest == -math.inf:
+            self._newest = await self.index.newest_time()
+        self._newest = max(self._newest, self.clock.now())
+        return self._newest
+
+    # Read.
+
+    async def recall(
+        self,
+        query: str,
+        *,
+        k: int = RECALL_COUNT,
+        kinds: Iterable[ItemKind | str] = (),
+        as_of: datetime | float | None = None,
+        valid_at: datetime | float | None = None,
+        session: str | None = None,
+        max_level: str = "restricted",
+        without_labels: Collection[str] = (),
+        team: bool = False,
+    ) -> list[Recollection]:
+        """Find what matches a query, best first.
+
+        Args:
+            query: The search, in any words; of more than 20,000 characters the first are read.
+            k: Number of items, 1 or more.
+            kinds: Kinds of the items; empty for all.
+            as_of: Time whose knowledge counts: items recorded later are ignored. None: now.
+            valid_at: Time at which the items are true. None: `as_of`.
+            session: Conversation of the items; None for all.
+            max_level: Highest data level of the items.
+            without_labels: Labels that the items do not have.
+            team: Whether the items that all users of the tenant share are found, too.
+        """
+        MOST.check("recall", "k", k)
+        known, true = parse_time(as_of), parse_time(valid_at)
+        now = await self._now()
+        where = ItemFilter(
+            namespaces=self._list_owners(team=team),
+            kinds=tuple(ItemKind(kind) for kind in kinds),
+            max_level=max_level,
+            without_labels=frozenset(without_labels),
+            session=session,
+            as_of=math.inf if known is None else known,
+            valid_at=true if true is not None else now if known is None else known,
+        )
+        found = fuse(await self._search(query, where))[: k * OVERFETCH]
+        items = await self.index.get([item_id for item_id, *_ in found])
+        present = [(items[item_id], similarity, ranks) for item_id, similarity, ranks in found if item_id in items]
+        return diversify(score_items(present, now if known is None else known, self.weights), k, self.weights)
+
+    def _list_owners(self, *, team: bool) -> tuple[Namespace, ...]:
+        shared = Namespace(tenant=self.namespace.tenant)
+        return (self.namespace, shared) if team and shared != self.namespace else (self.namespace,)
+
+    async def _search(self, query: str, where: ItemFilter) -> dict[str, Sequence[ItemMatch]]:
+        matches = await self.index.search_text(query, where, CANDIDATES)
+        if not matches:
+            return {}
+        windows = rank_windows(matches, await self.index.find_neighbours(matches[:NEAR], WINDOW, where), WINDOW)
+        return {"text": matches, "window": windows, "session": rank_sessions(matches, windows)}
+
+    async def read(self, *, kinds: Iterable[ItemKind | str] = (), include_held: bool = False) -> list[MemoryItem]:
+        """Return all items of the owner that are not replaced, in the order of their ids."""
+        where = ItemFilter(
+            namespaces=(self.namespace,), kinds=tuple(ItemKind(kind) for kind in kinds), include_held=include_held
+        )
+        found: list[MemoryItem] = []
+        while page := await self.index.read(where, after=found[-1].id if found else ""):
+            found += page
+        return found
+
+    # Forget.
+
+    async def forget(self, item_ids: Iterable[str], *, by: str = "", reason: str = "") -> int:
+        """Delete items of the owner so that nothing of their content remains. Return their number.
+
+        A rebuild does not bring them back.
+
+        Raises:
+            MisuseError: if the owner has no item with one of the ids.
+        """
+        ids = [*item_ids]
+        found = await self.index.get(ids)
+        if missing := [each for each in ids if each not in found or found[each].namespace != self.namespace]:
+            raise MisuseError(f"there is no item {missing[0]!r} of this owner: recall() returns the ids of items")
+        return await self.index.forget(ids, at=await self._now(), by=by, reason=reason)
+
+    async def forget_all(self, *, by: str = "", reason: str = "") -> int:
+        """Delete all items of the owner so that nothing of their content remains. Return their number.
+
+        A rebuild does not bring back what was recorded until now.
+        """
+        return await self.index.forget_namespace(self.namespace, at=await self._now(), by=by, reason=reason)
+
+    async def expire(self, rules: Expiry | None = None, *, by: str = "expiry") -> int:
+        """Forget old items of little importance, and the least important ones beyond a number. Return their number."""
+        rules, now = rules or Expiry(), await self._now()
+        items = await self.read(include_held=True)
+        ages = {item.id: max(0.0, now - item.recorded_at) / 86_400 for item in items}
+        old = {each.id for each in items if ages[each.id] > rules.days and each.importance < rules.importance}
+        left = [item for item in items if item.id not in old]
+        left.sort(key=lambda item: item.importance * rules.decay ** ages[item.id])
+        old |= {item.id for item in left[: max(0, len(left) - rules.count)]}
+        return await self.index.forget(old, at=now, by=by, reason="old") if old else 0
+
+    async def list_deletions(self) -> Sequence[DeletionProof]:
+        """Return the records of all deletions of the index, oldest first, without content."""
+        return await self.index.list_deletions()
+
+    async def aclose(self) -> None:
+        """Close files and connections."""
+        await self.index.aclose()

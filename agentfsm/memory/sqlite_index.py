@@ -1,0 +1,453 @@
+"""Memory items in a SQLite file, with full-text search by SQLite's FTS5."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import attrs
+
+from agentfsm._concurrency import start_in_thread
+from agentfsm.core.errors import AgentError
+from agentfsm.core.header import DATA_LEVELS
+from agentfsm.core.validation import NOT_NEGATIVE
+from agentfsm.memory.text_terms import QueryTerms, read_query, write_date, write_pairs
+from agentfsm.ports.memory import (
+    DeletionProof,
+    ItemFilter,
+    ItemKind,
+    ItemMatch,
+    ItemSource,
+    MemoryIndex,
+    MemoryItem,
+    Namespace,
+)
+from agentfsm.stores.sqlite.file import Connect, DatabaseFile, SQLiteSchema, connect_sqlite3
+from agentfsm.stores.threaded.group_commit import GroupCommitWriter, StoreJob
+from agentfsm.stores.threaded.lease_table import LeaseTable
+from agentfsm.stores.threaded.outage import Outage
+
+T = TypeVar("T")
+
+# Seconds that a call waits for another process's transaction.
+PATIENCE_S: Final = 30.0
+# Characters of the word that stands for an owner: 128 bits of a hash.
+OWNER_CHARS: Final = 33
+_COLUMNS: Final = (
+    "number, id, tenant, user, kind, slot, replaces, source_run, source_version, session, place, level, valid_from, "
+    "valid_to, recorded_at, held, labels, importance, text, data"
+)
+_NAMES: Final = tuple(_COLUMNS.split(", "))
+
+SCHEMA: Final = SQLiteSchema(
+    version=1,
+    tables=frozenset({"items", "items_text", "deletions", "forgotten_items", "forgotten_owners", "released_items"}),
+    statements=(
+        """CREATE TABLE items (
+            number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, user TEXT NOT NULL,
+            kind TEXT NOT NULL, slot TEXT NOT NULL, replaces TEXT NOT NULL, source_run TEXT, source_version INTEGER,
+            session TEXT NOT NULL, place INTEGER NOT NULL, level INTEGER NOT NULL, valid_from REAL NOT NULL,
+            valid_to REAL NOT NULL, recorded_at REAL NOT NULL, held INTEGER NOT NULL, labels TEXT NOT NULL,
+            importance REAL NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL,
+            pairs TEXT NOT NULL, day TEXT NOT NULL, owner TEXT NOT NULL
+        ) STRICT""",
+        "CREATE INDEX items_place ON items (owner, session, place)",
+        "CREATE INDEX items_slot ON items (owner, slot, valid_from) WHERE slot <> ''",
+        "CREATE INDEX items_replaced ON items (replaces) WHERE replaces <> ''",
+        "CREATE INDEX items_source ON items (source_run) WHERE source_run IS NOT NULL",
+        """CREATE VIRTUAL TABLE items_text USING fts5 (
+            text, pairs, day, owner, content='items', content_rowid='number',
+            tokenize='porter unicode61 remove_diacritics 2'
+        )""",
+        "INSERT INTO items_text (items_text, rank) VALUES ('rank', 'bm25(1.0, 1.0, 1.0, 0.0)')",
+        """CREATE TABLE deletions (
+            number INTEGER PRIMARY KEY, at REAL NOT NULL, by TEXT NOT NULL, reason TEXT NOT NULL, items INTEGER NOT NULL
+        ) STRICT""",
+        "CREATE TABLE forgotten_items (id TEXT PRIMARY KEY) STRICT, WITHOUT ROWID",
+        "CREATE TABLE forgotten_owners (owner TEXT PRIMARY KEY, until REAL NOT NULL) STRICT, WITHOUT ROWID",
+        "CREATE TABLE released_items (id TEXT PRIMARY KEY, at REAL NOT NULL, by TEXT NOT NULL) STRICT, WITHOUT ROWID",
+    ),
+    upgrades={},
+)
+
+_INSERT: Final = f"INSERT INTO items ({_COLUMNS}, pairs, day, owner) VALUES (NULL, {', '.join('?' * 22)})"  # noqa: S608
+_INSERT_TEXT: Final = "INSERT INTO items_text (rowid, text, pairs, day, owner) VALUES (?, ?, ?, ?, ?)"
+_DELETE_TEXT: Final = (
+    "INSERT INTO items_text (items_text, rowid, text, pairs, day, owner) "
+    "SELECT 'delete', number, text, pairs, day, owner FROM items WHERE number = ?"
+)
+# An item is replaced once a correction of it is recorded. The first condition lets SQLite use the index.
+_NOT_REPLACED: Final = """NOT EXISTS (SELECT 1 FROM items r WHERE r.replaces <> '' AND r.replaces = {item}.id
+    AND r.recorded_at <= :as_of AND NOT r.held)"""
+# An item with a slot is true until the next item with that slot; of several that begin at once, the newest holds.
+_VALID: Final = f"""i.valid_from <= :valid_at AND i.valid_to > :valid_at AND (i.slot = '' OR NOT EXISTS (
+    SELECT 1 FROM items s WHERE s.owner = i.owner AND s.slot = i.slot AND s.slot <> ''
+    AND s.recorded_at <= :as_of AND NOT s.held AND s.valid_from <= :valid_at
+    AND (s.valid_from, s.recorded_at, s.id) > (i.valid_from, i.recorded_at, i.id)
+    AND {_NOT_REPLACED.format(item="s")}))"""  # noqa: S608
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class _ItemFile(DatabaseFile):
+    """The operations on the tables. Only the index's thread uses it."""
+
+    leases: LeaseTable = attrs.field(factory=lambda: LeaseTable(1.0, 1.0, ""))
+    """No leases: items have no owners among the workers."""
+
+    def renew_leases(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Close the file; the next transaction opens it again."""
+        self.close_file()
+
+    def add(self, items: Sequence[MemoryItem]) -> list[MemoryItem]:
+        """Insert the items that are new and not forgotten."""
+        return [added for item in items if (added := self._add_one(item)) is not None]
+
+    def _add_one(self, item: MemoryItem) -> MemoryItem | None:
+        known = "SELECT 1 FROM items WHERE id = :id UNION SELECT 1 FROM forgotten_items WHERE id = :id"
+        if self.execute(known, {"id": item.id}).fetchone() is not None:
+            return None
+        owner = name_owner(item.namespace)
+        until = self.execute("SELECT until FROM forgotten_owners WHERE owner = ?", (owner,)).fetchone()
+        if until is not None and item.recorded_at <= until[0]:
+            return None
+        if item.place == 0:
+            item = attrs.evolve(item, place=self._next_place(item))
+        if item.held and self.execute("SELECT 1 FROM released_items WHERE id = ?", (item.id,)).fetchone() is not None:
+            item = attrs.evolve(item, held=False)
+        pairs, day = write_pairs(item.text), write_date(item.valid_from)
+        self.execute(_INSERT, (*_write_row(item), pairs, day, owner))
+        (number,) = self.execute("SELECT last_insert_rowid()").fetchone()
+        self.execute(_INSERT_TEXT, (number, item.text, pairs, day, owner))
+        return item
+
+    def _next_place(self, item: MemoryItem) -> int:
+        newest = "SELECT max(place) FROM items WHERE owner = ? AND session = ?"
+        (place,) = self.execute(newest, (name_owner(item.namespace), item.session)).fetchone()
+        return int(place or 0) + 1
+
+    def search_text(self, terms: QueryTerms, where: ItemFilter, limit: int) -> list[ItemMatch]:
+        """Return the best matches. The filter is a part of the query, so it does not shorten the result."""
+        condition, values = _write_filter(where)
+        owners = " OR ".join(f'"{name_owner(each)}"' for each in where.namespaces)
+        match = f"owner : ({owners}) AND ({_write_match(terms)})"
+        sql = (
+            "SELECT i.id, i.owner || i.session, i.place, -items_text.rank FROM items_text "  # noqa: S608
+            f"JOIN items i ON i.number = items_text.rowid WHERE items_text MATCH :match AND {condition} "
+            "ORDER BY items_text.rank, i.number LIMIT :limit"
+        )
+        rows = self.execute(sql, {**values, "match": match, "limit": limit}).fetchall()
+        return [ItemMatch(*row) for row in rows]
+
+    def find_neighbours(self, matches: Sequence[ItemMatch], distance: int, where: ItemFilter) -> list[ItemMatch]:
+        """Return the items near others."""
+        condition, values = _write_filter(where)
+        near = {
+            (match.session[:OWNER_CHARS], match.session[OWNER_CHARS:], match.place + step)
+            for match in matches
+            for step in range(-distance, distance + 1)
+        }
+        sql = (
+            "SELECT i.id, i.owner || i.session, i.place, 0.0 FROM json_each(:places) p "  # noqa: S608
+            "JOIN items i ON i.owner = p.value ->> 0 AND i.session = p.value ->> 1 AND i.place = p.value ->> 2 "
+            f"WHERE {condition}"
+        )
+        rows = self.execute(sql, {**values, "places": json.dumps(sorted(near))}).fetchall()
+        return [ItemMatch(*row) for row in rows]
+
+    def get(self, ids: Collection[str]) -> list[MemoryItem]:
+        """Return the items with these ids."""
+        sql = f"SELECT {_COLUMNS} FROM items WHERE id IN (SELECT value FROM json_each(?))"  # noqa: S608
+        return [_read_row(row) for row in self.execute(sql, (json.dumps([*ids]),)).fetchall()]
+
+    def read(self, where: ItemFilter, after: str, limit: int) -> list[MemoryItem]:
+        """Return items in the order of their ids."""
+        condition, values = _write_filter(where)
+        sql = f"SELECT {_prefix_columns()} FROM items i WHERE i.id > :after AND {condition} ORDER BY i.id LIMIT :limit"  # noqa: S608
+        rows = self.execute(sql, {**values, "after": after, "limit": limit}).fetchall()
+        return [_read_row(row) for row in rows]
+
+    def newest_time(self) -> float:
+        """Return the time of the newest record; minus infinity if there is none."""
+        (newest,) = self.execute("SELECT max(recorded_at) FROM items").fetchone()
+        return -math.inf if newest is None else float(newest)
+
+    def forget(self, ids: Collection[str], proof: Callable[[int], DeletionProof]) -> int:
+        """Delete items, and note their ids."""
+        self.execute("INSERT OR IGNORE INTO forgotten_items SELECT value FROM json_each(?)", (json.dumps([*ids]),))
+        count = self._delete("id IN (SELECT value FROM json_each(:ids))", {"ids": json.dumps([*ids])})
+        self._record_deletion(proof(count))
+        return count
+
+    def forget_owner(self, namespace: Namespace, proof: Callable[[int], DeletionProof]) -> int:
+        """Delete all items of an owner, and note the hash of its name."""
+        owner = name_owner(namespace)
+        count = self._delete("owner = :owner", {"owner": owner})
+        deletion = proof(count)
+        self.execute(
+            "INSERT INTO forgotten_owners VALUES (?, ?) ON CONFLICT (owner) DO UPDATE SET until = max(until, ?)",
+            (owner, deletion.at, deletion.at),
+        )
+        self._record_deletion(deletion)
+        return count
+
+    def release(self, ids: Collection[str], at: float, by: str) -> int:
+        """Let held items be found."""
+        held = "SELECT id FROM items WHERE held AND id IN (SELECT value FROM json_each(?))"
+        found = [each for (each,) in self.execute(held, (json.dumps([*ids]),)).fetchall()]
+        for each in found:
+            self.execute("INSERT OR IGNORE INTO released_items VALUES (?, ?, ?)", (each, at, by))
+            self.execute("UPDATE items SET held = 0 WHERE id = ?", (each,))
+        return len(found)
+
+    def drop_derived(self) -> int:
+        """Delete the items with a source."""
+        return self._delete("source_run IS NOT NULL", {})
+
+    def _delete(self, condition: str, values: Mapping[str, Any]) -> int:
+        """Delete items and their words. Merging the parts of the text index removes the words for good."""
+        numbers = self.execute(f"SELECT number FROM items WHERE {condition}", values).fetchall()  # noqa: S608
+        for (number,) in numbers:
+            self.execute(_DELETE_TEXT, (number,))
+            self.execute("DELETE FROM items WHERE number = ?", (number,))
+        if numbers:
+            self.execute("INSERT INTO items_text (items_text) VALUES ('optimize')")
+        return len(numbers)
+
+    def _record_deletion(self, proof: DeletionProof) -> None:
+        self.execute("INSERT INTO deletions VALUES (NULL, ?, ?, ?, ?)", (proof.at, proof.by, proof.reason, proof.items))
+
+    def list_deletions(self) -> list[DeletionProof]:
+        """Return the records of deletions, oldest first."""
+        rows = self.execute("SELECT at, by, reason, items FROM deletions ORDER BY number").fetchall()
+        return [DeletionProof(at=at, by=by, reason=reason, items=items) for at, by, reason, items in rows]
+
+
+@attrs.define(eq=False, repr=False)
+class SQLiteIndex(MemoryIndex):
+    """An index in a SQLite file, which several processes of one machine may share.
+
+    A new file is readable only for its owner (mode 0600).
+    """
+
+    path: str = attrs.field(default="", converter=os.fspath)
+    """Path of the file, which is created at first use. Empty: a temporary file, which is removed when the index is
+    closed or the process ends.
+    """
+
+    connect: Connect = attrs.field(default=connect_sqlite3, kw_only=True)
+    """Function that opens the file, given its absolute path. Default `sqlite3.connect`; tests inject faults with it."""
+
+    patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=NOT_NEGATIVE)
+    """Seconds that a call waits for another process's transaction before it fails, 0 or more."""
+
+    _writer: GroupCommitWriter[_ItemFile] = attrs.field(init=False)
+
+    _folder: Callable[[], object] | None = attrs.field(default=None, init=False)
+    """Removes the folder of a temporary file; None for a file that was named."""
+
+    def __attrs_post_init__(self) -> None:
+        if not self.path:
+            folder = tempfile.mkdtemp(prefix="agentfsm-memory-")
+            self._folder = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            self.path = str(Path(folder) / "memory.db")
+        self._writer = GroupCommitWriter(self._create_file())
+
+    async def _run(self, work: Callable[[_ItemFile], T], *, writes: bool) -> T:
+        job = StoreJob(work, writes=writes)
+        self._writer.submit(job)
+        return await job.wait()
+
+    async def add(self, items: Sequence[MemoryItem]) -> Sequence[MemoryItem]:
+        """Add items in their order."""
+        return await self._run(lambda file: file.add(items), writes=True)
+
+    async def search_text(self, query: str, where: ItemFilter, limit: int) -> Sequence[ItemMatch]:
+        """Return the best matches by BM25, with English words reduced to their stems."""
+        terms = read_query(query)
+        return await self._run(lambda file: file.search_text(terms, where, limit), writes=False) if terms else ()
+
+    async def find_neighbours(
+        self, matches: Sequence[ItemMatch], distance: int, where: ItemFilter
+    ) -> Sequence[ItemMatch]:
+        """Return the items near others."""
+        return await self._run(lambda file: file.find_neighbours(matches, distance, where), writes=False)
+
+    async def get(self, ids: Collection[str]) -> Mapping[str, MemoryItem]:
+        """Return the items with these ids."""
+        return {item.id: item for item in await self._run(lambda file: file.get(ids), writes=False)}
+
+    async def read(self, where: ItemFilter, *, after: str = "", limit: int = 1_000) -> Sequence[MemoryItem]:
+        """Return items in the order of their ids."""
+        return await self._run(lambda file: file.read(where, after, limit), writes=False)
+
+    async def newest_time(self) -> float:
+        """Return the time of the newest record."""
+        return await self._run(lambda file: file.newest_time(), writes=False)
+
+    async def forget(self, ids: Collection[str], *, at: float, by: str, reason: str) -> int:
+        """Delete items, and rewrite the file without them."""
+
+        def prove(items: int) -> DeletionProof:
+            return DeletionProof(items=items, at=at, by=by, reason=reason)
+
+        count = await self._run(lambda file: file.forget(ids, prove), writes=True)
+        await self._rewrite()
+        return count
+
+    async def forget_namespace(self, namespace: Namespace, *, at: float, by: str, reason: str) -> int:
+        """Delete all items of an owner, and rewrite the file without them."""
+
+        def prove(items: int) -> DeletionProof:
+            return DeletionProof(items=items, at=at, by=by, reason=reason)
+
+        count = await self._run(lambda file: file.forget_owner(namespace, prove), writes=True)
+        await self._rewrite()
+        return count
+
+    async def release(self, ids: Collection[str], *, at: float, by: str) -> int:
+        """Approve items that are held."""
+        return await self._run(lambda file: file.release(ids, at, by), writes=True)
+
+    async def drop_derived(self) -> int:
+        """Delete the items that have a source."""
+        return await self._run(lambda file: file.drop_derived(), writes=True)
+
+    async def list_deletions(self) -> Sequence[DeletionProof]:
+        """Return the records of deletions, oldest first."""
+        return await self._run(lambda file: file.list_deletions(), writes=False)
+
+    async def aclose(self) -> None:
+        """Close the file and end the thread."""
+        await self._writer.close()
+        if self._folder is not None:
+            self._folder()
+
+    async def _rewrite(self) -> None:
+        """Rewrite the file without free pages, and empty its log, where deleted text would remain."""
+        await start_in_thread(self._vacuum).wait()
+
+    def _vacuum(self) -> None:
+        file = self._create_file()
+        try:
+            with file.transaction(write=False):
+                pass  # opens the file
+            file.vacuum()
+        except AgentError:
+            raise
+        except Exception as error:
+            raise file.translate_error(error) from error
+        finally:
+            file.close_file()
+
+    def _create_file(self) -> _ItemFile:
+        return _ItemFile(
+            path=str(Path(self.path).absolute()),
+            schema=SCHEMA,
+            connect=self.connect,
+            patience_s=self.patience_s,
+            outage=Outage(1.0),
+        )
+
+
+def name_owner(namespace: Namespace) -> str:
+    """Return a word for an owner that stands for it in the text index, and in the notes on what was forgotten."""
+    names = json.dumps([namespace.tenant, namespace.user])
+    return f"o{sha256(names.encode()).hexdigest()}"[:OWNER_CHARS]
+
+
+def _prefix_columns() -> str:
+    return ", ".join(f"i.{name}" for name in _NAMES)
+
+
+def _write_row(item: MemoryItem) -> tuple[Any, ...]:
+    source = item.source
+    return (
+        item.id,
+        item.namespace.tenant,
+        item.namespace.user,
+        item.kind.value,
+        item.slot,
+        item.replaces,
+        None if source is None else source.run_id,
+        None if source is None else source.version,
+        item.session,
+        item.place,
+        DATA_LEVELS.index(item.level),
+        item.valid_from,
+        item.valid_to,
+        item.recorded_at,
+        int(item.held),
+        json.dumps(item.labels),
+        item.importance,
+        item.text,
+        json.dumps(item.data, ensure_ascii=False),
+    )
+
+
+def _read_row(row: Sequence[Any]) -> MemoryItem:
+    fields = dict(zip(_NAMES, row, strict=True))
+    del fields["number"]
+    run_id, version = fields.pop("source_run"), fields.pop("source_version")
+    return MemoryItem(
+        namespace=Namespace(tenant=fields.pop("tenant"), user=fields.pop("user")),
+        kind=ItemKind(fields.pop("kind")),
+        source=None if run_id is None else ItemSource(run_id=run_id, version=version),
+        level=DATA_LEVELS[fields.pop("level")],
+        held=bool(fields.pop("held")),
+        labels=tuple(json.loads(fields.pop("labels"))),
+        data=json.loads(fields.pop("data")),
+        **fields,
+    )
+
+
+def _write_filter(where: ItemFilter) -> tuple[str, dict[str, Any]]:
+    """Return the condition on the item `i`, and its values."""
+    values: dict[str, Any] = {"as_of": where.as_of, "level": DATA_LEVELS.index(where.max_level)}
+    values["owners"] = json.dumps([name_owner(each) for each in where.namespaces])
+    parts = ["i.owner IN (SELECT value FROM json_each(:owners))", "i.level <= :level", "i.recorded_at <= :as_of"]
+    parts.append(_NOT_REPLACED.format(item="i"))
+    if where.kinds:
+        values["kinds"] = json.dumps([kind.value for kind in where.kinds])
+        parts.append("i.kind IN (SELECT value FROM json_each(:kinds))")
+    if where.without_labels:
+        values["labels"] = json.dumps(sorted(where.without_labels))
+        parts.append(
+            "NOT EXISTS (SELECT 1 FROM json_each(i.labels) l WHERE l.value IN (SELECT value FROM json_each(:labels)))"
+        )
+    if where.session is not None:
+        values["session"] = where.session
+        parts.append("i.session = :session")
+    if where.valid_at is not None:
+        values["valid_at"] = where.valid_at
+        parts.append(_VALID)
+    if not where.include_held:
+        parts.append("NOT i.held")
+    return " AND ".join(parts), values
+
+
+def _write_match(terms: QueryTerms) -> str:
+    """Return the terms as a query of FTS5: any of them matches."""
+    parts: list[str] = []
+    if terms.words:
+        words = " OR ".join(f'"{word}"' for word in terms.words)
+        parts.append(f"{{text day}} : ({words})")
+    if terms.phrases:
+        phrases = " OR ".join(_write_phrase(phrase) for phrase in terms.phrases)
+        parts.append(f"pairs : ({phrases})")
+    return " OR ".join(parts)
+
+
+def _write_phrase(phrase: Sequence[str]) -> str:
+    prefix = " *" if len(phrase) == 1 and len(phrase[0]) == 1 else ""
+    return f'"{" ".join(phrase)}"{prefix}'

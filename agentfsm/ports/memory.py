@@ -1,0 +1,253 @@
+"""Long-term memory: items, filters, and the protocol of the indexes that keep them.
+
+An index is a set of items that only grows, except that items are forgotten. Whether an item holds at some time follows
+from the set alone: which items replace it, and which hold the same slot later. So the same items give the same answers
+in whatever order they were added, and an index can be rebuilt from the journals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final, NamedTuple, Protocol
+
+import attrs
+
+from agentfsm.core.header import DATA_LEVELS
+from agentfsm.core.validation import NAME, STRING, ValueRule, is_number, require_between, require_choice
+from agentfsm.core.value import Value
+
+# Characters of an item: a page of dense text. Longer texts are cut into chunks before.
+MAX_ITEM_CHARS: Final = 20_000
+MAX_DATA_CHARS: Final = 100_000
+
+_TIME: Final = ValueRule(fits=lambda value: is_number(value) and math.isfinite(value), wanted="seconds since 1970")
+_TEXT: Final = ValueRule(
+    fits=lambda value: isinstance(value, str) and bool(value.strip()) and len(value) <= MAX_ITEM_CHARS,
+    wanted=f"a text of 1 to {MAX_ITEM_CHARS:,} characters; cut a longer one with memory.add_document",
+)
+LEVEL: Final = require_choice(*DATA_LEVELS)
+
+
+class ItemKind(StrEnum):
+    """Kind of a memory item."""
+
+    EPISODE = "episode"
+    FACT = "fact"
+    PREFERENCE = "preference"
+    DOCUMENT = "document"
+
+
+@attrs.frozen(kw_only=True)
+class Namespace(Value):
+    """Owner of memory items. Items of one owner are never found for another."""
+
+    tenant: str = attrs.field(default="", validator=STRING)
+    """Tenant, as in the header of a run; empty for none."""
+
+    user: str = attrs.field(default="", validator=STRING)
+    """User, as in the header of a run; empty for what all users of the tenant share."""
+
+
+@attrs.frozen(kw_only=True)
+class ItemSource(Value):
+    """The event from which an item was derived."""
+
+    run_id: str = attrs.field(validator=NAME)
+    """Id of the run."""
+
+    version: int = 0
+    """Version of the run after the event; 0 for the run as a whole."""
+
+
+@attrs.frozen(kw_only=True)
+class MemoryItem(Value):
+    """One thing to remember. It never changes: a correction is a new item that replaces it."""
+
+    id: str = attrs.field(validator=NAME)
+    """Id of the item, unique in its index."""
+
+    namespace: Namespace = Namespace()
+    """Owner of the item."""
+
+    kind: ItemKind = attrs.field(default=ItemKind.FACT, converter=ItemKind)
+    """Kind of the item."""
+
+    text: str = attrs.field(validator=_TEXT)
+    """Text, which is searched and which models read."""
+
+    data: Mapping[str, Any] = attrs.field(factory=dict)
+    """Further content, as JSON values."""
+
+    slot: str = attrs.field(default="", validator=STRING)
+    """Name of what the item gives a value to, such as "home town". Of the items of one owner with the same slot, the
+    one with the latest `valid_from` holds. Empty: other items do not affect this one.
+    """
+
+    replaces: str = attrs.field(default="", validator=STRING)
+    """Id of the item that this one corrects; empty for none. The other item is not found any more, except as of a time
+    before this one was recorded.
+    """
+
+    source: ItemSource | None = None
+    """Event from which the item was derived; None if it was given to the memory directly. Items with a source are
+    rebuilt from the journals.
+    """
+
+    session: str = attrs.field(default="", validator=STRING)
+    """Conversation or document that the item is a part of. Items that were recorded one after the other in the same
+    session are found together more easily.
+    """
+
+    place: int = 0
+    """Position in the session; 0 to let the index count."""
+
+    labels: tuple[str, ...] = ()
+    """Labels of the run that the item comes from."""
+
+    level: str = attrs.field(default="internal", validator=LEVEL)
+    """Data level: "public", "internal", "confidential" or "restricted"."""
+
+    importance: float = attrs.field(default=0.5, validator=require_between(0, 1))
+    """Importance, from 0 to 1. Source: document G, 4."""
+
+    valid_from: float = attrs.field(validator=_TIME)
+    """Time from which on the item is true, seconds since 1970."""
+
+    valid_to: float = attrs.field(default=math.inf, validator=ValueRule(fits=is_number, wanted="seconds since 1970"))
+    """Time until which the item is true, seconds since 1970; infinity if no end is known."""
+
+    recorded_at: float = attrs.field(validator=_TIME)
+    """Time at which the item became known, seconds since 1970."""
+
+    held: bool = False
+    """Whether the item waits for the approval of a person, and is not found until then."""
+
+
+@attrs.frozen(kw_only=True)
+class ItemFilter(Value):
+    """A selection of items. It is applied before the ranking."""
+
+    namespaces: tuple[Namespace, ...]
+    """Owners of the items, at least one."""
+
+    kinds: tuple[ItemKind, ...] = ()
+    """Kinds of the items; empty for all."""
+
+    max_level: str = attrs.field(default="restricted", validator=LEVEL)
+    """Highest data level of the items."""
+
+    without_labels: frozenset[str] = frozenset()
+    """Labels that the items do not have."""
+
+    session: str | None = None
+    """Session of the items; None for all."""
+
+    as_of: float = attrs.field(default=math.inf, validator=ValueRule(fits=is_number, wanted="seconds since 1970"))
+    """Time whose knowledge counts, seconds since 1970: items recorded later do not exist. Infinity: all count."""
+
+    valid_at: float | None = attrs.field(
+        default=None, validator=ValueRule(fits=is_number, wanted="seconds since 1970").or_none()
+    )
+    """Time at which the items are true, seconds since 1970; None for any time."""
+
+    include_held: bool = False
+    """Whether items that wait for approval are included."""
+
+
+class ItemMatch(NamedTuple):
+    """An item in a ranking: where it stands, without its content, because most matches are not read."""
+
+    item_id: str
+    """Id of the item."""
+
+    session: str
+    """Name of the item's session, different for each owner."""
+
+    place: int
+    """Position of the item in its session."""
+
+    score: float
+    """Score, 0 or more, higher is better, on a scale of the ranking's own."""
+
+
+@attrs.frozen(kw_only=True)
+class DeletionProof(Value):
+    """Record of a deletion, without content."""
+
+    items: int
+    """Number of items deleted."""
+
+    at: float
+    """Time of the deletion, seconds since 1970."""
+
+    by: str = ""
+    """Person or program that asked for it; empty if not given."""
+
+    reason: str = ""
+    """Reason of the deletion; empty if not given."""
+
+
+class MemoryIndex(Protocol):
+    """Keeps memory items and searches them. All methods may be called from any task of any event loop."""
+
+    async def add(self, items: Sequence[MemoryItem]) -> Sequence[MemoryItem]:
+        """Add items in their order, durably and all or none.
+
+        An item whose id is known, or was forgotten, is left out.
+
+        Returns:
+            The items that are new, with their place.
+        """
+        ...
+
+    async def search_text(self, query: str, where: ItemFilter, limit: int) -> Sequence[ItemMatch]:
+        """Return the items that share words with a query, best first, at most `limit`."""
+        ...
+
+    async def find_neighbours(
+        self, matches: Sequence[ItemMatch], distance: int, where: ItemFilter
+    ) -> Sequence[ItemMatch]:
+        """Return the items of the same session within `distance` places of any of these, in any order, with score 0."""
+        ...
+
+    async def get(self, ids: Collection[str]) -> Mapping[str, MemoryItem]:
+        """Return the items with these ids, by id. Unknown ids are left out."""
+        ...
+
+    async def read(self, where: ItemFilter, *, after: str = "", limit: int = 1_000) -> Sequence[MemoryItem]:
+        """Return items in the order of their ids, at most `limit`, from the id after `after` on."""
+        ...
+
+    async def newest_time(self) -> float:
+        """Return the time of the newest record, seconds since 1970; minus infinity if there is none."""
+        ...
+
+    async def forget(self, ids: Collection[str], *, at: float, by: str, reason: str) -> int:
+        """Delete items so that no byte of them remains, and keep their ids from being added again.
+
+        Returns:
+            The number of items deleted.
+        """
+        ...
+
+    async def forget_namespace(self, namespace: Namespace, *, at: float, by: str, reason: str) -> int:
+        """Delete all items of an owner, and keep those recorded up to `at` from being added again."""
+        ...
+
+    async def release(self, ids: Collection[str], *, at: float, by: str) -> int:
+        """Approve items that are held. A rebuild keeps the approval. Return their number."""
+        ...
+
+    async def drop_derived(self) -> int:
+        """Delete the items that have a source, before they are derived from the journals again; return their number."""
+        ...
+
+    async def list_deletions(self) -> Sequence[DeletionProof]:
+        """Return the records of deletions, oldest first."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close files and connections."""
+        ...
