@@ -36,6 +36,7 @@ from agentfsm.ports.memory import (
     MemoryIndex,
     MemoryItem,
     Namespace,
+    parse_item_kind,
 )
 from agentfsm.ports.store import Clock, SystemClock
 
@@ -101,8 +102,8 @@ class Memory:
     one from its `valid_from` on. So `recall` can also tell what was known, or true, at an earlier time.
     """
 
-    index: MemoryIndex = attrs.field(default="", converter=_open_index)
-    """Index that keeps the items, or the path of a SQLite file. Empty: a temporary file."""
+    index: MemoryIndex = attrs.field(factory=SQLiteIndex, converter=_open_index)
+    """Index that keeps the items, or the path of a SQLite file. Default: a temporary file."""
 
     namespace: Namespace = attrs.field(factory=Namespace, kw_only=True)
     """Owner of the items of `remember` and `recall`. Default: what all share."""
@@ -175,7 +176,7 @@ class Memory:
         """
         now = await self._now()
         begins, ends = parse_time(valid_from), parse_time(valid_to)
-        kind = ItemKind(kind)
+        kind = parse_item_kind(kind)
         item = MemoryItem(
             id=short_hash(f"{self.namespace}\n{kind}\n{key}", 24) if key else self.new_id(),
             namespace=self.namespace,
@@ -284,7 +285,7 @@ class Memory:
         now = await self._now()
         where = ItemFilter(
             namespaces=self._list_owners(team=team),
-            kinds=tuple(ItemKind(kind) for kind in kinds),
+            kinds=tuple(map(parse_item_kind, kinds)),
             max_level=max_level,
             without_labels=frozenset(without_labels),
             session=session,
@@ -310,7 +311,7 @@ class Memory:
     async def read(self, *, kinds: Iterable[ItemKind | str] = (), include_held: bool = False) -> list[MemoryItem]:
         """Return all items of the owner that are not replaced, in the order of their ids."""
         where = ItemFilter(
-            namespaces=(self.namespace,), kinds=tuple(ItemKind(kind) for kind in kinds), include_held=include_held
+            namespaces=(self.namespace,), kinds=tuple(map(parse_item_kind, kinds)), include_held=include_held
         )
         found: list[MemoryItem] = []
         while page := await self.index.read(where, after=found[-1].id if found else ""):

@@ -233,6 +233,10 @@ class _ItemFile(DatabaseFile):
         return [DeletionProof(at=at, by=by, reason=reason, items=items) for at, by, reason, items in rows]
 
 
+def _as_path(path: str | os.PathLike[str]) -> str:
+    return os.fspath(path)
+
+
 @attrs.define(eq=False, repr=False)
 class SQLiteIndex(MemoryIndex):
     """An index in a SQLite file, which several processes of one machine may share.
@@ -240,7 +244,7 @@ class SQLiteIndex(MemoryIndex):
     A new file is readable only for its owner (mode 0600).
     """
 
-    path: str = attrs.field(default="", converter=os.fspath)
+    path: str = attrs.field(default="", converter=_as_path)
     """Path of the file, which is created at first use. Empty: a temporary file, which is removed when the index is
     closed or the process ends.
     """

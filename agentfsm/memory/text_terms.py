@@ -36,8 +36,8 @@ _STOP_WORDS: Final = frozenset(
         r"\w+",
         "a about am an and any are as at be been but by can could did do does doing for from had has have having he "
         "her hers him his how i if in into is it its just me my of on or our ours s she should so t than that the "
-        "their them then there these they this those to too us was we were what when where which who whom whose why will "
-        "with would you your yours",
+        "their them then there these they this those to too us was we were what when where which who whom whose why "
+        "will with would you your yours",
     )
 )
 

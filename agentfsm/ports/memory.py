@@ -39,6 +39,19 @@ class ItemKind(StrEnum):
     DOCUMENT = "document"
 
 
+def parse_item_kind(value: ItemKind | str) -> ItemKind:
+    """Return the kind of that name.
+
+    Raises:
+        MisuseError: if there is none.
+    """
+    _KIND.check("MemoryItem", "kind", value)
+    return ItemKind(value)
+
+
+_KIND: Final = require_choice(*ItemKind)
+
+
 @attrs.frozen(kw_only=True)
 class Namespace(Value):
     """Owner of memory items. Items of one owner are never found for another."""
@@ -71,7 +84,7 @@ class MemoryItem(Value):
     namespace: Namespace = Namespace()
     """Owner of the item."""
 
-    kind: ItemKind = attrs.field(default=ItemKind.FACT, converter=ItemKind)
+    kind: ItemKind = attrs.field(default=ItemKind.FACT, converter=parse_item_kind)
     """Kind of the item."""
 
     text: str = attrs.field(validator=_TEXT)

@@ -59,6 +59,10 @@ def test_a_future_record_is_not_better_than_a_present_one():
 
 def test_a_repetition_is_behind_something_new():
     """Of two items with nearly the same score, the one that repeats the best item comes last."""
-    found = [(item("a", "Ann likes tea"), 1.0, {}), (item("b", "ann likes TEA"), 0.99, {}), (item("c", "Bob"), 0.95, {})]
+    found = [
+        (item("a", "Ann likes tea"), 1.0, {}),
+        (item("b", "ann likes TEA"), 0.99, {}),
+        (item("c", "Bob"), 0.95, {}),
+    ]
     taken = diversify(score_items(found, 0.0, Weights()), 3, Weights())
     assert [entry.item.id for entry in taken] == ["a", "c", "b"]

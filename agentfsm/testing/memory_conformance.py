@@ -1,0 +1,280 @@
+"""Conformance tests that every index of memory items has to pass, for authors of custom indexes.
+
+    from agentfsm.testing.memory_conformance import MemoryIndexConformance
+
+    class TestMyIndex(MemoryIndexConformance):
+        @pytest.fixture
+        async def index(self):
+            index = MyIndex(...)  # new and empty for each test
+            yield index
+            await index.aclose()
+
+The tests need anyio's pytest plugin and its fixture `anyio_backend`. Without the fixture `other`, a second object
+on the same data, tests with two objects are skipped.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import pytest
+
+from agentfsm.ports.memory import ItemFilter, ItemKind, ItemSource, MemoryItem, Namespace
+
+if TYPE_CHECKING:
+    from agentfsm.ports.memory import MemoryIndex
+
+ANN: Final = Namespace(tenant="acme", user="ann")
+BOB: Final = Namespace(tenant="acme", user="bob")
+OF_ANN: Final = ItemFilter(namespaces=(ANN,))
+
+
+def build_item(item_id: str, text: str, **fields: Any) -> MemoryItem:
+    """Return an item of Ann."""
+    given: dict[str, Any] = {"namespace": ANN, "valid_from": 100.0, "recorded_at": 100.0} | fields
+    return MemoryItem(id=item_id, text=text, **given)
+
+
+@pytest.mark.anyio
+class MemoryIndexConformance:
+    """Conformance tests of an index. Override the fixture `index` with one that yields a new, empty index."""
+
+    @pytest.fixture
+    async def index(self) -> MemoryIndex:
+        """Return the index to check."""
+        raise NotImplementedError("the fixture `index` is missing: override it with one that yields a new, empty index")
+
+    @pytest.fixture
+    async def other(self) -> MemoryIndex:
+        """Return a second index object with the same data, as another process would have."""
+        pytest.skip("needs a second index object: override the fixture `other` if the index supports several")
+
+    async def search(self, index: MemoryIndex, query: str, where: ItemFilter = OF_ANN, limit: int = 10) -> list[str]:
+        """Return the ids of the items that a search finds, best first."""
+        return [match.item_id for match in await index.search_text(query, where, limit)]
+
+    async def test_an_item_is_returned_as_it_was_added(self, index: MemoryIndex) -> None:
+        """Each field of an item is kept, whatever characters it has."""
+        item = MemoryItem(
+            id="a\"'; DROP",
+            namespace=Namespace(tenant="a\x00b", user="ü"),
+            kind=ItemKind.PREFERENCE,
+            text='Zoë said: "OR" AND NEAR(1) * ^ : {text} 北京 \u202e',
+            data={"n": [1, None, "ü"]},
+            slot="s",
+            replaces="other",
+            source=ItemSource(run_id="r", version=7),
+            session="talk",
+            place=3,
+            labels=("a", "b"),
+            level="confidential",
+            importance=0.25,
+            valid_from=-5.5,
+            valid_to=math.inf,
+            recorded_at=1e9,
+            held=True,
+        )
+        assert [*await index.add([item])] == [item]
+        assert await index.get([item.id, "unknown"]) == {item.id: item}
+
+    async def test_a_known_id_is_left_as_it_is(self, index: MemoryIndex) -> None:
+        """An item that is added again changes nothing and is not among those that were added."""
+        await index.add([build_item("a", "first")])
+        assert [item.id for item in await index.add([build_item("a", "second"), build_item("b", "third")])] == ["b"]
+        assert (await index.get(["a"]))["a"].text == "first"
+
+    async def test_any_of_the_words_is_found(self, index: MemoryIndex) -> None:
+        """An item that has more of the rare words of a query comes first. Endings of words do not count."""
+        await index.add(
+            [
+                build_item("tea", "Ann drinks green tea in the morning"),
+                build_item("coffee", "Ann drinks coffee"),
+                build_item("cats", "The cats were running"),
+                *[build_item(f"ann{number}", f"Ann said number {number}") for number in range(20)],
+            ]
+        )
+        assert (await self.search(index, "Does Ann drink green tea?"))[:2] == ["tea", "coffee"]
+        assert await self.search(index, "a cat runs") == ["cats"]
+        assert await self.search(index, "unheard") == []
+        assert await self.search(index, "") == []
+
+    async def test_operators_in_a_query_are_words(self, index: MemoryIndex) -> None:
+        """No text of a query is read as an operator or as SQL."""
+        await index.add([build_item("a", "quotes and stars near the NOT operator")])
+        for query in ('"', "'", "a* OR (", "NOT", "NEAR/2", "text:x -y", "%_\\", ":as_of", "\x00", "\ud800", "') --"):
+            await index.search_text(query, OF_ANN, 10)
+        assert await self.search(index, 'NOT "operator') == ["a"]
+
+    async def test_chinese_words_are_found(self, index: MemoryIndex) -> None:
+        """A word of any length is found where it stands, and nowhere else."""
+        await index.add(
+            [
+                build_item("beijing", "我明年想去北京旅游"),
+                build_item("shanghai", "她住在上海, 有一只猫"),
+                build_item("computer", "计算机坏了"),
+                build_item("sum", "请计算总和"),
+            ]
+        )
+        assert await self.search(index, "北京") == ["beijing"]
+        assert await self.search(index, "猫") == ["shanghai"]
+        assert await self.search(index, "计算机") == ["computer"]
+        assert set(await self.search(index, "计算")) == {"computer", "sum"}
+        assert await self.search(index, "京旅") == ["beijing"]
+        assert await self.search(index, "海有") == []
+
+    async def test_the_day_is_found(self, index: MemoryIndex) -> None:
+        """A question for a date finds what became true then."""
+        may, june = 1_683_504_000.0, 1_686_182_400.0  # 8 May and 8 June 2023
+        await index.add([build_item("may", "the dentist", valid_from=may), build_item("june", "work", valid_from=june)])
+        assert (await self.search(index, "What happened in May?"))[0] == "may"
+
+    async def test_owners_are_apart(self, index: MemoryIndex) -> None:
+        """No search, list or neighbourhood shows an item of another owner."""
+        await index.add([build_item("a", "secret"), build_item("b", "secret", namespace=BOB)])
+        await index.add([build_item("c", "secret", namespace=Namespace(tenant="other", user="ann"))])
+        assert await self.search(index, "secret") == ["a"]
+        assert [item.id for item in await index.read(OF_ANN)] == ["a"]
+        found = await index.search_text("secret", OF_ANN, 10)
+        assert [match.item_id for match in await index.find_neighbours(found, 5, OF_ANN)] == ["a"]
+        both = attrs.evolve(OF_ANN, namespaces=(ANN, BOB))
+        assert set(await self.search(index, "secret", both)) == {"a", "b"}
+
+    async def test_the_filter_does_not_shorten_the_result(self, index: MemoryIndex) -> None:
+        """The filter is applied before the limit, so that better matches that are filtered out take no place."""
+        await index.add([build_item(f"high{number}", "salary salary", level="restricted") for number in range(30)])
+        await index.add([build_item("low", "the salary of all of us together", level="public")])
+        where = attrs.evolve(OF_ANN, max_level="internal")
+        assert await self.search(index, "salary", where, 1) == ["low"]
+
+    @pytest.mark.parametrize(
+        ("changes", "found"),
+        [
+            ({"kinds": (ItemKind.PREFERENCE,)}, {"preference"}),
+            ({"max_level": "public"}, {"public"}),
+            ({"without_labels": frozenset({"untrusted"})}, {"preference", "public", "talk"}),
+            ({"session": "talk"}, {"talk"}),
+            ({"as_of": 150.0}, {"preference", "public", "talk", "labelled"}),
+            ({"valid_at": 100.0}, {"preference", "public", "talk", "labelled"}),
+            ({"include_held": True}, {"preference", "public", "talk", "labelled", "held", "later"}),
+            ({}, {"preference", "public", "talk", "labelled", "later"}),
+        ],
+    )
+    async def test_each_filter(self, index: MemoryIndex, changes: Any, found: set[str]) -> None:
+        """Each field of the filter leaves out the items that do not fit."""
+        await index.add(
+            [
+                build_item("preference", "word", kind=ItemKind.PREFERENCE),
+                build_item("public", "word", level="public"),
+                build_item("talk", "word", session="talk"),
+                build_item("labelled", "word", labels=("private", "untrusted")),
+                build_item("held", "word", held=True),
+                build_item("later", "word", recorded_at=200.0, valid_from=200.0, labels=("untrusted",)),
+            ]
+        )
+        where = attrs.evolve(OF_ANN, **changes)
+        assert set(await self.search(index, "word", where)) == found
+        assert {item.id for item in await index.read(where)} == found
+
+    async def test_a_slot_has_one_value_at_a_time(self, index: MemoryIndex) -> None:
+        """The item with the latest beginning holds; earlier ones hold until then. Other slots are not affected."""
+        await index.add(
+            [
+                build_item("porto", "lives in Porto", slot="home", valid_from=10.0, recorded_at=10.0),
+                build_item("faro", "lives in Faro", slot="home", valid_from=30.0, recorded_at=40.0),
+                build_item("backfilled", "lives in Braga", slot="home", valid_from=20.0, recorded_at=50.0),
+                build_item("work", "lives near work", slot="office", valid_from=10.0, recorded_at=10.0),
+                build_item("free", "lives happily", valid_from=10.0, recorded_at=10.0),
+            ]
+        )
+
+        async def ask(valid_at: float, as_of: float) -> set[str]:
+            where = attrs.evolve(OF_ANN, valid_at=valid_at, as_of=as_of)
+            return {*await self.search(index, "lives", where)} - {"work", "free"}
+
+        assert await ask(15.0, math.inf) == {"porto"}
+        assert await ask(25.0, math.inf) == {"backfilled"}
+        assert await ask(35.0, math.inf) == {"faro"}
+        assert await ask(25.0, 45.0) == {"porto"}  # the backfilled item was not known yet
+        assert await ask(35.0, 15.0) == {"porto"}
+        assert await ask(5.0, math.inf) == set()
+        assert "work" in await self.search(index, "lives", attrs.evolve(OF_ANN, valid_at=35.0))
+
+    async def test_a_correction_replaces(self, index: MemoryIndex) -> None:
+        """A replaced item is found only as of a time before its correction was recorded."""
+        await index.add([build_item("wrong", "Ann is 31"), build_item("right", "Ann is 32", replaces="wrong")])
+        await index.add([build_item("newest", "Ann is 33", replaces="right", recorded_at=200.0)])
+        assert await self.search(index, "Ann") == ["newest"]
+        assert await self.search(index, "Ann", attrs.evolve(OF_ANN, as_of=150.0)) == ["right"]
+
+    async def test_a_held_item_replaces_nothing(self, index: MemoryIndex) -> None:
+        """An item that waits for approval neither replaces another nor takes its slot, until it is released."""
+        await index.add([build_item("old", "lives in Porto", slot="home")])
+        held = build_item("new", "lives in Faro", slot="home", valid_from=110.0, replaces="old", held=True)
+        await index.add([held])
+        where = attrs.evolve(OF_ANN, valid_at=120.0)
+        assert await self.search(index, "lives", where) == ["old"]
+        assert await index.release(["new", "unknown"], at=130.0, by="eve") == 1
+        assert await self.search(index, "lives", where) == ["new"]
+        assert await index.release(["new"], at=130.0, by="eve") == 0
+
+    async def test_neighbours(self, index: MemoryIndex) -> None:
+        """Items of a session get places in their order; the ones near a match are found, those of others are not."""
+        await index.add([build_item(f"a{number}", f"word{number}", session="a") for number in range(6)])
+        await index.add([build_item(f"b{number}", "other", session="b") for number in range(6)])
+        found = await index.search_text("word3", OF_ANN, 10)
+        near = await index.find_neighbours(found, 2, OF_ANN)
+        assert sorted(match.item_id for match in near) == ["a1", "a2", "a3", "a4", "a5"]
+        assert {match.session for match in near} == {found[0].session}
+        assert not await index.find_neighbours([], 2, OF_ANN)
+
+    async def test_reading_goes_on_after_an_id(self, index: MemoryIndex) -> None:
+        """Pages of all items, in the order of their ids, leave out none."""
+        await index.add([build_item(f"{number:02}", "text") for number in range(7)])
+        assert [item.id for item in await index.read(OF_ANN, limit=3)] == ["00", "01", "02"]
+        assert [item.id for item in await index.read(OF_ANN, after="02", limit=9)] == ["03", "04", "05", "06"]
+
+    async def test_forgotten_items_do_not_return(self, index: MemoryIndex) -> None:
+        """A forgotten item is not found, cannot be added again, and leaves a record without content."""
+        await index.add([build_item("a", "secret one"), build_item("b", "secret two")])
+        assert await index.forget(["a", "unknown"], at=300.0, by="ann", reason="wish") == 1
+        assert await self.search(index, "secret") == ["b"]
+        assert [*await index.add([build_item("a", "secret one")])] == []
+        assert await index.get(["a"]) == {}
+        (proof,) = await index.list_deletions()
+        assert (proof.items, proof.at, proof.by, proof.reason) == (1, 300.0, "ann", "wish")
+
+    async def test_a_forgotten_owner_may_begin_anew(self, index: MemoryIndex) -> None:
+        """What was recorded until then does not return; later items do, and other owners keep theirs."""
+        await index.add([build_item("a", "secret"), build_item("b", "secret", namespace=BOB)])
+        assert await index.forget_namespace(ANN, at=300.0, by="", reason="") == 1
+        assert [*await index.add([build_item("again", "secret", recorded_at=300.0)])] == []
+        assert len(await index.add([build_item("new", "secret", recorded_at=301.0)])) == 1
+        assert await self.search(index, "secret") == ["new"]
+        assert await self.search(index, "secret", ItemFilter(namespaces=(BOB,))) == ["b"]
+
+    async def test_derived_items_are_dropped(self, index: MemoryIndex) -> None:
+        """A rebuild drops the items with a source only, and a release holds for the item that returns."""
+        derived = build_item("derived", "word", source=ItemSource(run_id="r"), held=True)
+        await index.add([derived, build_item("own", "word")])
+        await index.release(["derived"], at=1.0, by="eve")
+        assert await index.drop_derived() == 1
+        assert await self.search(index, "word") == ["own"]
+        await index.add([derived])
+        assert set(await self.search(index, "word")) == {"derived", "own"}
+
+    async def test_the_newest_time(self, index: MemoryIndex) -> None:
+        """The time of the newest record is minus infinity before there is one."""
+        assert await index.newest_time() == -math.inf
+        await index.add([build_item("a", "x", recorded_at=7.0), build_item("b", "x", recorded_at=5.0)])
+        assert await index.newest_time() == 7.0
+
+    async def test_two_objects_share_the_items(self, index: MemoryIndex, other: MemoryIndex) -> None:
+        """What one object adds, another one finds, and places are not given twice."""
+        for number in range(3):
+            for each in (index, other):
+                await each.add([build_item(f"{id(each)}-{number}", "shared", session="s")])
+        found = await index.search_text("shared", OF_ANN, 10)
+        assert sorted(match.place for match in found) == [1, 2, 3, 4, 5, 6]
+        assert await other.search_text("shared", OF_ANN, 10) == found

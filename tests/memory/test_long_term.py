@@ -1,0 +1,208 @@
+"""The memory of a user: remember, recall, revise, forget, expire."""
+
+import math
+import random
+from datetime import UTC, datetime
+
+import pytest
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.memory import Expiry, Memory, SQLiteIndex
+
+DAY = 86_400.0
+
+
+class Clock:
+    """A clock that a test moves by hand, also back."""
+
+    def __init__(self):
+        self.time = 1_000_000_000.0
+
+    def now(self):
+        return self.time
+
+    monotonic = now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+async def memory(tmp_path, clock):
+    memory = Memory(tmp_path / "memory.db", clock=clock)
+    yield memory.for_(user="ann", tenant="acme")
+    await memory.aclose()
+
+
+async def ask(memory, query, **options):
+    return [found.item.text for found in await memory.recall(query, **options)]
+
+
+async def test_what_was_remembered_is_recalled(memory):
+    """The best match comes first, with the parts of its score."""
+    await memory.remember("Ann drinks green tea", kind="preference")
+    await memory.remember("Ann works in Porto")
+    tea, porto = await memory.recall("Which tea does Ann drink?")
+    assert tea.item.text == "Ann drinks green tea"
+    assert tea.why["similarity"] == 1.0
+    assert tea.why["text"] == 1
+    assert tea.score == pytest.approx(0.5 + 0.3 + 0.2 * 0.8)
+    assert porto.score < tea.score
+
+
+async def test_a_key_makes_remembering_repeatable(memory):
+    """The same key of the same owner adds one item; another owner has its own."""
+    first = await memory.remember("Ann likes lists", key="style")
+    assert await memory.remember("Ann likes prose", key="style") == first
+    other = await memory.for_(user="bob").remember("Bob likes prose", key="style")
+    assert other.id != first.id
+    assert await ask(memory.for_(user="bob"), "likes") == ["Bob likes prose"]
+
+
+async def test_a_slot_moves_on(memory, clock):
+    """A new value of a slot takes the place of the old one, which was true until then."""
+    await memory.remember("Ann lives in Porto", slot="home")
+    clock.time += 10 * DAY
+    moved = datetime.fromtimestamp(clock.time - 3 * DAY, UTC)
+    await memory.remember("Ann lives in Faro", slot="home", valid_from=moved)
+    assert await ask(memory, "Where does Ann live?") == ["Ann lives in Faro"]
+    assert await ask(memory, "Where does Ann live?", valid_at=clock.time - 5 * DAY) == ["Ann lives in Porto"]
+    assert await ask(memory, "Where does Ann live?", as_of=clock.time - DAY) == ["Ann lives in Porto"]
+
+
+async def test_a_correction(memory, clock):
+    """A correction keeps what was not given, and the old item is known as of earlier."""
+    old = await memory.remember("Ann is 31", importance=0.9, data={"n": 1})
+    clock.time += 5
+    new = await memory.revise(old.id, text="Ann is 32")
+    assert (new.replaces, new.importance, new.data) == (old.id, 0.9, {"n": 1})
+    assert await ask(memory, "Ann") == ["Ann is 32"]
+    assert await ask(memory, "Ann", as_of=clock.time - 1) == ["Ann is 31"]
+    with pytest.raises(MisuseError, match="no item 'nothing' of this owner"):
+        await memory.revise("nothing", text="x")
+    with pytest.raises(MisuseError, match="of this owner"):
+        await memory.for_(user="bob").revise(new.id, text="x")
+
+
+async def test_a_clock_that_goes_back(memory, clock, tmp_path):
+    """What was remembered before is still found, and a later item still counts as later, in another process too."""
+    await memory.remember("Ann lives in Porto", slot="home")
+    clock.time -= 100 * DAY
+    assert await ask(memory, "Ann lives") == ["Ann lives in Porto"]
+    another = Memory(SQLiteIndex(tmp_path / "memory.db"), clock=clock).for_(user="ann", tenant="acme")
+    await another.remember("Ann lives in Faro", slot="home")
+    assert len(await ask(memory, "Ann lives")) == 1
+    await another.aclose()
+
+
+async def test_what_all_users_share(memory):
+    """A user finds the items of the team when that is asked for; the team does not find those of users."""
+    team = memory.for_(tenant="acme")
+    await team.remember("The office is closed on Friday")
+    await memory.remember("Ann is away on Friday")
+    assert await ask(memory, "Friday") == ["Ann is away on Friday"]
+    assert set(await ask(memory, "Friday", team=True)) == {"Ann is away on Friday", "The office is closed on Friday"}
+    assert await ask(team, "Friday", team=True) == ["The office is closed on Friday"]
+    assert await ask(memory.for_(user="ann", tenant="rival"), "Friday", team=True) == []
+
+
+async def test_an_answer_is_found_beside_its_question(memory):
+    """A turn that shares no word with the query is found, if its neighbours do; other sessions are not neighbours."""
+    for turn in ("Which city did you choose for the wedding?", "Braga, we loved it there.", "Wonderful!"):
+        await memory.remember(turn, session="monday")
+    for number in range(20):
+        await memory.remember(f"Something else, number {number}", session="tuesday")
+    found = await ask(memory, "What city was chosen for the wedding?", k=3)
+    assert "Braga, we loved it there." in found[:2]
+
+
+async def test_forgetting_needs_the_owner(memory):
+    """Nobody deletes an item of another owner; a forgotten key does not return."""
+    item = await memory.remember("secret", key="k")
+    with pytest.raises(MisuseError, match="of this owner"):
+        await memory.for_(user="bob").forget([item.id])
+    assert await memory.forget([item.id], by="ann") == 1
+    with pytest.raises(MisuseError, match="was forgotten"):
+        await memory.remember("secret", key="k")
+
+
+async def test_expiry_by_age_and_number(memory, clock):
+    """Over 90 days and below importance 0.7 an item goes; beyond the number the least important ones."""
+    await memory.remember("old and unimportant", importance=0.69)
+    await memory.remember("old and important", importance=0.7)
+    clock.time += 91 * DAY
+    for number in range(5):
+        await memory.remember(f"new {number}", importance=0.1 * number)
+    assert await memory.expire() == 1
+    assert await memory.expire(Expiry(count=3)) == 3
+    left = {item.text for item in await memory.read()}
+    assert left == {"new 2", "new 3", "new 4"}  # 0.7 * 0.95 ** 91 is less than 0.2
+
+
+async def test_held_items_wait(memory):
+    """An item that is held is found after its release."""
+    item = await memory.remember("from a web page", held=True, labels={"untrusted"})
+    assert await ask(memory, "web page") == []
+    assert await memory.release([item.id], by="eve") == 1
+    assert await ask(memory, "web page") == ["from a web page"]
+    assert await ask(memory, "web page", without_labels={"untrusted"}) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"text": ""}, "give a text of 1 to 20,000 characters"),
+        ({"text": "x" * 20_001}, "cut a longer one with memory.add_document"),
+        ({"text": "x", "importance": 2}, "give a number from 0 to 1"),
+        ({"text": "x", "level": "secret"}, "give 'public', 'internal', 'confidential' or 'restricted'"),
+        ({"text": "x", "kind": "dream"}, "give 'episode', 'fact', 'preference' or 'document'"),
+        ({"text": "x", "valid_from": datetime(2026, 1, 1)}, "a datetime with its time zone"),  # noqa: DTZ001
+    ],
+)
+async def test_wrong_items_are_refused(memory, arguments, message):
+    """An error says what is wrong and what to give."""
+    with pytest.raises(MisuseError, match=message):
+        await memory.remember(**arguments)
+
+
+@pytest.mark.parametrize("k", [0, 101, True, "3"])
+async def test_wrong_numbers_are_refused(memory, k):
+    """A recall returns 1 to 100 items."""
+    with pytest.raises(MisuseError, match="give a whole number from 1 to 100"):
+        await memory.recall("x", k=k)
+
+
+async def test_a_long_query_is_answered(memory):
+    """A query of 200,000 characters finds what its beginning asks for."""
+    await memory.remember("Ann drinks green tea")
+    assert await ask(memory, "tea " + "x y z " * 33_000) == ["Ann drinks green tea"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_as_of_against_a_naive_list(memory, clock, seed):
+    """What was true at a time, as known at another, is what a list of all records says."""
+    chance = random.Random(seed)
+    records = []
+    for number in range(40):
+        clock.time += 10
+        begin = clock.time - chance.choice([0, 5, 50, 200])
+        end = chance.choice([None, begin + 60])
+        slot = chance.choice(["home", "work", ""])
+        item = await memory.remember(f"word {number}", slot=slot, valid_from=begin, valid_to=end)
+        records.append((clock.time, begin, math.inf if end is None else end, slot, item.id))
+    for _ in range(25):
+        known, true = clock.time - chance.randrange(420), clock.time - chance.randrange(600)
+        there = [record for record in records if record[0] <= known]
+        begun = [record for record in there if record[1] <= true]
+        expected = {
+            record[4]
+            for record in begun
+            if record[2] > true
+            and not any(
+                record[3] and record[3] == other[3] and (other[1], other[0]) > (record[1], record[0]) for other in begun
+            )
+        }
+        found = {each.item.id for each in await memory.recall("word", k=50, as_of=known, valid_at=true)}
+        assert found == expected
