@@ -74,6 +74,9 @@ _AGENT_RULES: Final[Mapping[str, ValueRule]] = {
         *("model", "answer_tokens", "wants", "judge"),
         wanted="Reflector(model=...) of agentfsm.reflection, or a Judge of your own",
     ).or_none(),
+    "memory": require_members(
+        *("wants", "recall_for"), wanted="Memory(...) of agentfsm.memory, or a RunMemory of your own"
+    ).or_none(),
     "planner": require_members(
         *("wants", "plan", "review", "replan", "max_steps", "mode"), wanted="Planner(...) of agentfsm.planning"
     ).or_none(),

@@ -60,6 +60,7 @@ from agentfsm.engine.replay import Replay, replay
 from agentfsm.engine.tool_calls.plan_tools import build_plan_tools
 from agentfsm.models.model_names import resolve_model
 from agentfsm.ports.context import Context
+from agentfsm.ports.memory_items import RunMemory
 from agentfsm.ports.model import Model, OutputMode
 from agentfsm.ports.policies import Judge, PlanMaker, ToolSelector
 from agentfsm.ports.store import ALL_RUNS, Clock, Durability, Filter, Store, SystemClock
@@ -189,6 +190,7 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
         judge=agent.reflector,
         reminder=partial(_resolve_reminder, agent.reminder) if agent.reminder else None,
         planner=agent.planner,
+        memory=agent.memory,
         engine_tools={} if agent.planner is None else _build_engine_tools(agent, agent.planner),
         last_answer=agent.last_answer,
         context=agent.context,
@@ -281,6 +283,7 @@ class Agent(Generic[A_co]):
         output_mode: Way in which the model is constrained to `output_type`: "schema", "tool", "json" or "prompt".
         output_validators: Functions, plain or async, that take the answer, or the RunContext and the answer.
         reflector: Judge of answers, or of the results of selected tools, before the run continues; None for no judge.
+        memory: Memory across runs, which is searched once for each input of the user; None for no memory.
         planner: Maker of plans, whose steps run without a request to the model for each; None: the model is asked for
             each step.
         last_answer: Whether the model is asked for a last answer, without tools, when a limit or a loop stops a run.
@@ -357,6 +360,11 @@ class Agent(Generic[A_co]):
 
     reflector: Judge | None = None
     """Judge of answers, or of the results of selected tools, before the run continues; None for no judge."""
+
+    memory: RunMemory | None = None
+    """Memory across runs, which is searched once for each input of the user: `Memory("memory.db")` of
+    `agentfsm.memory`. The model reads what was found as data. A run without `user=` has none. None: no memory.
+    """
 
     planner: PlanMaker | None = None
     """Maker of plans, whose steps run without a request to the model for each; None: the model is asked for each

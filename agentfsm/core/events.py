@@ -20,6 +20,7 @@ from agentfsm.core.labels import Label
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ToolCall, ToolResult
 from agentfsm.core.pending import Pending, PendingKind, Question
+from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.segments import Segment
 from agentfsm.core.usage import Purpose, Usage
 from agentfsm.core.value import Value
@@ -164,6 +165,23 @@ class Reminded(Event):
 
     prompts: tuple[str, ...] = ()
     """Prompts that the text was rendered from, as "name@version#digest"."""
+
+
+@attrs.frozen(kw_only=True)
+class Recalled(Event):
+    """The memory was searched for the newest input. The model reads what was found, if anything."""
+
+    query: str
+    """The search, up to 1,000 characters."""
+
+    items: tuple[RecalledItem, ...] = ()
+    """The items found, best first."""
+
+    fault: str = ""
+    """Reason why the memory, or a part of it, was not searched, for people; empty if there was none."""
+
+    usage: Usage = Usage()
+    """Usage of the search, for embeddings."""
 
 
 @attrs.frozen(kw_only=True)
@@ -449,6 +467,7 @@ EVENTS: tuple[type[Event], ...] = (
     ModelFaltered,
     Compacted,
     ToolsOffered,
+    Recalled,
     Reminded,
     Planned,
     PlanDropped,

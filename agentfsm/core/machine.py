@@ -54,6 +54,7 @@ TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
         e.Compacted:     State.THINK,
         e.ToolsOffered:  State.THINK,
         e.Reminded:      State.THINK,
+        e.Recalled:      State.THINK,
         e.Planned:       State.ACT,
         e.StepsReady:    State.ACT,
         e.PlanDropped:   State.THINK,

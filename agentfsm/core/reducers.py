@@ -12,12 +12,14 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import ERROR_OUTCOMES, UNDECIDED_PHASES, FailureRecord, Inquiry, OpenCall, Phase
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.history import History
+from agentfsm.core.inbox import InputKind
 from agentfsm.core.labels import Label, LabelSource
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import next_state
 from agentfsm.core.messages import Outcome, SystemMessage, ToolResult, UserMessage
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.plans import ENGINE_TOOLS, PlanProgress, accepted_plan, build_results_note
+from agentfsm.core.recalled_items import build_recall_note
 from agentfsm.core.run_fields import RunFields, find_open_call_index
 from agentfsm.core.segments import Span, default_segments, render_segments
 from agentfsm.core.verdict import Action
@@ -51,6 +53,8 @@ def _reduce_observed(run: RunFields, event: e.Observed) -> Changes:
         return {"messages": history}
     messages = history.with_appended(*[item.message for item in event.inputs])
     changes: Changes = {"messages": messages, "offered": None, "asks": "", "refusals": 0, "corrections": 0}
+    if any(item.kind is InputKind.USER for item in event.inputs):
+        changes["is_recalled"] = False
     if run.plan is not None:
         changes["plan"] = attrs.evolve(run.plan, is_stale=True, objection="")
     for item in event.inputs:
@@ -176,6 +180,13 @@ def _reduce_tools_offered(run: RunFields, event: e.ToolsOffered) -> Changes:
 
 def _reduce_reminded(run: RunFields, event: e.Reminded) -> Changes:
     return {"reminder": event.text, "reminded_turn": run.turn}
+
+
+def _reduce_recalled(run: RunFields, event: e.Recalled) -> Changes:
+    changes: Changes = {"is_recalled": True, "usage": run.usage + event.usage}
+    if event.items:
+        changes["messages"] = run.messages.with_appended(build_recall_note(event.items))
+    return changes
 
 
 def _reduce_planned(run: RunFields, event: e.Planned) -> Changes:
@@ -441,6 +452,7 @@ REDUCERS: Final[Mapping[type[e.Event], Callable[[RunFields, Any], Changes]]] = M
         e.ToolsOffered: _reduce_tools_offered,
         e.Reminded: _reduce_reminded,
         e.Planned: _reduce_planned,
+        e.Recalled: _reduce_recalled,
         e.PlanDropped: _reduce_plan_dropped,
         e.StepsReady: _reduce_steps_ready,
         e.ToolStarted: _reduce_tool_started,

@@ -125,6 +125,9 @@ class RunFields(Value):
     reminded_turn: int = -1
     """Number of turns when the reminder changed last; -1 if there never was one."""
 
+    is_recalled: bool = False
+    """Whether the memory was searched for the newest input."""
+
     has_cut: bool = False
     """Whether the model is shown only a part of some result."""
 

@@ -36,6 +36,7 @@ from agentfsm.engine.model_calls.compaction import compact_after_refusal, compac
 from agentfsm.engine.model_calls.eager_calls import EagerCalls
 from agentfsm.engine.model_calls.request import UNUSABLE_ANSWERS, PreparedRequest, ask_model
 from agentfsm.engine.model_calls.tool_selection import list_offered_tools, select_tools
+from agentfsm.engine.recall import recall
 from agentfsm.engine.tool_calls.host import ToolCalls, build_calls, create_eager_calls
 from agentfsm.ports.model import FinishReason, Reply
 from agentfsm.streaming.stream import BudgetWarning, UsageReported
@@ -57,6 +58,8 @@ async def think(execution: Execution, effect: AskModel, calls: ToolCalls) -> Ste
         return stop_at_limit(execution, *stop)
     if near := find_near_limits(journal.run, config.limits):
         _warn_of_limits(execution, near)
+    if config.memory is not None and (recalled := await recall(execution, config.memory)) is not None:
+        return recalled
     if config.planner is not None and (planned := await _plan(execution, config.planner)) is not None:
         return planned
     digest = ""

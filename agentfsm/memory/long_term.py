@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from secrets import token_hex
 from typing import Any, Final
 
@@ -13,9 +14,13 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.header import DATA_LEVELS
 from agentfsm.core.inbox import parse_time
-from agentfsm.core.validation import COUNT, SHARE, ValueRule, require_members
+from agentfsm.core.recalled_items import RecalledItem
+from agentfsm.core.run import Run
+from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, SHARE, ValueRule, require_members
 from agentfsm.core.value import Value
+from agentfsm.memory.memory_tools import build_memory_tools
 from agentfsm.memory.ranking import (
     WINDOW,
     Recollection,
@@ -27,7 +32,7 @@ from agentfsm.memory.ranking import (
     score_items,
 )
 from agentfsm.memory.sqlite_index import SQLiteIndex
-from agentfsm.ports.memory import (
+from agentfsm.ports.memory_items import (
     DeletionProof,
     ItemFilter,
     ItemKind,
@@ -36,9 +41,13 @@ from agentfsm.ports.memory import (
     MemoryIndex,
     MemoryItem,
     Namespace,
+    Recall,
+    RunMemory,
     parse_item_kind,
 )
 from agentfsm.ports.store import Clock, SystemClock
+from agentfsm.tokens.ledger import estimate_tokens
+from agentfsm.tools.tool import Tool
 
 # Items that each ranking contributes before they are joined.
 CANDIDATES: Final = 200
@@ -52,6 +61,9 @@ MOST: Final = ValueRule(
     fits=lambda value: type(value) is int and 1 <= value <= CANDIDATES // OVERFETCH,
     wanted=f"a whole number from 1 to {CANDIDATES // OVERFETCH}",
 )
+EPISODES: Final = 3
+FACTS: Final = 5
+SHARE_OF_WINDOW: Final = 0.3
 # Bytes of the id of an item without a key: no two items have the same one.
 ID_BYTES: Final = 10
 # Importance of an item of each kind, if none is given. Source: document G, 4.
@@ -70,6 +82,20 @@ def _open_index(location: str | os.PathLike[str] | MemoryIndex) -> MemoryIndex:
         "Memory", "index", location
     )
     return location
+
+
+def _as_recalled(entry: Recollection) -> RecalledItem:
+    item = entry.item
+    return RecalledItem(
+        id=item.id,
+        kind=item.kind.value,
+        text=item.text,
+        score=round(entry.score, 4),
+        valid_from=item.valid_from,
+        source="" if item.source is None else item.source.run_id,
+        labels=item.labels,
+        level=item.level,
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -92,7 +118,7 @@ class Expiry(Value):
 
 
 @attrs.define(eq=False, repr=False)
-class Memory:
+class Memory(RunMemory):
     """What is kept across runs.
 
     `Memory("memory.db")` keeps its items in a SQLite file. Items belong to a user of a tenant: the run of an agent
@@ -110,6 +136,20 @@ class Memory:
 
     weights: Weights = attrs.field(factory=Weights, kw_only=True)
     """Weights of similarity, age and importance."""
+
+    episodes: int = attrs.field(default=EPISODES, kw_only=True, validator=COUNT_OR_ZERO)
+    """Number of episodes that an agent recalls for an input, 0 or more. Default 3. Source: document G, 8."""
+
+    facts: int = attrs.field(default=FACTS, kw_only=True, validator=COUNT_OR_ZERO)
+    """Number of other items that an agent recalls for an input, 0 or more. Default 5. Source: document G, 8."""
+
+    share: float = attrs.field(default=SHARE_OF_WINDOW, kw_only=True, validator=SHARE)
+    """Share of the room for messages that recalled items may take, above 0 and up to 1. Default 0.3: more of it adds
+    cost and little quality. Source: document G, 7 and 8.
+    """
+
+    team_roles: frozenset[str] = attrs.field(default=(), kw_only=True, converter=frozenset)
+    """Roles whose runs also recall what all users of their tenant share. Default none."""
 
     clock: Clock = attrs.field(factory=SystemClock, kw_only=True)
     """Source of the time."""
@@ -307,6 +347,43 @@ class Memory:
             return {}
         windows = rank_windows(matches, await self.index.find_neighbours(matches[:NEAR], WINDOW, where), WINDOW)
         return {"text": matches, "window": windows, "session": rank_sessions(matches, windows)}
+
+    # Runs of agents.
+
+    def for_run(self, run: Run[Any]) -> Memory:
+        """Return the memory of the user for whom a run was started."""
+        return self.for_(user=run.header.user or "", tenant=run.header.tenant or "")
+
+    def tools(self) -> list[Tool[..., Any]]:
+        """Return tools for an agent: `recall_memory`, `remember`, and `forget_memory`, which asks for approval."""
+        return build_memory_tools(self)
+
+    def wants(self, run: Run[Any]) -> bool:
+        """Return whether the run has a user."""
+        return bool(run.header.user)
+
+    async def recall_for(self, run: Run[Any], query: str, room_tokens: int) -> Recall:
+        """Return the episodes and other items that match an input, within their share of the window.
+
+        Items above the clearance of the run are left out.
+        """
+        mine, header = self.for_run(run), run.header
+        search = partial(
+            mine.recall,
+            query,
+            max_level=header.clearance or DATA_LEVELS[-1],
+            team=not self.team_roles.isdisjoint(header.roles),
+        )
+        others = [kind for kind in ItemKind if kind is not ItemKind.EPISODE]
+        found = await search(k=self.episodes, kinds=[ItemKind.EPISODE]) if self.episodes else []
+        found += await search(k=self.facts, kinds=others) if self.facts else []
+        left = self.share * room_tokens
+        items: list[RecalledItem] = []
+        for entry in sorted(found, key=lambda entry: -entry.score):
+            left -= estimate_tokens(entry.item.text)
+            if left >= 0:
+                items.append(_as_recalled(entry))
+        return Recall(items=tuple(items))
 
     async def read(self, *, kinds: Iterable[ItemKind | str] = (), include_held: bool = False) -> list[MemoryItem]:
         """Return all items of the owner that are not replaced, in the order of their ids."""

@@ -14,7 +14,7 @@ import attrs
 from agentfsm.core.validation import NOT_NEGATIVE, SHARE, require_between
 from agentfsm.core.value import Value
 from agentfsm.memory.text_terms import word_set
-from agentfsm.ports.memory import ItemMatch, MemoryItem
+from agentfsm.ports.memory_items import ItemMatch, MemoryItem
 
 # Constant of reciprocal rank fusion (Source: Cormack, Clarke and Buettcher, SIGIR 2009).
 FUSION_CONSTANT: Final = 60

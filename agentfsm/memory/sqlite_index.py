@@ -20,7 +20,7 @@ from agentfsm.core.errors import AgentError
 from agentfsm.core.header import DATA_LEVELS
 from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.memory.text_terms import QueryTerms, read_query, write_date, write_pairs
-from agentfsm.ports.memory import (
+from agentfsm.ports.memory_items import (
     DeletionProof,
     ItemFilter,
     ItemKind,

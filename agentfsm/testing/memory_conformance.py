@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import pytest
 
-from agentfsm.ports.memory import ItemFilter, ItemKind, ItemSource, MemoryItem, Namespace
+from agentfsm.ports.memory_items import ItemFilter, ItemKind, ItemSource, MemoryItem, Namespace
 
 if TYPE_CHECKING:
-    from agentfsm.ports.memory import MemoryIndex
+    from agentfsm.ports.memory_items import MemoryIndex
 
 ANN: Final = Namespace(tenant="acme", user="ann")
 BOB: Final = Namespace(tenant="acme", user="bob")

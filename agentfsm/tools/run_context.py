@@ -80,6 +80,9 @@ class RunContext(Generic[D]):
     user: str | None = None
     """Id of the user for whom the run was started, or None."""
 
+    tenant: str | None = None
+    """Tenant of the user, or None."""
+
     roles: tuple[str, ...] = ()
     """Roles with which the run was started, as `Permissions.roles` names them."""
 

@@ -14,7 +14,7 @@ from tests.support.sample_runs import BEFORE, SAMPLES, run_in
 DESIGN = """
 OBSERVE  Observed THINK  Paused OBSERVE  Resumed OBSERVE  LimitReached THINK  Failed ERROR
 THINK    ToolsChosen ACT  AnswerGiven DONE  AnswerDrafted REFLECT  ModelFaltered THINK  Compacted THINK
-THINK    ToolsOffered THINK  Reminded THINK  Planned ACT  StepsReady ACT  PlanDropped THINK
+THINK    ToolsOffered THINK  Reminded THINK  Recalled THINK  Planned ACT  StepsReady ACT  PlanDropped THINK
 THINK    Paused THINK  Resumed THINK  LimitReached THINK  Failed ERROR
 ACT      ToolStarted ACT  ToolCutOff ACT  ToolFinished ACT  ToolLost ACT  ToolPaused ACT
 ACT      InputGiven ACT  ApprovalAsked ACT  ApprovalGiven ACT  StepsReady ACT

@@ -3,7 +3,7 @@
 import pytest
 
 from agentfsm.memory.ranking import Weights, diversify, fuse, rank_sessions, rank_windows, score_items
-from agentfsm.ports.memory import ItemMatch, MemoryItem
+from agentfsm.ports.memory_items import ItemMatch, MemoryItem
 
 DAY = 86_400.0
 

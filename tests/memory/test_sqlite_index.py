@@ -7,7 +7,7 @@ import pytest
 
 from agentfsm.core.errors import CorruptError, MisuseError, StoreError
 from agentfsm.memory import SQLiteIndex
-from agentfsm.ports.memory import Namespace
+from agentfsm.ports.memory_items import Namespace
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.memory_conformance import ANN, MemoryIndexConformance, build_item
 

@@ -27,6 +27,7 @@ from agentfsm.core.messages import (
     ToolResult,
 )
 from agentfsm.core.pending import PendingKind, Question
+from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.usage import Purpose, Spending, Usage
 from agentfsm.core.verdict import Action, Verdict
 from tests.support.format_2 import FORMAT_2
@@ -94,9 +95,20 @@ ANSWERED = ToolResult(
 )
 # What requests beside the turns have spent.
 SMALL = Usage(input_tokens=90, output_tokens=9)
+REMEMBERED = RecalledItem(
+    id="order-16.1",
+    kind="preference",
+    text="Ann drinks green tea.",
+    score=0.93,
+    valid_from=1699990000.0,
+    source="order-16",
+    labels=("private",),
+    level="internal",
+)
 FURTHER = (
     *FORMAT_3.further,
     e.Reminded(text="No refunds today.", prompts=("today@1.0#0123456789ab",)),
+    e.Recalled(query="Which tea?", items=(REMEMBERED,), fault="the embedder is away", usage=Usage(input_tokens=3)),
     e.Judged(verdict=Verdict(action=Action.ACCEPT, passed=True)),
     e.Planned(
         call=PLANNED,
@@ -176,6 +188,8 @@ FORMAT_4 = Format(
             (e.ToolStarted, "labels"),
             *((kind, "purpose") for kind in (e.AnswerDrafted, e.ModelFaltered)),
             *((kind, name) for kind in (e.Compacted, e.ToolsOffered, e.Judged) for name in ("purpose", "model")),
+            e.Recalled,
+            *((e.Recalled, name) for name in ("query", "items", "fault", "usage")),
             e.Planned,
             e.PlanDropped,
             e.StepsReady,

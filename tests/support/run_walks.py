@@ -12,6 +12,7 @@ from agentfsm.core.labels import Label, LabelSource, as_labels
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, HostedContent, Outcome, SystemMessage, TextPart, ToolResult
 from agentfsm.core.plans import PLAN_TOOL, Plan, PlanProgress, PlanStep, build_plan_call
+from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import begin_run
 from agentfsm.core.segments import default_segments, render_segments
 from agentfsm.core.usage import AgentCost, Purpose, Spending, Usage
@@ -48,7 +49,7 @@ reasons = st.sampled_from([reason for reason in StopReason if reason is not Stop
 thoughts = st.sampled_from(
     [
         *(e.ToolsChosen, e.ToolsChosen, e.AnswerDrafted, e.ModelFaltered, e.Compacted, e.ToolsOffered, e.Reminded),
-        *(e.Planned, e.PlanDropped, e.StepsReady),
+        *(e.Planned, e.PlanDropped, e.StepsReady, e.Recalled),
     ]
 )
 
@@ -111,6 +112,9 @@ def ask(run, draw):
         return kind(error=draw(text), usage=draw(usage))
     if kind is e.StepsReady and run.plan is not None and (ready := run.plan.build_ready_calls(run.header)):
         return kind(calls=ready, usage=draw(usage))
+    if kind is e.Recalled:
+        found = [RecalledItem(id="m", kind="fact", text=draw(text), score=1.0, valid_from=0.0)]
+        return kind(query=draw(text), items=tuple(draw(st.sampled_from([[], found]))), usage=draw(usage))
     if kind in (e.PlanDropped, e.StepsReady):
         return e.PlanDropped(reason=draw(text), usage=draw(usage))
     if kind is e.Planned:

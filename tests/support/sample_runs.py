@@ -13,6 +13,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, SystemMessage, TextPart, ToolCall, ToolResult, UserMessage
 from agentfsm.core.pending import Pending, PendingKind, Question
 from agentfsm.core.plans import Plan, PlanStep
+from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.usage import Usage
 from agentfsm.core.verdict import Action, Verdict
@@ -20,6 +21,7 @@ from agentfsm.core.verdict import Action, Verdict
 PROMPT = (TextPart(text="What is the weather in Beijing?"),)
 TASK = UserMessage(parts=PROMPT)
 USAGE = Usage(input_tokens=10, output_tokens=2)
+REMEMBERED = RecalledItem(id="m1", kind="fact", text="Ann drinks tea.", score=0.9, valid_from=0.0)
 
 
 def header(**changes):
@@ -148,6 +150,7 @@ SAMPLES = {
     e.Compacted: e.Compacted(start=0, tokens_before=9, tokens_after=8, why="full"),
     e.ToolsOffered: e.ToolsOffered(tools=("search",), how="by their words", usage=USAGE),
     e.Reminded: e.Reminded(text="No refunds today.", prompts=("today@1.0#0123456789ab",)),
+    e.Recalled: e.Recalled(query="tea", items=(REMEMBERED,), usage=USAGE),
     e.Planned: PLANNED,
     e.PlanDropped: e.PlanDropped(reason="no plan was made", usage=USAGE),
     e.StepsReady: e.StepsReady(calls=(ToolCall(id="p1.1", name="pay", arguments='{"cents": 5}', key="r1:p1.1"),)),

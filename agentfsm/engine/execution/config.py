@@ -14,6 +14,7 @@ from agentfsm.core.limits import Limits
 from agentfsm.core.settings import Settings
 from agentfsm.core.value import Value
 from agentfsm.ports.context import Context
+from agentfsm.ports.memory_items import RunMemory
 from agentfsm.ports.model import Model, TokenCounter, ToolDefinition, to_mutable_json
 from agentfsm.ports.policies import Judge, PlanMaker, ToolSelector
 from agentfsm.ports.store import Clock
@@ -69,6 +70,9 @@ class EngineConfig(Value):
 
     planner: PlanMaker | None = None
     """Makes plans; None if the model is asked for each step."""
+
+    memory: RunMemory | None = None
+    """Memory that is searched for each input; None if there is none."""
 
     engine_tools: Mapping[str, Tool[..., Any]] = attrs.field(factory=dict)
     """The engine's own tools for plans, by name. Models do not see them."""
@@ -144,7 +148,7 @@ class EngineConfig(Value):
     def _describe(self) -> str:
         """Return the limits, the settings and the names of the policies as a text to hash."""
         settings = getattr(self.settings, "__qualname__", None) or repr(self.settings)
-        policies = [*self.context.policies, self.selector, self.judge, self.planner]
+        policies = [*self.context.policies, self.selector, self.judge, self.planner, self.memory]
         return repr([self.limits, settings, self.context.share, *[type(each).__qualname__ for each in policies]])
 
     def find_tool(self, name: str) -> Tool[..., Any] | None:

@@ -64,6 +64,7 @@ def build_context(execution: Execution) -> RunContext[Any]:
         run_id=run.id,
         turn=current_turn(run),
         user=run.header.user,
+        tenant=run.header.tenant,
         roles=run.header.roles,
         metadata=run.metadata,
     )

@@ -28,6 +28,7 @@ from agentfsm.core.events import (
     Paused,
     PlanDropped,
     Planned,
+    Recalled,
     Reminded,
     Resumed,
     StepsReady,
@@ -46,6 +47,7 @@ from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ErrorType, ImagePart, Outcome, TextPart, ToolCall, ToolResult
 from agentfsm.core.pending import Pending, PendingKind, Question
+from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.segments import Removed, Span, Summarised
 from agentfsm.core.usage import AgentCost, Usage
@@ -232,6 +234,13 @@ def build_every_event() -> tuple[Event, ...]:
         ToolsOffered(at=2.0, tools=("n",), how="similarity", usage=usage),
         Reminded(at=2.0, text=HOSTILE_TEXT, prompts=("n@1.0#0",)),
         Planned(at=2.0, call=call, reason=HOSTILE_TEXT, usage=usage),
+        Recalled(
+            at=2.0,
+            query=HOSTILE_TEXT,
+            items=(RecalledItem(id="m", kind="fact", text=HOSTILE_TEXT, score=0.5, valid_from=1.0, labels=("a",)),),
+            fault=HOSTILE_TEXT,
+            usage=usage,
+        ),
         PlanDropped(at=2.0, reason=HOSTILE_TEXT, usage=usage),
         StepsReady(at=2.0, calls=(call,), usage=usage),
         ToolStarted(at=2.0, call_id="t1.0", repeatable=True),

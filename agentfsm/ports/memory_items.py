@@ -15,6 +15,9 @@ from typing import Any, Final, NamedTuple, Protocol
 import attrs
 
 from agentfsm.core.header import DATA_LEVELS
+from agentfsm.core.recalled_items import RecalledItem
+from agentfsm.core.run import Run
+from agentfsm.core.usage import Usage
 from agentfsm.core.validation import NAME, STRING, ValueRule, is_number, require_between, require_choice
 from agentfsm.core.value import Value
 
@@ -200,6 +203,41 @@ class DeletionProof(Value):
 
     reason: str = ""
     """Reason of the deletion; empty if not given."""
+
+
+@attrs.frozen(kw_only=True)
+class Recall(Value):
+    """Result of a search of the memory for a run."""
+
+    items: tuple[RecalledItem, ...] = ()
+    """The items found, best first; the model reads all of them."""
+
+    fault: str = ""
+    """Reason why the memory, or a part of it, was not searched; empty if there was none."""
+
+    usage: Usage = Usage()
+    """Usage of the search, for embeddings."""
+
+
+class RunMemory(Protocol):
+    """The memory of an agent, as the engine sees it."""
+
+    def wants(self, run: Run) -> bool:
+        """Return whether the run has a memory: without a user it may have none."""
+        ...
+
+    async def recall_for(self, run: Run, query: str, room_tokens: int) -> Recall:
+        """Search for what a run needs to know for its newest input.
+
+        Args:
+            run: The run, in THINK. Its header names the tenant, the user and the clearance.
+            query: The newest input of the user, of any length.
+            room_tokens: Tokens that the window leaves for all messages.
+
+        Raises:
+            Exception: of any type, if the memory fails. The run goes on without it.
+        """
+        ...
 
 
 class MemoryIndex(Protocol):

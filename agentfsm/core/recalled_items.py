@@ -1,0 +1,58 @@
+"""Memory items as a run recalled them, and how a model reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import attrs
+
+from agentfsm.core.messages import TextPart, UserMessage
+from agentfsm.core.text_safety import fence_untrusted, strip_unsafe
+from agentfsm.core.value import Value
+
+
+@attrs.frozen(kw_only=True)
+class RecalledItem(Value):
+    """A memory item that a run recalled. The journal has its text, so a replay needs no memory."""
+
+    id: str
+    """Id of the item in the memory."""
+
+    kind: str
+    """Kind of the item, such as "fact" or "episode"."""
+
+    text: str
+    """Text of the item."""
+
+    score: float
+    """Score by which it was chosen."""
+
+    valid_from: float
+    """Time from which on the item is true, seconds since 1970."""
+
+    source: str = ""
+    """Run that the item comes from; empty if it was given to the memory directly."""
+
+    labels: tuple[str, ...] = ()
+    """Labels of the item."""
+
+    level: str = ""
+    """Data level of the item."""
+
+
+def build_recall_note(items: Sequence[RecalledItem]) -> UserMessage:
+    """Return the items as the model reads them: data, in a fence that they cannot close, without hidden characters."""
+    text = fence_untrusted("\n".join(_write_line(item) for item in items))
+    return UserMessage(parts=(TextPart(text=f"[Memory] Kept from earlier runs. {text}"),))
+
+
+def _write_line(item: RecalledItem) -> str:
+    return f"- {item.kind} of {_write_day(item.valid_from)}: {' '.join(strip_unsafe(item.text).split())}"
+
+
+def _write_day(seconds: float) -> str:
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d}"
+    except (OverflowError, ValueError, OSError):
+        return "an unknown day"

@@ -1,0 +1,70 @@
+"""Tools with which a model reads and writes the memory of the user that its run works for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from agentfsm.core.errors import ModelRetry
+from agentfsm.ports.memory_items import ItemKind
+from agentfsm.tools.run_context import RunContext
+from agentfsm.tools.tool import Tool, make_tool
+
+if TYPE_CHECKING:
+    from agentfsm.memory.long_term import Memory
+
+RECALL_TOOL: Final = "recall_memory"
+REMEMBER_TOOL: Final = "remember"
+FORGET_TOOL: Final = "forget_memory"
+# Items that the tools return at most.
+MAX_FOUND: Final = 8
+_NO_USER: Final = "this run has no user, so there is no memory; go on without it"
+
+
+def build_memory_tools(memory: Memory) -> list[Tool[..., Any]]:
+    """Return the tools `recall_memory`, `remember` and `forget_memory` for an agent."""
+
+    def mine(ctx: RunContext[Any]) -> Memory:
+        if not ctx.user:
+            raise ModelRetry(_NO_USER)
+        return memory.for_(user=ctx.user, tenant=ctx.tenant or "")
+
+    async def recall_memory(ctx: RunContext[Any], query: str) -> list[dict[str, str]]:
+        """Search what is kept of this user from earlier conversations.
+
+        Args:
+            ctx: Context of the call, which names the user.
+            query: Words to look for.
+        """
+        found = await mine(ctx).recall(query, k=MAX_FOUND)
+        return [{"id": each.item.id, "kind": each.item.kind.value, "text": each.item.text} for each in found]
+
+    async def remember(ctx: RunContext[Any], text: str, topic: str = "") -> str:
+        """Keep a fact or a preference of this user for later conversations. Keep what the user said, in one sentence.
+
+        Args:
+            ctx: Context of the call, which names the user.
+            text: The fact, in words that are clear without this conversation.
+            topic: What the fact is about, such as "home town", if it takes the place of an earlier one on the same.
+        """
+        item = await mine(ctx).remember(
+            text, kind=ItemKind.PREFERENCE, key=ctx.idempotency_key, slot=topic.strip().casefold()
+        )
+        return f"kept as {item.id}"
+
+    async def forget_memory(ctx: RunContext[Any], item_ids: list[str]) -> str:
+        """Delete kept facts of this user for good, because the user asks for it.
+
+        Args:
+            ctx: Context of the call, which names the user.
+            item_ids: Ids that recall_memory returned.
+        """
+        own = mine(ctx)
+        there = await own.index.get(item_ids)
+        ids = [each for each in item_ids if each in there and there[each].namespace == own.namespace]
+        return f"deleted: {await own.forget(ids, by=ctx.user or '', reason='asked in a run')}"
+
+    return [
+        make_tool(recall_memory, name=RECALL_TOOL, read_only=True),
+        make_tool(remember, name=REMEMBER_TOOL, idempotent=True),
+        make_tool(forget_memory, name=FORGET_TOOL, idempotent=True, requires_approval=True),
+    ]
