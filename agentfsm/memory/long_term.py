@@ -84,7 +84,8 @@ def _open_index(location: str | os.PathLike[str] | MemoryIndex) -> MemoryIndex:
     return location
 
 
-def _as_recalled(entry: Recollection) -> RecalledItem:
+def as_recalled(entry: Recollection) -> RecalledItem:
+    """Return an item as the journal of a run records it."""
     item = entry.item
     return RecalledItem(
         id=item.id,
@@ -197,7 +198,8 @@ class Memory(RunMemory):
                 Empty: each call adds an item.
             slot: Name of what the text gives a value to, such as "home town". From `valid_from` on it takes the place
                 of earlier items with that slot. Empty: it affects no other item.
-            session: Conversation that the text is a part of. Neighbours in it are found together more easily.
+            session: Conversation that the text is a part of. Neighbours in it are found together more easily. Empty: it
+                stands by itself.
             data: Further content, as JSON values.
             source: Event that the item comes from: run and version. A rebuild derives such items from the journals.
             labels: Labels of the run that the item comes from.
@@ -382,7 +384,7 @@ class Memory(RunMemory):
         for entry in sorted(found, key=lambda entry: -entry.score):
             left -= estimate_tokens(entry.item.text)
             if left >= 0:
-                items.append(_as_recalled(entry))
+                items.append(as_recalled(entry))
         return Recall(items=tuple(items))
 
     async def read(self, *, kinds: Iterable[ItemKind | str] = (), include_held: bool = False) -> list[MemoryItem]:

@@ -98,11 +98,11 @@ def rank_windows(matches: Sequence[ItemMatch], neighbours: Iterable[ItemMatch], 
     """
     scores: dict[str, dict[int, float]] = defaultdict(dict)
     for match in matches:
-        places = scores[match.session]
+        places = scores[_group(match)]
         places[match.place] = places.get(match.place, 0.0) + match.score
 
     def add_up(match: ItemMatch) -> ItemMatch:
-        near = scores[match.session]
+        near = scores[_group(match)]
         places = range(match.place - distance, match.place + distance + 1)
         return match._replace(score=sum([near.get(place, 0.0) for place in places]))
 
@@ -119,9 +119,14 @@ def rank_sessions(matches: Sequence[ItemMatch], ranked: Sequence[ItemMatch]) -> 
     """
     totals: dict[str, float] = defaultdict(float)
     for match in matches:
-        totals[match.session] += match.score**2  # one good match says more than many poor ones
-    found = [match._replace(score=totals[match.session]) for match in ranked]
+        totals[_group(match)] += match.score**2  # one good match says more than many poor ones
+    found = [match._replace(score=totals[_group(match)]) for match in ranked]
     return sorted(found, key=lambda match: -match.score)
+
+
+def _group(match: ItemMatch) -> str:
+    """Return the name of the match's session; an item without one is a session of its own."""
+    return match.session or match.item_id
 
 
 def score_items(

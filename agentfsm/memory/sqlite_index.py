@@ -142,7 +142,7 @@ class _ItemFile(DatabaseFile):
         owners = " OR ".join(f'"{name_owner(each)}"' for each in where.namespaces)
         match = f"owner : ({owners}) AND ({_write_match(terms)})"
         sql = (
-            "SELECT i.id, i.owner || i.session, i.place, -items_text.rank FROM items_text "  # noqa: S608
+            "SELECT i.id, CASE i.session WHEN '' THEN '' ELSE i.owner || i.session END, i.place, -items_text.rank FROM items_text "  # noqa: S608
             f"JOIN items i ON i.number = items_text.rowid WHERE items_text MATCH :match AND {condition} "
             "ORDER BY items_text.rank, i.number LIMIT :limit"
         )
@@ -155,10 +155,11 @@ class _ItemFile(DatabaseFile):
         near = {
             (match.session[:OWNER_CHARS], match.session[OWNER_CHARS:], match.place + step)
             for match in matches
+            if match.session
             for step in range(-distance, distance + 1)
         }
         sql = (
-            "SELECT i.id, i.owner || i.session, i.place, 0.0 FROM json_each(:places) p "  # noqa: S608
+            "SELECT i.id, CASE i.session WHEN '' THEN '' ELSE i.owner || i.session END, i.place, 0.0 FROM json_each(:places) p "  # noqa: S608
             "JOIN items i ON i.owner = p.value ->> 0 AND i.session = p.value ->> 1 AND i.place = p.value ->> 2 "
             f"WHERE {condition}"
         )

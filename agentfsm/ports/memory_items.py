@@ -113,7 +113,7 @@ class MemoryItem(Value):
 
     session: str = attrs.field(default="", validator=STRING)
     """Conversation or document that the item is a part of. Items that were recorded one after the other in the same
-    session are found together more easily.
+    session are found together more easily. Empty: it stands by itself.
     """
 
     place: int = 0
@@ -179,7 +179,7 @@ class ItemMatch(NamedTuple):
     """Id of the item."""
 
     session: str
-    """Name of the item's session, different for each owner."""
+    """Name of the item's session, different for each owner; empty if it has none."""
 
     place: int
     """Position of the item in its session."""

@@ -134,12 +134,13 @@ class MemoryIndexConformance:
         """No search, list or neighbourhood shows an item of another owner."""
         await index.add([build_item("a", "secret"), build_item("b", "secret", namespace=BOB)])
         await index.add([build_item("c", "secret", namespace=Namespace(tenant="other", user="ann"))])
-        assert await self.search(index, "secret") == ["a"]
-        assert [item.id for item in await index.read(OF_ANN)] == ["a"]
+        await index.add([build_item(f"{user.user}-talk", "secret", namespace=user, session="s") for user in (ANN, BOB)])
+        assert set(await self.search(index, "secret")) == {"a", "ann-talk"}
+        assert [item.id for item in await index.read(OF_ANN)] == ["a", "ann-talk"]
         found = await index.search_text("secret", OF_ANN, 10)
-        assert [match.item_id for match in await index.find_neighbours(found, 5, OF_ANN)] == ["a"]
+        assert [match.item_id for match in await index.find_neighbours(found, 5, OF_ANN)] == ["ann-talk"]
         both = attrs.evolve(OF_ANN, namespaces=(ANN, BOB))
-        assert set(await self.search(index, "secret", both)) == {"a", "b"}
+        assert set(await self.search(index, "secret", both)) == {"a", "b", "ann-talk", "bob-talk"}
 
     async def test_the_filter_does_not_shorten_the_result(self, index: MemoryIndex) -> None:
         """The filter is applied before the limit, so that better matches that are filtered out take no place."""
@@ -228,6 +229,13 @@ class MemoryIndexConformance:
         assert sorted(match.item_id for match in near) == ["a1", "a2", "a3", "a4", "a5"]
         assert {match.session for match in near} == {found[0].session}
         assert not await index.find_neighbours([], 2, OF_ANN)
+
+    async def test_items_without_a_session_have_no_neighbours(self, index: MemoryIndex) -> None:
+        """Items that stand by themselves are not near those that were recorded before and after them."""
+        await index.add([build_item("a", "word"), build_item("b", "other")])
+        found = await index.search_text("word", OF_ANN, 10)
+        assert found[0].session == ""
+        assert not await index.find_neighbours(found, 2, OF_ANN)
 
     async def test_reading_goes_on_after_an_id(self, index: MemoryIndex) -> None:
         """Pages of all items, in the order of their ids, leave out none."""

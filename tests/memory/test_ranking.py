@@ -66,3 +66,10 @@ def test_a_repetition_is_behind_something_new():
     ]
     taken = diversify(score_items(found, 0.0, Weights()), 3, Weights())
     assert [entry.item.id for entry in taken] == ["a", "c", "b"]
+
+
+def test_items_without_a_session_stand_by_themselves():
+    """They are near nothing, whatever their place."""
+    ranked = rank_windows([match("a", 1, 2.0, ""), match("b", 2, 1.0, "")], [], 2)
+    assert [each.score for each in ranked] == [2.0, 1.0]
+    assert [each.score for each in rank_sessions(ranked, ranked)] == [4.0, 1.0]
