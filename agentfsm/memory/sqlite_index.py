@@ -84,6 +84,7 @@ _DELETE_TEXT: Final = (
     "INSERT INTO items_text (items_text, rowid, text, pairs, day, owner) "
     "SELECT 'delete', number, text, pairs, day, owner FROM items WHERE number = ?"
 )
+_SESSION: Final = "CASE i.session WHEN '' THEN '' ELSE i.owner || i.session END"
 # An item is replaced once a correction of it is recorded. The first condition lets SQLite use the index.
 _NOT_REPLACED: Final = """NOT EXISTS (SELECT 1 FROM items r WHERE r.replaces <> '' AND r.replaces = {item}.id
     AND r.recorded_at <= :as_of AND NOT r.held)"""
@@ -142,7 +143,7 @@ class _ItemFile(DatabaseFile):
         owners = " OR ".join(f'"{name_owner(each)}"' for each in where.namespaces)
         match = f"owner : ({owners}) AND ({_write_match(terms)})"
         sql = (
-            "SELECT i.id, CASE i.session WHEN '' THEN '' ELSE i.owner || i.session END, i.place, -items_text.rank FROM items_text "  # noqa: S608
+            f"SELECT i.id, {_SESSION}, i.place, -items_text.rank FROM items_text "  # noqa: S608
             f"JOIN items i ON i.number = items_text.rowid WHERE items_text MATCH :match AND {condition} "
             "ORDER BY items_text.rank, i.number LIMIT :limit"
         )
@@ -159,7 +160,7 @@ class _ItemFile(DatabaseFile):
             for step in range(-distance, distance + 1)
         }
         sql = (
-            "SELECT i.id, CASE i.session WHEN '' THEN '' ELSE i.owner || i.session END, i.place, 0.0 FROM json_each(:places) p "  # noqa: S608
+            f"SELECT i.id, {_SESSION}, i.place, 0.0 FROM json_each(:places) p "  # noqa: S608
             "JOIN items i ON i.owner = p.value ->> 0 AND i.session = p.value ->> 1 AND i.place = p.value ->> 2 "
             f"WHERE {condition}"
         )
