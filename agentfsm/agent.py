@@ -362,8 +362,8 @@ class Agent(Generic[A_co]):
     """Judge of answers, or of the results of selected tools, before the run continues; None for no judge."""
 
     memory: RunMemory | None = None
-    """Memory across runs, which is searched once for each input of the user: `Memory("memory.db")` of
-    `agentfsm.memory`. The model reads what was found as data. A run without `user=` has none. None: no memory.
+    """Memory across runs, which is searched once for each input of the user; None for no memory. Use
+    `Memory("memory.db")` of `agentfsm.memory`. The model reads what was found as data. A run without `user=` has none.
     """
 
     planner: PlanMaker | None = None

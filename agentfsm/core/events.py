@@ -183,6 +183,12 @@ class Recalled(Event):
     usage: Usage = Usage()
     """Usage of the search, for embeddings."""
 
+    purpose: Purpose | None = None
+    """Purpose of that usage; None if there was none."""
+
+    model: str = ""
+    """Name of the model that made the embeddings; empty if there were none."""
+
 
 @attrs.frozen(kw_only=True)
 class Planned(Event):

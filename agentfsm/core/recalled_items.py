@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import attrs
 
+from agentfsm.core.labels import Label
 from agentfsm.core.messages import TextPart, UserMessage
 from agentfsm.core.text_safety import fence_untrusted, strip_unsafe
 from agentfsm.core.value import Value
@@ -34,11 +35,8 @@ class RecalledItem(Value):
     source: str = ""
     """Run that the item comes from; empty if it was given to the memory directly."""
 
-    labels: tuple[str, ...] = ()
-    """Labels of the item."""
-
-    level: str = ""
-    """Data level of the item."""
+    labels: tuple[Label, ...] = ()
+    """Labels of the item, with its level of data. The run has them from then on."""
 
 
 def build_recall_note(items: Sequence[RecalledItem]) -> UserMessage:

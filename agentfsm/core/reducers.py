@@ -13,7 +13,7 @@ from agentfsm.core.calls import ERROR_OUTCOMES, UNDECIDED_PHASES, FailureRecord,
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.history import History
 from agentfsm.core.inbox import InputKind
-from agentfsm.core.labels import Label, LabelSource
+from agentfsm.core.labels import Label, LabelSource, join_labels
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import next_state
 from agentfsm.core.messages import Outcome, SystemMessage, ToolResult, UserMessage
@@ -186,6 +186,8 @@ def _reduce_recalled(run: RunFields, event: e.Recalled) -> Changes:
     changes: Changes = {"is_recalled": True, "usage": run.usage + event.usage}
     if event.items:
         changes["messages"] = run.messages.with_appended(build_recall_note(event.items))
+    if labels := join_labels(*[item.labels for item in event.items]):
+        changes["labels"] = _add_labels(run, labels, name="memory")
     return changes
 
 

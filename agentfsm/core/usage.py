@@ -31,6 +31,9 @@ class Purpose(StrEnum):
     PLAN_QUESTION = "plan_question"
     """A step of a plan that is a question."""
 
+    MEMORY = "memory"
+    """A search of the memory, or what is learned for it."""
+
     JUDGE = "judge"
     """A judgement on an answer or on results."""
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from agentfsm.core import events as e
 from agentfsm.core.messages import UserMessage
+from agentfsm.core.usage import Purpose
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.ports.memory_items import Recall
 
@@ -34,6 +35,12 @@ async def recall(execution: Execution, memory: RunMemory) -> StepOutcome | None:
         found = Recall(fault=f"{type(error).__name__}: {error}"[:MAX_QUERY_CHARS])
     if found.fault:
         journal.log.warning("memory_not_searched", turn=run.turn + 1, error=found.fault)
-    return StepOutcome(
-        (e.Recalled(query=query[:MAX_QUERY_CHARS], items=found.items, fault=found.fault, usage=found.usage),)
+    recalled = e.Recalled(
+        query=query[:MAX_QUERY_CHARS],
+        items=found.items,
+        fault=found.fault,
+        usage=found.usage,
+        purpose=Purpose.MEMORY if found.model else None,
+        model=found.model,
     )
+    return StepOutcome((recalled,))

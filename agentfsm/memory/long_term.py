@@ -14,13 +14,12 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.fingerprint import short_hash
-from agentfsm.core.header import DATA_LEVELS
 from agentfsm.core.inbox import parse_time
+from agentfsm.core.labels import DATA_LEVELS, Label, as_labels, join_labels
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import Run
 from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, SHARE, ValueRule, require_members
 from agentfsm.core.value import Value
-from agentfsm.memory.memory_tools import build_memory_tools
 from agentfsm.memory.ranking import (
     WINDOW,
     Recollection,
@@ -47,7 +46,6 @@ from agentfsm.ports.memory_items import (
 )
 from agentfsm.ports.store import Clock, SystemClock
 from agentfsm.tokens.ledger import estimate_tokens
-from agentfsm.tools.tool import Tool
 
 # Items that each ranking contributes before they are joined.
 CANDIDATES: Final = 200
@@ -94,8 +92,7 @@ def as_recalled(entry: Recollection) -> RecalledItem:
         score=round(entry.score, 4),
         valid_from=item.valid_from,
         source="" if item.source is None else item.source.run_id,
-        labels=item.labels,
-        level=item.level,
+        labels=join_labels(item.labels, [Label(item.level)]),
     )
 
 
@@ -120,13 +117,13 @@ class Expiry(Value):
 
 @attrs.define(eq=False, repr=False)
 class Memory(RunMemory):
-    """What is kept across runs.
+    """Long-term memory, which is kept across runs.
 
     `Memory("memory.db")` keeps its items in a SQLite file. Items belong to a user of a tenant: the run of an agent
     reads and writes the items of its own user, and `for_` returns the memory of a user for direct use.
 
     An item never changes. `revise` adds a correction, and a new item with the same `slot` takes the place of an earlier
-    one from its `valid_from` on. So `recall` can also tell what was known, or true, at an earlier time.
+    one from its `valid_from` on. So `recall` also answers what was known, or true, at an earlier time.
     """
 
     index: MemoryIndex = attrs.field(factory=SQLiteIndex, converter=_open_index)
@@ -228,7 +225,7 @@ class Memory(RunMemory):
             session=session,
             data={} if data is None else dict(data),
             source=ItemSource(run_id=source[0], version=source[1]) if isinstance(source, tuple) else source,
-            labels=tuple(sorted(labels)),
+            labels=as_labels(labels),
             level=level,
             importance=IMPORTANCE[kind] if importance is None else importance,
             valid_from=now if begins is None else begins,
@@ -329,7 +326,7 @@ class Memory(RunMemory):
             namespaces=self._list_owners(team=team),
             kinds=tuple(map(parse_item_kind, kinds)),
             max_level=max_level,
-            without_labels=frozenset(without_labels),
+            without_labels=as_labels(without_labels),
             session=session,
             as_of=math.inf if known is None else known,
             valid_at=true if true is not None else now if known is None else known,
@@ -355,10 +352,6 @@ class Memory(RunMemory):
     def for_run(self, run: Run[Any]) -> Memory:
         """Return the memory of the user for whom a run was started."""
         return self.for_(user=run.header.user or "", tenant=run.header.tenant or "")
-
-    def tools(self) -> list[Tool[..., Any]]:
-        """Return tools for an agent: `recall_memory`, `remember`, and `forget_memory`, which asks for approval."""
-        return build_memory_tools(self)
 
     def wants(self, run: Run[Any]) -> bool:
         """Return whether the run has a user."""

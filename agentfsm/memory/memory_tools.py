@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from agentfsm.core.errors import ModelRetry
+from agentfsm.memory.long_term import Memory
 from agentfsm.ports.memory_items import ItemKind
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.tool import Tool, make_tool
-
-if TYPE_CHECKING:
-    from agentfsm.memory.long_term import Memory
 
 RECALL_TOOL: Final = "recall_memory"
 REMEMBER_TOOL: Final = "remember"
@@ -21,7 +19,10 @@ _NO_USER: Final = "this run has no user, so there is no memory; go on without it
 
 
 def build_memory_tools(memory: Memory) -> list[Tool[..., Any]]:
-    """Return the tools `recall_memory`, `remember` and `forget_memory` for an agent."""
+    """Return the tools `recall_memory`, `remember` and `forget_memory` for an agent with that memory.
+
+    They work on the memory of the user that the run was started for. A deletion waits for an approval.
+    """
 
     def mine(ctx: RunContext[Any]) -> Memory:
         if not ctx.user:

@@ -17,7 +17,7 @@ import attrs
 
 from agentfsm._concurrency import start_in_thread
 from agentfsm.core.errors import AgentError
-from agentfsm.core.header import DATA_LEVELS
+from agentfsm.core.labels import DATA_LEVELS, Label
 from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.memory.text_terms import QueryTerms, read_query, write_date, write_pairs
 from agentfsm.ports.memory_items import (
@@ -389,7 +389,7 @@ def _write_row(item: MemoryItem) -> tuple[Any, ...]:
         None if source is None else source.version,
         item.session,
         item.place,
-        DATA_LEVELS.index(item.level),
+        DATA_LEVELS.index(Label(item.level)),
         item.valid_from,
         item.valid_to,
         item.recorded_at,
@@ -409,7 +409,7 @@ def _read_row(row: Sequence[Any]) -> MemoryItem:
         namespace=Namespace(tenant=fields.pop("tenant"), user=fields.pop("user")),
         kind=ItemKind(fields.pop("kind")),
         source=None if run_id is None else ItemSource(run_id=run_id, version=version),
-        level=DATA_LEVELS[fields.pop("level")],
+        level=DATA_LEVELS[fields.pop("level")].value,
         held=bool(fields.pop("held")),
         labels=tuple(json.loads(fields.pop("labels"))),
         data=json.loads(fields.pop("data")),
@@ -419,7 +419,7 @@ def _read_row(row: Sequence[Any]) -> MemoryItem:
 
 def _write_filter(where: ItemFilter) -> tuple[str, dict[str, Any]]:
     """Return the condition on the item `i`, and its values."""
-    values: dict[str, Any] = {"as_of": where.as_of, "level": DATA_LEVELS.index(where.max_level)}
+    values: dict[str, Any] = {"as_of": where.as_of, "level": DATA_LEVELS.index(Label(where.max_level))}
     values["owners"] = json.dumps([name_owner(each) for each in where.namespaces])
     parts = ["i.owner IN (SELECT value FROM json_each(:owners))", "i.level <= :level", "i.recorded_at <= :as_of"]
     parts.append(_NOT_REPLACED.format(item="i"))
@@ -427,7 +427,7 @@ def _write_filter(where: ItemFilter) -> tuple[str, dict[str, Any]]:
         values["kinds"] = json.dumps([kind.value for kind in where.kinds])
         parts.append("i.kind IN (SELECT value FROM json_each(:kinds))")
     if where.without_labels:
-        values["labels"] = json.dumps(sorted(where.without_labels))
+        values["labels"] = json.dumps(where.without_labels)
         parts.append(
             "NOT EXISTS (SELECT 1 FROM json_each(i.labels) l WHERE l.value IN (SELECT value FROM json_each(:labels)))"
         )

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import attrs
 
-from agentfsm.core.header import DATA_LEVELS
+from agentfsm.core.labels import DATA_LEVELS, Label, as_labels
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import Run
 from agentfsm.core.usage import Usage
@@ -119,8 +119,8 @@ class MemoryItem(Value):
     place: int = 0
     """Position in the session; 0 to let the index count."""
 
-    labels: tuple[str, ...] = ()
-    """Labels of the run that the item comes from."""
+    labels: tuple[Label, ...] = attrs.field(default=(), converter=as_labels)
+    """Labels of the run that the item comes from, such as "untrusted"."""
 
     level: str = attrs.field(default="internal", validator=LEVEL)
     """Data level: "public", "internal", "confidential" or "restricted"."""
@@ -154,7 +154,7 @@ class ItemFilter(Value):
     max_level: str = attrs.field(default="restricted", validator=LEVEL)
     """Highest data level of the items."""
 
-    without_labels: frozenset[str] = frozenset()
+    without_labels: tuple[Label, ...] = attrs.field(default=(), converter=as_labels)
     """Labels that the items do not have."""
 
     session: str | None = None
@@ -217,6 +217,9 @@ class Recall(Value):
 
     usage: Usage = Usage()
     """Usage of the search, for embeddings."""
+
+    model: str = ""
+    """Name of the model that made the embeddings; empty if there were none."""
 
 
 class RunMemory(Protocol):

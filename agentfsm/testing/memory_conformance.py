@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import pytest
 
+from agentfsm.core.labels import Label
 from agentfsm.ports.memory_items import ItemFilter, ItemKind, ItemSource, MemoryItem, Namespace
 
 if TYPE_CHECKING:
-    from agentfsm.ports.memory_items import MemoryIndex
+    from agentfsm.core.labels import Label
+from agentfsm.ports.memory_items import MemoryIndex
 
 ANN: Final = Namespace(tenant="acme", user="ann")
 BOB: Final = Namespace(tenant="acme", user="bob")
@@ -68,7 +70,7 @@ class MemoryIndexConformance:
             source=ItemSource(run_id="r", version=7),
             session="talk",
             place=3,
-            labels=("a", "b"),
+            labels=(Label.UNTRUSTED, Label.PRIVATE),
             level="confidential",
             importance=0.25,
             valid_from=-5.5,
@@ -154,7 +156,7 @@ class MemoryIndexConformance:
         [
             ({"kinds": (ItemKind.PREFERENCE,)}, {"preference"}),
             ({"max_level": "public"}, {"public"}),
-            ({"without_labels": frozenset({"untrusted"})}, {"preference", "public", "talk"}),
+            ({"without_labels": (Label.UNTRUSTED,)}, {"preference", "public", "talk"}),
             ({"session": "talk"}, {"talk"}),
             ({"as_of": 150.0}, {"preference", "public", "talk", "labelled"}),
             ({"valid_at": 100.0}, {"preference", "public", "talk", "labelled"}),
@@ -169,9 +171,9 @@ class MemoryIndexConformance:
                 build_item("preference", "word", kind=ItemKind.PREFERENCE),
                 build_item("public", "word", level="public"),
                 build_item("talk", "word", session="talk"),
-                build_item("labelled", "word", labels=("private", "untrusted")),
+                build_item("labelled", "word", labels=(Label.PRIVATE, Label.UNTRUSTED)),
                 build_item("held", "word", held=True),
-                build_item("later", "word", recorded_at=200.0, valid_from=200.0, labels=("untrusted",)),
+                build_item("later", "word", recorded_at=200.0, valid_from=200.0, labels=(Label.UNTRUSTED,)),
             ]
         )
         where = attrs.evolve(OF_ANN, **changes)
@@ -254,7 +256,7 @@ class MemoryIndexConformance:
         assert (proof.items, proof.at, proof.by, proof.reason) == (1, 300.0, "ann", "wish")
 
     async def test_a_forgotten_owner_may_begin_anew(self, index: MemoryIndex) -> None:
-        """What was recorded until then does not return; later items do, and other owners keep theirs."""
+        """Items recorded until then do not return; later ones do, and other owners keep theirs."""
         await index.add([build_item("a", "secret"), build_item("b", "secret", namespace=BOB)])
         assert await index.forget_namespace(ANN, at=300.0, by="", reason="") == 1
         assert [*await index.add([build_item("again", "secret", recorded_at=300.0)])] == []
@@ -279,7 +281,7 @@ class MemoryIndexConformance:
         assert await index.newest_time() == 7.0
 
     async def test_two_objects_share_the_items(self, index: MemoryIndex, other: MemoryIndex) -> None:
-        """What one object adds, another one finds, and places are not given twice."""
+        """Items that one object adds are found by another one, and places are not given twice."""
         for number in range(3):
             for each in (index, other):
                 await each.add([build_item(f"{id(each)}-{number}", "shared", session="s")])

@@ -143,11 +143,11 @@ async def test_expiry_by_age_and_number(memory, clock):
 
 async def test_held_items_wait(memory):
     """An item that is held is found after its release."""
-    item = await memory.remember("from a web page", held=True, labels={"untrusted"})
+    item = await memory.remember("from a web page", held=True, labels=["untrusted"])
     assert await ask(memory, "web page") == []
     assert await memory.release([item.id], by="eve") == 1
     assert await ask(memory, "web page") == ["from a web page"]
-    assert await ask(memory, "web page", without_labels={"untrusted"}) == []
+    assert await ask(memory, "web page", without_labels=["untrusted"]) == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from agentfsm import Agent, MisuseError, State
 from agentfsm.core.events import Recalled
 from agentfsm.core.messages import UserMessage
-from agentfsm.memory import Memory, Recollection
+from agentfsm.memory import Memory, Recollection, build_memory_tools
 from agentfsm.memory.long_term import as_recalled
 from agentfsm.ports.memory_items import Recall, RunMemory
 from agentfsm.stores import SQLiteStore
@@ -165,14 +165,14 @@ async def test_a_model_keeps_finds_and_forgets(memory):
         say("", call("recall_memory", query="where does Ann live")),
         "Porto.",
     ]
-    async with Agent(ScriptedModel(*calls), memory=memory, tools=memory.tools()) as agent:
+    async with Agent(ScriptedModel(*calls), memory=memory, tools=build_memory_tools(memory)) as agent:
         run = await agent.run("I live in Porto", user="ann", tenant="acme")
     assert "Ann lives in Porto" in str(run.messages)
     mine = memory.for_(user="ann", tenant="acme")
     (found,) = [each.item for each in await mine.recall("Porto")]
     assert (found.slot, found.kind) == ("home", "preference")
     ask = [say("", call("forget_memory", item_ids=[found.id, "of-another"])), "Gone."]
-    async with Agent(ScriptedModel(*ask), memory=memory, tools=memory.tools()) as agent:
+    async with Agent(ScriptedModel(*ask), memory=memory, tools=build_memory_tools(memory)) as agent:
         run = await agent.run("Forget where I live", user="ann", tenant="acme")
         await agent.approve(run.id, "t1.0", by="ann")
         run = await agent.resume(run.id)
@@ -183,7 +183,7 @@ async def test_a_model_keeps_finds_and_forgets(memory):
 async def test_the_tools_need_a_user(memory):
     """Without a user the model reads that there is no memory."""
     model = ScriptedModel(say("", call("recall_memory", query="x")), "No.")
-    async with Agent(model, memory=memory, tools=memory.tools()) as agent:
+    async with Agent(model, memory=memory, tools=build_memory_tools(memory)) as agent:
         run = await agent.run("hello")
     assert "this run has no user" in str(run.messages)
 

@@ -102,13 +102,19 @@ REMEMBERED = RecalledItem(
     score=0.93,
     valid_from=1699990000.0,
     source="order-16",
-    labels=("private",),
-    level="internal",
+    labels=(Label.PRIVATE, Label.INTERNAL),
 )
 FURTHER = (
     *FORMAT_3.further,
     e.Reminded(text="No refunds today.", prompts=("today@1.0#0123456789ab",)),
-    e.Recalled(query="Which tea?", items=(REMEMBERED,), fault="the embedder is away", usage=Usage(input_tokens=3)),
+    e.Recalled(
+        query="Which tea?",
+        items=(REMEMBERED,),
+        fault="the embedder is away",
+        usage=SMALL,
+        purpose=Purpose.MEMORY,
+        model="embedder",
+    ),
     e.Judged(verdict=Verdict(action=Action.ACCEPT, passed=True)),
     e.Planned(
         call=PLANNED,
@@ -189,7 +195,7 @@ FORMAT_4 = Format(
             *((kind, "purpose") for kind in (e.AnswerDrafted, e.ModelFaltered)),
             *((kind, name) for kind in (e.Compacted, e.ToolsOffered, e.Judged) for name in ("purpose", "model")),
             e.Recalled,
-            *((e.Recalled, name) for name in ("query", "items", "fault", "usage")),
+            *((e.Recalled, name) for name in ("query", "items", "fault", "usage", "purpose", "model")),
             e.Planned,
             e.PlanDropped,
             e.StepsReady,

@@ -44,6 +44,7 @@ from agentfsm.core.events import (
 from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Input, InputKind
+from agentfsm.core.labels import Label
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ErrorType, ImagePart, Outcome, TextPart, ToolCall, ToolResult
 from agentfsm.core.pending import Pending, PendingKind, Question
@@ -237,7 +238,11 @@ def build_every_event() -> tuple[Event, ...]:
         Recalled(
             at=2.0,
             query=HOSTILE_TEXT,
-            items=(RecalledItem(id="m", kind="fact", text=HOSTILE_TEXT, score=0.5, valid_from=1.0, labels=("a",)),),
+            items=(
+                RecalledItem(
+                    id="m", kind="fact", text=HOSTILE_TEXT, score=0.5, valid_from=1.0, labels=(Label.PRIVATE,)
+                ),
+            ),
             fault=HOSTILE_TEXT,
             usage=usage,
         ),
