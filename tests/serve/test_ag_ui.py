@@ -1,17 +1,27 @@
 """AG-UI: the official client, with its `verifyEvents`, starts runs, answers interrupts and connects again."""
 
+import io
 import json
+import os
+import re
+import signal
 import subprocess
+import sys
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 
 import anyio
+import httpx
 import pytest
 
+import agentfsm
 from agentfsm import Agent, tool
+from agentfsm.runs import Runs
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support import node_packages
+from tests.support.example_modules import example
 from tests.support.gateways import named, serving
 
 PROGRAM = Path(node_packages.__file__).parent / "node" / "ag_ui_client.mjs"
@@ -203,3 +213,82 @@ async def test_another_tenant_sees_nothing(client):
             assert "404" in (await send(caller=caller, messages=[]))["error"]
             assert "409" in (await send(caller=caller, messages=[user("pay")]))["error"]
         assert (await server.get("/v1/runs/r1", headers=named("ann", "acme"))).json()["status"] == "waiting"
+
+
+@pytest.mark.parametrize(
+    "name", ["coordinator", pytest.param("four_roles", marks=pytest.mark.soak), "own_model", "weather"]
+)
+async def test_every_run_of_the_examples(client, name, monkeypatch):
+    """The journals of the examples, with their sub-agents and retries, are streams that the client accepts."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    stores = []
+    create = MemoryStore.create
+
+    def noted(store, *args, **options):
+        if store not in stores:
+            stores.append(store)
+        return create(store, *args, **options)
+
+    monkeypatch.setattr(MemoryStore, "create", noted)
+    with redirect_stdout(io.StringIO()):
+        await example(name).main()
+    followed = 0
+    for store in stores:
+        ids = [row.id async for row in Runs(store).iterate() if row.parent is None]
+        async with serving(store=store) as server:
+            for run_id in ids:
+                answer = await client(server, caller="root//admin", path=f"v1/runs/{run_id}/ag-ui", method="GET")
+                assert answer["error"] is None or one(answer, "RUN_ERROR"), answer
+                assert types_of(answer)[-1] in {"RUN_FINISHED", "RUN_ERROR"}
+                followed += 1
+    assert followed
+
+
+@pytest.mark.parametrize(
+    "ends", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)], ids=["kill", "term"]
+)
+async def test_a_server_that_dies_in_the_middle(client, tmp_path, ends):
+    """What came is valid, and the same request to the next server shows the same run to its end."""
+    app = Path(__file__).with_name("served_shop.py.txt").read_text(encoding="utf-8")
+    (tmp_path / "shop.py").write_text(app, encoding="utf-8")
+    answers = []
+
+    async def ask(url):
+        async with httpx.AsyncClient(base_url=url) as server:
+            answers.append(await client(server, messages=[user("go")]))
+
+    with server_in(tmp_path) as (process, url):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, url)
+            while not (tmp_path / "calls.txt").exists():  # noqa: ASYNC110  another process writes it
+                await anyio.sleep(0.01)
+            process.send_signal(ends)
+            if ends is signal.SIGTERM:
+                (tmp_path / "go.txt").touch()  # a thread cannot be stopped
+    (tmp_path / "go.txt").touch()
+    with server_in(tmp_path) as (_process, url):
+        await ask(url)
+    first, second = answers
+    assert "Cannot send" not in str(first["error"]), first
+    assert types_of(first)[0] == "RUN_STARTED"
+    assert "RUN_FINISHED" not in types_of(first)
+    assert second["error"] is None, second
+    assert one(second, "TOOL_CALL_RESULT")["content"] == "delivered book"
+    assert one(second, "RUN_FINISHED")["result"] == "all done"
+    assert [m["role"] for m in second["messages"]] == ["user", "assistant", "tool", "assistant"]
+
+
+@contextmanager
+def server_in(folder):
+    """Serve in a process of its own, and return the process and its URL."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AGENTFSM_", "PYTHON"))}
+    command = [sys.executable, "-m", "agentfsm", "serve", "shop:agent", "--http", "127.0.0.1:0"]
+    environment = {**kept, "PYTHONPATH": str(Path(agentfsm.__file__).parents[1])}
+    with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        line = process.stderr.readline()
+        found = re.search(r"http://\S+:\d+", line)
+        assert found, line
+        try:
+            yield process, found[0]
+        finally:
+            process.kill()

@@ -7,6 +7,8 @@ import { pathToFileURL } from "node:url";
 const require = createRequire(process.argv[2] + "/");
 const { HttpAgent } = await import(pathToFileURL(require.resolve("@ag-ui/client")));
 
+process.on("unhandledRejection", () => {}); // of a connection that was cut; the run's own error is in the answer
+
 for await (const line of createInterface({ input: process.stdin })) {
   const { url, method, headers, input } = JSON.parse(line);
   const events = [];
