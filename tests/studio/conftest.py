@@ -81,9 +81,9 @@ class StudioServer:
         assert response.is_success, response.text
         return response.json()
 
-    def start(self, agent, prompt="Settle my invoices"):
+    def start(self, agent, prompt="Settle my invoices", **options):
         """Start a run, and return its id once it waits or is over."""
-        run = self.request("POST", "/v1/runs", json={"prompt": prompt, "agent": agent, "wait_s": 30})
+        run = self.request("POST", "/v1/runs", json={"prompt": prompt, "agent": agent, "wait_s": 30} | options)
         return run["id"]
 
 
@@ -104,7 +104,7 @@ def studio(tmp_path_factory):
         made.runs["waiting"] = made.start("shop")
         made.runs["question"] = made.start("clerk")
         made.runs["planned"] = made.start("planner")
-        done = made.runs["done"] = made.start("shop", "Pay invoice 17,\nthen tell me")
+        done = made.runs["done"] = made.start("shop", "Pay invoice 17,\nthen tell me", session="invoices of ann")
         decide(made, done, "approve")
         plan = made.request("GET", f"/v1/runs/{made.runs['planned']}")
         decide(made, plan["id"], "approve")

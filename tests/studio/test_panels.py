@@ -210,3 +210,29 @@ def test_the_list_of_agents(open_page):
     page.get_by_role("link", name="courier").click()
     page.wait_for_selector('tr[data-tool="deliver"]')
     assert page.locator("h1").text_content() == "courier"
+
+
+def test_the_sessions(open_page, studio, show):
+    """Each session has its newest run, and leads to its runs."""
+    page = open_page("#/sessions")
+    row = page.locator('tr[data-session="invoices of ann"]')
+    run = show("show", studio.runs["done"])
+    expect(row).to_contain_text(run["prompt"].replace("\n", " ").split(",")[0])
+    assert row.locator("td").nth(2).text_content() == run["agent"]
+    assert row.locator("td").nth(4).text_content() == "1"
+    row.get_by_role("link").first.click()
+    expect(page.locator("tr[data-run]")).to_have_count(1)
+    expect(page.locator("tr[data-run]")).to_have_attribute("data-run", studio.runs["done"])
+
+
+def test_the_workers(open_page, studio, show):
+    """A run that is executed is listed with its worker, and leaves the list when it is over."""
+    run_id = studio.start("courier", "Bring it", wait_s=0)
+    page = open_page("#/workers")
+    row = page.locator(f'tr[data-run="{run_id}"]')
+    expect(row).to_contain_text("its worker executes it")
+    expect(row.locator("td").nth(2)).to_have_text("ACT")
+    assert show("show", run_id)["state"] == "act"
+    (studio.folder / "go.txt").touch()
+    expect(row).to_have_count(0)
+    assert studio.request("GET", f"/v1/runs/{run_id}?wait_s=30")["status"] == "done"
