@@ -17,6 +17,7 @@ export class RunModel {
     this.draft = null;
     this.chosen = null; // version that the reader went to; null: the newest
     this.status = "";
+    this.isLoaded = false;
     this.error = null;
     this.view = fold(this.journal, 0, "");
     this.stopper = new AbortController();
@@ -31,6 +32,8 @@ export class RunModel {
 
   async open() {
     await Promise.all([this.readDetails(), this.readJournal()]);
+    this.isLoaded = true;
+    this.refresh();
     if (this.error) return;
     follow(this.id, String(this.journal.version), {
       event: (item) => this.addEvent(item),
@@ -92,7 +95,7 @@ export class RunModel {
   }
 
   refresh() {
-    if (this.stopper.signal.aborted) return;
+    if (!this.isLoaded || this.stopper.signal.aborted) return;
     const version = Math.min(this.chosen ?? this.journal.version, this.journal.version);
     this.view = fold(this.journal, version, this.details?.prompt ?? "");
     this.changed();

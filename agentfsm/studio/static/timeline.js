@@ -103,9 +103,9 @@ function drawLane(bars, y, scale, select) {
 }
 
 /** Draw some turns of a run. `select(version)` is called when a bar is clicked. */
-export function drawTimeline(view, journal, { first, select, now, width }) {
+export function drawTimeline(view, journal, { first, select, now, isWorking, width }) {
   const shown = view.turns.slice(first, first + PAGE);
-  if (!shown.length && !now) return h("p", { class: "empty" }, t("No turn is complete yet."));
+  if (!shown.length && !isWorking) return h("p", { class: "empty" }, t("No turn is complete yet."));
   const from = first ? view.turns[first - 1].version : 0;
   const next = view.turns[first + PAGE];
   const to = next ? next.version - 1 : view.version;
@@ -130,7 +130,7 @@ export function drawTimeline(view, journal, { first, select, now, width }) {
       version: turn.version,
     };
   });
-  if (now && !next && view.state === "think") {
+  if (isWorking && !next && view.state === "think") {
     models.push({ x: scale.place(events.at(-1)?.at ?? 0), right: scale.place(now), label: t("model"), title: t("the model is working"), kind: "running", version: view.version });
   }
   const folds = scale.parts.filter((part) => part.fold);

@@ -29,7 +29,7 @@ export const ZH = {
   "Result or error": "结果或错误", "It succeeded": "已成功", "It failed": "已失败", "Run it again": "再次执行", "Write the result or the error first.": "请先写下结果或错误。",
   "Answer": "回答", "Decline": "拒答", "There is no answer": "没有答案", "Text for the model": "给模型的文字", "Send": "发送", "Write a text first.": "请先输入文字。", "Resume": "恢复",
   // A run.
-  "live": "实时", "reconnecting…": "正在重连…", "past version": "历史版本", "called by": "调用者", "forked from": "分叉自",
+  "live": "实时", "reconnecting…": "正在重连…", "Loading…": "正在加载…", "past version": "历史版本", "called by": "调用者", "forked from": "分叉自",
   "turns": "轮次", "tokens": "词元", "cost": "费用", "active": "活动时间", "version": "版本", "of {limit}": "/ {limit}",
   "Machine": "状态机", "The run is in {state}.": "运行处于 {state}。", "The six states and their transitions.": "六个状态及其转移。",
   "Timeline": "时间线", "active time, waits folded": "活动时间，等待已折叠", "No turn is complete yet.": "还没有完成的轮次。", "model": "模型", "lane {n}": "通道 {n}", "turn {n}": "第 {n} 轮",
@@ -52,7 +52,7 @@ export const ZH = {
   "Call": "调用", "Tool and arguments": "工具与参数", "Time": "时间", "Attempts": "尝试", "Decisions": "决定",
   "No turn yet": "还没有轮次", "The model has not been asked.": "还没有请求模型。", "{n} messages": "{n} 条消息", "none": "无", "instructions": "指令", "system": "系统", "assistant": "助手", "tool": "工具",
   "Plan {n}": "计划 {n}", "after {steps}": "在 {steps} 之后", "Label": "标签", "First source": "最初来源",
-  "Cost by purpose": "按用途的费用", "Purpose": "用途", "Output": "输出", "cached": "缓存", "Share of tokens": "词元占比", "Tokens of each turn": "每轮词元",
+  "Cost by purpose": "按用途的费用", "Purpose": "用途", "Output": "输出", "Cached": "缓存", "Share of tokens": "词元占比", "Tokens of each turn": "每轮词元",
   "purpose turn": "轮次", "purpose last_answer": "最后回答", "purpose summary": "摘要", "purpose tool_selection": "工具选择", "purpose plan": "规划", "purpose plan_question": "计划中的提问", "purpose judge": "评判", "purpose tool": "工具", "purpose agent": "子智能体", "purpose all": "合计",
   "Compare": "比较", "First version": "第一个版本", "Second version": "第二个版本", "the same run": "同一运行", "Other run": "另一运行", "with version": "与版本", "of": "，运行",
   "Replay": "重放", "Checks which requests the current agent would send differently. No model and no tool is called.": "检查当前智能体会以不同方式发送哪些请求。不调用模型或工具。",

@@ -32,8 +32,7 @@ export const run = {
 function build(main, model, parts, parameters) {
   parts.main = main;
   parts.wanted = parameters.get("v") === null ? null : Number(parameters.get("v"));
-  parts.title = h("h1", {}, model.id);
-  parts.header = h("header", { class: "page run" });
+  parts.header = h("header", { class: "page run" }, h("h1", {}, model.id), h("p", { class: "soft", role: "status" }, t("Loading…")));
   parts.facts = h("div", {});
   parts.machine = h("div", {});
   parts.timeline = h("div", {});
@@ -118,25 +117,29 @@ function drawHeader(model, parts) {
 function drawFacts(model, parts) {
   const { view, details } = model;
   const limits = details?.limits ?? {};
+  const waited = view.waited + (isWaiting(model) ? Math.max(0, Date.now() / 1000 - view.updatedAt) : 0);
   const of = (value) => (value === null || value === undefined ? null : t("of {limit}", { limit: value }));
   fill(parts.facts, facts([
     [t("turns"), count(view.turns.length), of(limits.turns)],
     [t("tokens"), count(tokensOf(view.usage)), of(limits.tokens && compact(limits.tokens))],
     [t("cost"), view.usage.hasCost ? money(view.usage.cost_usd) : "–", of(limits.usd && money(limits.usd))],
     [t("active"), duration(view.seconds), of(limits.seconds && duration(limits.seconds))],
-    [t("waiting"), view.waited > 0.5 ? duration(view.waited) : "–"],
+    [t("waiting"), waited > 0.5 ? duration(waited) : "–"],
     [t("version"), `v${view.version}`, model.isLive ? null : of(model.journal.version)],
   ]));
 }
 
 const isRunning = (model) => model.isLive && ["think", "act"].includes(model.view.state) && statusOf(model) === "running";
 
+const isWaiting = (model) => model.isLive && model.details?.status === "waiting";
+
 function drawTurns(model, parts) {
   const { view } = model;
   const last = Math.max(0, Math.floor((view.turns.length - 1) / PAGE) * PAGE);
   const first = Math.min(parts.first ?? last, last);
-  const now = isRunning(model) ? Date.now() / 1000 : null;
-  fill(parts.timeline, drawTimeline(view, model.journal, { first, now, width: parts.timeline.clientWidth, select: (version) => model.goTo(version) }));
+  const isWorking = isRunning(model);
+  const now = isWorking || isWaiting(model) ? Date.now() / 1000 : null;
+  fill(parts.timeline, drawTimeline(view, model.journal, { first, now, isWorking, width: parts.timeline.clientWidth, select: (version) => model.goTo(version) }));
   const move = (target) => () => {
     parts.first = target >= last ? null : Math.max(0, target);
     drawTurns(model, parts);

@@ -23,7 +23,7 @@ export const cost = {
         h("td", { class: "number" }, count(usage.output_tokens)),
         h("td", { class: "number" }, usage.hasCost ? money(usage.cost_usd) : "–"),
         h("td", {}, bar(tokensOf(usage) / total)));
-      const heads = [t("Purpose"), [t("Input")], [t("cached")], [t("Output")], [t("Cost")], t("Share of tokens")];
+      const heads = [t("Purpose"), [t("Input")], [t("Cached")], [t("Output")], [t("Cost")], t("Share of tokens")];
       const rows = [...view.purposes].map(([name, usage]) => row(name, usage));
       fill(host, table(t("Cost by purpose"), heads, [...rows, row("all", view.usage, true)]), drawTurns(view.turns.slice(-TURNS)));
     };
@@ -33,7 +33,7 @@ export const cost = {
 function drawTurns(turns) {
   if (turns.length < 2) return null;
   const most = Math.max(1, ...turns.map((turn) => tokensOf(turn.usage)));
-  const width = Math.min(40, 900 / turns.length);
+  const width = Math.min(30, 900 / turns.length);
   const size = (tokens) => (tokens / most) * (HEIGHT - 16);
   const columns = turns.map((turn, index) => {
     const [input, output] = [size(turn.usage.input_tokens ?? 0), size(turn.usage.output_tokens ?? 0)];
