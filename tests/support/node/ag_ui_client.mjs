@@ -1,5 +1,6 @@
 // Sends AG-UI requests with the official client, whose pipeline has `verifyEvents`, and prints what it understood: for
-// each line {url, method, headers, input} of standard input one line {events, messages, interrupts, error}.
+// each line {url, method, headers, input} of standard input a line {event} for each event as it comes, and then one line
+// {events, messages, interrupts, error}.
 import { createInterface } from "node:readline";
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
@@ -24,7 +25,10 @@ for await (const line of createInterface({ input: process.stdin })) {
     await agent.runAgent(
       { runId: input.runId, resume: input.resume },
       {
-        onEvent: ({ event }) => void events.push(event),
+        onEvent: ({ event }) => {
+          events.push(event);
+          console.log(JSON.stringify({ event: event.type }));
+        },
         onRunFailed: (failed) => void (error = String(failed.error)),
       },
     );
