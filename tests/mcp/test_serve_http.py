@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 import anyio
 import httpx2
 import pytest
+from anyio.lowlevel import checkpoint
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
-from mcp.types import ElicitResult
+from mcp.types import ElicitResult, Implementation
 
 from agentfsm import Agent, tool
 from agentfsm.core.errors import MisuseError
@@ -18,6 +19,7 @@ from agentfsm.testing import FunctionModel, ScriptedModel, say
 from agentfsm.testing.conformance.helpers import list_claimable
 from agentfsm.web.http_guard import HTTPGuard, build_allowed_hosts, is_loopback
 from agentfsm.web.http_server import bind_socket
+from tests.support.server_reaper import HANG_S
 
 TOKEN = "a-token-that-is-long-enough"  # noqa: S105  it opens nothing
 EVERYWHERE = "0.0.0.0"  # noqa: S104  nothing listens there
@@ -233,6 +235,59 @@ async def test_a_body_that_is_no_json_is_refused():
     async with serving(MCPService([add], name="demo")) as url:
         for body in (b"{", b"[" * 100_000, b"[]", b"null"):
             assert (await posted(url, body)).status_code == 400
+
+
+@MODES
+async def test_a_client_with_many_slow_calls_does_not_hold_up_another(mode):
+    """Of 20 calls that run one at a time, 19 come after the call of the other, and end after its answer."""
+    release, answered = anyio.Event(), anyio.Event()
+    started, started_before = [], []
+
+    @tool
+    async def slow() -> str:
+        """Wait for the other client's answer; the first one only until it may end."""
+        started.append("slow")
+        await release.wait()
+        if len(started) > 1:
+            with anyio.fail_after(HANG_S):
+                await answered.wait()
+        return "slow"
+
+    @tool
+    async def quick() -> str:
+        """Return at once."""
+        started.append("quick")
+        return "quick"
+
+    service = MCPService([slow, quick], name="shop")
+    (tools,) = service._tools
+    first, second = (Implementation(name=name, version="1") for name in "ab")
+    async with (
+        serving(service) as url,
+        connected(url, mode=mode, client_info=first) as a,
+        connected(url, mode=mode, client_info=second) as b,
+        anyio.create_task_group() as tasks,
+    ):
+        for _ in range(20):
+            tasks.start_soon(a.call_tool, "slow", {})
+        await _until(lambda: tools.sequencer.count_calls("127.0.0.1") == 20)
+
+        async def call_quick():
+            await b.call_tool("quick", {})
+            started_before.append(len(started))
+            answered.set()
+
+        tasks.start_soon(call_quick)
+        await _until(lambda: tools.sequencer.count_calls("127.0.0.1") == 21)
+        release.set()
+    assert started == ["slow", "quick", *["slow"] * 19]
+    assert started_before[0] <= 3  # the first slow one, the quick one, and one that waits for its answer
+
+
+async def _until(condition):
+    with anyio.fail_after(HANG_S):
+        while not condition():
+            await checkpoint()
 
 
 async def test_a_client_that_goes_away_in_mid_call_ends_the_call_and_no_run():
