@@ -23,7 +23,7 @@ from benchmarks.measure import Row, machine, short
 from benchmarks.one import chosen, entries
 
 OUT = Path(".agentfsm/bench.json")
-OTHERS = ("peers", "growth", "claims", "options", "plans", "dialogues", "selection")
+OTHERS = ("peers", "growth", "claims", "options", "plans", "dialogues", "selection", "event_streams")
 HEAD = (
     f"{'row':<16}{'floor':>9}{'agentfsm':>10} {'unit':<6}{'spread':>6}{'ratio':>8}{'bare':>12}{'goal':>13}"
     f"{'stretch':>11}     what"

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 from urllib.parse import quote, unquote
 
@@ -49,6 +50,8 @@ MAX_DIGITS: Final = 12
 MAX_RUNS: Final = 1_000
 
 Versions = dict[str, int]
+# `json.dumps` with these options would build an encoder for each event.
+_encode_json: Final = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 
 
 def parse_position(text: str, run_id: str) -> Versions:
@@ -70,9 +73,14 @@ def _is_version(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
 
 
+@lru_cache(maxsize=MAX_RUNS)
+def _quote_id(run_id: str) -> str:
+    return quote(run_id, safe="")
+
+
 def format_position(versions: Mapping[str, int]) -> str:
     """Format a version vector."""
-    return ",".join(f"{quote(run_id, safe='')}:{version}" for run_id, version in versions.items())
+    return ",".join(f"{_quote_id(run_id)}:{version}" for run_id, version in versions.items())
 
 
 @attrs.define(eq=False, repr=False)
@@ -264,7 +272,7 @@ class RunEventStream:
     """Headers of the response, beside those of every stream."""
 
     _send: Send = attrs.field(init=False)
-    _lock: anyio.Lock = attrs.field(factory=anyio.Lock, init=False)
+    _lock: anyio.Lock = attrs.field(factory=partial(anyio.Lock, fast_acquire=True), init=False)
     _followed: set[str] = attrs.field(factory=set, init=False)
     _folded: dict[str, Run] = attrs.field(factory=dict, init=False)
     """Runs at the versions that were sent, if the encoder needs them."""
@@ -451,4 +459,4 @@ class _Activity:
 
 def to_json(value: Any) -> str:
     """Return JSON on one line. A lone surrogate, which UTF-8 cannot encode, is escaped as all of non-ASCII is."""
-    return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+    return _encode_json(value)
