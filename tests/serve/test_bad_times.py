@@ -162,9 +162,9 @@ async def test_slow_headers_lose_their_connection(monkeypatch):
         assert (await client.get("/healthz")).status_code == 200
 
 
-@pytest.mark.soak
-async def test_a_thousand_clients_lose_nothing():
-    """1,000 streams of 20 runs in one process, each cut some times: each client gets each event once, in order."""
+@pytest.mark.parametrize("clients", [20, pytest.param(1_000, marks=pytest.mark.soak)])
+async def test_many_clients_lose_nothing(clients):
+    """Streams of some runs in one process, each cut some times: each client gets each event once, in order."""
     store = MemoryStore()
 
     @tool(read_only=True)
@@ -187,24 +187,24 @@ async def test_a_thousand_clients_lose_nothing():
     app = serve([agent], auth=caller_named)
     request_of = _make_requests()
     async with app.lifespan():
-        ids = [(await agent.submit(f"go {number}")).id for number in range(20)]
+        ids = [(await agent.submit(f"go {number}")).id for number in range(max(2, clients // 50))]
         got = {}
 
         async def follow(number):
             run_id, versions, position = ids[number % len(ids)], [], ""
             while not versions or not got.get(number):
-                cut = len(versions) + 7 + number % 23
+                cut = len(versions) + 40 + number % 60
                 position, is_over = await request_of(app, run_id, position, versions, cut)
                 if is_over:
                     got[number] = versions
 
         async with anyio.create_task_group() as tasks:
-            for number in range(1_000):
+            for number in range(clients):
                 tasks.start_soon(follow, number)
         for number, versions in got.items():
             newest = (await agent.load(ids[number % len(ids)])).version
             assert versions == list(range(1, newest + 1)), number
-    assert len(got) == 1_000
+    assert len(got) == clients
 
 
 def _make_requests():
