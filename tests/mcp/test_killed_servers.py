@@ -172,7 +172,7 @@ async def test_the_server_that_fetches(tmp_path, cut):
     with ThreadingHTTPServer(("127.0.0.1", 0), Page) as web:
         threading.Thread(target=web.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{web.server_address[1]}/"
-        fetch = Official(command=[module("mcp-server-fetch")], reads=("fetch", {"url": url}))
+        fetch = Official(command=[module("mcp-server-fetch"), "--allow-private-ips"], reads=("fetch", {"url": url}))
         first, _ = await played(fetch.server(tmp_path, cut), fetch.reads, fetch.reads)
         web.shutdown()
     assert (first.outcome, first.attempts) == ("done", 2)
