@@ -7,7 +7,7 @@ SRC := agentfsm tests benchmarks examples docs/reference.py
 TRACED := tests/engine tests/core
 SWEEPS := tests/engine/sweeps
 DOORS := tests/cli tests/mcp
-SERVE := tests/serve
+SERVE := tests/serve tests/studio
 REST := $(filter-out $(TRACED) $(DOORS) $(SERVE) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
 
 # The parts of the soak, and the minutes that each takes on two cores. A part that comes near 45 is to be split.

@@ -139,7 +139,7 @@ async def write_journals(path):
 
 
 def long_journal():
-    """Yield 10,000 events: turns of six, and a pause."""
+    """Yield 10,000 events: turns of six, a pause, and an answer."""
     usage = Usage(input_tokens=100, output_tokens=20)
     yield e.Observed(at=1_000.0)
     for turn in range(1, LONG_TURNS + 1):
@@ -153,7 +153,7 @@ def long_journal():
         yield e.Observed(at=at + 0.5, took_s=0.1)
     yield e.Paused(at=at + 1)
     yield e.Resumed(at=at + 1)
-    yield e.Paused(at=at + 1)
+    yield e.AnswerGiven(at=at + 2, took_s=1.0, message=AssistantMessage(text="That was the last page."), usage=usage)
 
 
 def build_result(call_id, content, started_at):

@@ -81,7 +81,7 @@ def test_a_journal_of_10000_events(open_page, studio, show):
     events.press("Home")
     expect(page.locator(".record strong")).to_have_text("1 · Observed")
     events.press("End")
-    expect(page.locator(".record strong")).to_have_text(f"{newest} · Paused")
+    expect(page.locator(".record strong")).to_have_text(f"{newest} · AnswerGiven")
     page.get_by_role("slider").fill("5000")
     expect(page.locator(".travel .where")).to_contain_text("version 5000")
     page.get_by_role("tab", name="Transcript").click()

@@ -31,7 +31,7 @@ export function decisionCard(rootId, item, { done, link = false, posted = null }
   };
   if (posted) body.append(h("p", { class: "sent" }, describePosted(posted)));
   else body.append(...build(item, finish(t("Sent. A worker applies it."))).filter(Boolean));
-  return h("section", { class: `decision ${item.kind}`, "data-key": itemKey(item), "aria-label": `${t(TITLES[item.kind])} ${item.tool}` },
+  return h("section", { class: `decision ${item.kind}`, "data-key": itemKey(item), "aria-label": [t(TITLES[item.kind]), item.tool, item.call_id, item.run_id].join(" ") },
     h("header", {},
       chip(item.kind, t(TITLES[item.kind])),
       item.tool && h("strong", {}, item.tool),
