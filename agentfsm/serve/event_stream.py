@@ -178,7 +178,7 @@ class StreamEncoder(Protocol):
     folds: bool
     """Whether the encoder needs the run after each event; else it gets None."""
 
-    def encode_start(self, run: Run | None) -> str:
+    def encode_start(self, run: Run | None, /) -> str:
         """Begin the stream.
 
         Args:
@@ -186,7 +186,7 @@ class StreamEncoder(Protocol):
         """
         ...
 
-    def encode_event(self, item: JournalEvent, run: Run | None, position: str) -> str:
+    def encode_event(self, item: JournalEvent, run: Run | None, position: str, /) -> str:
         """Write an event of a journal.
 
         Args:
@@ -196,7 +196,7 @@ class StreamEncoder(Protocol):
         """
         ...
 
-    def encode_delta(self, event: StreamEvent, offset: int) -> str:
+    def encode_delta(self, event: StreamEvent, offset: int, /) -> str:
         """Write a piece of text, which comes at any time before the event of the journal that has the whole.
 
         Args:
@@ -205,7 +205,7 @@ class StreamEncoder(Protocol):
         """
         ...
 
-    def encode_end(self, run: Run | None, position: str) -> str:
+    def encode_end(self, run: Run | None, position: str, /) -> str:
         """End the stream.
 
         Args:
@@ -214,7 +214,7 @@ class StreamEncoder(Protocol):
         """
         ...
 
-    def encode_cut(self, ending: Ending) -> str:
+    def encode_cut(self, ending: Ending, /) -> str:
         """End the stream before its run."""
         ...
 

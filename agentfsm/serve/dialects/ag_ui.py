@@ -202,7 +202,7 @@ async def _decide(gateway: Gateway, caller: Caller, asked: _InterruptId, answer:
 
 
 async def _decide_approval(gateway: Gateway, caller: Caller, item: Pending, payload: Any) -> None:
-    given = {"approved": payload} if isinstance(payload, bool) else payload
+    given: Any = {"approved": payload} if isinstance(payload, bool) else payload
     if not isinstance(given, dict) or not isinstance(given.get("approved"), bool):
         raise MisuseError('an approval is answered by {"approved": true} or {"approved": false}')
     if given["approved"]:
