@@ -4,7 +4,7 @@ import re
 
 from playwright.sync_api import expect
 
-from tests.studio.conftest import decide
+from tests.support.studio_server import decide
 
 CARD = ".decision[data-key]"
 

@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 import agentfsm
 from agentfsm.cli import main
 from agentfsm.studio import StudioFiles
-from tests.studio.conftest import AGENTS, HOSTILE, free_port, in_thread, serving
+from tests.support.studio_server import AGENTS, HOSTILE, free_port, in_thread, serving
 
 STATIC = Path(agentfsm.__file__).parent / "studio" / "static"
 PAGES = ["#/runs", "#/waiting", "#/agents/shop", "#/agents", "#/sessions", "#/workers"]
