@@ -43,17 +43,24 @@ def studio(tmp_path_factory):
         yield made
 
 
+WINDOW = {"viewport": {"width": 1380, "height": 900}, "locale": "en-GB"}
+
+
+@pytest.fixture(scope="package")
+def profile(browser):
+    """Return the profile that most pages share, so that the files of the studio are read once."""
+    return browser.new_context(**WINDOW)
+
+
 @pytest.fixture
-def open_page(browser, studio):
+def open_page(browser, profile, studio):
     """Return a function that opens a page of the studio. At the end none has had an error or asked another server."""
-    complaints, contexts = [], []
+    complaints, opened = [], []
 
     def open_one(place="#/runs", url=studio.url, **options):
-        context = browser.new_context(
-            viewport={"width": 1380, "height": 900}, locale=options.pop("locale", "en-GB"), **options
-        )
-        contexts.append(context)
+        context = browser.new_context(**WINDOW | options) if options or url != studio.url else profile
         page = context.new_page()
+        opened.append(page if context is profile else context)
         origin = url.partition("/studio/")[0]
         page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -64,8 +71,8 @@ def open_page(browser, studio):
         return page
 
     yield open_one
-    for context in contexts:
-        context.close()  # also if it is closed already
+    for each in opened:
+        each.close()
     assert complaints == []
 
 
