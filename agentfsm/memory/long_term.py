@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import attrs
 
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import MisuseError, RunNotFoundError
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.inbox import parse_time
 from agentfsm.core.labels import DATA_LEVELS, Label, as_labels, join_labels
@@ -20,6 +20,9 @@ from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import Run
 from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, SHARE, ValueRule, require_members
 from agentfsm.core.value import Value
+from agentfsm.engine.execution.journal import load_run
+from agentfsm.engine.run_list import RunIterator
+from agentfsm.memory.episodes import build_items, leaves_episode, name_extraction
 from agentfsm.memory.ranking import (
     WINDOW,
     Recollection,
@@ -44,7 +47,7 @@ from agentfsm.ports.memory_items import (
     RunMemory,
     parse_item_kind,
 )
-from agentfsm.ports.store import Clock, SystemClock
+from agentfsm.ports.store import ALL_RUNS, Clock, Store, SystemClock
 from agentfsm.tokens.ledger import estimate_tokens
 
 # Items that each ranking contributes before they are joined.
@@ -389,6 +392,50 @@ class Memory(RunMemory):
         while page := await self.index.read(where, after=found[-1].id if found else ""):
             found += page
         return found
+
+    # Derived items.
+
+    async def add_derived(self, items: Sequence[MemoryItem]) -> int:
+        """Add the items that a run leaves, unless they are there or were forgotten. Return the number of new ones.
+
+        A version of an episode is left out if the episode itself was forgotten.
+        """
+        known, added = await self.index.get([item.id for item in items]), 0
+        there = set(known)
+        for item in items:
+            if item.id in there or (item.replaces and item.replaces not in there):
+                continue
+            if await self.index.add([item]):
+                there.add(item.id)
+                added += 1
+        return added
+
+    async def rebuild(self, store: Store) -> int:
+        """Delete what was derived from runs, and derive it again from the journals. Return the number of items.
+
+        No model is asked: the extraction runs have the replies. Runs without one are left to the learner. What was
+        forgotten stays forgotten, what was released stays released, and what was remembered directly is not touched. Of
+        runs that are no longer in the store nothing remains.
+
+        Args:
+            store: The store of the runs.
+        """
+        await self.index.drop_derived()
+        count = 0
+        async for summary in RunIterator(store, ALL_RUNS):
+            if summary.user and summary.parent is None:
+                count += await self._derive(store, summary.id)
+        return count
+
+    async def _derive(self, store: Store, run_id: str) -> int:
+        try:
+            run, extraction = await load_run(store, run_id), await load_run(store, name_extraction(run_id))
+            feedback = await store.list_feedback(run_id)
+        except RunNotFoundError:
+            return 0
+        if not leaves_episode(run) or not extraction.is_over:
+            return 0
+        return await self.add_derived(build_items(run, extraction, feedback))
 
     # Forget.
 
