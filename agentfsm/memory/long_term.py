@@ -85,6 +85,10 @@ def _open_index(location: str | os.PathLike[str] | MemoryIndex) -> MemoryIndex:
     return location
 
 
+def _as_roles(roles: Iterable[str]) -> frozenset[str]:
+    return frozenset(roles)
+
+
 def as_recalled(entry: Recollection) -> RecalledItem:
     """Return an item as the journal of a run records it."""
     item = entry.item
@@ -149,7 +153,7 @@ class Memory(RunMemory):
     cost and little quality. Source: document G, 7 and 8.
     """
 
-    team_roles: frozenset[str] = attrs.field(default=(), kw_only=True, converter=frozenset)
+    team_roles: frozenset[str] = attrs.field(factory=frozenset, kw_only=True, converter=_as_roles)
     """Roles whose runs also recall what all users of their tenant share. Default none."""
 
     clock: Clock = attrs.field(factory=SystemClock, kw_only=True)

@@ -213,6 +213,8 @@ async def _decide_approval(gateway: Gateway, caller: Caller, item: Pending, payl
         await gateway.runs.approve(item.run_id, item.call_id, by=caller.user, arguments=arguments, digest=item.digest)
     else:
         message = given.get("message", "")
+        if not isinstance(message, str):
+            raise MisuseError("the message of a rejection must be a string")
         await gateway.runs.reject(item.run_id, item.call_id, by=caller.user, message=message)
 
 
