@@ -1,8 +1,21 @@
 """Long-term memory of agents: items that are kept across runs, by user, with search, validity and deletion."""
 
-from agentfsm.memory.long_term import Expiry, Memory
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentfsm.memory.long_term import Expiry, Memory, load_postgres_index
 from agentfsm.memory.memory_tools import build_memory_tools
 from agentfsm.memory.ranking import Recollection, Weights
 from agentfsm.memory.sqlite_index import SQLiteIndex
 
-__all__ = ["Expiry", "Memory", "Recollection", "SQLiteIndex", "Weights", "build_memory_tools"]
+if TYPE_CHECKING:
+    from agentfsm.memory.postgres_index import PostgresIndex
+
+__all__ = ["Expiry", "Memory", "PostgresIndex", "Recollection", "SQLiteIndex", "Weights", "build_memory_tools"]
+
+
+def __getattr__(name: str) -> object:
+    if name != "PostgresIndex":
+        raise AttributeError(f"module 'agentfsm.memory' has no attribute {name!r}")
+    return load_postgres_index()

@@ -7,11 +7,13 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from importlib import import_module
 from secrets import token_hex
 from typing import Any, Final
 
 import attrs
 
+from agentfsm._plugins import require_extra
 from agentfsm.core.errors import MisuseError, RunNotFoundError
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.inbox import parse_time
@@ -48,6 +50,7 @@ from agentfsm.ports.memory_items import (
     parse_item_kind,
 )
 from agentfsm.ports.store import ALL_RUNS, Clock, Store, SystemClock
+from agentfsm.stores.loading import mask_password
 from agentfsm.tokens.ledger import estimate_tokens
 
 # Items that each ranking contributes before they are joined.
@@ -76,9 +79,25 @@ IMPORTANCE: Final[Mapping[ItemKind, float]] = {
 }
 
 
+def load_postgres_index() -> Any:
+    """Return the class of the PostgreSQL index, imported at the first call.
+
+    Raises:
+        ImportError: if its driver is not installed; the message names the extra.
+    """
+    with require_extra("agentfsm.memory.PostgresIndex", "postgres", "psycopg"):
+        return import_module("agentfsm.memory.postgres_index").PostgresIndex
+
+
 def _open_index(location: str | os.PathLike[str] | MemoryIndex) -> MemoryIndex:
     if isinstance(location, str | os.PathLike):
-        return SQLiteIndex(location)
+        path = os.fspath(location)
+        scheme, is_url, _ = path.partition("://")
+        if is_url and scheme not in {"postgres", "postgresql"}:
+            raise MisuseError(
+                f"{mask_password(path)} names no memory: give the path of a file, or a URL that begins with postgresql://"
+            )
+        return load_postgres_index()(path) if is_url else SQLiteIndex(path)
     require_members("search_text", "add", "forget", wanted="a path, a URL, or a MemoryIndex").check(
         "Memory", "index", location
     )
@@ -134,7 +153,9 @@ class Memory(RunMemory):
     """
 
     index: MemoryIndex = attrs.field(factory=SQLiteIndex, converter=_open_index)
-    """Index that keeps the items, or the path of a SQLite file. Default: a temporary file."""
+    """Index that keeps the items; or the path of a SQLite file, or the `postgresql://` URL of a database. Default: a
+    temporary file.
+    """
 
     namespace: Namespace = attrs.field(factory=Namespace, kw_only=True)
     """Owner of the items of `remember` and `recall`. Default: what all share."""

@@ -9,44 +9,41 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import attrs
 
 from agentfsm._concurrency import start_in_thread
 from agentfsm.core.errors import AgentError
-from agentfsm.core.labels import DATA_LEVELS, Label
 from agentfsm.core.validation import NOT_NEGATIVE
-from agentfsm.memory.text_terms import QueryTerms, read_query, write_date, write_pairs
+from agentfsm.memory.item_rows import (
+    COLUMNS,
+    OWNER_CHARS,
+    PREFIXED_COLUMNS,
+    SESSION,
+    ListSyntax,
+    name_owner,
+    read_row,
+    write_filter,
+    write_row,
+)
+from agentfsm.memory.text_terms import QueryTerms, write_date, write_pairs
+from agentfsm.memory.threaded_index import ThreadedIndex
 from agentfsm.ports.memory_items import (
     DeletionProof,
     ItemFilter,
-    ItemKind,
     ItemMatch,
-    ItemSource,
-    MemoryIndex,
     MemoryItem,
     Namespace,
 )
 from agentfsm.stores.sqlite.file import Connect, DatabaseFile, SQLiteSchema, connect_sqlite3
-from agentfsm.stores.threaded.group_commit import GroupCommitWriter, StoreJob
+from agentfsm.stores.threaded.group_commit import GroupCommitWriter
 from agentfsm.stores.threaded.lease_table import LeaseTable
 from agentfsm.stores.threaded.outage import Outage
 
-T = TypeVar("T")
-
 # Seconds that a call waits for another process's transaction.
 PATIENCE_S: Final = 30.0
-# Characters of the word that stands for an owner: 128 bits of a hash.
-OWNER_CHARS: Final = 33
-_COLUMNS: Final = (
-    "number, id, tenant, user, kind, slot, replaces, source_run, source_version, session, place, level, valid_from, "
-    "valid_to, recorded_at, held, labels, importance, text, data"
-)
-_NAMES: Final = tuple(_COLUMNS.split(", "))
-
 SCHEMA: Final = SQLiteSchema(
     version=1,
     tables=frozenset({"items", "items_text", "deletions", "forgotten_items", "forgotten_owners", "released_items"}),
@@ -78,22 +75,16 @@ SCHEMA: Final = SQLiteSchema(
     upgrades={},
 )
 
-_INSERT: Final = f"INSERT INTO items ({_COLUMNS}, pairs, day, owner) VALUES (NULL, {', '.join('?' * 22)})"  # noqa: S608
+_INSERT: Final = f"INSERT INTO items ({COLUMNS}, pairs, day, owner) VALUES (NULL, {', '.join('?' * 22)})"  # noqa: S608
 _INSERT_TEXT: Final = "INSERT INTO items_text (rowid, text, pairs, day, owner) VALUES (?, ?, ?, ?, ?)"
 _DELETE_TEXT: Final = (
     "INSERT INTO items_text (items_text, rowid, text, pairs, day, owner) "
     "SELECT 'delete', number, text, pairs, day, owner FROM items WHERE number = ?"
 )
-_SESSION: Final = "CASE i.session WHEN '' THEN '' ELSE i.owner || i.session END"
-# An item is replaced once a correction of it is recorded. The first condition lets SQLite use the index.
-_NOT_REPLACED: Final = """NOT EXISTS (SELECT 1 FROM items r WHERE r.replaces <> '' AND r.replaces = {item}.id
-    AND r.recorded_at <= :as_of AND NOT r.held)"""
-# An item with a slot is true until the next item with that slot; of several that begin at once, the newest holds.
-_VALID: Final = f"""i.valid_from <= :valid_at AND i.valid_to > :valid_at AND (i.slot = '' OR NOT EXISTS (
-    SELECT 1 FROM items s WHERE s.owner = i.owner AND s.slot = i.slot AND s.slot <> ''
-    AND s.recorded_at <= :as_of AND NOT s.held AND s.valid_from <= :valid_at
-    AND (s.valid_from, s.recorded_at, s.id) > (i.valid_from, i.recorded_at, i.id)
-    AND {_NOT_REPLACED.format(item="s")}))"""  # noqa: S608
+_LISTS: Final = ListSyntax(
+    contains="{column} IN (SELECT value FROM json_each(:{name}))",
+    overlaps="EXISTS (SELECT 1 FROM json_each(i.labels) l WHERE l.value IN (SELECT value FROM json_each(:{name})))",
+)
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -127,7 +118,7 @@ class _ItemFile(DatabaseFile):
         if item.held and self.execute("SELECT 1 FROM released_items WHERE id = ?", (item.id,)).fetchone() is not None:
             item = attrs.evolve(item, held=False)
         pairs, day = write_pairs(item.text), write_date(item.valid_from)
-        self.execute(_INSERT, (*_write_row(item), pairs, day, owner))
+        self.execute(_INSERT, (*write_row(item), pairs, day, owner))
         (number,) = self.execute("SELECT last_insert_rowid()").fetchone()
         self.execute(_INSERT_TEXT, (number, item.text, pairs, day, owner))
         return item
@@ -143,7 +134,7 @@ class _ItemFile(DatabaseFile):
         owners = " OR ".join(f'"{name_owner(each)}"' for each in where.namespaces)
         match = f"owner : ({owners}) AND ({_write_match(terms)})"
         sql = (
-            f"SELECT i.id, {_SESSION}, i.place, -items_text.rank FROM items_text "  # noqa: S608
+            f"SELECT i.id, {SESSION}, i.place, -items_text.rank FROM items_text "  # noqa: S608
             f"JOIN items i ON i.number = items_text.rowid WHERE items_text MATCH :match AND {condition} "
             "ORDER BY items_text.rank, i.number LIMIT :limit"
         )
@@ -160,7 +151,7 @@ class _ItemFile(DatabaseFile):
             for step in range(-distance, distance + 1)
         }
         sql = (
-            f"SELECT i.id, {_SESSION}, i.place, 0.0 FROM json_each(:places) p "  # noqa: S608
+            f"SELECT i.id, {SESSION}, i.place, 0.0 FROM json_each(:places) p "  # noqa: S608
             "JOIN items i ON i.owner = p.value ->> 0 AND i.session = p.value ->> 1 AND i.place = p.value ->> 2 "
             f"WHERE {condition}"
         )
@@ -169,15 +160,15 @@ class _ItemFile(DatabaseFile):
 
     def get(self, ids: Collection[str]) -> list[MemoryItem]:
         """Return the items with these ids."""
-        sql = f"SELECT {_COLUMNS} FROM items WHERE id IN (SELECT value FROM json_each(?))"  # noqa: S608
-        return [_read_row(row) for row in self.execute(sql, (json.dumps([*ids]),)).fetchall()]
+        sql = f"SELECT {COLUMNS} FROM items WHERE id IN (SELECT value FROM json_each(?))"  # noqa: S608
+        return [read_row(row) for row in self.execute(sql, (json.dumps([*ids]),)).fetchall()]
 
     def read(self, where: ItemFilter, after: str, limit: int) -> list[MemoryItem]:
         """Return items in the order of their ids."""
         condition, values = _write_filter(where)
-        sql = f"SELECT {_prefix_columns()} FROM items i WHERE i.id > :after AND {condition} ORDER BY i.id LIMIT :limit"  # noqa: S608
+        sql = f"SELECT {PREFIXED_COLUMNS} FROM items i WHERE i.id > :after AND {condition} ORDER BY i.id LIMIT :limit"  # noqa: S608
         rows = self.execute(sql, {**values, "after": after, "limit": limit}).fetchall()
-        return [_read_row(row) for row in rows]
+        return [read_row(row) for row in rows]
 
     def newest_time(self) -> float:
         """Return the time of the newest record; minus infinity if there is none."""
@@ -240,7 +231,7 @@ def _as_path(path: str | os.PathLike[str]) -> str:
 
 
 @attrs.define(eq=False, repr=False)
-class SQLiteIndex(MemoryIndex):
+class SQLiteIndex(ThreadedIndex[_ItemFile]):
     """An index in a SQLite file, which several processes of one machine may share.
 
     A new file is readable only for its owner (mode 0600).
@@ -257,8 +248,6 @@ class SQLiteIndex(MemoryIndex):
     patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=NOT_NEGATIVE)
     """Seconds that a call waits for another process's transaction before it fails, 0 or more."""
 
-    _writer: GroupCommitWriter[_ItemFile] = attrs.field(init=False)
-
     _folder: Callable[[], object] | None = attrs.field(default=None, init=False)
     """Removes the folder of a temporary file; None for a file that was named."""
 
@@ -269,77 +258,13 @@ class SQLiteIndex(MemoryIndex):
             self.path = str(Path(folder) / "memory.db")
         self._writer = GroupCommitWriter(self._create_file())
 
-    async def _run(self, work: Callable[[_ItemFile], T], *, writes: bool) -> T:
-        job = StoreJob(work, writes=writes)
-        self._writer.submit(job)
-        return await job.wait()
-
-    async def add(self, items: Sequence[MemoryItem]) -> Sequence[MemoryItem]:
-        """Add items in their order."""
-        return await self._run(lambda file: file.add(items), writes=True)
-
-    async def search_text(self, query: str, where: ItemFilter, limit: int) -> Sequence[ItemMatch]:
-        """Return the best matches by BM25, with English words reduced to their stems."""
-        terms = read_query(query)
-        return await self._run(lambda file: file.search_text(terms, where, limit), writes=False) if terms else ()
-
-    async def find_neighbours(
-        self, matches: Sequence[ItemMatch], distance: int, where: ItemFilter
-    ) -> Sequence[ItemMatch]:
-        """Return the items near others."""
-        return await self._run(lambda file: file.find_neighbours(matches, distance, where), writes=False)
-
-    async def get(self, ids: Collection[str]) -> Mapping[str, MemoryItem]:
-        """Return the items with these ids."""
-        return {item.id: item for item in await self._run(lambda file: file.get(ids), writes=False)}
-
-    async def read(self, where: ItemFilter, *, after: str = "", limit: int = 1_000) -> Sequence[MemoryItem]:
-        """Return items in the order of their ids."""
-        return await self._run(lambda file: file.read(where, after, limit), writes=False)
-
-    async def newest_time(self) -> float:
-        """Return the time of the newest record."""
-        return await self._run(lambda file: file.newest_time(), writes=False)
-
-    async def forget(self, ids: Collection[str], *, at: float, by: str, reason: str) -> int:
-        """Delete items, and rewrite the file without them."""
-
-        def prove(items: int) -> DeletionProof:
-            return DeletionProof(items=items, at=at, by=by, reason=reason)
-
-        count = await self._run(lambda file: file.forget(ids, prove), writes=True)
-        await self._rewrite()
-        return count
-
-    async def forget_namespace(self, namespace: Namespace, *, at: float, by: str, reason: str) -> int:
-        """Delete all items of an owner, and rewrite the file without them."""
-
-        def prove(items: int) -> DeletionProof:
-            return DeletionProof(items=items, at=at, by=by, reason=reason)
-
-        count = await self._run(lambda file: file.forget_owner(namespace, prove), writes=True)
-        await self._rewrite()
-        return count
-
-    async def release(self, ids: Collection[str], *, at: float, by: str) -> int:
-        """Approve items that are held."""
-        return await self._run(lambda file: file.release(ids, at, by), writes=True)
-
-    async def drop_derived(self) -> int:
-        """Delete the items that have a source."""
-        return await self._run(lambda file: file.drop_derived(), writes=True)
-
-    async def list_deletions(self) -> Sequence[DeletionProof]:
-        """Return the records of deletions, oldest first."""
-        return await self._run(lambda file: file.list_deletions(), writes=False)
-
     async def aclose(self) -> None:
         """Close the file and end the thread."""
-        await self._writer.close()
+        await super().aclose()
         if self._folder is not None:
             self._folder()
 
-    async def _rewrite(self) -> None:
+    async def _after_forget(self) -> None:
         """Rewrite the file without free pages, and empty its log, where deleted text would remain."""
         await start_in_thread(self._vacuum).wait()
 
@@ -366,80 +291,10 @@ class SQLiteIndex(MemoryIndex):
         )
 
 
-def name_owner(namespace: Namespace) -> str:
-    """Return a word for an owner that stands for it in the text index, and in the notes on what was forgotten."""
-    names = json.dumps([namespace.tenant, namespace.user])
-    return f"o{sha256(names.encode()).hexdigest()}"[:OWNER_CHARS]
-
-
-def _prefix_columns() -> str:
-    return ", ".join(f"i.{name}" for name in _NAMES)
-
-
-def _write_row(item: MemoryItem) -> tuple[Any, ...]:
-    source = item.source
-    return (
-        item.id,
-        item.namespace.tenant,
-        item.namespace.user,
-        item.kind.value,
-        item.slot,
-        item.replaces,
-        None if source is None else source.run_id,
-        None if source is None else source.version,
-        item.session,
-        item.place,
-        DATA_LEVELS.index(Label(item.level)),
-        item.valid_from,
-        item.valid_to,
-        item.recorded_at,
-        int(item.held),
-        json.dumps(item.labels),
-        item.importance,
-        item.text,
-        json.dumps(item.data, ensure_ascii=False),
-    )
-
-
-def _read_row(row: Sequence[Any]) -> MemoryItem:
-    fields = dict(zip(_NAMES, row, strict=True))
-    del fields["number"]
-    run_id, version = fields.pop("source_run"), fields.pop("source_version")
-    return MemoryItem(
-        namespace=Namespace(tenant=fields.pop("tenant"), user=fields.pop("user")),
-        kind=ItemKind(fields.pop("kind")),
-        source=None if run_id is None else ItemSource(run_id=run_id, version=version),
-        level=DATA_LEVELS[fields.pop("level")].value,
-        held=bool(fields.pop("held")),
-        labels=tuple(json.loads(fields.pop("labels"))),
-        data=json.loads(fields.pop("data")),
-        **fields,
-    )
-
-
 def _write_filter(where: ItemFilter) -> tuple[str, dict[str, Any]]:
-    """Return the condition on the item `i`, and its values."""
-    values: dict[str, Any] = {"as_of": where.as_of, "level": DATA_LEVELS.index(Label(where.max_level))}
-    values["owners"] = json.dumps([name_owner(each) for each in where.namespaces])
-    parts = ["i.owner IN (SELECT value FROM json_each(:owners))", "i.level <= :level", "i.recorded_at <= :as_of"]
-    parts.append(_NOT_REPLACED.format(item="i"))
-    if where.kinds:
-        values["kinds"] = json.dumps([kind.value for kind in where.kinds])
-        parts.append("i.kind IN (SELECT value FROM json_each(:kinds))")
-    if where.without_labels:
-        values["labels"] = json.dumps(where.without_labels)
-        parts.append(
-            "NOT EXISTS (SELECT 1 FROM json_each(i.labels) l WHERE l.value IN (SELECT value FROM json_each(:labels)))"
-        )
-    if where.session is not None:
-        values["session"] = where.session
-        parts.append("i.session = :session")
-    if where.valid_at is not None:
-        values["valid_at"] = where.valid_at
-        parts.append(_VALID)
-    if not where.include_held:
-        parts.append("NOT i.held")
-    return " AND ".join(parts), values
+    """Return the condition on the item `i`, and its values, with lists as JSON."""
+    condition, values = write_filter(where, _LISTS)
+    return condition, {name: json.dumps(each) if isinstance(each, list) else each for name, each in values.items()}
 
 
 def _write_match(terms: QueryTerms) -> str:

@@ -81,6 +81,11 @@ def write_pairs(text: str) -> str:
     return " ".join(pair for piece in pieces for pair in _pair(piece))
 
 
+def split_words(text: str) -> list[str]:
+    """Return the words of scripts with spaces, in lower case and in their order."""
+    return [found[0] for found in _PIECE.finditer(_normalise(text)) if found[1] is None]
+
+
 def write_date(seconds: float) -> str:
     """Return the day of a time in words and digits, so that a question for it finds what happened then; in UTC."""
     try:

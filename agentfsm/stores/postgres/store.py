@@ -766,7 +766,7 @@ def _match_topic(announcement: str, topics: Iterable[str]) -> str | None:
     return next((topic for topic in topics if hash_topic(topic) == announcement), None)
 
 
-_SCHEMA_NAME: Final = ValueRule(
+SCHEMA_NAME: Final = ValueRule(
     fits=lambda value: isinstance(value, str) and re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", value) is not None,
     wanted="a name of lower case letters, digits and underscores",
 )
@@ -792,7 +792,7 @@ class PostgresStore(ThreadedStore[_PostgresBackend]):
     url: str = attrs.field(repr=False)
     """Address of the database, in libpq's form `postgresql://user:password@host:5432/database`. It is never shown."""
 
-    schema: str = attrs.field(default="agentfsm", kw_only=True, validator=_SCHEMA_NAME)
+    schema: str = attrs.field(default="agentfsm", kw_only=True, validator=SCHEMA_NAME)
     """Name of the schema of the tables, created at first use, which requires the right to create schemas in the
     database. A user without it needs an empty schema of this name. Default "agentfsm".
     """

@@ -1,0 +1,354 @@
+"""Memory items in a PostgreSQL database, with its full-text search.
+
+PostgreSQL's own ranking ignores how rare a word is, so the score of each word is weighed by that, as in BM25.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from secrets import token_hex
+from typing import Any, Final
+
+import attrs
+
+from agentfsm.core.validation import NOT_NEGATIVE
+from agentfsm.memory.item_rows import (
+    COLUMNS,
+    OWNER_CHARS,
+    PREFIXED_COLUMNS,
+    SESSION,
+    ListSyntax,
+    name_owner,
+    read_row,
+    write_filter,
+    write_row,
+)
+from agentfsm.memory.text_terms import QueryTerms, split_words, write_date, write_pairs
+from agentfsm.memory.threaded_index import ThreadedIndex
+from agentfsm.ports.memory_items import DeletionProof, ItemFilter, ItemMatch, MemoryItem, Namespace
+from agentfsm.ports.store import Durability
+from agentfsm.stores.postgres.connection import PostgresAddress, PostgresConnection, PostgresTables, RowCursor
+from agentfsm.stores.postgres.store import SCHEMA_NAME
+from agentfsm.stores.rules import PATIENCE_S
+from agentfsm.stores.threaded.group_commit import GroupCommitWriter
+from agentfsm.stores.threaded.lease_table import LeaseTable
+
+# Largest position of a word that PostgreSQL keeps. Words behind it are found, but not as part of a phrase.
+MAX_POSITION: Final = 16_383
+# Seconds that the row of a process in `workers` counts; it marks commits only.
+WORKER_S: Final = 60.0
+# Items in one statement.
+GROUP_ITEMS: Final = 500
+
+_PLACEHOLDER: Final = re.compile(r"(?<!:):([a-z_]+)")
+_LISTS: Final = ListSyntax(
+    contains="{column} = ANY(:{name})",
+    overlaps="EXISTS (SELECT 1 FROM jsonb_array_elements_text(i.labels::jsonb) l WHERE l = ANY(:{name}))",
+)
+
+TABLES: Final = PostgresTables(
+    version=100,
+    names=frozenset(
+        {"layout", "workers", "items", "deletions", "forgotten_items", "forgotten_owners", "released_items"}
+    ),
+    statements="""
+        CREATE TABLE layout (version integer NOT NULL);
+        CREATE TABLE workers (name text PRIMARY KEY, until float8 NOT NULL, mark bigint NOT NULL);
+        CREATE TABLE items (
+            number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, id text COLLATE "C" NOT NULL UNIQUE,
+            tenant text NOT NULL, "user" text NOT NULL, kind text NOT NULL, slot text NOT NULL, replaces text NOT NULL,
+            source_run text, source_version bigint, session text NOT NULL, place bigint NOT NULL,
+            level smallint NOT NULL, valid_from float8 NOT NULL, valid_to float8 NOT NULL, recorded_at float8 NOT NULL,
+            held boolean NOT NULL, labels text NOT NULL, importance float8 NOT NULL, text text NOT NULL,
+            data text NOT NULL, words tsvector NOT NULL, owner text NOT NULL
+        );
+        CREATE INDEX items_place ON items (owner, session, place);
+        CREATE INDEX items_slot ON items (owner, slot, valid_from) WHERE slot <> '';
+        CREATE INDEX items_replaced ON items (replaces) WHERE replaces <> '';
+        CREATE INDEX items_source ON items (source_run) WHERE source_run IS NOT NULL;
+        CREATE INDEX items_recorded ON items (recorded_at);
+        CREATE INDEX items_words ON items USING gin (words);
+        CREATE TABLE deletions (
+            number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, at float8 NOT NULL, by text NOT NULL,
+            reason text NOT NULL, items bigint NOT NULL
+        );
+        CREATE TABLE forgotten_items (id text PRIMARY KEY);
+        CREATE TABLE forgotten_owners (owner text PRIMARY KEY, until float8 NOT NULL);
+        CREATE TABLE released_items (id text PRIMARY KEY, at float8 NOT NULL, by text NOT NULL);
+    """,
+    upgrades={},
+    late_indexes={},
+)
+
+# Words without meaning are marked with D, so that a query that has no others finds them.
+_ROW: Final = (
+    f"({', '.join(['%s'] * 19)}, setweight(to_tsvector('english', %s), 'A') || "
+    "setweight(to_tsvector('simple', %s), 'D') || %s::tsvector, %s)"
+)
+_INSERT: Final = f"INSERT INTO items ({COLUMNS.removeprefix('number, ')}, words, owner) VALUES "  # noqa: S608
+_SEARCH: Final = """
+WITH terms AS (
+    SELECT CASE WHEN numnode(to_tsquery('english', word || ':A')) > 0 THEN to_tsquery('english', word || ':A')
+           ELSE to_tsquery('simple', word || ':D') END AS term
+    FROM unnest(:words::text[]) word
+    UNION ALL SELECT phrase::tsquery FROM unnest(:phrases::text[]) phrase
+), hits AS MATERIALIZED (
+    SELECT i.id, {session} AS session, i.place, i.number, i.words, length(i.words) AS size FROM items i
+    WHERE i.words @@ (:owned::tsquery && (SELECT string_agg('(' || term::text || ')', ' | ')::tsquery FROM terms))
+    AND {condition}
+), total AS (
+    SELECT count(*)::float8 AS items FROM items WHERE owner = ANY(:owners)
+), weighed AS (
+    SELECT term, ln(1 + (total.items - found + 0.5) / (found + 0.5)) AS rarity FROM total, LATERAL (
+        SELECT term, (SELECT count(*) FROM hits WHERE hits.words @@ term)::float8 AS found FROM terms) counted
+), mean AS (SELECT avg(size)::float8 AS size FROM hits)
+SELECT id, session, place, (
+    SELECT sum(rarity * ts_rank('{{0.1, 0.1, 0.1, 0.1}}', words, term)) FROM weighed
+) / (0.4 + 0.6 * hits.size / mean.size) AS score FROM hits, mean ORDER BY score DESC, number LIMIT :limit
+"""
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class _ItemDatabase(PostgresConnection):
+    """The operations on the tables. Only the index's thread uses it."""
+
+    leases: LeaseTable
+    """No leases: items have no owners among the workers."""
+
+    _has_written: bool = attrs.field(default=False, init=False)
+
+    @contextmanager
+    def transaction(
+        self,
+        *,
+        write: bool,
+        durability: Durability = "full",
+        runs: Collection[str] = (),  # noqa: ARG002  items are of no run
+    ) -> Iterator[None]:
+        """Run the block in one transaction. Those that write follow one another, so that places are given once."""
+        with self.open_transaction(write=write, durability=durability):
+            if write:
+                self.prepend("SELECT pg_advisory_xact_lock(hashtextextended(%s, 7))", self.schema)
+                self._has_written = True
+            yield
+
+    def wait_to_retry(self, error: Exception) -> bool:
+        """Wait a little if the error is transient. Return whether to execute the same jobs again."""
+        return self.back_off(error)
+
+    def renew_leases(self) -> None:
+        """Do nothing."""
+
+    def maintain(self) -> None:
+        """Do nothing: the server maintains its tables."""
+
+    def close(self) -> None:
+        """Remove the row of this worker, and close the connection."""
+        try:
+            if self._has_written:
+                with self.transaction(write=True, durability="normal"):
+                    self.execute("DELETE FROM workers WHERE name = %s OR until < %s", (self.worker_name, 0.0))
+        finally:
+            self._has_written = False
+            self.disconnect()
+
+    def query(self, sql: str, values: Mapping[str, Any]) -> RowCursor:
+        """Run a statement with `:name` for its values."""
+        names: list[str] = []
+
+        def replace(found: re.Match[str]) -> str:
+            names.append(found[1])
+            return "%s"
+
+        return self.execute(_PLACEHOLDER.sub(replace, sql), [values[name] for name in names])
+
+    def _select(self, sql: str, **values: Any) -> list[tuple[Any, ...]]:
+        return self.query(sql, values).fetchall()
+
+    def add(self, items: Sequence[MemoryItem]) -> list[MemoryItem]:
+        """Insert the items that are new and not forgotten."""
+        ids = [item.id for item in items]
+        owners = [name_owner(item.namespace) for item in items]
+        known = "SELECT id FROM items WHERE id = ANY(:ids) UNION SELECT id FROM forgotten_items WHERE id = ANY(:ids)"
+        seen = {each for (each,) in self._select(known, ids=ids)}
+        until = dict(
+            self._select("SELECT owner, until FROM forgotten_owners WHERE owner = ANY(:owners)", owners=owners)
+        )
+        released = {each for (each,) in self._select("SELECT id FROM released_items WHERE id = ANY(:ids)", ids=ids)}
+        newest = """SELECT owner, session, max(place) FROM items JOIN unnest(:owners::text[], :sessions::text[])
+            AS wanted (owner, session) USING (owner, session) GROUP BY owner, session"""
+        sessions = [item.session for item in items]
+        places = {(owner, each): place for owner, each, place in self._select(newest, owners=owners, sessions=sessions)}
+        added: list[MemoryItem] = []
+        for item, owner in zip(items, owners, strict=True):
+            if item.id in seen or item.recorded_at <= until.get(owner, -math.inf):
+                continue
+            seen.add(item.id)
+            group = owner, item.session
+            new = attrs.evolve(
+                item, place=item.place or places.get(group, 0) + 1, held=item.held and item.id not in released
+            )
+            places[group] = max(places.get(group, 0), new.place)
+            added.append(new)
+        for start in range(0, len(added), GROUP_ITEMS):
+            self._insert(added[start : start + GROUP_ITEMS])
+        return added
+
+    def _insert(self, items: Sequence[MemoryItem]) -> None:
+        values: list[Any] = []
+        for item in items:
+            owner = name_owner(item.namespace)
+            words = " ".join(split_words(_fold(f"{item.text} {write_date(item.valid_from)}")))
+            values += [*write_row(item), words, words, f"{_write_pairs(item.text)} {owner}", owner]
+        self.execute(f"{_INSERT} {', '.join([_ROW] * len(items))}", values)
+
+    def search_text(self, terms: QueryTerms, where: ItemFilter, limit: int) -> list[ItemMatch]:
+        """Return the best matches. The filter is a part of the query, so it does not shorten the result."""
+        condition, values = write_filter(where, _LISTS)
+        sql = _SEARCH.format(session=SESSION, condition=condition)
+        rows = self._select(
+            sql,
+            **values,
+            words=[word for each in terms.words for word in split_words(_fold(each))],
+            phrases=[_write_phrase(phrase) for phrase in terms.phrases],
+            owned=" | ".join(values["owners"]),
+            limit=limit,
+        )
+        return [ItemMatch(*row) for row in rows]
+
+    def find_neighbours(self, matches: Sequence[ItemMatch], distance: int, where: ItemFilter) -> list[ItemMatch]:
+        """Return the items near others."""
+        condition, values = write_filter(where, _LISTS)
+        near = [match for match in matches if match.session]
+        sql = (
+            f"SELECT DISTINCT ON (i.number) i.id, {SESSION}, i.place, 0.0::float8 "  # noqa: S608
+            "FROM unnest(:near_owners::text[], :near_sessions::text[], :near_places::bigint[]) "
+            "AS p (owner, session, place) "
+            "JOIN items i ON i.owner = p.owner AND i.session = p.session "
+            f"AND i.place BETWEEN p.place - :distance AND p.place + :distance WHERE {condition}"
+        )
+        rows = self._select(
+            sql,
+            **values,
+            near_owners=[match.session[:OWNER_CHARS] for match in near],
+            near_sessions=[match.session[OWNER_CHARS:] for match in near],
+            near_places=[match.place for match in near],
+            distance=distance,
+        )
+        return [ItemMatch(*row) for row in rows]
+
+    def get(self, ids: Collection[str]) -> list[MemoryItem]:
+        """Return the items with these ids."""
+        rows = self._select(f"SELECT {COLUMNS} FROM items WHERE id = ANY(:ids)", ids=[*ids])  # noqa: S608
+        return [read_row(row) for row in rows]
+
+    def read(self, where: ItemFilter, after: str, limit: int) -> list[MemoryItem]:
+        """Return items in the order of their ids."""
+        condition, values = write_filter(where, _LISTS)
+        sql = f"SELECT {PREFIXED_COLUMNS} FROM items i WHERE i.id > :after AND {condition} ORDER BY i.id LIMIT :limit"  # noqa: S608
+        return [read_row(row) for row in self._select(sql, **values, after=after, limit=limit)]
+
+    def newest_time(self) -> float:
+        """Return the time of the newest record; minus infinity if there is none."""
+        ((newest,),) = self._select("SELECT max(recorded_at) FROM items")
+        return -math.inf if newest is None else float(newest)
+
+    def forget(self, ids: Collection[str], proof: Callable[[int], DeletionProof]) -> int:
+        """Delete items, and note their ids."""
+        self._select(
+            "INSERT INTO forgotten_items SELECT unnest(:ids::text[]) ON CONFLICT DO NOTHING RETURNING 1", ids=[*ids]
+        )
+        count = self._delete("id = ANY(:ids)", ids=[*ids])
+        self._record_deletion(proof(count))
+        return count
+
+    def forget_owner(self, namespace: Namespace, proof: Callable[[int], DeletionProof]) -> int:
+        """Delete all items of an owner, and note the hash of its name."""
+        owner = name_owner(namespace)
+        count = self._delete("owner = :owner", owner=owner)
+        deletion = proof(count)
+        self.execute(
+            "INSERT INTO forgotten_owners VALUES (%s, %s) ON CONFLICT (owner) "
+            "DO UPDATE SET until = greatest(forgotten_owners.until, excluded.until)",
+            (owner, deletion.at),
+        )
+        self._record_deletion(deletion)
+        return count
+
+    def release(self, ids: Collection[str], at: float, by: str) -> int:
+        """Let held items be found."""
+        found = self._select("UPDATE items SET held = false WHERE held AND id = ANY(:ids) RETURNING id", ids=[*ids])
+        for (each,) in found:
+            self.execute("INSERT INTO released_items VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", (each, at, by))
+        return len(found)
+
+    def drop_derived(self) -> int:
+        """Delete the items with a source."""
+        return self._delete("source_run IS NOT NULL")
+
+    def _delete(self, condition: str, **values: Any) -> int:
+        return len(self._select(f"DELETE FROM items WHERE {condition} RETURNING 1", **values))  # noqa: S608
+
+    def _record_deletion(self, proof: DeletionProof) -> None:
+        self.execute(
+            "INSERT INTO deletions (at, by, reason, items) VALUES (%s, %s, %s, %s)",
+            (proof.at, proof.by, proof.reason, proof.items),
+        )
+
+    def list_deletions(self) -> list[DeletionProof]:
+        """Return the records of deletions, oldest first."""
+        rows = self._select("SELECT at, by, reason, items FROM deletions ORDER BY number")
+        return [DeletionProof(at=at, by=by, reason=reason, items=items) for at, by, reason, items in rows]
+
+
+@attrs.define(eq=False, repr=False)
+class PostgresIndex(ThreadedIndex[_ItemDatabase]):
+    """An index in a PostgreSQL database, which processes on any machines may share."""
+
+    url: str = attrs.field(repr=False)
+    """Address of the database, in libpq's form `postgresql://user:password@host:5432/database`. It is never shown."""
+
+    schema: str = attrs.field(default="agentfsm_memory", kw_only=True, validator=SCHEMA_NAME)
+    """Name of the schema of the tables, created at first use. Default "agentfsm_memory"."""
+
+    patience_s: float = attrs.field(default=PATIENCE_S, kw_only=True, validator=NOT_NEGATIVE)
+    """Seconds that calls wait for a server that was reached before and is away, 0 or more; then they fail."""
+
+    def __attrs_post_init__(self) -> None:
+        self._writer = GroupCommitWriter(
+            _ItemDatabase(
+                address=PostgresAddress.parse(self.url),
+                schema=self.schema,
+                tables=TABLES,
+                worker_name=token_hex(16),
+                lease_s=WORKER_S,
+                patience_s=self.patience_s,
+                leases=LeaseTable(1.0, 1.0, ""),
+            )
+        )
+
+
+def _fold(text: str) -> str:
+    """Return a text without accents."""
+    return "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
+
+
+def _write_lexeme(pair: str) -> str:
+    """Return a word for a pair of characters, whatever the server's rules for letters."""
+    return "x" + "".join(f"{ord(each):06x}" for each in pair)
+
+
+def _write_pairs(text: str) -> str:
+    """Return the pairs of a text with their positions, as a tsvector."""
+    pairs = write_pairs(text).split()
+    return " ".join(f"{_write_lexeme(pair)}:{min(place, MAX_POSITION)}" for place, pair in enumerate(pairs, 1))
+
+
+def _write_phrase(phrase: Sequence[str]) -> str:
+    """Return a phrase as a tsquery; a single character stands for the pairs that begin with it."""
+    prefix = ":*" if len(phrase) == 1 and len(phrase[0]) == 1 else ""
+    return " <-> ".join(map(_write_lexeme, phrase)) + prefix

@@ -1,0 +1,143 @@
+"""The methods of an index that keeps its items in a SQL database, which one thread works on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import attrs
+
+from agentfsm.memory.text_terms import QueryTerms, read_query
+from agentfsm.ports.memory_items import DeletionProof, ItemFilter, ItemMatch, MemoryIndex, MemoryItem, Namespace
+from agentfsm.stores.threaded.group_commit import GroupCommitWriter, StoreJob, TransactionBackend
+
+T = TypeVar("T")
+
+
+class ItemTables(TransactionBackend, Protocol):
+    """The operations on the tables of an index, each within a transaction. Only the index's thread calls them."""
+
+    def add(self, items: Sequence[MemoryItem]) -> list[MemoryItem]:
+        """Insert the items that are new and not forgotten."""
+        ...
+
+    def search_text(self, terms: QueryTerms, where: ItemFilter, limit: int) -> list[ItemMatch]:
+        """Return the best matches. The filter is a part of the query, so it does not shorten the result."""
+        ...
+
+    def find_neighbours(self, matches: Sequence[ItemMatch], distance: int, where: ItemFilter) -> list[ItemMatch]:
+        """Return the items near others."""
+        ...
+
+    def get(self, ids: Collection[str]) -> list[MemoryItem]:
+        """Return the items with these ids."""
+        ...
+
+    def read(self, where: ItemFilter, after: str, limit: int) -> list[MemoryItem]:
+        """Return items in the order of their ids."""
+        ...
+
+    def newest_time(self) -> float:
+        """Return the time of the newest record; minus infinity if there is none."""
+        ...
+
+    def forget(self, ids: Collection[str], proof: Callable[[int], DeletionProof]) -> int:
+        """Delete items, and note their ids."""
+        ...
+
+    def forget_owner(self, namespace: Namespace, proof: Callable[[int], DeletionProof]) -> int:
+        """Delete all items of an owner, and note the hash of its name."""
+        ...
+
+    def release(self, ids: Collection[str], at: float, by: str) -> int:
+        """Let held items be found."""
+        ...
+
+    def drop_derived(self) -> int:
+        """Delete the items with a source."""
+        ...
+
+    def list_deletions(self) -> list[DeletionProof]:
+        """Return the records of deletions, oldest first."""
+        ...
+
+
+TablesT = TypeVar("TablesT", bound=ItemTables)
+
+
+@attrs.define(eq=False, repr=False)
+class ThreadedIndex(MemoryIndex, Generic[TablesT]):
+    """An index whose thread works on tables."""
+
+    _writer: GroupCommitWriter[TablesT] = attrs.field(init=False)
+
+    async def _after_forget(self) -> None:
+        """Remove what a deletion of rows leaves behind. Default: nothing."""
+
+    async def _run(self, work: Callable[[TablesT], T], *, writes: bool) -> T:
+        job = StoreJob(work, writes=writes)
+        self._writer.submit(job)
+        return await job.wait()
+
+    async def add(self, items: Sequence[MemoryItem]) -> Sequence[MemoryItem]:
+        """Add items in their order."""
+        return await self._run(lambda tables: tables.add(items), writes=True)
+
+    async def search_text(self, query: str, where: ItemFilter, limit: int) -> Sequence[ItemMatch]:
+        """Return the best matches."""
+        terms = read_query(query)
+        return await self._run(lambda tables: tables.search_text(terms, where, limit), writes=False) if terms else ()
+
+    async def find_neighbours(
+        self, matches: Sequence[ItemMatch], distance: int, where: ItemFilter
+    ) -> Sequence[ItemMatch]:
+        """Return the items near others."""
+        return await self._run(lambda tables: tables.find_neighbours(matches, distance, where), writes=False)
+
+    async def get(self, ids: Collection[str]) -> Mapping[str, MemoryItem]:
+        """Return the items with these ids."""
+        return {item.id: item for item in await self._run(lambda tables: tables.get(ids), writes=False)}
+
+    async def read(self, where: ItemFilter, *, after: str = "", limit: int = 1_000) -> Sequence[MemoryItem]:
+        """Return items in the order of their ids."""
+        return await self._run(lambda tables: tables.read(where, after, limit), writes=False)
+
+    async def newest_time(self) -> float:
+        """Return the time of the newest record."""
+        return await self._run(lambda tables: tables.newest_time(), writes=False)
+
+    async def forget(self, ids: Collection[str], *, at: float, by: str, reason: str) -> int:
+        """Delete items and what is left of them."""
+
+        def prove(items: int) -> DeletionProof:
+            return DeletionProof(items=items, at=at, by=by, reason=reason)
+
+        count = await self._run(lambda tables: tables.forget(ids, prove), writes=True)
+        await self._after_forget()
+        return count
+
+    async def forget_namespace(self, namespace: Namespace, *, at: float, by: str, reason: str) -> int:
+        """Delete all items of an owner and what is left of them."""
+
+        def prove(items: int) -> DeletionProof:
+            return DeletionProof(items=items, at=at, by=by, reason=reason)
+
+        count = await self._run(lambda tables: tables.forget_owner(namespace, prove), writes=True)
+        await self._after_forget()
+        return count
+
+    async def release(self, ids: Collection[str], *, at: float, by: str) -> int:
+        """Approve items that are held."""
+        return await self._run(lambda tables: tables.release(ids, at, by), writes=True)
+
+    async def drop_derived(self) -> int:
+        """Delete the items that have a source."""
+        return await self._run(lambda tables: tables.drop_derived(), writes=True)
+
+    async def list_deletions(self) -> Sequence[DeletionProof]:
+        """Return the records of deletions, oldest first."""
+        return await self._run(lambda tables: tables.list_deletions(), writes=False)
+
+    async def aclose(self) -> None:
+        """Close the tables and end the thread."""
+        await self._writer.close()
