@@ -72,7 +72,7 @@ class ThreadedIndex(MemoryIndex, Generic[TablesT]):
     _writer: GroupCommitWriter[TablesT] = attrs.field(init=False)
 
     async def _after_forget(self) -> None:
-        """Remove what a deletion of rows leaves behind. Default: nothing."""
+        """Remove the remains of deleted rows. Default: nothing."""
 
     async def _run(self, work: Callable[[TablesT], T], *, writes: bool) -> T:
         job = StoreJob(work, writes=writes)
@@ -107,7 +107,7 @@ class ThreadedIndex(MemoryIndex, Generic[TablesT]):
         return await self._run(lambda tables: tables.newest_time(), writes=False)
 
     async def forget(self, ids: Collection[str], *, at: float, by: str, reason: str) -> int:
-        """Delete items and what is left of them."""
+        """Delete items and their remains."""
 
         def prove(items: int) -> DeletionProof:
             return DeletionProof(items=items, at=at, by=by, reason=reason)
@@ -117,7 +117,7 @@ class ThreadedIndex(MemoryIndex, Generic[TablesT]):
         return count
 
     async def forget_namespace(self, namespace: Namespace, *, at: float, by: str, reason: str) -> int:
-        """Delete all items of an owner and what is left of them."""
+        """Delete all items of an owner and their remains."""
 
         def prove(items: int) -> DeletionProof:
             return DeletionProof(items=items, at=at, by=by, reason=reason)
