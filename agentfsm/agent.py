@@ -363,7 +363,7 @@ class Agent(Generic[A_co]):
 
     memory: RunMemory | None = None
     """Memory across runs, which is searched once for each input of the user; None for no memory. Use
-    `Memory("memory.db")` of `agentfsm.memory`. The model reads what was found as data. A run without `user=` has none.
+    `Memory("memory.db")` of `agentfsm.memory`. The model reads the items found as data. A run without `user=` has none.
     """
 
     planner: PlanMaker | None = None

@@ -169,7 +169,7 @@ class Reminded(Event):
 
 @attrs.frozen(kw_only=True)
 class Recalled(Event):
-    """The memory was searched for the newest input. The model reads what was found, if anything."""
+    """The memory was searched for the newest input. The model reads the items found, if any."""
 
     query: str
     """The search, up to 1,000 characters."""

@@ -32,7 +32,7 @@ class Purpose(StrEnum):
     """A step of a plan that is a question."""
 
     MEMORY = "memory"
-    """A search of the memory, or what is learned for it."""
+    """Searches of the memory, and learning for it."""
 
     JUDGE = "judge"
     """A judgement on an answer or on results."""

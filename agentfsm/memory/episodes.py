@@ -1,8 +1,8 @@
-"""What a run leaves in the memory: one episode, and the facts and preferences that it taught.
+"""Learn from runs that have ended: one episode from each, and the facts and preferences that it taught.
 
 A cheap model reads a finished run and writes down the approach, the lessons and the facts, in a run of its own: the
 extraction. The items follow from the two journals and the feedback alone, so a rebuild makes the same items and asks no
-model. What a model might say wrongly is not asked of it: outcome, tools and cost are read from the journal.
+model. A model is not asked for facts that are recorded: outcome, tools and cost are read from the journal.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage
 from agentfsm.core.run import Run
 from agentfsm.core.text_safety import fence_untrusted, strip_unsafe
+from agentfsm.core.value import Value
 from agentfsm.ports.memory_items import ItemKind, ItemSource, MemoryItem, Namespace
 from agentfsm.ports.stored import Feedback
 from agentfsm.tools.schema.arguments import extract_object
@@ -47,7 +48,7 @@ UNKNOWN_IMPORTANCE: Final = 0.5
 
 
 @attrs.frozen
-class LearnedFact:
+class LearnedFact(Value):
     """A fact or a preference of the user that a run taught."""
 
     text: str
@@ -57,24 +58,24 @@ class LearnedFact:
     """"fact", or "preference" for how the user wants things done."""
 
     slot: str = ""
-    """What the text gives a value to, such as "home town"; empty if it takes the place of no earlier one."""
+    """Subject that the text gives a value to, such as "home town"; empty if it takes the place of no earlier one."""
 
 
 @attrs.frozen
-class Learned:
+class Learned(Value):
     """Answer of an extraction run."""
 
     approach: str = ""
-    """How the assistant went about the task, in one or two sentences."""
+    """Way in which the assistant went about the task, in one or two sentences."""
 
     lessons: list[str] = attrs.field(factory=list)
-    """What to do, or to avoid, the next time; empty if nothing was learned."""
+    """Advice for the next time; empty if nothing was learned."""
 
     facts: list[LearnedFact] = attrs.field(factory=list)
     """Facts and preferences of the user that hold beyond this task; only what the user said."""
 
     importance: float = UNKNOWN_IMPORTANCE
-    """How useful this is for later tasks, from 0 to 1."""
+    """Use of this for later tasks, from 0 to 1."""
 
 
 def is_extraction(header: Header) -> bool:
@@ -128,7 +129,7 @@ def _shorten(text: str, chars: int) -> str:
 
 
 def read_learned(extraction: Run[Any]) -> Learned:
-    """Return the answer of an extraction run. What is missing or of a wrong type is left out; all, if it failed."""
+    """Return the answer of an extraction run, without parts of a wrong type; nothing if it failed."""
     if extraction.state is not State.DONE:
         return Learned()
     text = extract_object(extraction.answer)

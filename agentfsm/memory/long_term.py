@@ -158,7 +158,7 @@ class Memory(RunMemory):
     """
 
     namespace: Namespace = attrs.field(factory=Namespace, kw_only=True)
-    """Owner of the items of `remember` and `recall`. Default: what all share."""
+    """Owner of the items of `remember` and `recall`. Default: the items that all share."""
 
     weights: Weights = attrs.field(factory=Weights, kw_only=True)
     """Weights of similarity, age and importance."""
@@ -175,7 +175,7 @@ class Memory(RunMemory):
     """
 
     team_roles: frozenset[str] = attrs.field(factory=frozenset, kw_only=True, converter=_as_roles)
-    """Roles whose runs also recall what all users of their tenant share. Default none."""
+    """Roles whose runs also recall the items that all users of their tenant share. Default none."""
 
     clock: Clock = attrs.field(factory=SystemClock, kw_only=True)
     """Source of the time."""
@@ -190,7 +190,7 @@ class Memory(RunMemory):
         """Return the memory of a user, with the same index and options.
 
         Args:
-            user: The user; empty for what all users of the tenant share.
+            user: The user; empty for the items that all users of the tenant share.
             tenant: The tenant; empty for none.
         """
         return attrs.evolve(self, namespace=Namespace(tenant=tenant, user=user))
@@ -221,7 +221,7 @@ class Memory(RunMemory):
             kind: "fact", "preference", "episode" or "document".
             key: Name that makes the call repeatable: a second item with the same key of the same owner is not added.
                 Empty: each call adds an item.
-            slot: Name of what the text gives a value to, such as "home town". From `valid_from` on it takes the place
+            slot: Subject that the text gives a value to, such as "home town". From `valid_from` on it takes the place
                 of earlier items with that slot. Empty: it affects no other item.
             session: Conversation that the text is a part of. Neighbours in it are found together more easily. Empty: it
                 stands by itself.
@@ -273,9 +273,9 @@ class Memory(RunMemory):
         valid_from: datetime | float | None = None,
         valid_to: datetime | float | None = None,
     ) -> MemoryItem:
-        """Correct an item: add one that replaces it. What is not given stays as it was.
+        """Correct an item: add one that replaces it. Fields that are not given stay as they were.
 
-        Use it for what was wrong. What was true and has changed is a new item with the same slot.
+        Use it for mistakes. A fact that has changed is a new item with the same slot.
 
         Raises:
             MisuseError: if the owner has no such item.
@@ -313,7 +313,7 @@ class Memory(RunMemory):
         return known[item.id]
 
     async def _now(self) -> float:
-        """Return the time, which does not go back behind what is recorded already."""
+        """Return the time, which does not go back behind the newest record."""
         if self._newest == -math.inf:
             self._newest = await self.index.newest_time()
         self._newest = max(self._newest, self.clock.now())
@@ -334,7 +334,7 @@ class Memory(RunMemory):
         without_labels: Collection[str] = (),
         team: bool = False,
     ) -> list[Recollection]:
-        """Find what matches a query, best first.
+        """Find the items that match a query, best first.
 
         Args:
             query: The search, in any words; of more than 20,000 characters the first are read.
@@ -436,7 +436,7 @@ class Memory(RunMemory):
         return added
 
     async def rebuild(self, store: Store) -> int:
-        """Delete what was derived from runs, and derive it again from the journals. Return the number of items.
+        """Derive the items of runs again from the journals, and drop those there were. Return the number of items.
 
         No model is asked: the extraction runs have the replies. Runs without one are left to the learner. What was
         forgotten stays forgotten, what was released stays released, and what was remembered directly is not touched. Of
@@ -481,7 +481,7 @@ class Memory(RunMemory):
     async def forget_all(self, *, by: str = "", reason: str = "") -> int:
         """Delete all items of the owner so that nothing of their content remains. Return their number.
 
-        A rebuild does not bring back what was recorded until now.
+        A rebuild does not bring back items recorded until now.
         """
         return await self.index.forget_namespace(self.namespace, at=await self._now(), by=by, reason=reason)
 

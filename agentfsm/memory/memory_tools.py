@@ -30,7 +30,7 @@ def build_memory_tools(memory: Memory) -> list[Tool[..., Any]]:
         return memory.for_(user=ctx.user, tenant=ctx.tenant or "")
 
     async def recall_memory(ctx: RunContext[Any], query: str) -> list[dict[str, str]]:
-        """Search what is kept of this user from earlier conversations.
+        """Search the facts that are kept of this user from earlier conversations.
 
         Args:
             ctx: Context of the call, which names the user.
@@ -45,7 +45,7 @@ def build_memory_tools(memory: Memory) -> list[Tool[..., Any]]:
         Args:
             ctx: Context of the call, which names the user.
             text: The fact, in words that are clear without this conversation.
-            topic: What the fact is about, such as "home town", if it takes the place of an earlier one on the same.
+            topic: Subject of the fact, such as "home town", if it takes the place of an earlier one on the same.
         """
         item = await mine(ctx).remember(
             text, kind=ItemKind.PREFERENCE, key=ctx.idempotency_key, slot=topic.strip().casefold()

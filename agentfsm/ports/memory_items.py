@@ -63,7 +63,7 @@ class Namespace(Value):
     """Tenant, as in the header of a run; empty for none."""
 
     user: str = attrs.field(default="", validator=STRING)
-    """User, as in the header of a run; empty for what all users of the tenant share."""
+    """User, as in the header of a run; empty for the items that all users of the tenant share."""
 
 
 @attrs.frozen(kw_only=True)
@@ -97,7 +97,7 @@ class MemoryItem(Value):
     """Further content, as JSON values."""
 
     slot: str = attrs.field(default="", validator=STRING)
-    """Name of what the item gives a value to, such as "home town". Of the items of one owner with the same slot, the
+    """Subject that the item gives a value to, such as "home town". Of the items of one owner with the same slot, the
     one with the latest `valid_from` holds. Empty: other items do not affect this one.
     """
 
@@ -230,7 +230,7 @@ class RunMemory(Protocol):
         ...
 
     async def recall_for(self, run: Run, query: str, room_tokens: int) -> Recall:
-        """Search for what a run needs to know for its newest input.
+        """Search for items that matter for the newest input of a run.
 
         Args:
             run: The run, in THINK. Its header names the tenant, the user and the clearance.

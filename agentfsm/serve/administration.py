@@ -1,4 +1,4 @@
-"""Operations on the server as a whole: sessions, workers and what is stuck, metrics."""
+"""Operations on the server as a whole: sessions, workers and stuck runs, metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MAX_SCANNED: Final = 2_000
 SESSIONS: Final = 50
 MAX_SESSIONS: Final = 500
-# Runs in the list of what has a worker or waits for one.
+# Runs in the list of those that have a worker or wait for one.
 MAX_ACTIVE: Final = 500
 # Count of waiting runs up to which a metric is exact.
 MAX_COUNTED: Final = 10_000

@@ -23,7 +23,7 @@ from agentfsm.serve.administration import ADMINISTRATION
 from agentfsm.serve.caller_limits import MAX_QUEUE, Admission, check_quota_store
 from agentfsm.serve.details import DETAILS
 from agentfsm.serve.dialects.ag_ui import AG_UI
-from agentfsm.serve.dialects.openai_chat import OPENAI
+from agentfsm.serve.dialects.chat_completions import OPENAI
 from agentfsm.serve.endpoints import RouteGroup, answer_http_error, answer_refusal
 from agentfsm.serve.gateway import Gateway
 from agentfsm.serve.inspection import INSPECTION

@@ -21,6 +21,7 @@ from agentfsm.cli.session.prompts import user_name
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
@@ -93,7 +94,7 @@ KEY_BYTES: Final = 24
 
 
 @attrs.frozen(kw_only=True)
-class KeyCheck:
+class KeyCheck(Value):
     """Authenticates requests that have one key, as one caller."""
 
     key: str = attrs.field(repr=False)

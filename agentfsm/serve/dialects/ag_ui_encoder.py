@@ -83,7 +83,7 @@ class _RunView:
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class AGUIEncoder:
-    """Encoder of AG-UI events. The stream ends when the run waits: its interrupts are what the run waits for."""
+    """Encoder of AG-UI events. The stream ends when the run waits: its interrupts are the waits of the run."""
 
     ends_at_wait = True
     folds = True
@@ -116,7 +116,7 @@ class AGUIEncoder:
         return self._frame([started, self._snapshot()])
 
     def encode_event(self, item: JournalEvent, run: Run | None, position: str) -> str:
-        """Write what follows from an event of a journal."""
+        """Write the events that follow from an event of a journal."""
         assert run is not None  # noqa: S101  `folds` is set
         events: list[Event] = []
         if self._root is not None and run.id == self._root.id:

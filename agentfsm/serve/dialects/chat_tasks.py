@@ -1,6 +1,6 @@
 """Requests of chat front ends for themselves, such as a title of the conversation: answered without a model or a tool.
 
-Open WebUI and LibreChat send them like messages of the user. As a run they could have effects that nobody asked for.
+Open WebUI and LibreChat send them like messages of the user. A run for them could have unwanted effects.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ async def _wait_with_client(gateway: Gateway, request: Request, run_id: str) -> 
 
 
 def describe_waits(run: Run) -> str:
-    """Return a text for a chat that says what a run waits for, and how to decide."""
+    """Return a text for a chat about the wait of a run, and how to decide."""
     lines = [f"- {_describe_wait(item)}" for item in run.pending]
     return "\n".join((f"[Run {run.id} waits]", *lines))
 
@@ -300,7 +300,7 @@ def _answer_text(
 
 @attrs.define(eq=False, repr=False, kw_only=True)
 class ChatEncoder:
-    """Encoder of chunks of a chat completion: the texts of the model, and at the end what the run waits for."""
+    """Encoder of chunks of a chat completion: the texts of the model, and at the end the wait of the run."""
 
     ends_at_wait = True
     folds = True
@@ -343,7 +343,7 @@ class ChatEncoder:
         return self.write_text(piece.text) if isinstance(piece, TextDelta) else ""
 
     def encode_end(self, run: Run | None, position: str) -> str:  # noqa: ARG002
-        """Write what the run waits for, or why it failed, and the end."""
+        """Write the wait of the run, or why it failed, and the end."""
         assert run is not None  # noqa: S101  `folds` is set
         if run.state is State.ERROR:
             return self._write_error(str(run.stop_reason), f"run {run.id} ended without an answer: {run.stop_message}")
