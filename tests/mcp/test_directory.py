@@ -41,6 +41,7 @@ async def test_a_server_is_found_approved_and_used(tmp_path):
         await agent.approve(run.id, asked.call_id)
         run = await agent.resume(run.id)
     assert run.output == "connected"
+    assert "find_servers" in run.labels["untrusted"].describe()  # its descriptions are those of strangers
     (name,) = [each.name for each in model.requests[-1].tools if each.name.endswith("__now")]
     assert name.startswith("weather-")
     (used,) = [each for each in servers.tools if each.name == name]

@@ -6,6 +6,7 @@ from base64 import b64encode
 from pathlib import Path
 
 import anyio
+import attrs
 import mcp.types as m
 import pytest
 from mcp import MCPError
@@ -101,6 +102,16 @@ async def test_resources_become_tools_on_request(shelf):
     assert read.content == "buy milk"
     assert "image/png" in picture.content
     assert gone.outcome == "failed"
+    assert "untrusted" in run.labels
+
+
+@pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "untrusted"])
+async def test_resources_of_others_are_untrusted(shelf, trusted):
+    """As the results of the server's tools are."""
+    shelf.resources_as_tools, shelf.needs_refresh = True, True
+    shelf.tool_policy = attrs.evolve(shelf.tool_policy, trusted=trusted)
+    await shelf.update()
+    assert {tool.reads_untrusted for tool in shelf.tools if "resource" in tool.name} == {not trusted}
 
 
 async def test_changes_are_heard_between_two_turns(shelf):

@@ -75,7 +75,8 @@ async def admit_listing(server: ListedServer, listing: Listing) -> AdmissionResu
     tools = [build_withheld_tool(tool.name) if own in withheld else tool for own, _, tool in usable]
     if server.resources_as_tools and listing.has_resources:
         names_in_use = {tool.name for tool in tools}
-        resource_tools = build_resource_tools(server.connection, server.timeout_s)
+        is_trusted = server.tool_policy.trusted
+        resource_tools = build_resource_tools(server.connection, server.timeout_s, is_trusted=is_trusted)
         tools += [tool for tool in resource_tools if tool.name not in names_in_use]
     return AdmissionResult(
         tools=tuple(tools),

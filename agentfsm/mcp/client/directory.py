@@ -106,10 +106,11 @@ class FoundServers:
 
     def __attrs_post_init__(self) -> None:
         self._own_tools = (
-            make_tool(self._find_servers, name="find_servers", read_only=True),
+            make_tool(self._find_servers, name="find_servers", read_only=True, reads_untrusted=True),
             make_tool(
                 self._connect_server,
                 name="connect_server",
+                reads_untrusted=True,  # the result has names that the server has chosen
                 requires_approval=True,
                 permission=Level.ADMIN,
                 describe=self._describe_connect,

@@ -340,12 +340,15 @@ def _to_message(message: m.PromptMessage) -> Message | None:
     )
 
 
-def build_resource_tools(connection: ServerConnection, timeout_s: float) -> tuple[Tool[..., Any], ...]:
+def build_resource_tools(
+    connection: ServerConnection, timeout_s: float, *, is_trusted: bool
+) -> tuple[Tool[..., Any], ...]:
     """Build the two tools with which a model lists and reads the resources of a server.
 
     Args:
         connection: The connection.
         timeout_s: Seconds for each call.
+        is_trusted: Whether the server is trusted; else the results have the label `untrusted`.
     """
 
     async def list_resources() -> list[dict[str, Any]] | ToolReturn:
@@ -371,6 +374,7 @@ def build_resource_tools(connection: ServerConnection, timeout_s: float) -> tupl
             name=tool_name(connection.name, function.__name__),
             description=description,
             read_only=True,
+            reads_untrusted=not is_trusted,
             timeout_s=timeout_s,
         )
         for function, description in about.items()
