@@ -13,7 +13,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, TextPart
-from agentfsm.core.plans import ENGINE_TOOLS
+from agentfsm.core.plans import ENGINE_TOOLS, PLAN_TOOL
 from agentfsm.core.run import Run, begin_run
 
 if TYPE_CHECKING:
@@ -55,9 +55,11 @@ def build_fork_events(
     for version, event in sorted(edit.items()):
         run = run.fold(prefix[run.version : version - 1])
         prefix[version - 1] = _rekey_changed_calls(run, event, events[version - 1])
+    _check_edited_plans(events, prefix)
     run = run.fold(prefix[run.version :])
     if run.is_over:
         raise MisuseError(f"at version {run.version} the run is over ({run.stop_reason}): fork it at an earlier one")
+    _check_approved_plan(run, prefix)
     at = run.updated_at
     first: list[Event] = [e.Resumed(at=at)] if run.paused is not None else []
     if run.state is State.OBSERVE and run.messages and isinstance(run.messages[-1], AssistantMessage):
@@ -86,6 +88,47 @@ def _rekey_changed_calls(run: Run, event: Event, original: Event) -> Event:
         call = replace_arguments(run.header, run.open_call(event.call_id).call, event.arguments)
         return attrs.evolve(event, key=call.key)
     return event
+
+
+def _check_edited_plans(events: Sequence[Event], prefix: Sequence[Event]) -> None:
+    """Check that no edit accepts a plan, or changes one that was accepted: whether it needs a review is then not asked.
+
+    Raises:
+        MisuseError: if one does.
+    """
+    changed: set[str] = set()
+    for version, (original, event) in enumerate(zip(events, prefix, strict=True), 1):
+        if isinstance(event, e.Planned) and event != original:
+            changed.add(event.call.id)
+        if isinstance(event, e.ToolFinished) and event.result.tool == PLAN_TOOL:
+            call_id = event.result.call_id
+            if event != original or call_id in changed:
+                raise MisuseError(
+                    f"version {version} would accept a plan that was not reviewed: fork with the edited plan as the "
+                    f"last event, the `Planned` of {call_id}"
+                )
+
+
+def _check_approved_plan(run: Run, prefix: Sequence[Event]) -> None:
+    """Check that the fork does not carry out steps of a plan that a person has approved for the forked run.
+
+    Raises:
+        MisuseError: if it would.
+    """
+    progress = run.plan
+    if progress is None or not progress.guards_calls:
+        return
+    waits = any(entry.call.name == PLAN_TOOL and entry.phase is Phase.APPROVED for entry in run.open)
+    if waits or progress.is_stuck:
+        given = [
+            version
+            for version, event in enumerate(prefix, 1)
+            if isinstance(event, e.ApprovalGiven) and event.call_id.startswith("p") and "." not in event.call_id
+        ]
+        raise MisuseError(
+            f"at version {run.version} a plan is carried out that a person has approved for the forked run only: fork "
+            f"it at version {given[-1] - 1}, where the plan waits, or after its steps"
+        )
 
 
 # Added if a fork begins after an answer that did not count: some providers refuse a request that ends with an answer.

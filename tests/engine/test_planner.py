@@ -507,6 +507,33 @@ async def test_a_fork_replaces_a_plan_by_an_edited_one(store):
     assert desk.booked == [("to Oslo", 4), ("Bergen", 9)]
 
 
+async def test_a_fork_has_no_approval_of_its_plan(store):
+    """Neither that of the forked run, nor one that an edit claims; where the plan waits, the fork asks again."""
+    desk = Desk()
+    agent = desk.agent(json.dumps(BOOK), "done", planner=Planner(review=True), store=store)
+    run = await agent.run("go")
+    await agent.approve(run.id, "plan", by="ann")
+    await agent.resume(run.id)
+    events = await agent.history(run.id)
+    at = {type(event): version for version, event in reversed(list(enumerate(events, 1)))}
+    made = events[at[e.Planned] - 1]
+    evil = Plan(steps=(PlanStep(id=1, tool="book", arguments={"city": "Bergen", "temp": 9}),)).to_json()
+    other = attrs.evolve(made, call=attrs.evolve(made.call, arguments=json.dumps(evil)))
+    accepted = events[at[e.ToolFinished] - 1]
+    for version, edit in (
+        (at[e.ApprovalGiven], {}),
+        (at[e.ApprovalGiven], {at[e.Planned]: other}),
+        (at[e.StepsReady], {}),
+        (at[e.ToolFinished], {at[e.Planned]: other}),
+        (at[e.ApprovalAsked], {at[e.ApprovalAsked]: accepted}),
+    ):
+        with pytest.raises(MisuseError, match="plan"):
+            await agent.fork(run.id, at=version, edit=edit)
+    [asked] = (await agent.fork(run.id, at=at[e.ApprovalAsked])).pending
+    assert (asked.call_id, desk.booked) == ("p1", [("to Oslo", 4)])
+    assert not (await agent.fork(run.id)).pending  # the steps are done
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_the_order_of_effects_respects_the_plan(seed):
     """Random plans of eight steps, whose calls take random times: each once, after those that it depends on."""
