@@ -5,6 +5,7 @@ import openai
 import pytest
 
 from agentfsm import Agent, tool
+from agentfsm.core.messages import UserMessage
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.gateways import named, serving
@@ -166,6 +167,39 @@ async def test_a_retry_does_not_run_twice():
         async with client_of(server, "bob//run") as other:  # the same words of another user
             await other.chat.completions.create(**options, extra_headers=retry)
         assert len(PAID) == 3
+
+
+async def test_a_retry_is_not_input_twice():
+    """A message to a run that works is read once, however often it is retried; a plain repetition is read again."""
+    begun, go_on = anyio.Event(), anyio.Event()
+
+    @tool
+    async def wait() -> str:
+        """Wait."""
+        begun.set()
+        await go_on.wait()
+        return "ok"
+
+    agent = Agent(
+        ScriptedModel(say("", call("wait")), *[say("done")] * 3), tools=[wait], name="shop", store=MemoryStore()
+    )
+    async with serving(agent) as server, client_of(server) as client:
+
+        async def send(text, **headers):
+            named_one = {"x-conversation-id": "c", **headers}
+            options = {"model": "shop", "messages": words(text), "stream": True, "extra_headers": named_one}
+            async with await client.chat.completions.create(**options):
+                pass  # the client has the beginning of the answer, and its connection breaks
+
+        await send("wait")
+        await begun.wait()
+        for number in ("0", "1", "2", "0"):
+            await send("also Bob", **{"x-stainless-retry-count": number})
+        go_on.set()
+        [row] = await agent.runs.list()
+        await agent.runs.wait(row.id)
+        run = await agent.load(row.id)
+        assert [each.text for each in run.messages if isinstance(each, UserMessage)] == ["wait", *["also Bob"] * 2]
 
 
 @pytest.mark.parametrize(

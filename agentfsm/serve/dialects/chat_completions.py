@@ -27,7 +27,7 @@ from agentfsm.decisions import HOW_TO_RESOLVE
 from agentfsm.ports.store import Filter
 from agentfsm.serve.bodies import RequestBody
 from agentfsm.serve.dialects.chat_tasks import answer_task
-from agentfsm.serve.dialects.conversations import Turn, collect_versions, find_latest_run, say
+from agentfsm.serve.dialects.conversations import Turn, collect_versions, find_latest_run, has_input, say
 from agentfsm.serve.dialects.replies import REPLIES, PieceFilter
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.event_stream import Ending, to_json
@@ -145,7 +145,7 @@ async def _take_turn(gateway: Gateway, request: Request, caller: Caller, body: C
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     key = request.headers.get("idempotency-key")
     if key is None and request.headers.get("x-stainless-retry-count", "0") != "0":
-        earlier = await _find_request(gateway, caller, digest)
+        earlier = await _find_request(gateway, caller, conversation, digest)
         if earlier is not None:
             return Turn(run_id=earlier, versions={})
     metadata = {**(body.metadata or {}), REQUEST_HASH: digest}
@@ -160,6 +160,7 @@ async def _take_turn(gateway: Gateway, request: Request, caller: Caller, body: C
             session=conversation,
             key=key or new_id(),
             metadata=metadata,
+            request_hash=digest,
         )
     run_id, _ = await gateway.start_run(
         caller, prompt, agent=body.model, messages=_read_history(body.messages[:-1]), metadata=metadata, key=key
@@ -176,10 +177,13 @@ def _find_conversation(request: Request, body: ChatBody) -> str | None:
     return name
 
 
-async def _find_request(gateway: Gateway, caller: Caller, digest: str) -> str | None:
-    """Return the run that the same request of the caller started a short time ago; None if there is none."""
+async def _find_request(gateway: Gateway, caller: Caller, conversation: str | None, digest: str) -> str | None:
+    """Return the run that the same request of the caller started or was input of; None if there is none."""
+    run = None if conversation is None else await find_latest_run(gateway, caller, conversation)
+    if run is not None and await has_input(gateway.runs, run.id, f".{digest}"):
+        return run.id
     now = await gateway.runs.store.now()
-    rows = await gateway.runs.list(Filter(user=caller.user), limit=MAX_RECENT_RUNS)
+    rows = await gateway.runs.list(Filter(user=caller.user, tenant=caller.tenant or ""), limit=MAX_RECENT_RUNS)
     for row in rows:
         if row.created_at < now - RETRY_WINDOW_S:
             return None

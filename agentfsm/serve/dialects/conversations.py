@@ -40,6 +40,7 @@ async def say(
     session: str,
     key: str,
     metadata: dict[str, Any] | None = None,
+    request_hash: str = "",
 ) -> Turn:
     """Say something in a conversation: start a run of the session, or send input to its run that is not over.
 
@@ -51,6 +52,7 @@ async def say(
         session: Name of the session.
         key: Id of the message, which becomes the id of a new run. A message that is sent again with it has no effect.
         metadata: Data that is stored with a new run.
+        request_hash: Hash of the request, by which `has_input` finds the message; empty for none.
 
     Raises:
         ConflictError: when the open run waits for something else than a message, or the key is that of another run.
@@ -59,7 +61,8 @@ async def say(
         run_id, _ = await gateway.start_run(caller, prompt, agent=agent, session=session, key=key)
         return Turn(run_id=run_id, versions={})
     run = await find_latest_run(gateway, caller, session)
-    if run is not None and any(row.key == f"input:{key}" for row in await gateway.runs.store.inbox(run.id)):
+    input_key = f"{key}.{request_hash}" if request_hash else key
+    if run is not None and await has_input(gateway.runs, run.id, f"input:{input_key}"):
         return Turn(run_id=run.id, versions={})
     if run is None or run.is_over:
         run_id, _ = await gateway.start_run(
@@ -70,8 +73,13 @@ async def say(
         waits = ", ".join(f"{each.kind} of {each.tool or 'the run'} ({HOW_TO_RESOLVE[each.kind]})" for each in blocking)
         raise ConflictError(f"run {run.id!r} of this conversation waits for: {waits}; decide that first, or cancel it")
     versions = await collect_versions(gateway.runs, run.id, run.version)
-    await gateway.runs.send(run.id, prompt, key=key)
+    await gateway.runs.send(run.id, prompt, key=input_key)
     return Turn(run_id=run.id, versions=versions)
+
+
+async def has_input(runs: Runs, run_id: str, ending: str) -> bool:
+    """Return whether a run was sent input whose key has an ending, such as the hash of a request."""
+    return any(row.key.endswith(ending) for row in await runs.store.inbox(run_id))
 
 
 async def _exists(runs: Runs, run_id: str) -> bool:
