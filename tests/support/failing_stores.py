@@ -31,7 +31,7 @@ async def lose_run(store: MemoryStore | SQLiteStore, run_id: str) -> None:
         return
     with closing(sqlite3.connect(store.path)) as db, db:
         (number,) = db.execute("SELECT number FROM runs WHERE id = ?", (run_id,)).fetchone()
-        for table, column in (("inbox", "run"), ("events", "run"), ("runs", "number")):
+        for table, column in (("posts", "run"), ("events", "run"), ("runs", "number")):
             db.execute(f"DELETE FROM {table} WHERE {column} = ?", (number,))  # noqa: S608
 
 
