@@ -30,6 +30,7 @@ from agentfsm.cli.commands import (
     mcp_client,
     mcp_login,
     mcp_serve,
+    memory_admin,
     prompt_files,
     retention,
     serve_http,
@@ -86,6 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_timetravel(add)
     _add_retention(add)
     _add_followers(add)
+    _add_memory(add)
     _add_mcp(add)
     _add_prompts(add)
     _add_serve(add)
@@ -312,6 +314,36 @@ def _add_followers(add: AddParser) -> None:
         sub, follower_admin.drop_follower, name="drop", text="remove a follower, which keeps runs from being pruned"
     )
     drop.add_argument("name", metavar="NAME", help="name of the follower")
+
+
+def _add_memory(add: AddParser) -> None:
+    text = "search, show, release, forget, rebuild or export the items kept across runs"
+    group = add("memory", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    sub = group.add_subparsers(required=True, metavar="COMMAND").add_parser
+    search = _add_command(sub, memory_admin.search, text="print the items that match a query, best first")
+    search.add_argument("query", help="words to look for")
+    search.add_argument("--limit", metavar="N", type=parse_count, default=8, help="maximum of items (default: 8)")
+    show = _add_command(sub, memory_admin.show, text="print one item with its source")
+    show.add_argument("item", metavar="ITEM", help="id of the item")
+    release = _add_command(sub, memory_admin.release, text="approve items that are held, so that they are found")
+    release.add_argument("items", metavar="ITEM", nargs="+", help="id of a held item")
+    forget = _add_command(sub, memory_admin.forget, text="delete items for good")
+    forget.add_argument("items", metavar="ITEM", nargs="*", help="id of an item")
+    forget.add_argument("--all", action="store_true", help="all items of the user")
+    forget.add_argument("--runs", action="store_true", help="with --all: the runs of the user as well")
+    rebuild = _add_command(sub, memory_admin.rebuild, text="derive the items of runs again from the journals")
+    export = _add_command(sub, memory_admin.export, text="print all items of a user")
+    for each in (search, show, release, forget, rebuild, export):
+        each.add_argument(
+            "--memory",
+            metavar="PATH",
+            default=memory_admin.DEFAULT_MEMORY,
+            help="file of the memory (default: %(default)s)",
+        )
+        each.add_argument("--user", default="", help="owner of the items (default: items that all users share)")
+        each.add_argument("--tenant", default="", help="tenant of the user (default: none)")
+    for each in (release, forget):
+        each.add_argument("--by", metavar="NAME", default=memory_admin.BY, help="name for the record of it")
 
 
 def _add_mcp(add: AddParser) -> None:

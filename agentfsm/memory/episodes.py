@@ -72,7 +72,7 @@ class Learned(Value):
     """Advice for the next time; empty if nothing was learned."""
 
     facts: list[LearnedFact] = attrs.field(factory=list)
-    """Facts and preferences of the user that hold beyond this task; only what the user said."""
+    """Facts and preferences of the user that hold beyond this task; only from words of the user."""
 
     importance: float = UNKNOWN_IMPORTANCE
     """Use of this for later tasks, from 0 to 1."""
@@ -94,12 +94,12 @@ def leaves_episode(run: Run[Any]) -> bool:
 
 
 def is_untrusted(run: Run[Any]) -> bool:
-    """Return whether a run has read something that is not trusted, so that what it taught waits for a person."""
+    """Return whether a run has read something that is not trusted, so that its items wait for a person."""
     return Label.UNTRUSTED in run.labels
 
 
 def describe_run(run: Run[Any]) -> str:
-    """Return what the extraction reads of a run: its conversation, as data, and the tools with their outcomes."""
+    """Return the record of a run for its extraction: its conversation, as data, and the tools with their outcomes."""
     lines = [_describe_message(message) for message in run.messages[run.own_start :]]
     lines += [f"outcome: {_name_outcome(run)}"]
     text = "\n".join(line for line in lines if line)
@@ -163,7 +163,7 @@ def build_items(run: Run[Any], extraction: Run[Any], feedback: Sequence[Feedback
     """Return the items that a run leaves in the memory: the episode, its versions with feedback, and the facts.
 
     The result depends on the arguments alone, and an item keeps its id, so adding them again changes nothing. The items
-    count as known from the end of the run on: what was forgotten after that does not return by a late extraction.
+    count as known from the end of the run on, so that a late extraction does not bring back forgotten ones.
 
     Args:
         run: The run, which is over.

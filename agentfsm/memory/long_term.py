@@ -1,15 +1,16 @@
-"""Long-term memory: what is kept across runs, by owner, and how it is found again."""
+"""Long-term memory: items that are kept across runs, by owner, and their search."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from importlib import import_module
 from secrets import token_hex
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import attrs
 
@@ -20,9 +21,9 @@ from agentfsm.core.inbox import parse_time
 from agentfsm.core.labels import DATA_LEVELS, Label, as_labels, join_labels
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import Run
-from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, SHARE, ValueRule, require_members
+from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, SHARE, ValueRule, require_choice, require_members
 from agentfsm.core.value import Value
-from agentfsm.engine.execution.journal import load_run
+from agentfsm.engine.execution.journal import load_run, read_header
 from agentfsm.engine.run_list import RunIterator
 from agentfsm.memory.episodes import build_items, leaves_episode, name_extraction
 from agentfsm.memory.ranking import (
@@ -49,8 +50,9 @@ from agentfsm.ports.memory_items import (
     RunMemory,
     parse_item_kind,
 )
-from agentfsm.ports.store import ALL_RUNS, Clock, Store, SystemClock
+from agentfsm.ports.store import ALL_RUNS, Clock, Filter, Store, SystemClock
 from agentfsm.stores.loading import mask_password
+from agentfsm.stores.sqlite.store import SQLiteStore
 from agentfsm.tokens.ledger import estimate_tokens
 
 # Items that each ranking contributes before they are joined.
@@ -68,6 +70,7 @@ MOST: Final = ValueRule(
 EPISODES: Final = 3
 FACTS: Final = 5
 SHARE_OF_WINDOW: Final = 0.3
+RUNS_CHOICE: Final = require_choice("keep", "delete")
 # Bytes of the id of an item without a key: no two items have the same one.
 ID_BYTES: Final = 10
 # Importance of an item of each kind, if none is given. Source: document G, 4.
@@ -438,8 +441,8 @@ class Memory(RunMemory):
     async def rebuild(self, store: Store) -> int:
         """Derive the items of runs again from the journals, and drop those there were. Return the number of items.
 
-        No model is asked: the extraction runs have the replies. Runs without one are left to the learner. What was
-        forgotten stays forgotten, what was released stays released, and what was remembered directly is not touched. Of
+        No model is asked: the extraction runs have the replies. Runs without one are left to the learner.
+        Forgotten items stay forgotten, released ones stay released, and those remembered directly are not touched. Of
         runs that are no longer in the store nothing remains.
 
         Args:
@@ -476,14 +479,74 @@ class Memory(RunMemory):
         found = await self.index.get(ids)
         if missing := [each for each in ids if each not in found or found[each].namespace != self.namespace]:
             raise MisuseError(f"there is no item {missing[0]!r} of this owner: recall() returns the ids of items")
-        return await self.index.forget(ids, at=await self._now(), by=by, reason=reason)
+        versions = await self._list_versions(set(ids))
+        return await self.index.forget(versions, at=await self._now(), by=by, reason=reason)
 
-    async def forget_all(self, *, by: str = "", reason: str = "") -> int:
+    async def _list_versions(self, ids: set[str]) -> set[str]:
+        """Return the ids of items with all that they replace and that replaces them."""
+        for newest in await self.read(include_held=True):
+            chain, item = [newest.id], newest
+            while item.replaces and (earlier := (await self.index.get([item.replaces])).get(item.replaces)) is not None:
+                chain.append(earlier.id)
+                item = earlier
+            if not ids.isdisjoint(chain):
+                ids = ids.union(chain)
+        return ids
+
+    async def forget_all(
+        self, *, runs: Literal["keep", "delete"] = "keep", store: Store | None = None, by: str = "", reason: str = ""
+    ) -> int:
         """Delete all items of the owner so that nothing of their content remains. Return their number.
 
         A rebuild does not bring back items recorded until now.
+
+        Args:
+            runs: "keep": the journals keep the words and recalled items of the owner's runs. "delete": they are deleted
+                as well, and a SQLite store is rewritten without them.
+            store: The store of the runs, for "delete".
+            by: Person or program that asks for it.
+            reason: Reason of the deletion.
+
+        Raises:
+            MisuseError: if `runs` is something else, or the store or the user is missing.
+            ConflictError: if a worker executes one of the runs, or another user's run continues one. Then the items are
+                deleted, and runs are left: call it again later.
         """
-        return await self.index.forget_namespace(self.namespace, at=await self._now(), by=by, reason=reason)
+        RUNS_CHOICE.check("forget_all", "runs", runs)
+        if runs == "delete" and (store is None or not self.namespace.user):
+            raise MisuseError('forget_all(runs="delete") needs store=, and the memory of a user: memory.for_(user=...)')
+        count = await self.index.forget_namespace(self.namespace, at=await self._now(), by=by, reason=reason)
+        if runs == "delete" and store is not None:
+            await self._delete_runs(store)
+        return count
+
+    async def _delete_runs(self, store: Store) -> None:
+        """Delete the runs of the user, newest first: a later run may continue an earlier one."""
+        mine = Filter(user=self.namespace.user, tenant=self.namespace.tenant)
+        ids = [summary.id async for summary in RunIterator(store, mine)]
+        for run_id in ids:
+            with suppress(RunNotFoundError):  # it was deleted with its caller
+                await store.delete(run_id)
+        if isinstance(store, SQLiteStore):
+            await store.compact()
+
+    async def forget_runs(self, run_ids: Iterable[str], *, by: str = "", reason: str = "") -> int:
+        """Delete the items of runs, for all owners, as `forget` does. Return the number of items."""
+        return await self.index.forget_sources([*run_ids], at=await self._now(), by=by, reason=reason)
+
+    async def forget_deleted_runs(self, store: Store, *, by: str = "") -> int:
+        """Delete the items of runs that the store no longer has. Return the number of items.
+
+        Call it after runs or sessions were deleted, and after `prune` if the items are to go with the runs.
+        """
+        last, gone = "", list[str]()
+        while page := await self.index.list_sources(after=last):
+            for last in page:
+                try:
+                    await read_header(store, last)
+                except RunNotFoundError:
+                    gone.append(last)
+        return await self.forget_runs(gone, by=by, reason="its run was deleted") if gone else 0
 
     async def expire(self, rules: Expiry | None = None, *, by: str = "expiry") -> int:
         """Forget old items of little importance, and the least important ones beyond a number. Return their number."""

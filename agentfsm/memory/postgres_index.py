@@ -266,6 +266,16 @@ class _ItemDatabase(PostgresConnection):
         self._record_deletion(proof(count))
         return count
 
+    def forget_sources(self, run_ids: Collection[str], proof: Callable[[int], DeletionProof]) -> int:
+        """Delete the items that come from these runs, and note their ids."""
+        found = self._select("SELECT id FROM items WHERE source_run = ANY(:runs)", runs=[*run_ids])
+        return self.forget([each for (each,) in found], proof)
+
+    def list_sources(self, after: str, limit: int) -> list[str]:
+        """Return ids of runs from which items come, in order."""
+        sql = "SELECT DISTINCT source_run FROM items WHERE source_run > :after ORDER BY source_run LIMIT :limit"
+        return [each for (each,) in self._select(sql, after=after, limit=limit)]
+
     def forget_owner(self, namespace: Namespace, proof: Callable[[int], DeletionProof]) -> int:
         """Delete all items of an owner, and note the hash of its name."""
         owner = name_owner(namespace)

@@ -182,6 +182,16 @@ class _ItemFile(DatabaseFile):
         self._record_deletion(proof(count))
         return count
 
+    def forget_sources(self, run_ids: Collection[str], proof: Callable[[int], DeletionProof]) -> int:
+        """Delete the items that come from these runs, and note their ids."""
+        sql = "SELECT id FROM items WHERE source_run IN (SELECT value FROM json_each(?))"
+        return self.forget([each for (each,) in self.execute(sql, (json.dumps([*run_ids]),)).fetchall()], proof)
+
+    def list_sources(self, after: str, limit: int) -> list[str]:
+        """Return ids of runs from which items come, in order."""
+        sql = "SELECT DISTINCT source_run FROM items WHERE source_run > ? ORDER BY source_run LIMIT ?"
+        return [each for (each,) in self.execute(sql, (after, limit)).fetchall()]
+
     def forget_owner(self, namespace: Namespace, proof: Callable[[int], DeletionProof]) -> int:
         """Delete all items of an owner, and note the hash of its name."""
         owner = name_owner(namespace)

@@ -45,6 +45,14 @@ class ItemTables(TransactionBackend, Protocol):
         """Delete items, and note their ids."""
         ...
 
+    def forget_sources(self, run_ids: Collection[str], proof: Callable[[int], DeletionProof]) -> int:
+        """Delete the items that come from these runs, and note their ids."""
+        ...
+
+    def list_sources(self, after: str, limit: int) -> list[str]:
+        """Return ids of runs from which items come, in order."""
+        ...
+
     def forget_owner(self, namespace: Namespace, proof: Callable[[int], DeletionProof]) -> int:
         """Delete all items of an owner, and note the hash of its name."""
         ...
@@ -125,6 +133,20 @@ class ThreadedIndex(MemoryIndex, Generic[TablesT]):
         count = await self._run(lambda tables: tables.forget_owner(namespace, prove), writes=True)
         await self._after_forget()
         return count
+
+    async def forget_sources(self, run_ids: Collection[str], *, at: float, by: str, reason: str) -> int:
+        """Delete the items that come from these runs, and their remains."""
+
+        def prove(items: int) -> DeletionProof:
+            return DeletionProof(items=items, at=at, by=by, reason=reason)
+
+        count = await self._run(lambda tables: tables.forget_sources(run_ids, prove), writes=True)
+        await self._after_forget()
+        return count
+
+    async def list_sources(self, *, after: str = "", limit: int = 1_000) -> Sequence[str]:
+        """Return ids of runs from which items come."""
+        return await self._run(lambda tables: tables.list_sources(after, limit), writes=False)
 
     async def release(self, ids: Collection[str], *, at: float, by: str) -> int:
         """Approve items that are held."""

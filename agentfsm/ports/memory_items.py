@@ -290,6 +290,14 @@ class MemoryIndex(Protocol):
         """Delete all items of an owner, and keep those recorded up to `at` from being added again."""
         ...
 
+    async def forget_sources(self, run_ids: Collection[str], *, at: float, by: str, reason: str) -> int:
+        """Delete the items of all owners that come from these runs, as `forget` does, and return their number."""
+        ...
+
+    async def list_sources(self, *, after: str = "", limit: int = 1_000) -> Sequence[str]:
+        """Return the ids of runs from which items come, in order, at most `limit`, from the id after `after` on."""
+        ...
+
     async def release(self, ids: Collection[str], *, at: float, by: str) -> int:
         """Approve items that are held. A rebuild keeps the approval. Return their number."""
         ...

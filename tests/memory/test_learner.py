@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agentfsm import Agent, tool
+from agentfsm import Agent, Limits, MisuseError, Runs, tool
 from agentfsm.learner import Learner
 from agentfsm.memory import Memory
 from agentfsm.stores import SQLiteStore
@@ -109,3 +109,163 @@ async def test_a_rebuild_makes_the_same_items(store, memory):
     assert len(before) == 6
     assert await memory.rebuild(store) == 6
     assert await of_ann(memory).read() == before
+
+
+async def test_a_failure_is_an_episode_without_a_model(store, memory):
+    """The outcome is the journal's. If the extraction fails, the episode has no approach, and is kept all the same."""
+    agent = Agent(ScriptedModel(say("", call("look_up", quarter="Q3"))), tools=[look_up], limits=Limits(turns=1))
+    await agent.with_(store=store).run("Write a report", user="ann", tenant="acme", id="r1")
+    await learn(store, memory, "no JSON", "none", "none again")
+    [episode] = await of_ann(memory).read()
+    assert episode.data["outcome"].startswith("failure (max_turns")
+    assert "Approach: unknown" in episode.text
+    assert episode.importance == pytest.approx(0.9)
+
+
+async def test_what_untrusted_runs_taught_waits_for_a_person(store, memory):
+    """It is not found before it is released, and a rebuild keeps both the wait and the release."""
+    await report(store, say("", call("read_page")), "Done.", id="r1")
+    await learn(store, memory, LEARNED)
+    ann = of_ann(memory)
+    assert await ann.recall("report sales Porto") == []
+    held = await ann.read(include_held=True)
+    assert {item.held for item in held} == {True}
+    assert {str(label) for item in held for label in item.labels} == {"untrusted"}
+    await memory.rebuild(store)
+    assert await ann.read() == []
+    [fact] = [item for item in held if item.kind == "fact"]
+    assert await memory.release([fact.id], by="boss") == 1
+    await memory.rebuild(store)
+    assert [item.id for item in await ann.read()] == [fact.id]
+
+
+async def test_a_rule_may_trust_a_run(store, memory):
+    """Its decision is in the journal of the extraction, so a rebuild does not ask it again."""
+    await report(store, say("", call("read_page")), "Done.", id="r1")
+    await learn(store, memory, LEARNED, trusts=lambda run: run.id == "r1")
+    assert len(await of_ann(memory).read()) == 3
+    await memory.rebuild(store)
+    assert len(await of_ann(memory).read()) == 3
+
+
+async def test_feedback_updates_the_episode(store, memory):
+    """The newest rating is a part of it, it weighs more, and the versions before it are not found any more."""
+    await report(store, id="r1")
+    await learn(store, memory, LEARNED)
+    runs = Runs(store)
+    await runs.feedback("r1", rating=1, comment="wrong quarter")
+    await learn(store, memory)
+    await runs.feedback("r1", rating=2, comment="still wrong")
+    await learn(store, memory)
+    ann = of_ann(memory)
+    [episode] = await ann.read(kinds=["episode"])
+    assert "Feedback: 2 of 5. still wrong" in episode.text
+    assert episode.importance == pytest.approx(0.9)
+    before = await ann.read()
+    await memory.rebuild(store)
+    assert await ann.read() == before
+    await ann.forget([episode.id])
+    assert await ann.read(kinds=["episode"]) == []
+    await memory.rebuild(store)
+    assert await ann.read(kinds=["episode"]) == []
+
+
+async def test_runs_without_a_user_and_of_sub_agents_are_left_out(store, memory):
+    """Nobody would read what they teach."""
+    await report(store, user=None)
+    helper = Agent(ScriptedModel("7"), name="helper")
+    boss = Agent(ScriptedModel(say("", call("helper", query="sales?")), "7."), tools=[helper.as_tool()], store=store)
+    await boss.run("Ask for the sales", user="ann", tenant="acme", id="r1")
+    model = await learn(store, memory, LEARNED)
+    assert len(model.requests) == 1
+    assert [*await memory.index.list_sources()] == ["r1"]
+
+
+class Crash(BaseException):
+    """The end of the process."""
+
+
+@pytest.mark.parametrize("point", ["load_run", "start", "finish", "read_header", "add", "second add"])
+async def test_a_crash_at_any_point_leaves_one_episode(store, memory, monkeypatch, point):
+    """The delivery comes again, and what was done is not done twice: the model is asked once."""
+    await report(store, id="r1")
+    model, calls, add = ScriptedModel(LEARNED), [], memory.index.add
+
+    async def crash(*_args, **_options):
+        raise Crash
+
+    async def add_or_crash(items):
+        calls.append(items)
+        return await (crash() if len(calls) == (2 if point == "second add" else 1) else add(items))
+
+    learner = Learner(memory, model, store)
+    with monkeypatch.context() as patched:
+        match point:
+            case "load_run" | "read_header":
+                patched.setattr(f"agentfsm.learner.{point}", crash)
+            case "add" | "second add":
+                patched.setattr(memory.index, "add", add_or_crash)
+            case "start":
+                patched.setattr(Agent, "finish", crash)
+            case _:  # the extraction exists, and its model was not asked yet
+                patched.setattr(Agent, "finish", finish_first_step)
+        with pytest.raises(BaseException) as crashed:  # noqa: PT011  alone, or in a group
+            await learner.run(until_idle=True)
+    assert "Crash" in repr(crashed.value)
+    await Learner(memory, model, store).run(until_idle=True)
+    assert len(model.requests) == 1
+    assert [item.kind.value for item in await of_ann(memory).read()].count("episode") == 1
+    assert len(await of_ann(memory).read()) == 3
+
+
+async def finish_first_step(agent, run):
+    """Create the run, and crash."""
+    await agent.step(run)
+    raise Crash
+
+
+async def test_nothing_remains_of_a_user_who_is_forgotten(store, memory, tmp_path):
+    """No byte of the text is in any file of the journal or the memory; a later learner brings nothing back."""
+    await report(store, id="r1", session="talk")
+    await report(store, "7, as I said.", id="r2", session="talk")
+    await report(store, "Bob's report", id="r3", user="bob")
+    await learn(store, memory, LEARNED, LEARNED, "{}")
+    assert any(b"Porto" in path.read_bytes() for path in tmp_path.iterdir())
+    assert await of_ann(memory).forget_all(runs="delete", store=store, by="ann", reason="asked") == 6
+    await learn(store, memory)
+    assert await memory.rebuild(store) == 1
+    assert [summary.id for summary in await store.runs()] == ["r3.episode", "r3"]
+    for path in tmp_path.iterdir():
+        for word in (b"Porto", b"short reports", b"sales of Q3: 7", b"as I said"):
+            assert word not in path.read_bytes(), path
+
+
+async def test_runs_that_are_kept_are_not_learned_again(store, memory):
+    """What was forgotten does not return by a rebuild, nor by an extraction that comes late."""
+    await report(store, id="r1")
+    await report(store, id="r2")
+    await Learner(memory, ScriptedModel(LEARNED), store).learn("r1")
+    assert await of_ann(memory).forget_all() == 3
+    await learn(store, memory, LEARNED)
+    assert await memory.rebuild(store) == 0
+    await report(store, id="r3")
+    await learn(store, memory, LEARNED)
+    assert [*await memory.index.list_sources()] == ["r3"]
+
+
+async def test_what_deleted_runs_taught_goes_with_them(store, memory):
+    """On request, after runs were deleted or pruned. The extraction of a run is deleted with it."""
+    await report(store, id="r1")
+    await report(store, id="r2")
+    await learn(store, memory, LEARNED, LEARNED)
+    assert await memory.forget_deleted_runs(store) == 0
+    assert await Runs(store).delete("r1") == 2
+    assert await memory.forget_deleted_runs(store) == 3
+    assert [*await memory.index.list_sources()] == ["r2"]
+    assert (await memory.list_deletions())[-1].reason == "its run was deleted"
+
+
+async def test_forgetting_runs_needs_the_store(memory):
+    """And the memory of a user: else all runs of a tenant would be meant."""
+    with pytest.raises(MisuseError, match="needs store="):
+        await of_ann(memory).forget_all(runs="delete")

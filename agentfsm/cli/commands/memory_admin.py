@@ -1,0 +1,173 @@
+"""`agentfsm memory`: search, show, release, forget, rebuild and export the items kept across runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import anyio
+
+from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.render.formatting import format_count, format_time
+from agentfsm.cli.resolve.store_location import open_existing_store
+from agentfsm.core.errors import MisuseError
+from agentfsm.stores.home import HOME_FOLDER
+
+if TYPE_CHECKING:
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.memory import Memory
+    from agentfsm.ports.memory_items import MemoryItem
+
+T = TypeVar("T")
+
+DEFAULT_MEMORY: Final = f"{HOME_FOLDER}/memory.db"
+# Name in the records of deletions by a person at the command line.
+BY: Final = "agentfsm memory"
+
+
+def _run(args: argparse.Namespace, act: Callable[[Memory], Awaitable[T]]) -> T:
+    """Run `act` with the memory of the user that the arguments name, and close it.
+
+    Raises:
+        MisuseError: if there is no such file.
+    """
+    from agentfsm.memory import Memory  # noqa: PLC0415  brings sqlite3
+
+    if not Path(args.memory).is_file():
+        raise MisuseError(f"there is no memory {args.memory}: name its file with --memory")
+    memory = Memory(args.memory).for_(user=args.user, tenant=args.tenant)
+
+    async def act_and_close() -> T:
+        try:
+            return await act(memory)
+        finally:
+            await memory.aclose()
+
+    return anyio.run(act_and_close)
+
+
+def _write_item(item: MemoryItem) -> dict[str, Any]:
+    """Return an item as JSON values."""
+    return {
+        "id": item.id,
+        "kind": item.kind.value,
+        "text": item.text,
+        "slot": item.slot,
+        "importance": item.importance,
+        "level": item.level,
+        "labels": [str(label) for label in item.labels],
+        "source": None if item.source is None else item.source.run_id,
+        "recorded_at": item.recorded_at,
+        "valid_from": item.valid_from,
+        "held": item.held,
+        "data": dict(item.data),
+    }
+
+
+def _report(terminal: Terminal, written: Mapping[str, Any], text: str) -> ExitCode:
+    if terminal.json:
+        terminal.document(written)
+    else:
+        terminal.out(text)
+    return ExitCode.DONE
+
+
+def _format_item(item: MemoryItem) -> str:
+    held = " (held)" if item.held else ""
+    return f"{item.id}  {item.kind.value}{held}  {' '.join(item.text.split())}"
+
+
+def search(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Print the items that match a query, best first."""
+    found = _run(args, lambda memory: memory.recall(args.query, k=args.limit))
+    if not found:
+        terminal.err("nothing found")
+        return _report(terminal, {"items": []}, "") if terminal.json else ExitCode.DONE
+    items = [{**_write_item(each.item), "score": each.score} for each in found]
+    return _report(terminal, {"items": items}, "\n".join(_format_item(each.item) for each in found))
+
+
+def show(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Print one item whole.
+
+    Raises:
+        MisuseError: if the owner has no such item.
+    """
+
+    async def act(memory: Memory) -> MemoryItem:
+        item = (await memory.index.get([args.item])).get(args.item)
+        if item is None or item.namespace != memory.namespace:
+            raise MisuseError(f"there is no item {args.item!r} of this owner: `agentfsm memory export` lists them")
+        return item
+
+    item = _run(args, act)
+    lines = [item.text, "", f"kind: {item.kind.value}", f"importance: {item.importance}", f"level: {item.level}"]
+    lines += [f"known since: {format_time(item.recorded_at)}"]
+    lines += [f"from run: {item.source.run_id}"] if item.source is not None else []
+    lines += [f"labels: {', '.join(item.labels)}"] if item.labels else []
+    lines += ["held: it is not found before `agentfsm memory release`"] if item.held else []
+    return _report(terminal, _write_item(item), "\n".join(lines))
+
+
+def release(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Approve items that are held, so that they are found."""
+
+    async def act(memory: Memory) -> int:
+        held = [item.id for item in await memory.read(include_held=True) if item.held]
+        if missing := [each for each in args.items if each not in held]:
+            raise MisuseError(f"the owner has no held item {missing[0]!r}: `agentfsm memory export` lists them")
+        return await memory.release(args.items, by=args.by)
+
+    count = _run(args, act)
+    return _report(terminal, {"released": count}, f"released {format_count(count, 'item')}")
+
+
+def forget(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Delete items of an owner, or all of them, and with `--runs` the runs of the user.
+
+    Raises:
+        MisuseError: if neither or both are named.
+    """
+    if bool(args.items) == args.all:
+        raise MisuseError("expected either ids of items, or --all")
+    if args.runs and not args.all:
+        raise MisuseError("--runs deletes all runs of the user: give it with --all")
+    store = open_existing_store(args.store) if args.runs else None
+
+    async def act(memory: Memory) -> int:
+        if not args.all:
+            return await memory.forget(args.items, by=args.by)
+        if store is None:
+            return await memory.forget_all(by=args.by)
+        try:
+            return await memory.forget_all(runs="delete", store=store, by=args.by)
+        finally:
+            await store.aclose()
+
+    count = _run(args, act)
+    return _report(terminal, {"forgotten": count}, f"forgot {format_count(count, 'item')}")
+
+
+def rebuild(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Derive the items of all owners that come from runs again from the journals."""
+    store = open_existing_store(args.store)
+
+    async def act(memory: Memory) -> int:
+        try:
+            return await memory.rebuild(store)
+        finally:
+            await store.aclose()
+
+    count = _run(args, act)
+    return _report(terminal, {"items": count}, f"derived {format_count(count, 'item')} from the journals")
+
+
+def export(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Print all items of an owner, those that are held included."""
+    items = _run(args, lambda memory: memory.read(include_held=True))
+    if not items and not terminal.json:
+        terminal.err("no items")
+        return ExitCode.DONE
+    return _report(terminal, {"items": [*map(_write_item, items)]}, "\n".join(map(_format_item, items)))

@@ -1,0 +1,87 @@
+"""`agentfsm memory`: what is kept of a user can be found, read, released, deleted and derived again."""
+
+import json
+
+import anyio
+import pytest
+
+from agentfsm import Agent
+from agentfsm.learner import Learner
+from agentfsm.memory import Memory
+from agentfsm.stores import SQLiteStore
+from agentfsm.testing import ScriptedModel
+
+LEARNED = json.dumps({"approach": "asked", "facts": [{"text": "Ann works in Porto"}]})
+
+
+@pytest.fixture
+def kept(here):
+    """A store with a run of Ann, and a memory that has learned from it."""
+    folder = here.folder / ".agentfsm"
+    folder.mkdir()
+
+    async def act():
+        memory, store = Memory(folder / "memory.db"), SQLiteStore(folder / "runs.db")
+        async with Agent(ScriptedModel("The report."), store=store) as agent:
+            await agent.run("Write a report", user="ann", id="r1")
+            await Learner(memory, ScriptedModel(LEARNED), store).run(until_idle=True)
+        await memory.for_(user="ann").remember("Ann drinks tea", key="tea")
+        await memory.for_(user="ann").remember("Ann pays by wire", held=True, key="wire")
+        await memory.for_(user="bob").remember("Bob drinks coffee")
+        await memory.aclose()
+
+    anyio.run(act)
+    return here
+
+
+def test_items_are_found_and_shown(kept):
+    """For their owner only."""
+    [line] = kept("memory", "search", "Where does she work? Porto", "--user", "ann", "--limit", "1").splitlines()
+    item = line.split()[0]
+    assert line.endswith("fact  Ann works in Porto")
+    shown = kept("memory", "show", item, "--user", "ann")
+    assert "from run: r1" in shown
+    kept("memory", "show", item, "--user", "bob", code=2)
+    assert "no item" in kept.err
+    assert kept("memory", "search", "Porto", "--user", "bob") == ""
+    assert "nothing found" in kept.err
+    assert kept.json("memory", "search", "Porto", "--user", "bob") == {"items": []}
+
+
+def test_held_items_are_released(kept):
+    """A held item is listed, and found once it is released."""
+    items = kept.json("memory", "export", "--user", "ann")["items"]
+    [held] = [each for each in items if each["held"]]
+    assert kept("memory", "search", "wire", "--user", "ann") == ""
+    assert kept("memory", "release", held["id"], "--user", "ann", "--by", "boss") == "released 1 item\n"
+    assert "Ann pays by wire" in kept("memory", "search", "wire", "--user", "ann")
+    kept("memory", "release", held["id"], "--user", "ann", code=2)
+    assert "no held item" in kept.err
+
+
+def test_a_rebuild_keeps_what_was_remembered(kept):
+    """What comes from runs is derived again."""
+    before = kept("memory", "export", "--user", "ann")
+    assert kept("memory", "rebuild") == "derived 2 items from the journals\n"
+    assert kept("memory", "export", "--user", "ann") == before
+
+
+def test_items_are_forgotten(kept):
+    """One, or all, or all with the runs; never those of another user."""
+    [tea] = [each for each in kept.json("memory", "export", "--user", "ann")["items"] if "tea" in each["text"]]
+    assert kept("memory", "forget", tea["id"], "--user", "ann") == "forgot 1 item\n"
+    kept("memory", "forget", "--user", "ann", code=2)
+    assert "either ids of items, or --all" in kept.err
+    kept("memory", "forget", tea["id"], "--runs", "--user", "ann", code=2)
+    assert "give it with --all" in kept.err
+    assert kept.json("memory", "forget", "--all", "--runs", "--user", "ann") == {"forgotten": 3}
+    assert kept.json("runs")["runs"] == []
+    assert kept("memory", "export", "--user", "ann") == ""
+    assert "coffee" in kept("memory", "export", "--user", "bob")
+
+
+def test_a_memory_that_is_not_there_is_not_created(here):
+    """A wrong path is an error."""
+    here("memory", "export", "--memory", "none.db", code=2)
+    assert "there is no memory none.db" in here.err
+    assert not (here.folder / "none.db").exists()
