@@ -350,6 +350,8 @@ def reflect_until(
     Raises:
         MisuseError: if a field has a wrong value, or a check is not a function.
     """
+    if isinstance(checks, str) or not isinstance(checks, Sequence):
+        raise MisuseError(f"reflect_until(checks={checks!r}): give a list of functions, also for a single one")
     for check in checks:
         FUNCTION.check("reflect_until", "checks", check)
     model = None if reflector is None else resolve_model(reflector)

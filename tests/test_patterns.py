@@ -196,6 +196,8 @@ def test_wrong_options_of_the_patterns_are_refused():
     agent = Agent(ScriptedModel())
     with pytest.raises(MisuseError, match="checks"):
         reflect_until(agent, checks=["capitals"])
+    with pytest.raises(MisuseError, match="a list of functions"):
+        reflect_until(agent, checks="capitals")  # type: ignore[arg-type]
     with pytest.raises(MisuseError, match="mode"):
         plan_and_execute(agent, mode="react")
     with pytest.raises(MisuseError):

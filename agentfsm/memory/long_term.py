@@ -473,8 +473,10 @@ class Memory(RunMemory):
         A rebuild does not bring them back.
 
         Raises:
-            MisuseError: if the owner has no item with one of the ids.
+            MisuseError: if the owner has no item with one of the ids, or one text is given in place of a list.
         """
+        if isinstance(item_ids, str):
+            raise MisuseError(f"forget({item_ids!r}): give a list of ids, also for a single item")
         ids = [*item_ids]
         found = await self.index.get(ids)
         if missing := [each for each in ids if each not in found or found[each].namespace != self.namespace]:

@@ -28,7 +28,7 @@ MAX_DATA_CHARS: Final = 100_000
 _TIME: Final = ValueRule(fits=lambda value: is_number(value) and math.isfinite(value), wanted="seconds since 1970")
 _TEXT: Final = ValueRule(
     fits=lambda value: isinstance(value, str) and bool(value.strip()) and len(value) <= MAX_ITEM_CHARS,
-    wanted=f"a text of 1 to {MAX_ITEM_CHARS:,} characters; cut a longer one with memory.add_document",
+    wanted=f"a text of 1 to {MAX_ITEM_CHARS:,} characters; split a longer one into several items",
 )
 LEVEL: Final = require_choice(*DATA_LEVELS)
 

@@ -123,6 +123,8 @@ async def test_forgetting_needs_the_owner(memory):
     item = await memory.remember("secret", key="k")
     with pytest.raises(MisuseError, match="of this owner"):
         await memory.for_(user="bob").forget([item.id])
+    with pytest.raises(MisuseError, match="give a list of ids"):
+        await memory.forget(item.id)
     assert await memory.forget([item.id], by="ann") == 1
     with pytest.raises(MisuseError, match="was forgotten"):
         await memory.remember("secret", key="k")
@@ -154,7 +156,7 @@ async def test_held_items_wait(memory):
     ("arguments", "message"),
     [
         ({"text": ""}, "give a text of 1 to 20,000 characters"),
-        ({"text": "x" * 20_001}, "cut a longer one with memory.add_document"),
+        ({"text": "x" * 20_001}, "split a longer one into several items"),
         ({"text": "x", "importance": 2}, "give a number from 0 to 1"),
         ({"text": "x", "level": "secret"}, "give 'public', 'internal', 'confidential' or 'restricted'"),
         ({"text": "x", "kind": "dream"}, "give 'episode', 'fact', 'preference' or 'document'"),

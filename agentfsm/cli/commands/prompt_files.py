@@ -55,7 +55,7 @@ def add_parsers(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     )
     tests.add_argument("--model", required=True, help="the model, for example openai:gpt-4o")
     tests.add_argument(
-        "--runs", metavar="N", type=parse_count, default=RUNS, help="of each test (default: %(default)s)"
+        "--runs", metavar="N", type=parse_count, default=RUNS, help="runs of each test (default: %(default)s)"
     )
     for takes in (activates, rolls_back, diffs):
         takes.add_argument("prompt", metavar="NAME", help="name of the prompt")
