@@ -123,8 +123,8 @@ def test_the_dice_throw_everything():
             things["forks"] += record.run.header.forked_from is not None
             things["children"] += record.run.header.parent is not None
         things.update(each.tool for each in world.attempts)
-    # The worlds have no planner and no reminder; the last two are rare, and nothing there makes the others.
-    rare = {"Planned", "PlanDropped", "StepsReady", "Reminded", "Compacted", "ToolsOffered", "Judged"}
+    # The worlds have no planner, reminder or memory; the last two are rare, and nothing there makes the others.
+    rare = {"Planned", "PlanDropped", "StepsReady", "Reminded", "Recalled", "Compacted", "ToolsOffered", "Judged"}
     rare |= {"Accepted", "LimitReached"}
     assert not {kind.__name__ for kind in e.EVENTS} - rare - events.keys()
     for word in ("dies", "stalls", "cut", "LeaseLostError:", "after", "before", "forks", "children", "book", "stamp"):
