@@ -37,6 +37,8 @@ from agentfsm.memory.ranking import (
     score_items,
 )
 from agentfsm.memory.sqlite_index import SQLiteIndex
+from agentfsm.memory.vectors import EmbeddedQuery, ItemVectors, open_vectors
+from agentfsm.ports.embedder import Embedder
 from agentfsm.ports.memory_items import (
     DeletionProof,
     ItemFilter,
@@ -186,6 +188,13 @@ class Memory(RunMemory):
     new_id: Callable[[], str] = attrs.field(default=lambda: token_hex(ID_BYTES), kw_only=True)
     """Function that returns the id of an item without a key. Default: 80 random bits."""
 
+    embedder: Embedder | None = attrs.field(default=None, kw_only=True)
+    """Embedder that adds a search by meaning, for a PostgreSQL index with pgvector. Default None: by words only."""
+
+    _vectors: ItemVectors | None = attrs.field(
+        default=attrs.Factory(lambda self: open_vectors(self.index, self.embedder), takes_self=True), init=False
+    )
+
     _newest: float = attrs.field(default=-math.inf, init=False)
     """Time of the newest record that this object has seen."""
 
@@ -196,7 +205,9 @@ class Memory(RunMemory):
             user: The user; empty for the items that all users of the tenant share.
             tenant: The tenant; empty for none.
         """
-        return attrs.evolve(self, namespace=Namespace(tenant=tenant, user=user))
+        mine = attrs.evolve(self, namespace=Namespace(tenant=tenant, user=user))
+        mine._vectors = self._vectors  # its vectors are checked once
+        return mine
 
     # Write.
 
@@ -309,6 +320,8 @@ class Memory(RunMemory):
     async def _add(self, item: MemoryItem) -> MemoryItem:
         added = await self.index.add([item])
         if added:
+            if self._vectors is not None:
+                await self._vectors.embed_new()
             return added[0]
         known = await self.index.get([item.id])
         if item.id not in known:
@@ -350,6 +363,33 @@ class Memory(RunMemory):
             without_labels: Labels that the items do not have.
             team: Whether the items that all users of the tenant share are found, too.
         """
+        return await self._recall(
+            query,
+            await self._embed_query(query),
+            k=k,
+            kinds=kinds,
+            as_of=as_of,
+            valid_at=valid_at,
+            session=session,
+            max_level=max_level,
+            without_labels=without_labels,
+            team=team,
+        )
+
+    async def _recall(
+        self,
+        query: str,
+        embedded: EmbeddedQuery,
+        *,
+        k: int,
+        kinds: Iterable[ItemKind | str],
+        max_level: str,
+        team: bool,
+        as_of: datetime | float | None = None,
+        valid_at: datetime | float | None = None,
+        session: str | None = None,
+        without_labels: Collection[str] = (),
+    ) -> list[Recollection]:
         MOST.check("recall", "k", k)
         known, true = parse_time(as_of), parse_time(valid_at)
         now = await self._now()
@@ -362,7 +402,7 @@ class Memory(RunMemory):
             as_of=math.inf if known is None else known,
             valid_at=true if true is not None else now if known is None else known,
         )
-        found = fuse(await self._search(query, where))[: k * OVERFETCH]
+        found = fuse(await self._search(query, embedded, where))[: k * OVERFETCH]
         items = await self.index.get([item_id for item_id, *_ in found])
         present = [(items[item_id], similarity, ranks) for item_id, similarity, ranks in found if item_id in items]
         return diversify(score_items(present, now if known is None else known, self.weights), k, self.weights)
@@ -371,12 +411,28 @@ class Memory(RunMemory):
         shared = Namespace(tenant=self.namespace.tenant)
         return (self.namespace, shared) if team and shared != self.namespace else (self.namespace,)
 
-    async def _search(self, query: str, where: ItemFilter) -> dict[str, Sequence[ItemMatch]]:
+    async def _embed_query(self, query: str) -> EmbeddedQuery:
+        return EmbeddedQuery() if self._vectors is None else await self._vectors.embed_query(query)
+
+    async def _search(self, query: str, embedded: EmbeddedQuery, where: ItemFilter) -> dict[str, Sequence[ItemMatch]]:
         matches = await self.index.search_text(query, where, CANDIDATES)
-        if not matches:
-            return {}
-        windows = rank_windows(matches, await self.index.find_neighbours(matches[:NEAR], WINDOW, where), WINDOW)
-        return {"text": matches, "window": windows, "session": rank_sessions(matches, windows)}
+        found: dict[str, Sequence[ItemMatch]] = {}
+        if matches:
+            windows = rank_windows(matches, await self.index.find_neighbours(matches[:NEAR], WINDOW, where), WINDOW)
+            found = {"text": matches, "window": windows, "session": rank_sessions(matches, windows)}
+        if self._vectors is not None and (near := await self._vectors.search(embedded, where, CANDIDATES)):
+            found["vector"] = near
+        return found
+
+    async def reindex(self) -> int:
+        """Embed all items of the index again, of all owners, for example with another model. Return their number.
+
+        Raises:
+            MisuseError: if the memory has no embedder.
+        """
+        if self._vectors is None:
+            raise MisuseError("reindex() embeds all items again, and this memory has no embedder: Memory(embedder=...)")
+        return await self._vectors.reindex()
 
     # Runs of agents.
 
@@ -394,9 +450,11 @@ class Memory(RunMemory):
         Items above the clearance of the run are left out.
         """
         mine, header = self.for_run(run), run.header
+        embedded = await mine._embed_query(query)
         search = partial(
-            mine.recall,
+            mine._recall,
             query,
+            embedded,
             max_level=header.clearance or DATA_LEVELS[-1],
             team=not self.team_roles.isdisjoint(header.roles),
         )
@@ -409,7 +467,7 @@ class Memory(RunMemory):
             left -= estimate_tokens(entry.item.text)
             if left >= 0:
                 items.append(as_recalled(entry))
-        return Recall(items=tuple(items))
+        return Recall(items=tuple(items), fault=embedded.fault, usage=embedded.usage, model=embedded.model)
 
     async def read(self, *, kinds: Iterable[ItemKind | str] = (), include_held: bool = False) -> list[MemoryItem]:
         """Return all items of the owner that are not replaced, in the order of their ids."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import attrs
 
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.memory.item_rows import (
     COLUMNS,
@@ -29,7 +30,7 @@ from agentfsm.memory.item_rows import (
 )
 from agentfsm.memory.text_terms import QueryTerms, split_words, write_date, write_pairs
 from agentfsm.memory.threaded_index import ThreadedIndex
-from agentfsm.ports.memory_items import DeletionProof, ItemFilter, ItemMatch, MemoryItem, Namespace
+from agentfsm.ports.memory_items import DeletionProof, ItemFilter, ItemMatch, MemoryItem, Namespace, VectorIndex
 from agentfsm.ports.store import Durability
 from agentfsm.stores.postgres.connection import PostgresAddress, PostgresConnection, PostgresTables, RowCursor
 from agentfsm.stores.postgres.store import SCHEMA_NAME
@@ -83,6 +84,16 @@ TABLES: Final = PostgresTables(
     upgrades={},
     late_indexes={},
 )
+
+# Dimensions up to which pgvector builds an index. Longer vectors are compared one by one.
+MAX_INDEXED_DIMS: Final = 2_000
+# Vectors that one search reads at most, to find enough that fit the filter. pgvector's default is 20,000.
+MAX_SCANNED: Final = 1_000_000
+# pgvector may be in any schema of the database.
+_USE_EXTENSION: Final = """
+SELECT set_config('search_path', current_setting('search_path') || ', ' || quote_ident(nspname), true)
+FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace WHERE extname = 'vector'
+"""
 
 # Words without meaning are marked with D, so that a query that has no others finds them.
 _ROW: Final = (
@@ -309,6 +320,75 @@ class _ItemDatabase(PostgresConnection):
             (proof.at, proof.by, proof.reason, proof.items),
         )
 
+    # Vectors.
+
+    def use_vectors(self, model: str, dims: int) -> None:
+        """Create the table of the vectors, or check that it is for this model."""
+        if not self._select(_USE_EXTENSION):
+            if not self._select("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'"):
+                raise MisuseError(
+                    f"{self.address} has no pgvector, which keeps vectors: install it on the server (Debian: "
+                    "postgresql-NN-pgvector), or use the memory without an embedder"
+                )
+            self.execute("CREATE EXTENSION vector SCHEMA public")
+            self._select(_USE_EXTENSION)
+        self.execute("CREATE TABLE IF NOT EXISTS vector_model (model text NOT NULL, dims integer NOT NULL)")
+        if found := self._select("SELECT model, dims FROM vector_model"):
+            if found != [(model, dims)]:
+                ((other, other_dims),) = found
+                raise MisuseError(
+                    f"the memory has vectors of {other!r} with {other_dims} dimensions, and the embedder is {model!r} with "
+                    f"{dims}: vectors of two models cannot be compared. Give the first embedder, or embed all items "
+                    "again with memory.reindex()"
+                )
+            return
+        self.execute("INSERT INTO vector_model VALUES (%s, %s)", (model, dims))
+        self.execute(
+            "CREATE TABLE item_vectors (number bigint PRIMARY KEY REFERENCES items ON DELETE CASCADE, "
+            f"vector vector({dims:d}) NOT NULL)"
+        )
+        if dims <= MAX_INDEXED_DIMS:
+            self.execute("CREATE INDEX item_vectors_near ON item_vectors USING hnsw (vector vector_cosine_ops)")
+
+    def drop_vectors(self) -> None:
+        """Drop the table of the vectors."""
+        self.execute("DROP TABLE IF EXISTS item_vectors, vector_model")
+
+    def read_unembedded(self, limit: int) -> list[MemoryItem]:
+        """Return items without a vector, oldest first."""
+        sql = f"""SELECT {PREFIXED_COLUMNS} FROM items i
+            WHERE NOT EXISTS (SELECT 1 FROM item_vectors v WHERE v.number = i.number) ORDER BY i.number LIMIT :limit"""  # noqa: S608
+        return [read_row(row) for row in self._select(sql, limit=limit)]
+
+    def add_vectors(self, vectors: Mapping[str, Sequence[float]]) -> None:
+        """Insert vectors of items."""
+        self._select(_USE_EXTENSION)
+        self._select(
+            """INSERT INTO item_vectors SELECT i.number, given.vector::vector
+            FROM unnest(:ids::text[], :vectors::text[]) AS given (id, vector) JOIN items i ON i.id = given.id
+            ON CONFLICT DO NOTHING RETURNING 1""",
+            ids=[*vectors],
+            vectors=[_write_vector(each) for each in vectors.values()],
+        )
+
+    def search_vector(self, vector: Sequence[float], where: ItemFilter, limit: int) -> list[ItemMatch]:
+        """Return the nearest items. The scan of pgvector's index goes on until enough of them fit the filter."""
+        condition, values = write_filter(where, _LISTS)
+        self._select(_USE_EXTENSION)
+        self._select(
+            "SELECT set_config('hnsw.iterative_scan', 'strict_order', true), "
+            "set_config('hnsw.max_scan_tuples', :most, true), set_config('hnsw.ef_search', :limit, true)",
+            most=str(MAX_SCANNED),
+            limit=str(min(1_000, limit)),
+        )
+        sql = (
+            f"SELECT i.id, {SESSION}, i.place, greatest(0, 1 - (v.vector <=> :vector::vector)) "  # noqa: S608
+            "FROM item_vectors v JOIN items i ON i.number = v.number "
+            f"WHERE {condition} ORDER BY v.vector <=> :vector::vector LIMIT :limit"
+        )
+        rows = self._select(sql, **values, vector=_write_vector(vector), limit=limit)
+        return [ItemMatch(*row) for row in rows]
+
     def list_deletions(self) -> list[DeletionProof]:
         """Return the records of deletions, oldest first."""
         rows = self._select("SELECT at, by, reason, items FROM deletions ORDER BY number")
@@ -316,7 +396,7 @@ class _ItemDatabase(PostgresConnection):
 
 
 @attrs.define(eq=False, repr=False)
-class PostgresIndex(ThreadedIndex[_ItemDatabase]):
+class PostgresIndex(ThreadedIndex[_ItemDatabase], VectorIndex):
     """An index in a PostgreSQL database, which processes on any machines may share."""
 
     url: str = attrs.field(repr=False)
@@ -340,6 +420,30 @@ class PostgresIndex(ThreadedIndex[_ItemDatabase]):
                 leases=LeaseTable(1.0, 1.0, ""),
             )
         )
+
+    async def use_vectors(self, model: str, dims: int) -> None:
+        """Prepare the index for the vectors of a model, unless it is."""
+        await self._run(lambda tables: tables.use_vectors(model, dims), writes=True)
+
+    async def drop_vectors(self) -> None:
+        """Delete all vectors."""
+        await self._run(lambda tables: tables.drop_vectors(), writes=True)
+
+    async def read_unembedded(self, limit: int) -> Sequence[MemoryItem]:
+        """Return items without a vector, oldest first."""
+        return await self._run(lambda tables: tables.read_unembedded(limit), writes=False)
+
+    async def add_vectors(self, vectors: Mapping[str, Sequence[float]]) -> None:
+        """Keep vectors by the ids of their items."""
+        await self._run(lambda tables: tables.add_vectors(vectors), writes=True)
+
+    async def search_vector(self, vector: Sequence[float], where: ItemFilter, limit: int) -> Sequence[ItemMatch]:
+        """Return the items whose vectors have the most similar direction."""
+        return await self._run(lambda tables: tables.search_vector(vector, where, limit), writes=False)
+
+
+def _write_vector(vector: Sequence[float]) -> str:
+    return f"[{','.join(map(repr, map(float, vector)))}]"
 
 
 def _fold(text: str) -> str:

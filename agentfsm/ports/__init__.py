@@ -5,6 +5,7 @@ names from this module; only the package itself imports from the files below.
 """
 
 from agentfsm.ports.context import CompactionBudget, Context, ContextPolicy, GroupKind, MessageGroup, PolicyAsk
+from agentfsm.ports.embedder import Embedder, Embeddings
 from agentfsm.ports.followers import Delivery, Follower, FollowerStart
 from agentfsm.ports.model import (
     CallChunk,
@@ -62,6 +63,8 @@ __all__ = [
     "ContextPolicy",
     "Delivery",
     "Durability",
+    "Embedder",
+    "Embeddings",
     "Emit",
     "Feedback",
     "Filter",

@@ -313,3 +313,34 @@ class MemoryIndex(Protocol):
     async def aclose(self) -> None:
         """Close files and connections."""
         ...
+
+
+class VectorIndex(MemoryIndex, Protocol):
+    """An index that also keeps a vector for each item, and finds items by it. All vectors are of one model."""
+
+    async def use_vectors(self, model: str, dims: int) -> None:
+        """Prepare the index for the vectors of a model, unless it is.
+
+        Raises:
+            MisuseError: if it has the vectors of another model or of other dimensions, or cannot keep any.
+        """
+        ...
+
+    async def drop_vectors(self) -> None:
+        """Delete all vectors, so that another model can be used."""
+        ...
+
+    async def read_unembedded(self, limit: int) -> Sequence[MemoryItem]:
+        """Return items without a vector, oldest first, at most `limit`."""
+        ...
+
+    async def add_vectors(self, vectors: Mapping[str, Sequence[float]]) -> None:
+        """Keep vectors by the ids of their items. Ids that are unknown, or have a vector, are left out."""
+        ...
+
+    async def search_vector(self, vector: Sequence[float], where: ItemFilter, limit: int) -> Sequence[ItemMatch]:
+        """Return the items whose vectors have the most similar direction, best first, at most `limit`.
+
+        The scores are cosines, and 0 for opposite directions.
+        """
+        ...

@@ -4,12 +4,14 @@
 """
 
 from agentfsm.testing.clock import VirtualClock, run_virtual
+from agentfsm.testing.embedders import HashEmbedder
 from agentfsm.testing.fake_llm.script import WireReply
 from agentfsm.testing.fake_llm.server import LocalServer
 from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, raw_call, say
 
 __all__ = [
     "FunctionModel",
+    "HashEmbedder",
     "LocalServer",
     "ScriptedModel",
     "VirtualClock",

@@ -4,6 +4,7 @@ import pytest
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.memory import Memory, PostgresIndex
+from agentfsm.testing import HashEmbedder
 from agentfsm.testing.memory_conformance import OF_ANN, MemoryIndexConformance, build_item
 from tests.support.database_servers import empty_schema
 
@@ -53,3 +54,48 @@ async def test_rare_words_count_more(index):
     await index.add([build_item("rare", "coffee from the samovar")])
     found = await index.search_text("coffee samovar", OF_ANN, 3)
     assert found[0].item_id == "rare"
+
+
+async def test_a_vector_finds_items_of_the_owner(index, postgres_desk, schema):
+    """The filter comes before the ranking, only new items are embedded, and forgetting an item deletes its vector."""
+    embedder = HashEmbedder()
+    memory = Memory(index, embedder=embedder)
+    ann, bob = memory.for_(user="ann"), memory.for_(user="bob")
+    for number in range(30):
+        await bob.remember(f"the violin {number}")
+    item = await ann.remember("a violin and a cello")
+    assert len(embedder.texts) == 31
+    (found,) = await ann.recall("violin", k=3)
+    assert found.item.id == item.id
+    assert found.why["vector"] == 1
+    assert await ann.forget([item.id]) == 1
+    assert postgres_desk.execute(f"SELECT count(*) FROM {schema}.item_vectors").fetchone() == (30,)
+    assert await ann.recall("violin") == []
+
+
+async def test_another_model_is_refused(index):
+    """Vectors of two models, or of other dimensions, are not mixed; reindex makes them anew."""
+    await Memory(index, embedder=HashEmbedder()).remember("text")
+    for other in (HashEmbedder(name="other"), HashEmbedder(dims=8)):
+        with pytest.raises(MisuseError, match="cannot be compared"):
+            await Memory(index, embedder=other).recall("text")
+    memory = Memory(index, embedder=HashEmbedder(dims=8))
+    assert await memory.reindex() == 1
+    assert (await memory.recall("text"))[0].why["vector"] == 1
+
+
+async def test_the_search_by_words_goes_on_without_the_embedder(index):
+    """Items are kept and found while the embedder is down, and embedded with the next one."""
+    embedder = HashEmbedder(fault=OSError("away"))
+    memory = Memory(index, embedder=embedder)
+    await memory.remember("a violin")
+    assert "vector" not in (await memory.recall("violin"))[0].why
+    embedder.fault = None
+    await memory.remember("a cello")
+    assert embedder.texts == ["a violin", "a cello"]
+
+
+async def test_sqlite_keeps_no_vectors():
+    """An embedder that could not be used is refused."""
+    with pytest.raises(MisuseError, match="keeps no vectors"):
+        Memory(embedder=HashEmbedder())

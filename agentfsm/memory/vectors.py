@@ -1,0 +1,151 @@
+"""Vectors of the items of a memory: embed what has none, and search by the vector of a query."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+from agentfsm.core.errors import AgentError, MisuseError, ModelError
+from agentfsm.core.usage import Usage
+from agentfsm.core.validation import require_members
+from agentfsm.core.value import Value
+from agentfsm.ports.embedder import Embedder
+from agentfsm.ports.memory_items import ItemFilter, ItemMatch, MemoryIndex, VectorIndex
+
+_log = logging.getLogger("agentfsm.memory")
+
+# Items that are embedded at once.
+BATCH_ITEMS: Final = 256
+# Characters of a query that are embedded; models read some 8,000 tokens at most.
+MAX_EMBEDDED_CHARS: Final = 8_000
+_VECTOR_METHODS: Final = ("use_vectors", "add_vectors", "search_vector")
+
+
+@attrs.frozen(kw_only=True)
+class EmbeddedQuery(Value):
+    """The vector of a query, or the reason why there is none."""
+
+    vector: tuple[float, ...] = ()
+    """The vector; empty if there is none."""
+
+    usage: Usage = Usage()
+    """Usage of the embedder."""
+
+    model: str = ""
+    """Name of the embedder's model; empty if there is no embedder."""
+
+    fault: str = ""
+    """Reason why there is no vector; empty if there is one, or no embedder."""
+
+
+@attrs.define(eq=False, repr=False)
+class ItemVectors:
+    """The vectors of an index by one embedder."""
+
+    index: VectorIndex
+    """The index."""
+
+    embedder: Embedder
+    """The embedder."""
+
+    _is_ready: bool = attrs.field(default=False, init=False)
+
+    async def embed_query(self, query: str) -> EmbeddedQuery:
+        """Return the vector of a query. A failing embedder is reported in the result.
+
+        Raises:
+            MisuseError: if the index has vectors of another model.
+        """
+        await self._prepare()
+        try:
+            (vector,), usage = await self._embed([query[:MAX_EMBEDDED_CHARS]])
+        except MisuseError:
+            raise
+        except Exception as error:  # noqa: BLE001  an embedder may fail in any way, and the search by words goes on
+            return EmbeddedQuery(
+                fault=f"the embedder {self.embedder.name} failed: {type(error).__name__}: {error}"[:1_000]
+            )
+        return EmbeddedQuery(vector=vector, usage=usage, model=self.embedder.name)
+
+    async def search(self, query: EmbeddedQuery, where: ItemFilter, limit: int) -> Sequence[ItemMatch]:
+        """Return the nearest items, best first."""
+        return await self.index.search_vector(query.vector, where, limit) if query.vector else ()
+
+    async def embed_new(self) -> None:
+        """Embed the items without a vector. A failing embedder is logged, and they are embedded later.
+
+        Raises:
+            MisuseError: if the index has vectors of another model.
+        """
+        await self._prepare()
+        try:
+            await self.embed_missing()
+        except AgentError as error:
+            if not isinstance(error, ModelError):
+                raise
+            self._report(error)
+        except Exception as error:  # noqa: BLE001  as above: the items are kept, and found by their words
+            self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        _log.warning("items are without vectors until the next one is added or reindex(): %s", error)
+
+    async def embed_missing(self) -> int:
+        """Embed all items without a vector; return their number."""
+        await self._prepare()
+        count = 0
+        while items := await self.index.read_unembedded(BATCH_ITEMS):
+            vectors, _usage = await self._embed([item.text[:MAX_EMBEDDED_CHARS] for item in items])
+            await self.index.add_vectors(dict(zip([item.id for item in items], vectors, strict=True)))
+            count += len(items)
+        return count
+
+    async def reindex(self) -> int:
+        """Drop all vectors and embed all items again; return their number."""
+        await self.index.drop_vectors()
+        self._is_ready = False
+        return await self.embed_missing()
+
+    async def _prepare(self) -> None:
+        if not self._is_ready:
+            await self.index.use_vectors(self.embedder.name, self.embedder.dims)
+            self._is_ready = True
+
+    async def _embed(self, texts: Sequence[str]) -> tuple[tuple[tuple[float, ...], ...], Usage]:
+        """Return a vector for each text, checked.
+
+        Raises:
+            MisuseError: if the vectors are not as the embedder declares them.
+        """
+        found = await self.embedder.embed(texts)
+        dims = {len(vector) for vector in found.vectors}
+        if len(found.vectors) != len(texts) or dims != {self.embedder.dims}:
+            raise MisuseError(
+                f"the embedder {self.embedder.name!r} returned {len(found.vectors)} vectors of {sorted(dims)} dimensions "
+                f"for {len(texts)} texts, and declares {self.embedder.dims}: correct its `dims`"
+            )
+        if not all(math.isfinite(each) for vector in found.vectors for each in vector):
+            raise ValueError("it returned a vector with a number that is not finite")
+        return found.vectors, found.usage
+
+
+def open_vectors(index: MemoryIndex, embedder: Embedder | None) -> ItemVectors | None:
+    """Return the vectors of an index; None without an embedder.
+
+    Raises:
+        MisuseError: if the index keeps no vectors, or the embedder is none.
+    """
+    if embedder is None:
+        return None
+    require_members("name", "dims", "embed", wanted="an Embedder, with name, dims and embed").check(
+        "Memory", "embedder", embedder
+    )
+    if not all(hasattr(index, name) for name in _VECTOR_METHODS):
+        raise MisuseError(
+            f"Memory(embedder=...): {type(index).__name__} keeps no vectors; use a postgresql:// URL, or leave out embedder"
+        )
+    return ItemVectors(index, embedder)  # type: ignore[arg-type]  # checked above
