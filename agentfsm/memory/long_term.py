@@ -206,7 +206,7 @@ class Memory(RunMemory):
             tenant: The tenant; empty for none.
         """
         mine = attrs.evolve(self, namespace=Namespace(tenant=tenant, user=user))
-        mine._vectors = self._vectors  # its vectors are checked once
+        mine._vectors = self._vectors  # noqa: SLF001  the vectors of an index are checked once
         return mine
 
     # Write.
@@ -450,9 +450,9 @@ class Memory(RunMemory):
         Items above the clearance of the run are left out.
         """
         mine, header = self.for_run(run), run.header
-        embedded = await mine._embed_query(query)
+        embedded = await self._embed_query(query)
         search = partial(
-            mine._recall,
+            mine._recall,  # noqa: SLF001  the query is embedded once for both searches
             query,
             embedded,
             max_level=header.clearance or DATA_LEVELS[-1],

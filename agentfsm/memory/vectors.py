@@ -125,8 +125,8 @@ class ItemVectors:
         dims = {len(vector) for vector in found.vectors}
         if len(found.vectors) != len(texts) or dims != {self.embedder.dims}:
             raise MisuseError(
-                f"the embedder {self.embedder.name!r} returned {len(found.vectors)} vectors of {sorted(dims)} dimensions "
-                f"for {len(texts)} texts, and declares {self.embedder.dims}: correct its `dims`"
+                f"the embedder {self.embedder.name!r} returned {len(found.vectors)} vectors of {sorted(dims)} "
+                f"dimensions for {len(texts)} texts, and declares {self.embedder.dims}: correct its `dims`"
             )
         if not all(math.isfinite(each) for vector in found.vectors for each in vector):
             raise ValueError("it returned a vector with a number that is not finite")
@@ -146,6 +146,7 @@ def open_vectors(index: MemoryIndex, embedder: Embedder | None) -> ItemVectors |
     )
     if not all(hasattr(index, name) for name in _VECTOR_METHODS):
         raise MisuseError(
-            f"Memory(embedder=...): {type(index).__name__} keeps no vectors; use a postgresql:// URL, or leave out embedder"
+            f"Memory(embedder=...): {type(index).__name__} keeps no vectors; use a postgresql:// URL, or leave out "
+            "embedder"
         )
     return ItemVectors(index, embedder)  # type: ignore[arg-type]  # checked above

@@ -1,6 +1,8 @@
 """The index in PostgreSQL, on a server."""
 
+import psycopg
 import pytest
+from psycopg import sql
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.memory import Memory, PostgresIndex
@@ -56,10 +58,18 @@ async def test_rare_words_count_more(index):
     assert found[0].item_id == "rare"
 
 
-async def test_a_vector_finds_items_of_the_owner(index, postgres_desk, schema):
+@pytest.fixture
+async def vector_index(vector_postgres):
+    with psycopg.connect(vector_postgres, autocommit=True) as desk, empty_schema(desk) as name:
+        index = PostgresIndex(vector_postgres, schema=name)
+        yield index
+        await index.aclose()
+
+
+async def test_a_vector_finds_items_of_the_owner(vector_index):
     """The filter comes before the ranking, only new items are embedded, and forgetting an item deletes its vector."""
     embedder = HashEmbedder()
-    memory = Memory(index, embedder=embedder)
+    memory = Memory(vector_index, embedder=embedder)
     ann, bob = memory.for_(user="ann"), memory.for_(user="bob")
     for number in range(30):
         await bob.remember(f"the violin {number}")
@@ -69,25 +79,27 @@ async def test_a_vector_finds_items_of_the_owner(index, postgres_desk, schema):
     assert found.item.id == item.id
     assert found.why["vector"] == 1
     assert await ann.forget([item.id]) == 1
-    assert postgres_desk.execute(f"SELECT count(*) FROM {schema}.item_vectors").fetchone() == (30,)
+    with psycopg.connect(vector_index.url) as desk:
+        count = sql.SQL("SELECT count(*) FROM {}.item_vectors").format(sql.Identifier(vector_index.schema))
+        assert desk.execute(count).fetchone() == (30,)
     assert await ann.recall("violin") == []
 
 
-async def test_another_model_is_refused(index):
+async def test_another_model_is_refused(vector_index):
     """Vectors of two models, or of other dimensions, are not mixed; reindex makes them anew."""
-    await Memory(index, embedder=HashEmbedder()).remember("text")
+    await Memory(vector_index, embedder=HashEmbedder()).remember("text")
     for other in (HashEmbedder(name="other"), HashEmbedder(dims=8)):
         with pytest.raises(MisuseError, match="cannot be compared"):
-            await Memory(index, embedder=other).recall("text")
-    memory = Memory(index, embedder=HashEmbedder(dims=8))
+            await Memory(vector_index, embedder=other).recall("text")
+    memory = Memory(vector_index, embedder=HashEmbedder(dims=8))
     assert await memory.reindex() == 1
     assert (await memory.recall("text"))[0].why["vector"] == 1
 
 
-async def test_the_search_by_words_goes_on_without_the_embedder(index):
+async def test_the_search_by_words_goes_on_without_the_embedder(vector_index):
     """Items are kept and found while the embedder is down, and embedded with the next one."""
     embedder = HashEmbedder(fault=OSError("away"))
-    memory = Memory(index, embedder=embedder)
+    memory = Memory(vector_index, embedder=embedder)
     await memory.remember("a violin")
     assert "vector" not in (await memory.recall("violin"))[0].why
     embedder.fault = None
@@ -99,3 +111,11 @@ async def test_sqlite_keeps_no_vectors():
     """An embedder that could not be used is refused."""
     with pytest.raises(MisuseError, match="keeps no vectors"):
         Memory(embedder=HashEmbedder())
+
+
+async def test_a_server_without_pgvector_is_named(index, postgres_desk):
+    """The error says how to install it; a server that has it needs no advice."""
+    if postgres_desk.execute("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'").fetchone():
+        pytest.skip("the shared server has pgvector")
+    with pytest.raises(MisuseError, match="install it on the server"):
+        await Memory(index, embedder=HashEmbedder()).remember("text")

