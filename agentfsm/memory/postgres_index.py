@@ -338,8 +338,8 @@ class _ItemDatabase(PostgresConnection):
                 ((other, other_dims),) = found
                 raise MisuseError(
                     f"the memory has vectors of {other!r} with {other_dims} dimensions, and the embedder is "
-                    f"{model!r} with {dims}: vectors of two models cannot be compared. Give the first embedder, or embed all "
-                    "items again with memory.reindex()"
+                    f"{model!r} with {dims}: vectors of two models cannot be compared. Give the first embedder, "
+                    "or embed all items again with memory.reindex()"
                 )
             return
         self.execute("INSERT INTO vector_model VALUES (%s, %s)", (model, dims))
