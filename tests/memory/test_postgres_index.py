@@ -4,9 +4,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from agentfsm import Agent
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.events import Recalled
 from agentfsm.memory import Memory, PostgresIndex
-from agentfsm.testing import HashEmbedder
+from agentfsm.testing import HashEmbedder, ScriptedModel
 from agentfsm.testing.memory_conformance import OF_ANN, MemoryIndexConformance, build_item
 from tests.support.database_servers import empty_schema
 
@@ -105,6 +107,23 @@ async def test_the_search_by_words_goes_on_without_the_embedder(vector_index):
     embedder.fault = None
     await memory.remember("a cello")
     assert embedder.texts == ["a violin", "a cello"]
+
+
+@pytest.mark.parametrize("fault", [None, OSError("away")])
+async def test_a_run_records_the_embedder(vector_index, fault):
+    """The event of the search has the usage of the embedder, or the reason why only words were searched."""
+    embedder = HashEmbedder()
+    memory = Memory(vector_index, embedder=embedder)
+    await memory.for_(user="ann").remember("a violin")
+    embedder.fault = fault
+    async with Agent(ScriptedModel("yes"), memory=memory) as agent:
+        run = await agent.run("Who plays the violin?", user="ann")
+        (event,) = [each for each in await agent.history(run.id) if isinstance(each, Recalled)]
+    assert [item.text for item in event.items] == ["a violin"]
+    if fault is None:
+        assert (event.fault, event.model, event.usage.input_tokens) == ("", "hash", 4)
+    else:
+        assert (event.fault, event.model) == ("the embedder hash failed: OSError: away", "")
 
 
 async def test_sqlite_keeps_no_vectors():
