@@ -1,0 +1,44 @@
+"""Items that a run recalled: the note that the model reads, and the labels that they bring."""
+
+import attrs
+
+from agentfsm.core import events as e
+from agentfsm.core.labels import Label, LabelSource
+from agentfsm.core.machine import State
+from agentfsm.core.recalled_items import build_recall_note
+from tests.support.sample_runs import REMEMBERED, run_in
+
+
+def test_items_bring_their_labels():
+    """The run has the labels of what it recalled, with the memory as their source."""
+    private = attrs.evolve(REMEMBERED, labels=(Label.PRIVATE, Label.INTERNAL))
+    run = run_in(State.THINK).apply(e.Recalled(query="tea", items=(REMEMBERED, private)))
+    assert {label: source.name for label, source in run.labels.items()} == {
+        Label.PRIVATE: "memory",
+        Label.INTERNAL: "memory",
+    }
+    assert run.is_recalled
+    assert run.messages[-1] == build_recall_note((REMEMBERED, private))
+
+
+def test_nothing_found_adds_no_note():
+    """The search counts all the same, so that it is not repeated."""
+    before = run_in(State.THINK)
+    after = before.apply(e.Recalled(query="tea"))
+    assert after.is_recalled
+    assert after.messages == before.messages
+
+
+def test_a_day_beyond_the_calendar_is_unknown():
+    """A time that no calendar has does not fail the note."""
+    note = build_recall_note((attrs.evolve(REMEMBERED, valid_from=1e300),))
+    assert "- fact of an unknown day: Ann drinks tea." in note.text
+    assert "- fact of 1970-01-01: Ann drinks tea." in build_recall_note((REMEMBERED,)).text
+
+
+def test_a_source_of_a_label_is_described():
+    """A call is named with its tool; an input or the memory by its name."""
+    assert (
+        LabelSource(label=Label.UNTRUSTED, run_id="r", call_id="t1.0", name="fetch").describe() == "call t1.0 of fetch"
+    )
+    assert LabelSource(label=Label.UNTRUSTED, run_id="r", name="prompt").describe() == "prompt"
