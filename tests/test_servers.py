@@ -159,6 +159,9 @@ def bare(monkeypatch, tmp_path):
     """A machine on which no server is installed."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(servers, "DEBIAN", tmp_path)
+    monkeypatch.setattr(
+        servers, "_packaged_binaries", servers._packaged_binaries.__wrapped__
+    )  # not what was found before
 
 
 @pytest.mark.usefixtures("bare")
