@@ -200,7 +200,7 @@ class Gateway:
             metadata=metadata,
         )
         await chosen.submit(run)
-        if known is None and not caller.can_see(await self.runs.header(run.id)):  # somebody else was faster
+        if known is None and not caller.can_see(await self.runs.header(run.id)):  # another caller was faster
             raise _taken_key_error()
         return run.id, known is None
 
