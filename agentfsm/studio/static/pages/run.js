@@ -77,8 +77,10 @@ function draw(model, parts) {
 
 /** Keep the version and the panel in the address, so that a refresh and a link show the same. */
 function keepAddress(model, parts) {
+  const path = `#/runs/${encodeURIComponent(model.id)}`;
+  if (location.hash.split("?")[0] !== path) return; // the reader has gone to another page, which is shown next
   const given = [model.isLive ? null : ["v", model.view.version], ["panel", parts.panels.chosen()]].filter(Boolean);
-  const address = `#/runs/${encodeURIComponent(model.id)}?${new URLSearchParams(given)}`;
+  const address = `${path}?${new URLSearchParams(given)}`;
   if (location.hash !== address) history.replaceState(null, "", address);
 }
 
