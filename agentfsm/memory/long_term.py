@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
 from importlib import import_module
 from secrets import token_hex
 from typing import Any, Final, Literal
@@ -363,36 +362,8 @@ class Memory(RunMemory):
             without_labels: Labels that the items do not have.
             team: Whether the items that all users of the tenant share are found, too.
         """
-        return await self._recall(
-            query,
-            await self._embed_query(query),
-            k=k,
-            kinds=kinds,
-            as_of=as_of,
-            valid_at=valid_at,
-            session=session,
-            max_level=max_level,
-            without_labels=without_labels,
-            team=team,
-        )
-
-    async def _recall(
-        self,
-        query: str,
-        embedded: EmbeddedQuery,
-        *,
-        k: int,
-        kinds: Iterable[ItemKind | str],
-        max_level: str,
-        team: bool,
-        as_of: datetime | float | None = None,
-        valid_at: datetime | float | None = None,
-        session: str | None = None,
-        without_labels: Collection[str] = (),
-    ) -> list[Recollection]:
         MOST.check("recall", "k", k)
-        known, true = parse_time(as_of), parse_time(valid_at)
-        now = await self._now()
+        known, true, now = parse_time(as_of), parse_time(valid_at), await self._now()
         where = ItemFilter(
             namespaces=self._list_owners(team=team),
             kinds=tuple(map(parse_item_kind, kinds)),
@@ -402,10 +373,14 @@ class Memory(RunMemory):
             as_of=math.inf if known is None else known,
             valid_at=true if true is not None else now if known is None else known,
         )
+        return await self._recall(query, await self._embed_query(query), where, k)
+
+    async def _recall(self, query: str, embedded: EmbeddedQuery, where: ItemFilter, k: int) -> list[Recollection]:
         found = fuse(await self._search(query, embedded, where))[: k * OVERFETCH]
         items = await self.index.get([item_id for item_id, *_ in found])
         present = [(items[item_id], similarity, ranks) for item_id, similarity, ranks in found if item_id in items]
-        return diversify(score_items(present, now if known is None else known, self.weights), k, self.weights)
+        known_at = await self._now() if math.isinf(where.as_of) else where.as_of
+        return diversify(score_items(present, known_at, self.weights), k, self.weights)
 
     def _list_owners(self, *, team: bool) -> tuple[Namespace, ...]:
         shared = Namespace(tenant=self.namespace.tenant)
@@ -451,16 +426,16 @@ class Memory(RunMemory):
         """
         mine, header = self.for_run(run), run.header
         embedded = await self._embed_query(query)
-        search = partial(
-            mine._recall,  # noqa: SLF001  the query is embedded once for both searches
-            query,
-            embedded,
+        where = ItemFilter(
+            namespaces=mine._list_owners(team=not self.team_roles.isdisjoint(header.roles)),  # noqa: SLF001
             max_level=header.clearance or DATA_LEVELS[-1],
-            team=not self.team_roles.isdisjoint(header.roles),
+            valid_at=await mine._now(),  # noqa: SLF001
         )
-        others = [kind for kind in ItemKind if kind is not ItemKind.EPISODE]
-        found = await search(k=self.episodes, kinds=[ItemKind.EPISODE]) if self.episodes else []
-        found += await search(k=self.facts, kinds=others) if self.facts else []
+        others = tuple([kind for kind in ItemKind if kind is not ItemKind.EPISODE])
+        found: list[Recollection] = []
+        for kinds, count in (((ItemKind.EPISODE,), self.episodes), (others, self.facts)):
+            if count:
+                found += await mine._recall(query, embedded, attrs.evolve(where, kinds=kinds), count)  # noqa: SLF001
         left = self.share * room_tokens
         items: list[RecalledItem] = []
         for entry in sorted(found, key=lambda entry: -entry.score):
@@ -486,15 +461,7 @@ class Memory(RunMemory):
 
         A version of an episode is left out if the episode itself was forgotten.
         """
-        known, added = await self.index.get([item.id for item in items]), 0
-        there = set(known)
-        for item in items:
-            if item.id in there or (item.replaces and item.replaces not in there):
-                continue
-            if await self.index.add([item]):
-                there.add(item.id)
-                added += 1
-        return added
+        return len(await self.index.add(items))
 
     async def rebuild(self, store: Store) -> int:
         """Derive the items of runs again from the journals, and drop those there were. Return the number of items.

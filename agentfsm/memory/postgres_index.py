@@ -184,8 +184,8 @@ class _ItemDatabase(PostgresConnection):
         """Insert the items that are new and not forgotten."""
         ids = [item.id for item in items]
         owners = [name_owner(item.namespace) for item in items]
-        known = "SELECT id FROM items WHERE id = ANY(:ids) UNION SELECT id FROM forgotten_items WHERE id = ANY(:ids)"
-        seen = {each for (each,) in self._select(known, ids=ids)}
+        seen = {each for (each,) in self._select("SELECT id FROM items WHERE id = ANY(:ids)", ids=ids)}
+        forgotten = {each for (each,) in self._select("SELECT id FROM forgotten_items WHERE id = ANY(:ids)", ids=ids)}
         until = dict(
             self._select("SELECT owner, until FROM forgotten_owners WHERE owner = ANY(:owners)", owners=owners)
         )
@@ -196,7 +196,10 @@ class _ItemDatabase(PostgresConnection):
         places = {(owner, each): place for owner, each, place in self._select(newest, owners=owners, sessions=sessions)}
         added: list[MemoryItem] = []
         for item, owner in zip(items, owners, strict=True):
-            if item.id in seen or item.recorded_at <= until.get(owner, -math.inf):
+            if not forgotten.isdisjoint({item.id, item.replaces}) or item.recorded_at <= until.get(owner, -math.inf):
+                forgotten.add(item.id)
+                continue
+            if item.id in seen:
                 continue
             seen.add(item.id)
             group = owner, item.session

@@ -103,16 +103,24 @@ class _ItemFile(DatabaseFile):
 
     def add(self, items: Sequence[MemoryItem]) -> list[MemoryItem]:
         """Insert the items that are new and not forgotten."""
-        return [added for item in items if (added := self._add_one(item)) is not None]
+        added: list[MemoryItem] = []
+        forgotten = set[str]()
+        for item in items:
+            if item.replaces in forgotten or self._is_forgotten(item):
+                forgotten.add(item.id)
+            elif self.execute("SELECT 1 FROM items WHERE id = ?", (item.id,)).fetchone() is None:
+                added.append(self._insert(item))
+        return added
 
-    def _add_one(self, item: MemoryItem) -> MemoryItem | None:
-        known = "SELECT 1 FROM items WHERE id = :id UNION SELECT 1 FROM forgotten_items WHERE id = :id"
-        if self.execute(known, {"id": item.id}).fetchone() is not None:
-            return None
+    def _is_forgotten(self, item: MemoryItem) -> bool:
+        if self.execute("SELECT 1 FROM forgotten_items WHERE id = ?", (item.id,)).fetchone() is not None:
+            return True
         owner = name_owner(item.namespace)
         until = self.execute("SELECT until FROM forgotten_owners WHERE owner = ?", (owner,)).fetchone()
-        if until is not None and item.recorded_at <= until[0]:
-            return None
+        return until is not None and bool(item.recorded_at <= until[0])
+
+    def _insert(self, item: MemoryItem) -> MemoryItem:
+        owner = name_owner(item.namespace)
         if item.place == 0:
             item = attrs.evolve(item, place=self._next_place(item))
         if item.held and self.execute("SELECT 1 FROM released_items WHERE id = ?", (item.id,)).fetchone() is not None:

@@ -249,7 +249,8 @@ class MemoryIndex(Protocol):
     async def add(self, items: Sequence[MemoryItem]) -> Sequence[MemoryItem]:
         """Add items in their order, durably and all or none.
 
-        An item whose id is known, or was forgotten, is left out.
+        An item whose id is known, or was forgotten, is left out, and so are those of this call that replace a forgotten
+        one.
 
         Returns:
             The items that are new, with their place.

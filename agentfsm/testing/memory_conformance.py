@@ -264,6 +264,18 @@ class MemoryIndexConformance:
         assert await self.search(index, "secret") == ["new"]
         assert await self.search(index, "secret", ItemFilter(namespaces=(BOB,))) == ["b"]
 
+    async def test_versions_of_a_forgotten_item_do_not_return(self, index: MemoryIndex) -> None:
+        """Versions that are added together with a forgotten item are left out, though they are new."""
+        first, second = build_item("a", "secret"), build_item("a2", "secret", replaces="a", recorded_at=301.0)
+        third = build_item("a3", "secret", replaces="a2", recorded_at=302.0)
+        await index.add([first])
+        await index.forget(["a"], at=300.0, by="", reason="")
+        added = await index.add([first, second, third, build_item("b", "other")])
+        assert [item.id for item in added] == ["b"]
+        await index.forget_namespace(ANN, at=300.0, by="", reason="")
+        assert [*await index.add([build_item("c", "secret"), attrs.evolve(second, replaces="c")])] == []
+        assert await self.search(index, "secret") == []
+
     async def test_derived_items_are_dropped(self, index: MemoryIndex) -> None:
         """A rebuild drops the items with a source only, and a release holds for the item that returns."""
         derived = build_item("derived", "word", source=ItemSource(run_id="r"), held=True)

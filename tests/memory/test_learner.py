@@ -185,26 +185,28 @@ class Crash(BaseException):
     """The end of the process."""
 
 
-@pytest.mark.parametrize("point", ["load_run", "start", "finish", "read_header", "add", "second add"])
+@pytest.mark.parametrize("point", ["load_run", "start", "finish", "read_header", "add", "after add"])
 async def test_a_crash_at_any_point_leaves_one_episode(store, memory, monkeypatch, point):
     """The delivery comes again, and what was done is not done twice: the model is asked once."""
     await report(store, id="r1")
-    model, calls, add = ScriptedModel(LEARNED), [], memory.index.add
+    model, add = ScriptedModel(LEARNED), memory.index.add
 
     async def crash(*_args, **_options):
         raise Crash
 
-    async def add_or_crash(items):
-        calls.append(items)
-        return await (crash() if len(calls) == (2 if point == "second add" else 1) else add(items))
+    async def add_and_crash(items):
+        await add(items)
+        raise Crash
 
     learner = Learner(memory, model, store)
     with monkeypatch.context() as patched:
         match point:
             case "load_run" | "read_header":
                 patched.setattr(f"agentfsm.learner.{point}", crash)
-            case "add" | "second add":
-                patched.setattr(memory.index, "add", add_or_crash)
+            case "add":
+                patched.setattr(memory.index, "add", crash)
+            case "after add":
+                patched.setattr(memory.index, "add", add_and_crash)
             case "start":
                 patched.setattr(Agent, "finish", crash)
             case _:  # the extraction exists, and its model was not asked yet
