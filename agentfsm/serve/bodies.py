@@ -14,7 +14,7 @@ _Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1
 class RequestBody(BaseModel):
     """Base of the bodies."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class PartBody(RequestBody):
@@ -81,10 +81,10 @@ class ApproveBody(RequestBody):
     """Approval of a call."""
 
     call_id: _Name
-    """`call_id` of the pending item."""
+    """`call_id` of the item in `pending` of `GET /v1/runs/{run_id}`."""
 
     digest: _Name
-    """`digest` of the pending item that the person saw."""
+    """`digest` of the item in `pending` of `GET /v1/runs/{run_id}`, as the person saw it."""
 
     arguments: dict[str, Any] | None = None
     """Arguments that replace the model's."""
@@ -94,7 +94,7 @@ class RejectBody(RequestBody):
     """Rejection of a call."""
 
     call_id: _Name
-    """`call_id` of the pending item."""
+    """`call_id` of the item in `pending` of `GET /v1/runs/{run_id}`."""
 
     message: _Note = ""
     """The reason, for the model."""
@@ -104,13 +104,13 @@ class AnswerBody(RequestBody):
     """Answer to a question."""
 
     call_id: _Name
-    """`call_id` of the pending item."""
+    """`call_id` of the item in `pending` of `GET /v1/runs/{run_id}`."""
 
     content: _Text | dict[str, Any] | None = None
     """The result, or the answer to a tool's questions."""
 
     digest: _Name | None = None
-    """`digest` of the pending item that the person saw."""
+    """`digest` of that item, as the person saw it."""
 
     failed: bool = False
     """Whether a result is an error."""
@@ -123,7 +123,7 @@ class SettleBody(RequestBody):
     """Outcome of a call whose worker died. One of `result`, `failed` and `rerun` is given."""
 
     call_id: _Name
-    """`call_id` of the pending item."""
+    """`call_id` of the item in `pending` of `GET /v1/runs/{run_id}`."""
 
     result: _Text | None = None
     """Result of the call, if it succeeded."""

@@ -21,6 +21,7 @@ from agentfsm.serve.caller_limits import LimitExceededError, OverloadedError
 from agentfsm.serve.gateway import ForbiddenError, Gateway
 
 if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
     from starlette.requests import Request
 
     from agentfsm.serve.access import Authenticate, Caller
@@ -169,10 +170,17 @@ async def _read_body(request: Request, kind: type[RequestBody]) -> RequestBody:
         return kind.model_validate(json.loads(content or b"{}"))
     except ValidationError as error:
         flaws = error.errors(include_url=False, include_input=False, include_context=False)
-        text = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}" for each in flaws[:10])
-        raise HTTPException(422, text) from None
+        raise HTTPException(422, "; ".join(_describe_flaw(kind, each) for each in flaws[:10])) from None
     except (ValueError, RecursionError):
         raise HTTPException(400, "the body is not valid JSON") from None
+
+
+def _describe_flaw(kind: type[RequestBody], flaw: ErrorDetails) -> str:
+    """Return the place of a flaw and what is wrong there; of a missing field also what it is."""
+    place = ".".join(map(str, flaw["loc"]))
+    field = kind.model_fields.get(place) if flaw["type"] == "missing" else None
+    about = f" ({field.description})" if field is not None and field.description else ""
+    return f"{place or 'body'}: {flaw['msg']}{about}"
 
 
 # Status and code of each kind of error, the most specific first.

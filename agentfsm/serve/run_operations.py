@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from math import inf, isfinite, nextafter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
 
-from agentfsm.core import events as e
-from agentfsm.core.codec import decode_event
-from agentfsm.core.errors import CorruptError, MisuseError, TooNewError
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.text_safety import escape_hidden
 from agentfsm.ports.store import Filter
 from agentfsm.serve import bodies
 from agentfsm.serve.agent_documents import build_agent_document
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
-from agentfsm.serve.event_stream import MAX_DIGITS, JournalEncoder, RunEventStream, parse_position
+from agentfsm.serve.event_stream import JournalEncoder, RunEventStream, parse_position
+from agentfsm.serve.fork_edits import parse_edits
 from agentfsm.serve.prompt_parts import read_prompt
 from agentfsm.serve.queries import read_number, read_state, read_text
 from agentfsm.serve.run_documents import JSONDocument, build_row_document, build_run_document
@@ -25,8 +22,6 @@ from agentfsm.serve.run_documents import JSONDocument, build_row_document, build
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from agentfsm.core.events import Event
-    from agentfsm.core.header import Header
     from agentfsm.serve.access import Caller
     from agentfsm.serve.gateway import Gateway
 
@@ -196,28 +191,9 @@ async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.
         gateway.check_controller(caller)
     await gateway.admission.admit_run(caller, agent.name)
     prompt = None if body.prompt is None else read_prompt(body.prompt)
-    run = await agent.fork(header.id, at=body.at, prompt=prompt, edit=_parse_edits(body.edit, header))
+    edit = parse_edits(body.edit, header, await gateway.runs.history(header.id), caller) if body.edit else {}
+    run = await agent.fork(header.id, at=body.at, prompt=prompt, edit=edit)
     return JSONDocument(build_run_document(run), 201, {"location": f"/v1/runs/{run.id}"})
-
-
-def _parse_edits(edits: Mapping[str, Any], header: Header) -> dict[int, Event]:
-    """Return the events that replace those of a run, by version.
-
-    Raises:
-        MisuseError: when a version is not a number, or a value is not an event, or a decision of a person.
-    """
-    found: dict[int, Event] = {}
-    for version, value in edits.items():
-        if not (version.isascii() and version.isdigit() and len(version) <= MAX_DIGITS):
-            raise MisuseError(f"edit: {version[:20]!r} is not a version: give the number of the event to replace")
-        try:
-            event = decode_event(json.dumps(value), header)
-        except (CorruptError, TooNewError) as error:
-            raise MisuseError(f"edit: version {version} is not an event ({str(error)[:200]})") from None
-        if isinstance(event, e.ApprovalGiven):
-            raise MisuseError(f"edit: version {version} would be a decision of a person, which cannot be written")
-        found[int(version)] = event
-    return found
 
 
 async def give_feedback(gateway: Gateway, request: Request, caller: Caller, body: bodies.FeedbackBody) -> Response:

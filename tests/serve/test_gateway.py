@@ -63,6 +63,8 @@ async def test_a_call_is_approved_by_whom_may():
         answer = {"call_id": item["call_id"], "digest": item["digest"]}
         refused = await client.post(f"{path}/approve", json=answer, headers=named())
         assert refused.status_code == 403
+        blind = await client.post(f"{path}/approve", json={"call_id": "x"}, headers=named("eve", "", "approve"))
+        assert (blind.status_code, "`pending` of `GET /v1/runs/{run_id}`" in blind.text) == (422, True), blind.text
         stale = await client.post(f"{path}/approve", json=answer | {"digest": "x"}, headers=named("eve", "", "approve"))
         assert stale.status_code == 409
         done = await client.post(

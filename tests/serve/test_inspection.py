@@ -94,9 +94,10 @@ async def test_versions_and_runs_are_compared():
         {"1": {}},
         {"1": {"is": "Observed", "other": 1}},
         {"99": {"is": "Resumed", "at": 0.0}},
+        {"2": {"is": "InputGiven", "at": 0.0, "call_id": "t1.0", "by": "eve", "answers": {}}},
         {"2": {"is": "ApprovalGiven", "at": 0.0, "call_id": "t1.0", "by": "root", "digest": "d"}},
     ],
-    ids=range(5),
+    ids=range(6),
 )
 async def test_wrong_edits_are_refused(edit):
     """Versions that do not exist, values that are no events, and approvals that nobody gave."""
@@ -105,3 +106,56 @@ async def test_wrong_edits_are_refused(edit):
         response = await client.post(f"/v1/runs/{made['id']}/fork", json={"at": 2, "edit": edit})
         assert response.status_code == 400, response.text
         assert len((await client.get("/v1/runs")).json()["runs"]) == 1
+
+
+async def test_edits_keep_labels_and_names():
+    """An edit may change a result, but neither drop its labels nor speak for another person."""
+
+    @tool(read_only=True, reads_untrusted=True)
+    async def fetch() -> str:
+        """Fetch a page."""
+        return "rain"
+
+    @tool(external=True)
+    async def ask() -> str:
+        """Ask a person."""
+        raise AssertionError
+
+    turns = [say("", call("fetch"), call("ask")), *[say("end")] * 3]
+    agent = Agent(ScriptedModel(*turns), tools=[fetch, ask], name="shop", store=MemoryStore())
+    async with serving(agent) as client:
+        run = (await client.post("/v1/runs", json={"prompt": "go", "wait_s": 30}, headers=named())).json()
+        path, [item] = f"/v1/runs/{run['id']}", run["pending"]
+        await client.post(
+            f"{path}/answer", json={"call_id": item["call_id"], "content": "42"}, headers=named("eve", "", "approve")
+        )
+        run = (await client.get(path, params={"wait_s": 30}, headers=named())).json()
+        rows = (await client.get(f"{path}/journal", headers=named())).json()["events"]
+        finished = [row for row in rows if row["event"]["is"] == "ToolFinished"]
+        [fetched] = [row for row in finished if row["event"]["result"]["tool"] == "fetch"]
+        [answered] = [row for row in finished if row["event"]["result"]["tool"] == "ask"]
+        assert (fetched["event"]["result"]["labels"], answered["event"]["by"]) == (["untrusted"], "eve")
+
+        async def fork(row, result, **fields):
+            event = row["event"] | {"result": row["event"]["result"] | result} | fields
+            body = {"at": run["version"] - 1, "edit": {str(row["version"]): event}}
+            return await client.post(f"{path}/fork", json=body, headers=named())
+
+        for row, result, fields, why in (
+            (fetched, {"content": "sun", "labels": []}, {}, "untrusted"),
+            (fetched, {"content": "sun", "labels": ["private"]}, {}, "untrusted"),
+            (fetched, {"content": "sun"}, {"by": "eve"}, "'ann'"),
+            (answered, {"content": "43"}, {}, "'ann'"),
+            (answered, {"content": "43"}, {"by": ""}, "'ann'"),
+        ):
+            refused = await fork(row, result, **fields)
+            assert refused.status_code == 400, refused.text
+            assert why in refused.json()["error"]["message"]
+        assert len((await client.get("/v1/runs")).json()["runs"]) == 1
+        for row, result, fields in (
+            (fetched, {"content": "sun", "labels": ["untrusted", "private"]}, {}),
+            (answered, {"content": "43"}, {"by": "ann"}),
+            (answered, {}, {}),
+        ):
+            made = await fork(row, result, **fields)
+            assert made.status_code == 201, made.text

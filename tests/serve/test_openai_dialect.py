@@ -150,6 +150,51 @@ async def test_a_message_answers_a_question():
         assert "42" in str((await agent.load(row["id"])).messages)
 
 
+@pytest.mark.parametrize(
+    "repeated", [[{}, {"x-stainless-retry-count": "1"}], [{"idempotency-key": "k"}] * 2], ids=["retry", "key"]
+)
+async def test_a_retried_answer_is_not_input(repeated):
+    """The answer to a question counts once: its retry is neither input of the run nor the answer to the next one."""
+    begun, go_on = anyio.Event(), anyio.Event()
+
+    @tool(external=True)
+    async def look_up(key: str) -> str:
+        """Look a value up elsewhere."""
+        raise AssertionError
+
+    @tool
+    async def wait() -> str:
+        """Wait."""
+        begun.set()
+        await go_on.wait()
+        return "ok"
+
+    turns = [say("", call("look_up", key="a")), say("", call("wait")), say("", call("look_up", key="b")), say("done")]
+    agent = Agent(ScriptedModel(*turns), tools=[look_up, wait], name="shop", store=MemoryStore())
+    async with serving(agent) as server, client_of(server) as client:
+
+        async def send(text, **headers):
+            options = {"messages": words("go", "?", text), "extra_headers": {"x-conversation-id": "c", **headers}}
+            async with await client.chat.completions.create(model="shop", stream=True, **options):
+                pass  # the client has the beginning of the answer, and its connection breaks
+
+        await send("go")
+        [row] = await agent.runs.list()
+        assert (await agent.runs.wait(row.id)).is_waiting
+        await send("42", **repeated[0])
+        await begun.wait()
+        await send("42", **repeated[1])
+        go_on.set()
+        run = await agent.runs.wait(row.id)
+        assert [item.arguments for item in run.pending] == [{"key": "b"}]
+        await send("42", **repeated[1])
+        assert (await agent.runs.wait(row.id)).pending == run.pending
+        await send("43")
+        run = await agent.runs.wait(row.id)
+        assert run.is_over
+        assert [each.text for each in run.messages if isinstance(each, UserMessage)] == ["go"]
+
+
 async def test_a_retry_does_not_run_twice():
     """Neither by an idempotency key, nor when the client's own retry says that it is one; a plain repetition does."""
     PAID.clear()
@@ -199,7 +244,9 @@ async def test_a_retry_is_not_input_twice():
         [row] = await agent.runs.list()
         await agent.runs.wait(row.id)
         run = await agent.load(row.id)
+        await send("also Bob", **{"x-stainless-retry-count": "1"})  # after the run has read it
         assert [each.text for each in run.messages if isinstance(each, UserMessage)] == ["wait", *["also Bob"] * 2]
+        assert len(await agent.runs.list()) == 1
 
 
 @pytest.mark.parametrize(

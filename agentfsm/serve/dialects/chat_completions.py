@@ -27,7 +27,7 @@ from agentfsm.decisions import HOW_TO_RESOLVE
 from agentfsm.ports.store import Filter
 from agentfsm.serve.bodies import RequestBody
 from agentfsm.serve.dialects.chat_tasks import answer_task
-from agentfsm.serve.dialects.conversations import Turn, collect_versions, find_latest_run, has_input, say
+from agentfsm.serve.dialects.conversations import Turn, find_latest_run, say, was_said
 from agentfsm.serve.dialects.replies import REPLIES, PieceFilter
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.event_stream import Ending, to_json
@@ -150,17 +150,16 @@ async def _take_turn(gateway: Gateway, request: Request, caller: Caller, body: C
             return Turn(run_id=earlier, versions={})
     metadata = {**(body.metadata or {}), REQUEST_HASH: digest}
     if conversation is not None:
-        if (answered := await _answer_question(gateway, caller, conversation, prompt)) is not None:
-            return answered
         return await say(
             gateway,
             caller,
             prompt,
             agent=body.model,
             session=conversation,
-            key=key or new_id(),
+            key=key,
             metadata=metadata,
             request_hash=digest,
+            answer=prompt,
         )
     run_id, _ = await gateway.start_run(
         caller, prompt, agent=body.model, messages=_read_history(body.messages[:-1]), metadata=metadata, key=key
@@ -180,7 +179,7 @@ def _find_conversation(request: Request, body: ChatBody) -> str | None:
 async def _find_request(gateway: Gateway, caller: Caller, conversation: str | None, digest: str) -> str | None:
     """Return the run that the same request of the caller started or was input of; None if there is none."""
     run = None if conversation is None else await find_latest_run(gateway, caller, conversation)
-    if run is not None and await has_input(gateway.runs, run.id, f".{digest}"):
+    if run is not None and await was_said(gateway.runs, run.id, digest):
         return run.id
     now = await gateway.runs.store.now()
     rows = await gateway.runs.list(Filter(user=caller.user, tenant=caller.tenant or ""), limit=MAX_RECENT_RUNS)
@@ -191,17 +190,6 @@ async def _find_request(gateway: Gateway, caller: Caller, conversation: str | No
         if caller.can_see(header) and header.metadata.get(REQUEST_HASH) == digest:
             return row.id
     return None
-
-
-async def _answer_question(gateway: Gateway, caller: Caller, conversation: str, text: str) -> Turn | None:
-    """Give a message as the answer to the one question that the conversation waits for; None if there is none."""
-    run = await find_latest_run(gateway, caller, conversation)
-    waits = () if run is None else run.pending
-    if run is None or len(waits) != 1 or waits[0].kind is not PendingKind.QUESTION or len(waits[0].questions) > 1:
-        return None
-    item, versions = waits[0], await collect_versions(gateway.runs, run.id, run.version)
-    await gateway.runs.answer(item.run_id, item.call_id, text, by=caller.user, digest=item.digest)
-    return Turn(run_id=run.id, versions=versions)
 
 
 def _read_texts(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:

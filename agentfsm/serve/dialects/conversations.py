@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentfsm.agent import new_id
 from agentfsm.core.errors import ConflictError, RunNotFoundError
+from agentfsm.core.inbox import Input, Wake
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.value import Value
-from agentfsm.decisions import HOW_TO_RESOLVE
+from agentfsm.decisions import HOW_TO_RESOLVE, build_answer
 from agentfsm.ports.store import Filter
 
 if TYPE_CHECKING:
+    from agentfsm.core.pending import Pending
     from agentfsm.core.run import Run
     from agentfsm.runs import Prompt, Runs
     from agentfsm.serve.access import Caller
@@ -38,9 +41,10 @@ async def say(
     *,
     agent: str,
     session: str,
-    key: str,
+    key: str | None,
     metadata: dict[str, Any] | None = None,
     request_hash: str = "",
+    answer: str | None = None,
 ) -> Turn:
     """Say something in a conversation: start a run of the session, or send input to its run that is not over.
 
@@ -51,35 +55,74 @@ async def say(
         agent: Name of the agent.
         session: Name of the session.
         key: Id of the message, which becomes the id of a new run. A message that is sent again with it has no effect.
+            None: the message is a new one.
         metadata: Data that is stored with a new run.
-        request_hash: Hash of the request, by which `has_input` finds the message; empty for none.
+        request_hash: Hash of the request, by which `was_said` finds a message without a key; empty for none.
+        answer: The message as the answer to a question, if the open run waits for one. None: no message answers.
 
     Raises:
         ConflictError: when the open run waits for something else than a message, or the key is that of another run.
+        MisuseError: when the answer does not fit the question.
     """
-    if await _exists(gateway.runs, key):
+    if key is not None and await _exists(gateway.runs, key):
         run_id, _ = await gateway.start_run(caller, prompt, agent=agent, session=session, key=key)
         return Turn(run_id=run_id, versions={})
     run = await find_latest_run(gateway, caller, session)
-    input_key = f"{key}.{request_hash}" if request_hash else key
-    if run is not None and await has_input(gateway.runs, run.id, f"input:{input_key}"):
+    known_key = f"{key}.{request_hash}" if key is not None and request_hash else key
+    if run is not None and known_key is not None and await _is_known(gateway.runs, run.id, known_key):
         return Turn(run_id=run.id, versions={})
     if run is None or run.is_over:
         run_id, _ = await gateway.start_run(
-            caller, prompt, agent=agent, session=session, key=key, metadata=metadata or {}
+            caller, prompt, agent=agent, session=session, key=key or new_id(), metadata=metadata or {}
         )
         return Turn(run_id=run_id, versions={})
+    message_key = known_key or await _number_message(gateway.runs, run.id, request_hash)
+    versions = await collect_versions(gateway.runs, run.id, run.version)
+    if answer is not None and (item := _find_question(run)) is not None:
+        build_answer(item, answer, failed=False, declined=False, by=caller.user)  # refused before anything is posted
+        # The key is posted first, and not with the answer, which has a key of its own: if this process is killed in
+        # between, a retry shows that the run still waits. The other order would make the retry input of the run.
+        await gateway.runs.store.post(run.id, f"answer:{message_key}", Wake(run_id=run.id))
+        await gateway.runs.answer(item.run_id, item.call_id, answer, by=caller.user, digest=item.digest)
+        return Turn(run_id=run.id, versions=versions)
     if blocking := [item for item in run.pending if item.kind is not PendingKind.INPUT]:
         waits = ", ".join(f"{each.kind} of {each.tool or 'the run'} ({HOW_TO_RESOLVE[each.kind]})" for each in blocking)
         raise ConflictError(f"run {run.id!r} of this conversation waits for: {waits}; decide that first, or cancel it")
-    versions = await collect_versions(gateway.runs, run.id, run.version)
-    await gateway.runs.send(run.id, prompt, key=input_key)
+    await gateway.runs.send(run.id, prompt, key=message_key)
     return Turn(run_id=run.id, versions=versions)
 
 
-async def has_input(runs: Runs, run_id: str, ending: str) -> bool:
-    """Return whether a run was sent input whose key has an ending, such as the hash of a request."""
-    return any(row.key.endswith(ending) for row in await runs.store.inbox(run_id))
+def _find_question(run: Run) -> Pending | None:
+    """Return the one question that a run waits for; None if it waits for nothing, or for more."""
+    [item, *others] = run.pending or [None]
+    is_question = item is not None and item.kind is PendingKind.QUESTION and len(item.questions) <= 1
+    return item if is_question and not others else None
+
+
+async def was_said(runs: Runs, run_id: str, request_hash: str) -> bool:
+    """Return whether a run was given the message of a request without a key, as input or as an answer."""
+    return await _is_known(runs, run_id, f"0.{request_hash}")
+
+
+async def _number_message(runs: Runs, run_id: str, request_hash: str) -> str:
+    """Return the first key of a request without one that the run does not know: equal requests are counted from 0."""
+    number = 0
+    while await _is_known(runs, run_id, f"{number}.{request_hash}"):
+        number += 1
+    return f"{number}.{request_hash}"
+
+
+async def _is_known(runs: Runs, run_id: str, message_key: str) -> bool:
+    """Return whether a run was given a message with a key, even if the run has read it or is over."""
+    # Posts of the same kind and key are equal to the store.
+    posts = ((f"input:{message_key}", Input(parts=())), (f"answer:{message_key}", Wake(run_id=run_id)))
+    for key, item in posts:
+        try:
+            await runs.store.post(run_id, key, item, before=0.0)  # too late for a new post; returns that of a known key
+        except ConflictError:
+            continue
+        return True
+    return False
 
 
 async def _exists(runs: Runs, run_id: str) -> bool:

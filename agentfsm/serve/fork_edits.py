@@ -1,0 +1,81 @@
+"""Edits of a fork, as a request gives them: events that replace those of the forked run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentfsm.core import events as e
+from agentfsm.core.codec import decode_event
+from agentfsm.core.errors import CorruptError, MisuseError, TooNewError
+from agentfsm.core.inbox import Input
+from agentfsm.core.value import Value
+from agentfsm.serve.event_stream import MAX_DIGITS
+
+if TYPE_CHECKING:
+    from agentfsm.core.events import Event
+    from agentfsm.core.header import Header
+    from agentfsm.core.labels import Label
+    from agentfsm.serve.access import Caller
+
+
+def parse_edits(edits: Mapping[str, Any], header: Header, history: Sequence[Event], caller: Caller) -> dict[int, Event]:
+    """Return the events that replace those of a run, by version.
+
+    An edit may change what happened, but not hide where data came from or who decided.
+
+    Args:
+        edits: Events in the form of the journal, by version.
+        header: Header of the forked run.
+        history: Its events.
+        caller: Who edits.
+
+    Raises:
+        MisuseError: when a version is not a number or not one of the run, a value is not an event, an edit is the
+            approval of a person or has the name of another person, or a label of the original is missing.
+    """
+    found: dict[int, Event] = {}
+    for text, value in edits.items():
+        if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
+            raise MisuseError(f"edit: {text[:20]!r} is not a version: give the number of the event to replace")
+        version = int(text)
+        if not 1 <= version <= len(history):
+            raise MisuseError(f"edit: run {header.id!r} has the versions 1 to {len(history)}, and no {version}")
+        try:
+            event = decode_event(json.dumps(value), header)
+        except (CorruptError, TooNewError) as error:
+            raise MisuseError(f"edit: version {version} is not an event ({str(error)[:200]})") from None
+        if isinstance(event, e.ApprovalGiven):
+            raise MisuseError(f"edit: version {version} would be a decision of a person, which cannot be written")
+        if event != history[version - 1]:
+            _check_author(version, event, history[version - 1], caller)
+            _check_labels(version, event, history[version - 1])
+        found[version] = event
+    return found
+
+
+def _check_author(version: int, event: Event, original: Event, caller: Caller) -> None:
+    """Check that what a person has said or done, before or after the edit, is said by the caller now."""
+    authors = {getattr(each, "by", "") for each in (event, original)}
+    is_of_person = authors != {""} or isinstance(event, e.InputGiven | e.Paused)
+    if is_of_person and getattr(event, "by", "") != caller.user:
+        raise MisuseError(f"edit: version {version} is a person's word, now yours: give {caller.user!r} as its `by`")
+
+
+def _check_labels(version: int, event: Event, original: Event) -> None:
+    if missing := _read_labels(original) - _read_labels(event):
+        names = ", ".join(sorted(missing))
+        raise MisuseError(f"edit: version {version} has to keep the labels of its original: {names}")
+
+
+def _read_labels(value: Any) -> frozenset[Label]:
+    """Return the labels of an event and of all that it contains."""
+    if isinstance(value, tuple):
+        return frozenset[Any]().union(*map(_read_labels, value))
+    if not isinstance(value, Value):
+        return frozenset()
+    own = value.all_labels if isinstance(value, Input) else getattr(value, "labels", ())
+    return frozenset(own) | _read_labels(tuple(attrs.asdict(value, recurse=False).values()))
