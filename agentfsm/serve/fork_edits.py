@@ -78,4 +78,5 @@ def _read_labels(value: Any) -> frozenset[Label]:
     if not isinstance(value, Value):
         return frozenset()
     own = value.all_labels if isinstance(value, Input) else getattr(value, "labels", ())
-    return frozenset(own) | _read_labels(tuple(attrs.asdict(value, recurse=False).values()))
+    fields: Any = value  # each value is one of attrs, which its base class does not say
+    return frozenset(own) | _read_labels(tuple(attrs.asdict(fields, recurse=False).values()))
