@@ -20,6 +20,7 @@ import attrs
 from anyio.lowlevel import current_token
 
 from agentfsm import subagent
+from agentfsm._deltas import DeltaRelay, pass_deltas
 from agentfsm._validation import (
     as_context,
     as_messages,
@@ -788,6 +789,7 @@ class Agent(Generic[A_co]):
         parallel: int = WORKER_PARALLEL,
         poll_s: float = WORKER_POLL_S,
         until_idle: bool = False,
+        deltas: str | None = None,
     ) -> None:
         """Execute the runs of agents with this name that are ready, until cancelled.
 
@@ -800,13 +802,22 @@ class Agent(Generic[A_co]):
             parallel: Maximum number of runs executed at once, 1 or more.
             poll_s: Seconds between two polls of the store, above 0.
             until_idle: Whether to return when no run is ready.
+            deltas: URL of a Redis through which the text that models write reaches the event streams of servers, which
+                have the same URL. It may be lost, and delays no run. None: a stream has the text from the journal.
 
         Raises:
-            MisuseError: when `parallel` is below 1, or `poll_s` is not a number above 0.
+            MisuseError: when `parallel` is below 1, `poll_s` is not a number above 0, or `deltas` is not the URL of a
+                Redis.
         """
         COUNT.check("worker", "parallel", parallel)
         SECONDS.check("worker", "poll_s", poll_s)
-        worker = Worker(agent=self, execute=self.driver.run_until_blocked, deps=deps, parallel=parallel, poll_s=poll_s)
+        relay = None if deltas is None else DeltaRelay(deltas)
+
+        async def execute(run: Run[Any], run_deps: Any, **options: Any) -> Run[Any]:
+            on_event = None if relay is None else pass_deltas(run.id, relay.publish)
+            return await self.driver.run_until_blocked(run, run_deps, on_event=on_event, **options)
+
+        worker = Worker(agent=self, execute=execute, deps=deps, parallel=parallel, poll_s=poll_s)
         await worker.run(until_idle=until_idle)
 
     def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[JournalEvent]:

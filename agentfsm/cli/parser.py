@@ -148,6 +148,7 @@ def _add_execute(add: AddParser) -> None:
         help="interval between two queries for ready runs (default: %(default)s)",
     )
     worker.add_argument("--until-idle", action="store_true", help="exit when no run is ready")
+    _add_deltas(worker)
     resume = _add_command(add, execute.resume, text="resume a run from the end of its journal, and end its pause")
     _add_run_id(resume)
     _add_agent_option(resume)
@@ -413,6 +414,7 @@ def _add_serve(add: AddParser) -> None:
         default=1_000,
         help="runs of an agent that may wait for a worker before new ones are refused (default: %(default)s)",
     )
+    _add_deltas(serve)
     for who, name in (("each user", ""), ("all users of a tenant together", "tenant-")):
         limits = {"per-minute": "requests in a minute", "tokens-per-minute": "tokens in a minute", "running": "runs"}
         for option, text in limits.items():
@@ -433,6 +435,14 @@ def _add_serve(add: AddParser) -> None:
     )
     studio.add_argument("--no-browser", action="store_true", help="open no browser, only print the URL")
     studio.set_defaults(allow_host=[], allow_origin=[])
+
+
+def _add_deltas(takes: argparse.ArgumentParser) -> None:
+    takes.add_argument(
+        "--deltas",
+        metavar="URL",
+        help="a Redis through which the text that models write reaches the event streams of all servers",
+    )
 
 
 def _add_keys(add: AddParser) -> None:

@@ -16,11 +16,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from agentfsm._deltas import DeltaRelay
 from agentfsm.agent import WORKER_PARALLEL, Agent
 from agentfsm.core.errors import MisuseError
 from agentfsm.runs import Runs
 from agentfsm.serve.administration import ADMINISTRATION
 from agentfsm.serve.caller_limits import MAX_QUEUE, Admission, check_quota_store
+from agentfsm.serve.delta_hub import DeltaHub
 from agentfsm.serve.details import DETAILS
 from agentfsm.serve.dialects.ag_ui import AG_UI
 from agentfsm.serve.dialects.chat_completions import OPENAI
@@ -79,6 +81,7 @@ def serve(
     max_queue: int | None = MAX_QUEUE,
     four_eyes: bool = False,
     origins: Iterable[str] = (),
+    deltas: str | None = None,
 ) -> GatewayApp:
     """Return an ASGI app that serves agents over HTTP, for a web server or to mount in an application.
 
@@ -99,9 +102,12 @@ def serve(
         four_eyes: Whether no user may approve or settle the calls of its own runs. Another user's run cannot be forked
             or given input then, because who does that could approve its calls.
         origins: Origins of pages that may call the server from a browser (CORS), such as "https://app.example.org".
+        deltas: URL of a Redis through which servers and workers pass the text that models write to each other's event
+            streams. None: a stream has the text of runs that this process executes.
 
     Raises:
-        MisuseError: when there is no agent, two have one name, or they have different stores.
+        MisuseError: when there is no agent, two have one name, they have different stores, or `deltas` is not the URL
+            of a Redis.
     """
     served = [each if store is None else each.with_(store=store) for each in agents]
     by_name = {each.name: each for each in served}
@@ -121,6 +127,7 @@ def serve(
         background=background,
         admission=Admission(runs=runs, user_limits=limits, tenant_limits=tenant_limits, max_queue=max_queue),
         four_eyes=four_eyes,
+        hub=DeltaHub(None if deltas is None else DeltaRelay(deltas)),
     )
     routes: list[BaseRoute] = [route for each in served_groups for route in each.list_routes(gateway, auth)]
     routes += [

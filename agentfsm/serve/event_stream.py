@@ -3,19 +3,17 @@
 The id of an event is the version vector: the version of each run's journal that the client has, as in
 `RUN:12,CHILD:3`. A client that sends it back, as `Last-Event-ID` or as `after`, misses no event of a journal and
 gets none twice, also from another process. Pieces of text have no id: they are sent if this process executes the run,
-and dropped for a client that lags behind.
+or another one passes them through Redis, and dropped for a client that lags behind.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote, unquote
 
 import anyio
@@ -24,14 +22,14 @@ import attrs
 from agentfsm.core.errors import MisuseError, RunNotFoundError, StoreError
 from agentfsm.core.events import ToolsReturned, ToolStarted
 from agentfsm.engine.follow import JournalEvent, is_blocked
-from agentfsm.streaming.stream import CallDelta, TextDelta, ThinkingDelta
+from agentfsm.serve.delta_hub import DeltaHub
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
+    from agentfsm._deltas import Delta
     from agentfsm.core.run import Run
     from agentfsm.runs import Runs
-    from agentfsm.streaming.stream import StreamEvent
     from agentfsm.web.http_guard import Message, Receive, Scope, Send
 
 _log = logging.getLogger("agentfsm.serve")
@@ -42,8 +40,6 @@ HEARTBEAT_S: Final = 15.0
 CHILD_POLL_S: Final = 0.5
 # Milliseconds after which a browser connects again.
 RETRY_MS: Final = 1_000
-# Pieces of text that are kept for a client that lags behind.
-MAX_DELTAS: Final = 1_000
 # Digits of a version, at most.
 MAX_DIGITS: Final = 12
 # Runs of a version vector.
@@ -81,79 +77,6 @@ def _quote_id(run_id: str) -> str:
 def format_position(versions: Mapping[str, int]) -> str:
     """Format a version vector."""
     return ",".join(f"{_quote_id(run_id)}:{version}" for run_id, version in versions.items())
-
-
-@attrs.define(eq=False, repr=False)
-class DeltaHub:
-    """Passes the text that models write to the streams of their runs, within this process."""
-
-    _queues: dict[str, set[_DeltaQueue]] = attrs.field(factory=dict, init=False)
-    """Queues of the streams, by the id of the root run."""
-
-    _written: dict[str, dict[tuple[str, type], _Written]] = attrs.field(factory=dict, init=False)
-    """Characters of the reply that a run's model has written so far: by the root run, the run and the kind of text."""
-
-    def publish(self, root_id: str, event: StreamEvent) -> None:
-        """Pass an event of a run, or of its sub-agents, to the streams that follow the run."""
-        if not isinstance(event, TextDelta | ThinkingDelta | CallDelta):
-            return
-        offset = 0
-        if not isinstance(event, CallDelta):
-            texts = self._written.setdefault(root_id, {})
-            key, reply = (event.run_id, type(event)), (event.turn, event.attempt)
-            written = texts.get(key)
-            offset = written.chars if written is not None and written.reply == reply else 0
-            texts[key] = _Written(reply, offset + len(event.text))
-        for queue in self._queues.get(root_id, ()):
-            queue.put((event, offset))
-
-    def forget(self, root_id: str) -> None:
-        """Note that this process executes the run no more."""
-        self._written.pop(root_id, None)
-
-    @contextmanager
-    def subscribe(self, root_id: str) -> Iterator[_DeltaQueue]:
-        """Yield a queue of the events of a run."""
-        queue = _DeltaQueue()
-        self._queues.setdefault(root_id, set()).add(queue)
-        try:
-            yield queue
-        finally:
-            self._queues[root_id].discard(queue)
-            if not self._queues[root_id]:
-                del self._queues[root_id]
-
-
-class _Written(NamedTuple):
-    """The text of a reply that was written so far."""
-
-    reply: tuple[int, int]
-    """Turn and attempt."""
-
-    chars: int
-
-
-Piece: TypeAlias = "tuple[StreamEvent, int]"
-"""A piece of a text, and its offset in the text of the reply, in characters."""
-
-
-@attrs.define(eq=False, repr=False)
-class _DeltaQueue:
-    """The newest events for one stream."""
-
-    _events: deque[Piece] = attrs.field(factory=lambda: deque(maxlen=MAX_DELTAS), init=False)
-    _filled: anyio.Event = attrs.field(factory=anyio.Event, init=False)
-
-    def put(self, piece: Piece) -> None:
-        self._events.append(piece)
-        self._filled.set()
-
-    async def take(self) -> Piece:
-        """Wait for the next event."""
-        while not self._events:
-            self._filled = anyio.Event()
-            await self._filled.wait()
-        return self._events.popleft()
 
 
 class Ending(StrEnum):
@@ -196,7 +119,7 @@ class StreamEncoder(Protocol):
         """
         ...
 
-    def encode_delta(self, event: StreamEvent, offset: int, /) -> str:
+    def encode_delta(self, event: Delta, offset: int, /) -> str:
         """Write a piece of text, which comes at any time before the event of the journal that has the whole.
 
         Args:
@@ -233,7 +156,7 @@ class JournalEncoder:
         """Write an event with its position as the id."""
         return f"id: {position}\ndata: {to_json(item.to_dict())}\n\n"
 
-    def encode_delta(self, event: StreamEvent, _offset: int) -> str:
+    def encode_delta(self, event: Delta, _offset: int) -> str:
         """Write a piece of text, without an id."""
         return f"event: delta\ndata: {to_json(event.to_dict())}\n\n"
 

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
+from agentfsm._deltas import pass_deltas
 from agentfsm.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent, new_id
 from agentfsm.core.errors import AgentError, ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.messages import as_parts
 from agentfsm.serve.caller_limits import Admission
-from agentfsm.serve.event_stream import DeltaHub, RunEventStream, StreamEncoder, Versions
+from agentfsm.serve.delta_hub import DeltaHub
+from agentfsm.serve.event_stream import RunEventStream, StreamEncoder, Versions
 from agentfsm.serve.metrics import RequestCounts
 from agentfsm.worker import Worker
 
@@ -65,14 +67,14 @@ class Gateway:
     four_eyes: bool = False
     """Whether no user may approve or settle the calls of its own runs."""
 
+    hub: DeltaHub = attrs.field(factory=DeltaHub)
+    """Passes on the text that models are writing."""
+
     counts: RequestCounts = attrs.field(factory=RequestCounts, init=False)
     """Counts for the metrics."""
 
     background: tuple[Callable[[Gateway], Coroutine[Any, Any, None]], ...] = ()
     """Tasks of the groups of endpoints, which run as long as the server."""
-
-    hub: DeltaHub = attrs.field(factory=DeltaHub, init=False)
-    """Text that models are writing in this process."""
 
     streams: set[anyio.CancelScope] = attrs.field(factory=set, init=False)
     """Scopes of the open event streams, which the shutdown of the server cancels."""
@@ -119,13 +121,10 @@ class Gateway:
         resume: bool = False,
     ) -> Run:
         self.counts.executions[agent.name] += 1
-        publish = partial(self.hub.publish, run.id)
-        try:
-            return await agent.driver.run_until_blocked(
-                run, deps, lease=lease, on_event=publish, on_run=on_run, resume=resume
-            )
-        finally:
-            self.hub.forget(run.id)
+        on_event = pass_deltas(run.id, self.hub.publish)
+        return await agent.driver.run_until_blocked(
+            run, deps, lease=lease, on_event=on_event, on_run=on_run, resume=resume
+        )
 
     def resume(self, header: Header) -> None:
         """Begin to end the pause of a run, in a task of the server.

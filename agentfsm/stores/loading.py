@@ -13,9 +13,14 @@ from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.ports.store import ensure_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from agentfsm.ports.store import Store
+    from agentfsm.stores.redis.broadcast import RedisBroadcast
 
 MODULES: Final = {"PostgresStore": "postgres.store", "RedisStore": "redis.store", "SQLiteStore": "sqlite.store"}
+_REDIS_SCHEMES: Final = ("redis", "rediss", "unix")
+_REDIS_OPTIONS: Final = ("accept_loss", "prefix")
 # The extra and the driver of each store that needs one.
 _EXTRAS: Final = {"PostgresStore": ("postgres", "psycopg"), "RedisStore": ("redis", "redis")}
 # Up to the last @, because an unescaped password may contain any character.
@@ -67,7 +72,30 @@ def open_postgres(url: str) -> Store:
 
 def open_redis(url: str) -> Store:
     """Return the `RedisStore` at a URL, whose query may contain `accept_loss` and `prefix`."""
-    return _open("RedisStore", url, ("accept_loss", "prefix"))
+    return _open("RedisStore", url, _REDIS_OPTIONS)
+
+
+def open_broadcast(url: str, encode: Callable[[Sequence[Any]], bytes]) -> RedisBroadcast:
+    """Return a broadcast through the Redis at a URL, whose query may have the options of a store. It connects late.
+
+    Args:
+        url: The URL.
+        encode: Encodes the items that one message has. A thread calls it.
+
+    Raises:
+        MisuseError: if it is not the URL of a Redis.
+    """
+    if url.partition("://")[0].lower() not in _REDIS_SCHEMES:
+        raise MisuseError(
+            f"{mask_password(url)!r} is not the URL of a Redis: give redis://HOST:PORT/DATABASE, rediss:// for TLS, or "
+            "unix://PATH"
+        )
+    url, options = _split_options(url, _REDIS_OPTIONS)
+    with require_extra("agentfsm.stores.RedisStore", *_EXTRAS["RedisStore"]):
+        kind = import_module("agentfsm.stores.redis.broadcast").RedisBroadcast
+    options.pop("accept_loss", None)
+    broadcast: RedisBroadcast = kind(url, encode, **options)
+    return broadcast
 
 
 def load_store_class(name: str) -> Any:

@@ -81,7 +81,7 @@ async def build_long_run(store, turns):
 
     script = [say("", call("look", at=number)) for number in range(turns)]
     agent = Agent(ScriptedModel(*script, say("end")), tools=[look], name="long", store=store)
-    agent = agent.with_(limits=agent.limits.__class__(turns=turns + 5, seconds=600))
+    agent = agent.with_(limits=agent.limits.__class__(turns=turns + 5, tool_calls=turns + 5, seconds=600))
     return agent, (await agent.run("go")).id
 
 

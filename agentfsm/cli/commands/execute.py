@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
+from agentfsm._deltas import DeltaRelay, pass_deltas
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.json_documents import build_run_json
 from agentfsm.cli.render.text import format_run
@@ -192,7 +193,8 @@ def submit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 def worker(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Execute the runs of an agent until a signal arrives, or with `--until-idle` until no run is ready."""
     agent, location = resolve_agent(args, terminal)
-    report = _WorkerReport(agent=agent, terminal=terminal)
+    relay = None if args.deltas is None else DeltaRelay(args.deltas)
+    report = _WorkerReport(agent=agent, terminal=terminal, relay=relay)
     own = Worker(agent=agent, execute=report.execute, deps=None, parallel=args.parallel, poll_s=args.poll)
     where = "the agent's own store" if location is None else mask_password(location)
     terminal.err(f"executing runs of {agent.name!r} in {where}; stop with Ctrl-C")
@@ -216,6 +218,9 @@ class _WorkerReport:
 
     agent: Agent
     terminal: Terminal
+    relay: DeltaRelay | None
+    """Passes the text of the models to servers."""
+
     end_counts: Counter[str] = attrs.field(factory=lambda: Counter({"done": 0, "stopped": 0, "waiting": 0}), init=False)
 
     async def execute(self, before: Run, deps: Any, *, lease: Lease, on_run: Callable[[Run], None]) -> Run:
@@ -230,7 +235,8 @@ class _WorkerReport:
             raise MisuseError(
                 f"the run belongs to {target}, which has the same name as {agent.target}: give them two names"
             )
-        run = await agent.driver.run_until_blocked(before, deps, lease=lease, on_run=on_run)
+        on_event = None if self.relay is None else pass_deltas(before.id, self.relay.publish)
+        run = await agent.driver.run_until_blocked(before, deps, lease=lease, on_event=on_event, on_run=on_run)
         if run.version > before.version:
             self.end_counts[_END_NAMES.get(run.state, "waiting")] += 1
             self.terminal.err(one_line(f"run {run.id} {describe_end(run)}", MAX_LINE_CHARS))

@@ -46,6 +46,7 @@ def serve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         max_queue=args.max_queue,
         four_eyes=args.four_eyes,
         origins=args.allow_origin,
+        deltas=args.deltas,
     )
     notice = ServeNotice(
         terminal=terminal, name=", ".join(each.name for each in agents), path=STUDIO_PATH if args.studio else ""

@@ -60,6 +60,8 @@ LOSS_DESCRIPTIONS: Final[Mapping[Loss, str]] = {
 TIMEOUT_S: Final = 5.0
 # Maximum seconds between two attempts to reach a server that is away. The pauses double up to this.
 MAX_PAUSE_S: Final = 1.0
+# Prefix of all keys and channels, unless another one is given.
+DEFAULT_PREFIX: Final = "agentfsm:"
 # Version of the keys, which the script stores; see `rules.MINOR_VERSIONS`.
 SCHEMA_VERSION: Final = 400
 # The oldest tested version of Redis.
@@ -516,11 +518,46 @@ def build_connection(url: str) -> RedisConnection:
 
 def iter_notifications(url: str, channel: str) -> Iterator[str]:
     """Yield the notifications of a channel, on a separate connection; see `NotificationSource`."""
-    with Redis.from_url(url, socket_connect_timeout=TIMEOUT_S) as client, client.pubsub() as channels:
-        channels.subscribe(channel)
+    for _, message in iter_messages(url, lambda: (channel,), CHECK_INTERVAL_S):
+        yield message.decode(errors="replace")
+
+
+def iter_messages(
+    url: str, list_channels: Callable[[], Collection[str]], interval_s: float
+) -> Iterator[tuple[str, bytes]]:
+    """Yield the messages of channels with their channel, on a separate connection.
+
+    The channels are listed before each item. An empty channel and message are yielded after each change of the
+    channels, and after each `interval_s` without a message.
+    """
+    with Redis.from_url(url, socket_connect_timeout=TIMEOUT_S) as client, client.pubsub() as subscriber:
+        subscribed: set[str] = set()
         while True:
-            heard = channels.get_message(timeout=CHECK_INTERVAL_S)
-            yield heard["data"].decode(errors="replace") if heard and heard["type"] == "message" else ""
+            wanted = set(list_channels())
+            if wanted - subscribed:
+                subscriber.subscribe(*wanted - subscribed)
+            if subscribed - wanted:
+                subscriber.unsubscribe(*subscribed - wanted)
+            subscribed = wanted
+            heard = subscriber.get_message(timeout=interval_s)
+            if heard and heard["type"] == "message":
+                yield heard["channel"].decode(errors="replace"), heard["data"]
+            else:
+                yield "", b""
+
+
+def publish_heard(
+    connection: RedisConnection, items: Mapping[str, Sequence[Any]], encode: Callable[[Sequence[Any]], bytes]
+) -> None:
+    """Publish the items of each channel that has a subscriber, as one message."""
+    counts = _send_command(connection, "PUBSUB", "NUMSUB", *items)
+    heard = {counts[at] for at in range(0, len(counts), 2) if int(counts[at + 1])}
+    channels = [channel for channel in items if channel.encode() in heard]
+    commands = [(b"PUBLISH", channel.encode(), encode(items[channel])) for channel in channels]
+    if commands:
+        connection.send_packed_command(connection.pack_commands(commands))
+    for _ in commands:
+        connection.read_response()
 
 
 def format_address(url: str) -> str:

@@ -33,6 +33,7 @@ from agentfsm.core.validation import SECONDS, require_choice
 from agentfsm.ports.store import Claim, Filter, Lease, RunSummary, lease_lost_error
 from agentfsm.ports.stored import Feedback, FollowerStatus, QuotaUse, UnreadRun
 from agentfsm.stores.redis.server import (
+    DEFAULT_PREFIX,
     LOSS_DESCRIPTIONS,
     DurabilityGuarantee,
     Loss,
@@ -81,7 +82,6 @@ from agentfsm.stores.threaded.store import (
     read_header,
 )
 
-DEFAULT_PREFIX: Final = "agentfsm:"
 # Digits of the number at the beginning of an index entry; the id of the run follows.
 INDEX_DIGITS: Final = 16
 
