@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agentfsm.memory.documents import DocumentChange
 from agentfsm.memory.long_term import Expiry, Memory, load_postgres_index
 from agentfsm.memory.memory_tools import build_memory_tools
 from agentfsm.memory.ranking import Recollection, Weights
@@ -12,7 +13,16 @@ from agentfsm.memory.sqlite_index import SQLiteIndex
 if TYPE_CHECKING:
     from agentfsm.memory.postgres_index import PostgresIndex
 
-__all__ = ["Expiry", "Memory", "PostgresIndex", "Recollection", "SQLiteIndex", "Weights", "build_memory_tools"]
+__all__ = [
+    "DocumentChange",
+    "Expiry",
+    "Memory",
+    "PostgresIndex",
+    "Recollection",
+    "SQLiteIndex",
+    "Weights",
+    "build_memory_tools",
+]
 
 
 def __getattr__(name: str) -> object:

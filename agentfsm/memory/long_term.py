@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from importlib import import_module
 from secrets import token_hex
 from typing import Any, Final, Literal
 
 import attrs
 
+from agentfsm._concurrency import start_in_thread
 from agentfsm._plugins import require_extra
 from agentfsm.core.errors import MisuseError, RunNotFoundError
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.inbox import parse_time
 from agentfsm.core.labels import DATA_LEVELS, Label, as_labels, join_labels
+from agentfsm.core.messages import Part
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import Run
 from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, SHARE, ValueRule, require_choice, require_members
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.journal import load_run, read_header
 from agentfsm.engine.run_list import RunIterator
+from agentfsm.memory.documents import (
+    DOCUMENT_NAME,
+    DocumentChange,
+    ResourceServer,
+    build_chunks,
+    plan_change,
+    read_text,
+)
 from agentfsm.memory.episodes import build_items, leaves_episode, name_extraction
 from agentfsm.memory.ranking import (
     WINDOW,
@@ -39,6 +51,7 @@ from agentfsm.memory.sqlite_index import SQLiteIndex
 from agentfsm.memory.vectors import EmbeddedQuery, ItemVectors, open_vectors
 from agentfsm.ports.embedder import Embedder
 from agentfsm.ports.memory_items import (
+    LEVEL,
     DeletionProof,
     ItemFilter,
     ItemKind,
@@ -276,6 +289,91 @@ class Memory(RunMemory):
         )
         return await self._add(item)
 
+    async def add_document(
+        self,
+        name: str,
+        text: str | Sequence[Part],
+        *,
+        labels: Collection[str] = (),
+        level: str = "internal",
+        importance: float = IMPORTANCE[ItemKind.DOCUMENT],
+    ) -> DocumentChange:
+        """Add a document, or a new version of it. It is durable when the call returns.
+
+        The text is cut into chunks of up to 512 tokens, at headings and between paragraphs if possible; within a
+        section, a chunk repeats up to 64 tokens of the one before. Chunks that the memory has already are not written
+        or embedded again. Those that are no longer in the document are found as of earlier times only.
+
+        Args:
+            name: Name of the document, such as its path: a document with the same name is a new version of it.
+            text: Markdown or plain text, up to 2,000,000 characters; or parts of a message, whose texts are taken.
+            labels: Labels of the document, such as "untrusted". A run that recalls a part of it has them from then on.
+            level: Data level: "public", "internal", "confidential" or "restricted".
+            importance: Importance of the chunks, from 0 to 1.
+
+        Raises:
+            MisuseError: if a value does not fit, or there is no text.
+        """
+        DOCUMENT_NAME.check("add_document", "name", name)
+        LEVEL.check("add_document", "level", level)
+        fields = {"labels": as_labels(labels), "level": level, "importance": importance}
+        build = partial(build_chunks, name, read_text(name, text), fields)
+        return await self._change_document(name, await start_in_thread(build).wait())
+
+    async def add_resource(
+        self, server: ResourceServer, uri: str, *, labels: Collection[str] = (), level: str = "internal"
+    ) -> DocumentChange:
+        """Read a resource of an MCP server, and add it as a document with the name "server uri".
+
+        Unless the server is trusted, the document has the label "untrusted".
+
+        Args:
+            server: The server, an `agentfsm.mcp.MCPServer`.
+            uri: URI of the resource.
+            labels: Further labels of the document.
+            level: Data level of the document.
+
+        Raises:
+            MisuseError: if the server has no resources, or the resource has no text.
+            MCPServerError: if the server cannot be reached, or has no such resource.
+        """
+        known = [*labels] if server.is_trusted else [Label.UNTRUSTED, *labels]
+        return await self.add_document(f"{server.name} {uri}", await server.read(uri), labels=known, level=level)
+
+    async def remove_document(self, name: str) -> DocumentChange:
+        """Close all chunks of a document: they are found as of earlier times only. `forget_document` deletes them.
+
+        Raises:
+            MisuseError: if the owner has no such document.
+        """
+        change = await self._change_document(name, {})
+        if not change.closed:
+            raise MisuseError(f"there is no document {name!r} of this owner: list_documents() returns their names")
+        return change
+
+    async def list_documents(self) -> dict[str, int]:
+        """Return the number of chunks of each document of the owner, by its name, in the order of the names."""
+        where = ItemFilter(namespaces=(self.namespace,), kinds=(ItemKind.DOCUMENT,), valid_at=await self._now())
+        return dict(sorted(Counter([item.session for item in await self._read_all(where)]).items()))
+
+    async def _change_document(self, name: str, chunks: Mapping[str, Mapping[str, Any]]) -> DocumentChange:
+        known = await self._read_document(name)
+        items, change = plan_change(name, chunks, known, self.namespace, await self._now())
+        if not items:
+            return change
+        self._newest = max(self._newest, items[0].recorded_at)
+        await self.index.add(items)
+        there = await self.index.get([item.id for item in items[: change.added]])
+        left_out = change.added - len(there)
+        if self._vectors is not None:
+            await self._vectors.embed_new()
+        return attrs.evolve(change, added=change.added - left_out, left_out=left_out)
+
+    async def _read_document(self, name: str) -> list[MemoryItem]:
+        """Return the items of all versions of a document."""
+        where = ItemFilter(namespaces=(self.namespace,), kinds=(ItemKind.DOCUMENT,), session=name)
+        return [item for item in await self._read_all(where) if item.data.get("document") == name]
+
     async def revise(
         self,
         item_id: str,
@@ -449,6 +547,9 @@ class Memory(RunMemory):
         where = ItemFilter(
             namespaces=(self.namespace,), kinds=tuple(map(parse_item_kind, kinds)), include_held=include_held
         )
+        return await self._read_all(where)
+
+    async def _read_all(self, where: ItemFilter) -> list[MemoryItem]:
         found: list[MemoryItem] = []
         while page := await self.index.read(where, after=found[-1].id if found else ""):
             found += page
@@ -508,6 +609,19 @@ class Memory(RunMemory):
             raise MisuseError(f"there is no item {missing[0]!r} of this owner: recall() returns the ids of items")
         versions = await self._list_versions(set(ids))
         return await self.index.forget(versions, at=await self._now(), by=by, reason=reason)
+
+    async def forget_document(self, name: str, *, by: str = "", reason: str = "") -> int:
+        """Delete a document with all its versions, as `forget` does. Return the number of items.
+
+        The same texts can be added again under another name only.
+
+        Raises:
+            MisuseError: if the owner has no such document.
+        """
+        ids = [item.id for item in await self._read_document(name)]
+        if not ids:
+            raise MisuseError(f"there is no document {name!r} of this owner: list_documents() returns their names")
+        return await self.index.forget(ids, at=await self._now(), by=by, reason=reason)
 
     async def _list_versions(self, ids: set[str]) -> set[str]:
         """Return the ids of items with all that they replace and that replaces them."""
@@ -576,9 +690,13 @@ class Memory(RunMemory):
         return await self.forget_runs(gone, by=by, reason="its run was deleted") if gone else 0
 
     async def expire(self, rules: Expiry | None = None, *, by: str = "expiry") -> int:
-        """Forget old items of little importance, and the least important ones beyond a number. Return their number."""
+        """Forget old items of little importance, and the least important ones beyond a number. Return their number.
+
+        Documents do not expire.
+        """
         rules, now = rules or Expiry(), await self._now()
-        items = await self.read(include_held=True)
+        kinds = [kind for kind in ItemKind if kind is not ItemKind.DOCUMENT]
+        items = await self.read(kinds=kinds, include_held=True)
         ages = {item.id: max(0.0, now - item.recorded_at) / 86_400 for item in items}
         old = {each.id for each in items if ages[each.id] > rules.days and each.importance < rules.importance}
         left = [item for item in items if item.id not in old]

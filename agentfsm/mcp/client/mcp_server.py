@@ -176,6 +176,11 @@ class MCPServer:
         return self.needs_refresh or (not self.version and self._refresh_limit.in_use > 0)
 
     @property
+    def is_trusted(self) -> bool:
+        """Whether what the server says is trusted; else it is labelled "untrusted"."""
+        return self.tool_policy.trusted
+
+    @property
     def tools(self) -> tuple[Tool[..., Any], ...]:
         """The tools of the newest listing; withheld tools are included, but disabled."""
         return self.admitted.tools
