@@ -498,14 +498,15 @@ class Memory(RunMemory):
         return found
 
     async def reindex(self) -> int:
-        """Embed all items of the index again, of all owners, for example with another model. Return their number.
+        """Build the search again from the items of all owners, and return their number.
 
-        Raises:
-            MisuseError: if the memory has no embedder.
+        The words are split anew, as after an upgrade that splits them in another way. With an embedder, all items are
+        embedded again, for example by another model.
         """
-        if self._vectors is None:
-            raise MisuseError("reindex() embeds all items again, and this memory has no embedder: Memory(embedder=...)")
-        return await self._vectors.reindex()
+        count = await self.index.rebuild_text()
+        if self._vectors is not None:
+            await self._vectors.reindex()
+        return count
 
     # Runs of agents.
 

@@ -96,10 +96,10 @@ FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace WHERE ext
 """
 
 # Words without meaning are marked with D, so that a query that has no others finds them.
-_ROW: Final = (
-    f"({', '.join(['%s'] * 19)}, setweight(to_tsvector('english', %s), 'A') || "
-    "setweight(to_tsvector('simple', %s), 'D') || %s::tsvector, %s)"
+_WORDS: Final = (
+    "setweight(to_tsvector('english', %s), 'A') || setweight(to_tsvector('simple', %s), 'D') || %s::tsvector"
 )
+_ROW: Final = f"({', '.join(['%s'] * 19)}, {_WORDS}, %s)"
 _INSERT: Final = f"INSERT INTO items ({COLUMNS.removeprefix('number, ')}, words, owner) VALUES "  # noqa: S608
 _SEARCH: Final = """
 WITH terms AS (
@@ -216,9 +216,19 @@ class _ItemDatabase(PostgresConnection):
         values: list[Any] = []
         for item in items:
             owner = name_owner(item.namespace)
-            words = " ".join(split_words(_fold(f"{item.text} {write_date(item.valid_from)}")))
-            values += [*write_row(item), words, words, f"{_write_pairs(item.text)} {owner}", owner]
+            values += [*write_row(item), *_write_words(item.text, item.valid_from, owner), owner]
         self.execute(f"{_INSERT} {', '.join([_ROW] * len(items))}", values)
+
+    def rebuild_text(self) -> int:
+        """Write the words of all items again."""
+        newest = "SELECT number, text, valid_from, owner FROM items WHERE number > :after ORDER BY number LIMIT :limit"
+        after = count = 0
+        while rows := self._select(newest, after=after, limit=GROUP_ITEMS):
+            for number, text, valid_from, owner in rows:
+                words = _write_words(text, valid_from, owner)
+                self.execute(f"UPDATE items SET words = {_WORDS} WHERE number = %s", [*words, number])  # noqa: S608
+            after, count = rows[-1][0], count + len(rows)
+        return count
 
     def search_text(self, terms: QueryTerms, where: ItemFilter, limit: int) -> list[ItemMatch]:
         """Return the best matches. The filter is a part of the query, so it does not shorten the result."""
@@ -452,6 +462,12 @@ def _write_vector(vector: Sequence[float]) -> str:
 def _fold(text: str) -> str:
     """Return a text without accents."""
     return "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
+
+
+def _write_words(text: str, valid_from: float, owner: str) -> tuple[str, str, str]:
+    """Return the values of `_WORDS`."""
+    words = " ".join(split_words(_fold(f"{text} {write_date(valid_from)}")))
+    return words, words, f"{_write_pairs(text)} {owner}"
 
 
 def _write_lexeme(pair: str) -> str:

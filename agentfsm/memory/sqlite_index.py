@@ -44,6 +44,8 @@ from agentfsm.stores.threaded.outage import Outage
 
 # Seconds that a call waits for another process's transaction.
 PATIENCE_S: Final = 30.0
+# Items that a rebuild of the text index reads at once.
+REBUILT_ITEMS: Final = 1_000
 SCHEMA: Final = SQLiteSchema(
     version=1,
     tables=frozenset({"items", "items_text", "deletions", "forgotten_items", "forgotten_owners", "released_items"}),
@@ -135,6 +137,19 @@ class _ItemFile(DatabaseFile):
         newest = "SELECT max(place) FROM items WHERE owner = ? AND session = ?"
         (place,) = self.execute(newest, (name_owner(item.namespace), item.session)).fetchone()
         return int(place or 0) + 1
+
+    def rebuild_text(self) -> int:
+        """Write the pairs and days of all items again, and build the text index from them."""
+        (count,) = self.execute("SELECT count(*) FROM items").fetchone()
+        newest = "SELECT number, text, valid_from FROM items WHERE number > ? ORDER BY number LIMIT ?"
+        after = 0
+        while rows := self.execute(newest, (after, REBUILT_ITEMS)).fetchall():
+            for number, text, valid_from in rows:
+                values = (write_pairs(text), write_date(valid_from), number)
+                self.execute("UPDATE items SET pairs = ?, day = ? WHERE number = ?", values)
+            after = rows[-1][0]
+        self.execute("INSERT INTO items_text (items_text) VALUES ('rebuild')")
+        return int(count)
 
     def search_text(self, terms: QueryTerms, where: ItemFilter, limit: int) -> list[ItemMatch]:
         """Return the best matches. The filter is a part of the query, so it does not shorten the result."""

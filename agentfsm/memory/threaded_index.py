@@ -65,6 +65,10 @@ class ItemTables(TransactionBackend, Protocol):
         """Delete the items with a source."""
         ...
 
+    def rebuild_text(self) -> int:
+        """Build the index of words again from the items, and return their number."""
+        ...
+
     def list_deletions(self) -> list[DeletionProof]:
         """Return the records of deletions, oldest first."""
         ...
@@ -155,6 +159,10 @@ class ThreadedIndex(MemoryIndex, Generic[TablesT]):
     async def drop_derived(self) -> int:
         """Delete the items that have a source."""
         return await self._run(lambda tables: tables.drop_derived(), writes=True)
+
+    async def rebuild_text(self) -> int:
+        """Build the index of words again."""
+        return await self._run(lambda tables: tables.rebuild_text(), writes=True)
 
     async def list_deletions(self) -> Sequence[DeletionProof]:
         """Return the records of deletions, oldest first."""

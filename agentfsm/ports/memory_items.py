@@ -307,6 +307,10 @@ class MemoryIndex(Protocol):
         """Delete the items that have a source, before they are derived from the journals again; return their number."""
         ...
 
+    async def rebuild_text(self) -> int:
+        """Build the index of words again from the items of all owners, and return their number."""
+        ...
+
     async def list_deletions(self) -> Sequence[DeletionProof]:
         """Return the records of deletions, oldest first."""
         ...

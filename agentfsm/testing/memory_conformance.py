@@ -276,6 +276,17 @@ class MemoryIndexConformance:
         assert [*await index.add([build_item("c", "secret"), attrs.evolve(second, replaces="c")])] == []
         assert await self.search(index, "secret") == []
 
+    async def test_the_index_of_words_is_built_again(self, index: MemoryIndex) -> None:
+        """From the items, which are found as before; what was forgotten is not."""
+        await index.add(
+            [build_item("tea", "Ann drinks tea"), build_item("gone", "Ann"), build_item("beijing", "去北京")]
+        )
+        await index.forget(["gone"], at=300.0, by="", reason="")
+        assert await index.rebuild_text() == 2
+        assert await self.search(index, "drinking") == ["tea"]
+        assert await self.search(index, "北京") == ["beijing"]
+        assert await self.search(index, "Ann") == ["tea"]
+
     async def test_derived_items_are_dropped(self, index: MemoryIndex) -> None:
         """A rebuild drops the items with a source only, and a release holds for the item that returns."""
         derived = build_item("derived", "word", source=ItemSource(run_id="r"), held=True)
