@@ -9,6 +9,7 @@
     agentfsm prompts list | show | render | test | activate | rollback | diff
     agentfsm keys add | list | remove
     agentfsm memory search | show | release | forget | rebuild | export
+    agentfsm index add | search | list | remove | rebuild
     agentfsm mcp tools | approve | prompts | prompt | resources | read | login | logout | status | serve
 
 Results go to stdout, all else to stderr. Exit codes: 0 done, 1 failed, 2 usage, 3 waiting for a person or for

@@ -25,6 +25,7 @@ from agentfsm.cli.commands import (
     decide,
     execute,
     follower_admin,
+    index_admin,
     inspect,
     key_files,
     mcp_client,
@@ -41,6 +42,7 @@ from agentfsm.cli.resolve.store_location import STORE_VARIABLE
 from agentfsm.core.calls import Phase
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import InputKind, Priority
+from agentfsm.core.labels import DATA_LEVELS
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
 from agentfsm.stores.home import DEFAULT_STORE
@@ -88,6 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_retention(add)
     _add_followers(add)
     _add_memory(add)
+    _add_index(add)
     _add_mcp(add)
     _add_prompts(add)
     _add_serve(add)
@@ -334,7 +337,13 @@ def _add_memory(add: AddParser) -> None:
     forget.add_argument("--runs", action="store_true", help="with --all: the runs of the user as well")
     rebuild = _add_command(sub, memory_admin.rebuild, text="derive the items of runs again from the journals")
     export = _add_command(sub, memory_admin.export, text="print all items of a user")
-    for each in (search, show, release, forget, rebuild, export):
+    _add_memory_options(search, show, release, forget, rebuild, export)
+    for each in (release, forget):
+        each.add_argument("--by", metavar="NAME", default=memory_admin.BY, help="name for the record of it")
+
+
+def _add_memory_options(*commands: argparse.ArgumentParser) -> None:
+    for each in commands:
         each.add_argument(
             "--memory",
             metavar="PATH",
@@ -343,8 +352,32 @@ def _add_memory(add: AddParser) -> None:
         )
         each.add_argument("--user", default="", help="owner of the items (default: items that all users share)")
         each.add_argument("--tenant", default="", help="tenant of the user (default: none)")
-    for each in (release, forget):
-        each.add_argument("--by", metavar="NAME", default=memory_admin.BY, help="name for the record of it")
+
+
+def _add_index(add: AddParser) -> None:
+    text = "add documents to a memory, search, list and remove them, or rebuild the index"
+    group = add("index", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    sub = group.add_subparsers(required=True, metavar="COMMAND").add_parser
+    adds = _add_command(sub, index_admin.add, text="add documents, or new versions of them")
+    adds.add_argument("documents", metavar="FILE", nargs="+", help="a Markdown or text file; with --mcp, a URI")
+    adds.add_argument(
+        "--level", choices=[*map(str, DATA_LEVELS)], default="internal", help="data level (default: %(default)s)"
+    )
+    adds.add_argument(
+        "--label", metavar="LABEL", action="append", default=[], help="label of the documents, such as untrusted"
+    )
+    adds.add_argument("--mcp", metavar="FILE", help='add resources of a server of this JSON file with "mcpServers"')
+    adds.add_argument("--server", metavar="NAME", help="with --mcp: the server, if the file has several")
+    search = _add_command(sub, index_admin.search, text="print the parts of documents that match a query, best first")
+    search.add_argument("query", help="words to look for")
+    search.add_argument("--limit", metavar="N", type=parse_count, default=8, help="maximum of parts (default: 8)")
+    lists = _add_command(sub, index_admin.list_documents, name="list", text="list the documents")
+    remove = _add_command(sub, index_admin.remove, text="remove documents from the search")
+    remove.add_argument("documents", metavar="NAME", nargs="+", help="name of a document, as list prints it")
+    remove.add_argument("--forget", action="store_true", help="delete all their versions for good")
+    remove.add_argument("--by", metavar="NAME", default=memory_admin.BY, help="name for the record of a deletion")
+    rebuild = _add_command(sub, index_admin.rebuild, text="build the index again from the items of all users")
+    _add_memory_options(adds, search, lists, remove, rebuild)
 
 
 def _add_mcp(add: AddParser) -> None:

@@ -125,7 +125,7 @@ def _pack(blocks: Sequence[str], most: int, repeated: int) -> Iterator[str]:
             added = BYTE_COUNTER.count(piece)
             if is_new and size + added > most:
                 yield chunk.strip()
-                chunk = _end_of(chunk, repeated)
+                chunk = _take_end(chunk, repeated)
                 size = BYTE_COUNTER.count(chunk)
             chunk, size, is_new = chunk + piece, size + added, True
     if chunk.strip():
@@ -144,7 +144,7 @@ def _cut(text: str, most: int, ends: Sequence[re.Pattern[str]] = _ENDS) -> Itera
         yield from (text[start : start + step] for start in range(0, len(text), step))
 
 
-def _end_of(text: str, most: int) -> str:
+def _take_end(text: str, most: int) -> str:
     """Return whole sentences or words at the end of a text, at most `most` bytes."""
     kept, left = "", most
     for piece in reversed([*_cut(text, most)]):

@@ -226,6 +226,17 @@ def test_prompts_and_resources(approved):
     assert "KEY=VALUE" in approved.err
 
 
+def test_a_resource_becomes_a_document(approved):
+    """Of the server of a file, and it is not trusted."""
+    added = approved("index", "add", "--mcp", "servers.json", "notes://today", "--user", "ann")
+    assert added == "notes notes://today: 1 new (chunks)\n"
+    [item] = approved.json("index", "search", "rains", "--user", "ann")["items"]
+    assert item["labels"] == ["untrusted"]
+    configure(approved, notes=entry(), other=entry())
+    approved("index", "add", "--mcp", "servers.json", "notes://today", code=2)
+    assert "several servers, notes, other: name one with --server" in approved.err
+
+
 # Agents that use them.
 
 

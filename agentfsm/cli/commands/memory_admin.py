@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -13,11 +13,11 @@ from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count, format_time
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.errors import MisuseError
-from agentfsm.stores.home import HOME_FOLDER
+from agentfsm.stores.home import HOME_FOLDER, create_private_folder
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.memory import Memory
+    from agentfsm.memory import Memory, Recollection
     from agentfsm.ports.memory_items import MemoryItem
 
 T = TypeVar("T")
@@ -27,15 +27,22 @@ DEFAULT_MEMORY: Final = f"{HOME_FOLDER}/memory.db"
 BY: Final = "agentfsm memory"
 
 
-def _run(args: argparse.Namespace, act: Callable[[Memory], Awaitable[T]]) -> T:
+def run_with_memory(args: argparse.Namespace, act: Callable[[Memory], Awaitable[T]], *, creates: bool = False) -> T:
     """Run `act` with the memory of the user that the arguments name, and close it.
+
+    Args:
+        args: Arguments of the command.
+        act: Works on the memory.
+        creates: Whether the file is created if there is none.
 
     Raises:
         MisuseError: if there is no such file.
     """
     from agentfsm.memory import Memory  # noqa: PLC0415  brings sqlite3
 
-    if not Path(args.memory).is_file():
+    if creates:
+        create_private_folder(Path(args.memory).parent)
+    elif not Path(args.memory).is_file():
         raise MisuseError(f"there is no memory {args.memory}: name its file with --memory")
     memory = Memory(args.memory).for_(user=args.user, tenant=args.tenant)
 
@@ -66,7 +73,8 @@ def _write_item(item: MemoryItem) -> dict[str, Any]:
     }
 
 
-def _report(terminal: Terminal, written: Mapping[str, Any], text: str) -> ExitCode:
+def report(terminal: Terminal, written: Mapping[str, Any], text: str) -> ExitCode:
+    """Print a result as JSON or as a text."""
     if terminal.json:
         terminal.document(written)
     else:
@@ -81,12 +89,16 @@ def _format_item(item: MemoryItem) -> str:
 
 def search(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Print the items that match a query, best first."""
-    found = _run(args, lambda memory: memory.recall(args.query, k=args.limit))
-    if not found:
+    return report_found(terminal, run_with_memory(args, lambda memory: memory.recall(args.query, k=args.limit)))
+
+
+def report_found(terminal: Terminal, found: Sequence[Recollection]) -> ExitCode:
+    """Print items that were found, best first."""
+    if not found and not terminal.json:
         terminal.err("nothing found")
-        return _report(terminal, {"items": []}, "") if terminal.json else ExitCode.DONE
+        return ExitCode.DONE
     items = [{**_write_item(each.item), "score": each.score} for each in found]
-    return _report(terminal, {"items": items}, "\n".join(_format_item(each.item) for each in found))
+    return report(terminal, {"items": items}, "\n".join(_format_item(each.item) for each in found))
 
 
 def show(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -102,13 +114,13 @@ def show(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
             raise MisuseError(f"there is no item {args.item!r} of this owner: `agentfsm memory export` lists them")
         return item
 
-    item = _run(args, act)
+    item = run_with_memory(args, act)
     lines = [item.text, "", f"kind: {item.kind.value}", f"importance: {item.importance}", f"level: {item.level}"]
     lines += [f"known since: {format_time(item.recorded_at)}"]
     lines += [f"from run: {item.source.run_id}"] if item.source is not None else []
     lines += [f"labels: {', '.join(item.labels)}"] if item.labels else []
     lines += ["held: it is not found before `agentfsm memory release`"] if item.held else []
-    return _report(terminal, _write_item(item), "\n".join(lines))
+    return report(terminal, _write_item(item), "\n".join(lines))
 
 
 def release(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -120,8 +132,8 @@ def release(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
             raise MisuseError(f"the owner has no held item {missing[0]!r}: `agentfsm memory export` lists them")
         return await memory.release(args.items, by=args.by)
 
-    count = _run(args, act)
-    return _report(terminal, {"released": count}, f"released {format_count(count, 'item')}")
+    count = run_with_memory(args, act)
+    return report(terminal, {"released": count}, f"released {format_count(count, 'item')}")
 
 
 def forget(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -146,8 +158,8 @@ def forget(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         finally:
             await store.aclose()
 
-    count = _run(args, act)
-    return _report(terminal, {"forgotten": count}, f"forgot {format_count(count, 'item')}")
+    count = run_with_memory(args, act)
+    return report(terminal, {"forgotten": count}, f"forgot {format_count(count, 'item')}")
 
 
 def rebuild(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -160,14 +172,14 @@ def rebuild(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         finally:
             await store.aclose()
 
-    count = _run(args, act)
-    return _report(terminal, {"items": count}, f"derived {format_count(count, 'item')} from the journals")
+    count = run_with_memory(args, act)
+    return report(terminal, {"items": count}, f"derived {format_count(count, 'item')} from the journals")
 
 
 def export(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Print all items of an owner, those that are held included."""
-    items = _run(args, lambda memory: memory.read(include_held=True))
+    items = run_with_memory(args, lambda memory: memory.read(include_held=True))
     if not items and not terminal.json:
         terminal.err("no items")
         return ExitCode.DONE
-    return _report(terminal, {"items": [*map(_write_item, items)]}, "\n".join(map(_format_item, items)))
+    return report(terminal, {"items": [*map(_write_item, items)]}, "\n".join(map(_format_item, items)))

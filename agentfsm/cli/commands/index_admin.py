@@ -1,0 +1,124 @@
+"""`agentfsm index`: add documents to a memory, search, list and remove them, and rebuild the index."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.commands.mcp_client import select_servers
+from agentfsm.cli.commands.memory_admin import report, report_found, run_with_memory
+from agentfsm.cli.render.formatting import format_count
+from agentfsm.cli.resolve.mcp_servers import load_servers
+from agentfsm.core.errors import MisuseError
+
+if TYPE_CHECKING:
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.mcp import MCPServer
+    from agentfsm.memory import DocumentChange, Memory
+
+
+def add(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Add documents, or new versions of them: files, or resources of an MCP server.
+
+    Raises:
+        MisuseError: if a file cannot be read as text; then nothing is added.
+        MCPServerError: if the server is not approved, or has no such resource.
+    """
+    if args.server and not args.mcp:
+        raise MisuseError("--server names a server of the file that --mcp names: give both")
+    options = {"level": args.level, "labels": args.label}
+    texts = {} if args.mcp else {Path(each).as_posix(): _read_file(each) for each in args.documents}
+
+    async def add_files(memory: Memory) -> list[DocumentChange]:
+        return [await memory.add_document(name, text, **options) for name, text in texts.items()]
+
+    async def add_resources(memory: Memory, server: MCPServer) -> list[DocumentChange]:
+        try:
+            await server.update()  # starts the server only if it is approved
+            return [await memory.add_resource(server, each, **options) for each in args.documents]
+        finally:
+            await server.aclose()
+
+    if args.mcp:
+        server = _find_server(args, terminal)
+        changes = run_with_memory(args, lambda memory: add_resources(memory, server), creates=True)
+    else:
+        changes = run_with_memory(args, add_files, creates=True)
+    return report(
+        terminal, {"documents": [*map(attrs.asdict, changes)]}, "\n".join(_format_change(each) for each in changes)
+    )
+
+
+def _read_file(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise MisuseError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise MisuseError(f"{path} is not a text in UTF-8: add Markdown or plain text") from error
+
+
+def _find_server(args: argparse.Namespace, terminal: Terminal) -> MCPServer:
+    found = select_servers(load_servers(args.mcp, terminal), argparse.Namespace(file=args.mcp, server=args.server))
+    if len(found) != 1:
+        names = ", ".join(server.name for server in found)
+        raise MisuseError(f"{args.mcp} has several servers, {names}: name one with --server")
+    return found[0]
+
+
+def _format_change(change: DocumentChange) -> str:
+    counts = {"new": change.added, "kept": change.kept, "gone": change.closed, "forgotten before": change.left_out}
+    told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    return f"{change.name}: {told} (chunks)"
+
+
+def search(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Print the parts of documents that match a query, best first."""
+    found = run_with_memory(args, lambda memory: memory.recall(args.query, k=args.limit, kinds=["document"]))
+    return report_found(terminal, found)
+
+
+def list_documents(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Print the documents with the number of their chunks."""
+    found = run_with_memory(args, lambda memory: memory.list_documents())
+    if not found and not terminal.json:
+        terminal.err("no documents")
+        return ExitCode.DONE
+    written = [{"name": name, "chunks": chunks} for name, chunks in found.items()]
+    return report(
+        terminal, {"documents": written}, "\n".join(f"{each['chunks']:>6}  {each['name']}" for each in written)
+    )
+
+
+def remove(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Remove documents from the search, or delete them for good.
+
+    Raises:
+        MisuseError: if there is no such document.
+    """
+
+    async def act(memory: Memory) -> list[int]:
+        return [await _remove(memory, name) for name in args.documents]
+
+    async def _remove(memory: Memory, name: str) -> int:
+        if args.forget:
+            return await memory.forget_document(name, by=args.by)
+        return (await memory.remove_document(name)).closed
+
+    counts: Sequence[int] = run_with_memory(args, act)
+    word = "forgot" if args.forget else "removed"
+    lines = [
+        f"{name}: {word} {format_count(count, 'chunk')}" for name, count in zip(args.documents, counts, strict=True)
+    ]
+    return report(terminal, {"chunks": dict(zip(args.documents, counts, strict=True))}, "\n".join(lines))
+
+
+def rebuild(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Build the index again from the items of all owners."""
+    count = run_with_memory(args, lambda memory: memory.reindex())
+    return report(terminal, {"items": count}, f"indexed {format_count(count, 'item')}")
