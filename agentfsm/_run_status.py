@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import attrs
 
 from agentfsm.core.errors import ArgumentsError
 from agentfsm.core.machine import State
@@ -13,8 +15,12 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
 
 
-def describe_status(state: State, *, is_waiting: bool) -> str:
-    """Return the status of a run in one word: running, waiting, done or stopped."""
+Status: TypeAlias = Literal["running", "waiting", "done", "stopped"]
+"""Status of a run in one word."""
+
+
+def describe_status(state: State, *, is_waiting: bool) -> Status:
+    """Return the status of a run."""
     if state in (State.DONE, State.ERROR):
         return "done" if state is State.DONE else "stopped"
     return "waiting" if is_waiting else "running"
@@ -27,3 +33,26 @@ def read_output(run: Run) -> Any:
     except ArgumentsError:
         return run.answer
     return value if isinstance(value, str) else json.loads(result_text.render_text(value))
+
+
+def describe_run(run: Run) -> dict[str, Any]:
+    """Return a run for the model of a client: its status, its answer or why it stopped, and what it waits for."""
+    view: dict[str, Any] = {
+        "run_id": run.id,
+        "status": describe_status(run.state, is_waiting=run.is_waiting),
+        "turn": run.turn,
+        "tokens": run.usage.tokens,
+    }
+    if run.state is State.DONE:
+        view["answer"] = read_output(run)
+    elif run.stop_reason is not None:
+        view |= {"stop_reason": str(run.stop_reason), "stop_message": run.stop_message}
+    if run.pending:
+        view["pending"] = [attrs.asdict(item) for item in run.pending]
+    return view
+
+
+def describe_progress(run: Run) -> str:
+    """Return the turn of a run and what it does, for people."""
+    names = ", ".join(entry.call.name for entry in run.open)
+    return f"turn {run.turn}: {names or run.state}"

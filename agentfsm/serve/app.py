@@ -26,7 +26,8 @@ from agentfsm.serve.delta_hub import DeltaHub
 from agentfsm.serve.details import DETAILS
 from agentfsm.serve.dialects.ag_ui import AG_UI
 from agentfsm.serve.dialects.chat_completions import OPENAI
-from agentfsm.serve.endpoints import RouteGroup, answer_http_error, answer_refusal
+from agentfsm.serve.dialects.mcp_sessions import ALLOWED_HEADERS, MCP, SESSION_HEADER
+from agentfsm.serve.endpoints import SERVER_FAILED, RouteGroup, answer_http_error, answer_refusal
 from agentfsm.serve.gateway import Gateway
 from agentfsm.serve.inspection import INSPECTION
 from agentfsm.serve.rate_limits import NO_LIMITS, RateLimits
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 # `Origin` as browsers send it.
 _ORIGIN: Final = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?")
 # Operations of every gateway.
-ROUTE_GROUPS: Final = (RUNS, INSPECTION, DETAILS, ADMINISTRATION, AG_UI, OPENAI)
+ROUTE_GROUPS: Final = (RUNS, INSPECTION, DETAILS, ADMINISTRATION, AG_UI, OPENAI, MCP)
 
 
 @attrs.frozen(eq=False)
@@ -142,8 +143,8 @@ def serve(
         CORSMiddleware,
         allow_origins=allowed,
         allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["authorization", "content-type", "idempotency-key", "last-event-id"],
-        expose_headers=["location", "retry-after"],
+        allow_headers=["authorization", "content-type", "idempotency-key", "last-event-id", *ALLOWED_HEADERS],
+        expose_headers=["location", "retry-after", SESSION_HEADER],
     )
     app = Starlette(
         routes=routes,
@@ -160,7 +161,7 @@ def _answer_http_error(_request: Request, error: Exception) -> Response:
 
 
 def _answer_crash(_request: Request, _error: Exception) -> Response:
-    return answer_refusal(500, "error", "the server failed; its log has the details")
+    return answer_refusal(500, "error", SERVER_FAILED)
 
 
 async def _answer_health(_request: Request) -> Response:

@@ -183,6 +183,8 @@ def _describe_flaw(kind: type[RequestBody], flaw: ErrorDetails) -> str:
     return f"{place or 'body'}: {flaw['msg']}{about}"
 
 
+# Text for a client whose request failed for a reason that is not the client's.
+SERVER_FAILED: Final = "the server failed; its log has the details"
 # Status and code of each kind of error, the most specific first.
 _STATUSES: Final = (
     (RunNotFoundError, 404, "not_found"),
@@ -194,18 +196,25 @@ _STATUSES: Final = (
 )
 
 
-def _answer_error(error: AgentError, refuse: Callable[[int, str, str, Any], Response]) -> Response:
+def explain_error(error: AgentError) -> tuple[int, str, str]:
+    """Return the status, the code and the text for a client. An error that is not the client's fault is logged."""
     if isinstance(error, LimitExceededError | OverloadedError):
-        return refuse(error.status, error.code, str(error), {"retry-after": str(max(1, ceil(error.retry_after_s)))})
+        return error.status, error.code, str(error)
     for kind, status, code in _STATUSES:
         if isinstance(error, kind):
             if status == 503:  # noqa: PLR2004  the text may name hosts
                 _log.warning("a request failed: %s", error)
-                text = "the store does not answer: try again"
-                return refuse(status, code, text, {"retry-after": str(RETRY_AFTER_S)})
-            return refuse(status, code, str(error), None)
+                return status, code, "the store does not answer: try again"
+            return status, code, str(error)
     _log.error("a request failed", exc_info=error)
-    return refuse(500, "error", "the server failed; its log has the details", None)
+    return 500, "error", SERVER_FAILED
+
+
+def _answer_error(error: AgentError, refuse: Callable[[int, str, str, Any], Response]) -> Response:
+    status, code, text = explain_error(error)
+    if isinstance(error, LimitExceededError | OverloadedError):
+        return refuse(status, code, text, {"retry-after": str(max(1, ceil(error.retry_after_s)))})
+    return refuse(status, code, text, {"retry-after": str(RETRY_AFTER_S)} if status == 503 else None)  # noqa: PLR2004
 
 
 def answer_http_error(

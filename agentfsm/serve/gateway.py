@@ -15,7 +15,7 @@ import attrs
 
 from agentfsm._deltas import pass_deltas
 from agentfsm.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent, new_id
-from agentfsm.core.errors import AgentError, ConflictError, MisuseError, RunNotFoundError
+from agentfsm.core.errors import AgentError, ClosedError, ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.messages import as_parts
 from agentfsm.serve.caller_limits import Admission
 from agentfsm.serve.delta_hub import DeltaHub
@@ -79,6 +79,9 @@ class Gateway:
     streams: set[anyio.CancelScope] = attrs.field(factory=set, init=False)
     """Scopes of the open event streams, which the shutdown of the server cancels."""
 
+    on_close: list[Callable[[], None]] = attrs.field(factory=list, init=False)
+    """Called when the server begins to shut down, after the open event streams were ended."""
+
     _tasks: TaskGroup | None = attrs.field(default=None, init=False)
     """Tasks of the lifespan; None outside of it."""
 
@@ -104,11 +107,27 @@ class Gateway:
                 yield
             finally:
                 self._tasks.cancel_scope.cancel()
+                self._tasks = None
 
     def close_streams(self) -> None:
         """End the event streams, whose clients connect to the next server."""
         for scope in tuple(self.streams):
             scope.cancel()
+        for call in self.on_close:
+            call()
+
+    async def start_task(self, function: Callable[..., Coroutine[Any, Any, None]]) -> Any:
+        """Start a task that runs until the end of the lifespan, and return what it reports as started.
+
+        Args:
+            function: Takes `task_status`.
+
+        Raises:
+            ClosedError: when the lifespan is not running.
+        """
+        if self._tasks is None:
+            raise ClosedError("the server is not running: enter the app's lifespan")
+        return await self._tasks.start(function)
 
     async def _execute(
         self,
@@ -181,7 +200,8 @@ class Gateway:
         chosen = self.find_agent(agent)
         if key is not None and _ID.fullmatch(key) is None:
             raise MisuseError(
-                "`Idempotency-Key` must have 1 to 200 letters, digits and ._:-, the first a letter or digit"
+                "the id of a run (`Idempotency-Key`) must have 1 to 200 letters, digits and ._:-, and begin with a "
+                "letter or digit"
             )
         known = await self._find_header(key) if key else None
         if known is not None and not (caller.can_see(known) and known.agent == chosen.name):

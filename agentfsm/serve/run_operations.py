@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from math import inf, isfinite, nextafter
 from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
 
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.text_safety import escape_hidden
-from agentfsm.ports.store import Filter
 from agentfsm.serve import bodies
 from agentfsm.serve.agent_documents import build_agent_document
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
@@ -17,19 +13,15 @@ from agentfsm.serve.event_stream import JournalEncoder, RunEventStream, parse_po
 from agentfsm.serve.fork_edits import parse_edits
 from agentfsm.serve.prompt_parts import read_prompt
 from agentfsm.serve.queries import read_number, read_state, read_text
+from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, reject_call, send_text
 from agentfsm.serve.run_documents import JSONDocument, build_row_document, build_run_document
+from agentfsm.serve.run_pages import MAX_PAGE_SIZE, PAGE_SIZE, find_page
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from agentfsm.serve.access import Caller
     from agentfsm.serve.gateway import Gateway
-
-# Rows in a page of the list.
-PAGE_SIZE: Final = 50
-MAX_PAGE_SIZE: Final = 200
-# Rows that one request reads from the store, at most, to find those that the caller may see.
-MAX_SCANNED: Final = 1_000
 
 # Start and read runs.
 
@@ -52,32 +44,18 @@ async def create_run(gateway: Gateway, request: Request, caller: Caller, body: b
 async def list_runs(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
     """List runs, newest first: of the caller, or with the scope "approve" of the tenant."""
     query = request.query_params
-    limit = max(1, read_number(query, "limit", PAGE_SIZE, MAX_PAGE_SIZE))
-    session = read_text(query, "session")
-    before, last_id = _parse_cursor(read_text(query, "after"))
-    where = Filter(
+    rows, after = await find_page(
+        gateway,
+        caller,
         agent=read_text(query, "agent"),
-        user=read_text(query, "user") if caller.allows("approve") else caller.user,
-        session=None if session is None else caller.qualify_session(session),
+        user=read_text(query, "user"),
+        session=read_text(query, "session"),
         state=None if "state" not in query else read_state(query["state"]),
-        waiting=None if "waiting" not in query else query["waiting"] == "true",
-        before=before,
-        tenant=caller.tenant or "",
+        is_waiting=None if "waiting" not in query else query["waiting"] == "true",
+        limit=max(1, read_number(query, "limit", PAGE_SIZE, MAX_PAGE_SIZE)),
+        after=read_text(query, "after"),
     )
-    rows, scanned, more = [], 0, None
-    is_begun = before is None
-    async for row in gateway.runs.iterate(where):
-        if not is_begun and nextafter(row.created_at, inf) == before:
-            is_begun = row.id == last_id
-            continue
-        is_begun = True
-        scanned += 1
-        if await gateway.serves(row):
-            rows.append(row)
-        if len(rows) == limit or scanned == MAX_SCANNED:
-            more = f"{row.created_at!r}:{row.id}"
-            break
-    return JSONDocument({"runs": [build_row_document(row) for row in rows], "after": more})
+    return JSONDocument({"runs": [build_row_document(row) for row in rows], "after": after})
 
 
 async def get_run(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
@@ -107,48 +85,39 @@ async def list_agents(gateway: Gateway, _request: Request, _caller: Caller, _bod
 
 async def send_input(gateway: Gateway, request: Request, caller: Caller, body: bodies.InputBody) -> Response:
     """Send a run input, which its model reads at the next turn."""
-    header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
-    if header.user != caller.user:
-        gateway.check_controller(caller)
-    prompt = read_prompt(body.text)
-    gateway.check_parts(header, prompt)
-    await gateway.runs.send(header.id, prompt, key=body.key, priority=body.priority)
-    return await _accept(gateway, header.id)
+    run_id = request.path_params["run_id"]
+    await send_text(gateway, caller, run_id, read_prompt(body.text), key=body.key, priority=body.priority)
+    return await _accept(gateway, run_id)
 
 
 async def approve(gateway: Gateway, request: Request, caller: Caller, body: bodies.ApproveBody) -> Response:
     """Approve a call that waits."""
-    header = await gateway.open_run(request.path_params["run_id"], caller)
-    gateway.check_decider(header, caller)
-    tool_run = await gateway.find_waiting_run(header, body.call_id)
-    await gateway.runs.approve(tool_run, body.call_id, by=caller.user, arguments=body.arguments, digest=body.digest)
-    return await _accept(gateway, header.id)
+    run_id = request.path_params["run_id"]
+    await approve_call(gateway, caller, run_id, body.call_id, digest=body.digest, arguments=body.arguments)
+    return await _accept(gateway, run_id)
 
 
 async def reject(gateway: Gateway, request: Request, caller: Caller, body: bodies.RejectBody) -> Response:
     """Reject a call that waits; the model reads the reason."""
-    header = await gateway.open_run(request.path_params["run_id"], caller)
-    tool_run = await gateway.find_waiting_run(header, body.call_id)
-    await gateway.runs.reject(
-        tool_run, body.call_id, by=caller.user, message=escape_hidden(body.message, keep_legitimate=True)
-    )
-    return await _accept(gateway, header.id)
+    run_id = request.path_params["run_id"]
+    await reject_call(gateway, caller, run_id, body.call_id, message=body.message)
+    return await _accept(gateway, run_id)
 
 
 async def answer(gateway: Gateway, request: Request, caller: Caller, body: bodies.AnswerBody) -> Response:
     """Answer a question, or give the result of a call that comes from outside."""
-    header = await gateway.open_run(request.path_params["run_id"], caller)
-    tool_run = await gateway.find_waiting_run(header, body.call_id)
-    await gateway.runs.answer(
-        tool_run,
+    run_id = request.path_params["run_id"]
+    await answer_call(
+        gateway,
+        caller,
+        run_id,
         body.call_id,
-        escape_hidden(body.content, keep_legitimate=True) if isinstance(body.content, str) else body.content,
+        body.content,
+        digest=body.digest,
         failed=body.failed,
         declined=body.declined,
-        by=caller.user,
-        digest=body.digest,
     )
-    return await _accept(gateway, header.id)
+    return await _accept(gateway, run_id)
 
 
 async def settle(gateway: Gateway, request: Request, caller: Caller, body: bodies.SettleBody) -> Response:
@@ -178,9 +147,9 @@ async def resume(gateway: Gateway, request: Request, caller: Caller, _body: bodi
 
 async def cancel(gateway: Gateway, request: Request, caller: Caller, body: bodies.StopBody) -> Response:
     """End a run and the runs of its sub-agents."""
-    header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
-    await gateway.runs.cancel(header.id, by=caller.user, message=body.message)
-    return await _accept(gateway, header.id)
+    run_id = request.path_params["run_id"]
+    await cancel_run(gateway, caller, run_id, message=body.message)
+    return await _accept(gateway, run_id)
 
 
 async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.ForkBody) -> Response:
@@ -208,24 +177,6 @@ async def delete(gateway: Gateway, request: Request, caller: Caller, _body: obje
     header = await gateway.open_run(request.path_params["run_id"], caller)
     await gateway.runs.delete(header.id)
     return Response(status_code=204)
-
-
-def _parse_cursor(text: str | None) -> tuple[float | None, str]:
-    """Return the time of creation before which a page begins, and the last run of the page before, which has this time.
-
-    Raises:
-        MisuseError: when the cursor is invalid.
-    """
-    if text is None:
-        return None, ""
-    moment, _, run_id = text.partition(":")
-    try:
-        created_at = float(moment)
-    except ValueError:
-        created_at = inf
-    if not (isfinite(created_at) and run_id):
-        raise MisuseError(f"after={text[:40]!r}: give the `after` of the page before")
-    return nextafter(created_at, inf), run_id
 
 
 async def _accept(gateway: Gateway, run_id: str) -> Response:

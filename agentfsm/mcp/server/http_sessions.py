@@ -12,6 +12,8 @@ from typing import Final
 
 import anyio
 import attrs
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
 
 from agentfsm.web.eviction import choose_evicted, derive_client_key
 from agentfsm.web.http_guard import App, Message, Receive, Scope, Send
@@ -23,6 +25,19 @@ SESSION_IDLE_TIMEOUT_S: Final = 30 * 60.0
 _HEADER: Final = b"mcp-session-id"
 _FIRST_ERROR: Final = 400
 _NOT_FOUND: Final = 404
+
+
+def claim_request(scope: Scope, owner: str) -> Scope:
+    """Return the ASGI scope of a request of an owner, who counts as one client whatever its address.
+
+    A session that the request opens exists for requests of the same owner only: the SDK answers others with 404.
+
+    Args:
+        scope: The scope.
+        owner: A text without spaces that stands for the credential.
+    """
+    token = AccessToken(token="", client_id=owner, scopes=[])
+    return {**scope, "user": AuthenticatedUser(token), "client": (owner, 0)}
 
 
 @attrs.define(eq=False, kw_only=True)

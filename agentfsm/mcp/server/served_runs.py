@@ -19,11 +19,10 @@ from mcp import MCPError
 from mcp.server.subscriptions import ResourcesListChanged, ResourceUpdated
 from pydantic import Field
 
-from agentfsm._run_status import describe_status, read_output
+from agentfsm._run_status import describe_progress, describe_run
 from agentfsm._runnable_agent import RunnableAgent
 from agentfsm.core.codec import message_to_json
 from agentfsm.core.errors import AgentError, MisuseError, RunNotFoundError
-from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.mcp.server.event_bus import EventBus
 from agentfsm.mcp.server.resources import Resource
@@ -367,7 +366,7 @@ class ServedRuns:
                     seen = self._live_runs.get(run_id)
                     if self._is_ending or (seen is None and await self._is_settled(run_id)):
                         break
-                    if seen is not None and (progress := _describe_progress(seen)) != reported:
+                    if seen is not None and (progress := describe_progress(seen)) != reported:
                         reported = progress
                         ctx.progress(progress)
                     with anyio.move_on_after(POLL_S):
@@ -386,18 +385,7 @@ class ServedRuns:
         return at is None or at > await self.agent.store.now()
 
     def _describe_run(self, run: Run) -> dict[str, Any]:
-        view: dict[str, Any] = {
-            "run_id": run.id,
-            "status": describe_status(run.state, is_waiting=run.is_waiting),
-            "turn": run.turn,
-            "tokens": run.usage.tokens,
-        }
-        if run.state is State.DONE:
-            view["answer"] = read_output(run)
-        elif run.stop_reason is not None:
-            view |= {"stop_reason": str(run.stop_reason), "stop_message": run.stop_message}
-        if run.pending:
-            view["pending"] = [attrs.asdict(item) for item in run.pending]
+        view = describe_run(run)
         if not run.is_over and run.id in self._failures:
             view["trouble"] = self._failures[run.id]
         return view
@@ -447,11 +435,6 @@ class ServedRuns:
         if before is not None and last == math.nextafter(before, -math.inf):
             same += known
         return [_to_mcp_resource(line) for line in lines], f"{last!r}:{same}"
-
-
-def _describe_progress(run: Run) -> str:
-    names = ", ".join(entry.call.name for entry in run.open)
-    return f"turn {run.turn}: {names or run.state}"
 
 
 def _shorten_json(value: Any) -> Any:

@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -61,6 +61,9 @@ class ServedTools:
 
     deps: Any = None
     """Object that tools receive as `ctx.deps`."""
+
+    resolve_deps: Callable[[Any], Any] | None = None
+    """Returns `ctx.deps` of a call from its HTTP request. None: all calls get `deps`."""
 
     outputs: Mapping[str, Mapping[str, JSON]] = attrs.field(factory=dict)
     """Output schemas by tool, where they are more precise than the return hints."""
@@ -203,11 +206,14 @@ class ServedTools:
                 call_state, replies = answered, {}
             if (why := self._explain_overload(ctx)) is not None:
                 return _error_result(f"{tool.name} was not run: {why}; try again later")
-            host = ServedHost(self, call_state)
+            host = ServedHost(self, call_state, self._find_deps(ctx))
             result = await self._run(ctx, call, host, numbers)
             if result is not None:
                 return self._to_mcp_result(tool, result)
             call_state = host.call_state
+
+    def _find_deps(self, ctx: RequestContext) -> Any:
+        return self.deps if self.resolve_deps is None or ctx.request is None else self.resolve_deps(ctx.request)
 
     def _explain_overload(self, ctx: RequestContext) -> str | None:
         """Return why another call of a client would be too many, or None."""
@@ -305,11 +311,14 @@ class ServedHost(QueueHost):
     call_state: InterruptedCall
     """State of the call; questions of its tool are added."""
 
+    deps: Any
+    """Object that the tool receives as `ctx.deps`."""
+
     def build_context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:  # noqa: ARG002  as the host of a run
         """Build the tool's context, without a run."""
         inquiry = self.call_state.inquiry
         return RunContext(
-            deps=self.tools.deps,
+            deps=self.deps,
             call_id=call.id,
             idempotency_key=call.key,
             attempt=1 + inquiry.rounds,

@@ -20,6 +20,7 @@ from mcp import MCPError
 from mcp.server import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.stdio import stdio_server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.subscriptions import ListenHandler, ToolsListChanged
 from mcp.server.transport_security import TransportSecuritySettings
 
@@ -149,6 +150,11 @@ class MCPService:
     deps: Any = None
     """Application object that tools receive as `ctx.deps`."""
 
+    resolve_deps: Callable[[Any], Any] | None = None
+    """Function that returns `ctx.deps` of a call from the `starlette.requests.Request` that made it, such as the user
+    whom your web server has authenticated. None: all calls get `deps`, as over standard input.
+    """
+
     timeout_s: float = DEFAULT_TIMEOUT_S
     """Seconds that a call may take if its tool sets no timeout."""
 
@@ -177,6 +183,7 @@ class MCPService:
             registry=self.registry,
             permissions=self.permissions,
             deps=self.deps,
+            resolve_deps=self.resolve_deps,
             timeout_s=self.timeout_s,
             limit=self.limit,
             max_client_calls=self.client_limits.calls,
@@ -276,7 +283,7 @@ class MCPService:
         with bound:
             url = web.format_url(host, bound, ENDPOINT_PATH)
             most = self.client_limits.connections
-            await web.serve(app, bound, url, task_status, self._release_clients, max_per_client=most)
+            await web.serve(app, bound, url, task_status, self.release_clients, max_per_client=most)
 
     def asgi(self, host: str = "127.0.0.1", *, token: str | None = None, hosts: Iterable[str] = ()) -> App:
         """Return an ASGI app with the endpoint /mcp, for a web server of your own.
@@ -307,6 +314,23 @@ class MCPService:
         )
         return HTTPGuard(SessionLimiter(app, self.client_limits.sessions), build_allowed_hosts(host, hosts), token)
 
+    @asynccontextmanager
+    async def endpoint(self) -> AsyncIterator[App]:
+        """Serve while the block lasts. Yield the ASGI app of the endpoint, for a server that has its own access rules.
+
+        The app checks neither `Host` nor `Origin` nor a token. `claim_request` gives a request to the caller that the
+        server has authenticated. The context can be entered once.
+        """
+        manager = StreamableHTTPSessionManager(
+            self.server,
+            max_request_body_size=web.MAX_BODY_BYTES,
+            session_idle_timeout=SESSION_IDLE_TIMEOUT_S,
+            max_sessions=None,  # `SessionLimiter` limits sessions
+            security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+        )
+        async with manager.run():
+            yield SessionLimiter(manager.handle_request, self.client_limits.sessions)
+
     async def release_runs(self) -> None:
         """Release the active runs to the store, for the next server; clients are still answered."""
         if self.runs is not None:
@@ -327,7 +351,7 @@ class MCPService:
                 await self._refresh()
             self._announce_tools()
 
-    def _release_clients(self) -> None:
+    def release_clients(self) -> None:
         """Answer the clients that listen or wait for a run, so that they do not delay the shutdown."""
         self._listen.close()
         if self.runs is not None:
