@@ -108,6 +108,9 @@ class AuditRecord(Value):
     labels: tuple[Label, ...] = ()
     """Labels of what the call has read and done, as its tool declares them and as far as the journal records it."""
 
+    sandbox: str = ""
+    """Isolation in which the tool's function ran, as `ToolResult.sandbox` names it; empty if it ran in none."""
+
     inherited: bool = False
     """Whether the call ended in the run that this one was forked from. The audit of that run also contains it."""
 
@@ -257,6 +260,7 @@ def _with_outcome(record: AuditRecord, result: ToolResult | None, entry: OpenCal
         duration_s=result.duration_s,
         error_type=result.error_type,
         result=result.content,
+        sandbox=result.sandbox,
     )
 
 

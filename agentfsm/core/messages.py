@@ -460,6 +460,11 @@ class ToolResult(Value):
     labels: tuple[Label, ...] = ()
     """Labels of what the call has read and done: those that its tool declares, and those that the tool added."""
 
+    sandbox: str = ""
+    """Isolation in which the tool's function ran, such as "bubblewrap" or "unsandboxed"; empty if the tool has no
+    sandbox, or none could be set up.
+    """
+
     @property
     def usage(self) -> Usage | None:
         """Sum of `spent`; None if the call has spent nothing itself."""

@@ -11,7 +11,7 @@ from agentfsm._plugins import require_extra
 with require_extra("agentfsm.mcp", "mcp", "mcp", "httpcore2", "uvicorn"):
     from agentfsm.mcp.client.directory import Candidate, FoundServers, ServerDirectory
     from agentfsm.mcp.client.mcp_server import MCPServer
-    from agentfsm.mcp.connection.sandbox import Sandbox
+    from agentfsm.mcp.connection.server_sandbox import ServerSandbox
     from agentfsm.mcp.errors import LoginRequiredError, MCPServerError
     from agentfsm.mcp.oauth.oauth_settings import OAuth
     from agentfsm.mcp.oauth.token_store import KeyringTokens, MemoryTokens, TokenFile, TokenStore
@@ -43,8 +43,8 @@ __all__ = [
     "Prompt",
     "Proposal",
     "Resource",
-    "Sandbox",
     "ServerDirectory",
+    "ServerSandbox",
     "TokenFile",
     "TokenStore",
     "Wish",

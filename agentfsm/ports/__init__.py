@@ -50,6 +50,7 @@ from agentfsm.ports.store import (
     SystemClock,
 )
 from agentfsm.ports.stored import Feedback, FollowerStatus, QuotaUse, StoredRun, UnreadRun
+from agentfsm.ports.tool_sandbox import SandboxEnd, SandboxOutcome, ToolSandbox
 
 __all__ = [
     "ALL_RUNS",
@@ -92,6 +93,8 @@ __all__ = [
     "Reply",
     "Request",
     "RunSummary",
+    "SandboxEnd",
+    "SandboxOutcome",
     "Scorer",
     "Selection",
     "SelectorAsk",
@@ -102,6 +105,7 @@ __all__ = [
     "ThinkingChunk",
     "TokenCounter",
     "ToolDefinition",
+    "ToolSandbox",
     "ToolSelector",
     "UnreadRun",
 ]

@@ -36,10 +36,12 @@ from agentfsm.core.validation import (
     STRING,
     ValueRule,
     require_choice,
+    require_members,
 )
 from agentfsm.limiter import Limiter
 from agentfsm.ports.model import ToolDefinition, to_mutable_json
 from agentfsm.ports.store import Clock, Store
+from agentfsm.ports.tool_sandbox import ToolSandbox
 from agentfsm.tools import callback_errors
 from agentfsm.tools.breaker import Breaker
 from agentfsm.tools.run_context import Found, RunContext, ToolReturn
@@ -60,6 +62,8 @@ ANSWER_EXPIRES_S: Final = APPROVAL_EXPIRES_S
 SHOWN_TOKENS: Final = 4_000
 # The same maximum in UTF-8 bytes, for text with few tokens relative to its length.
 SHOWN_BYTES: Final = 64_000
+# Seconds beyond the time of a sandbox until a call is cut off: the sandbox ends itself first.
+SANDBOX_GRACE_S: Final = 10.0
 # Maximum length of a tool name that the providers accept.
 NAME_CHARS: Final = 64
 
@@ -206,6 +210,12 @@ class Tool(Generic[P, R]):
 
     timeout_s: float | None = None
     """Seconds per call, retries included, above 0. None: `Limits.tool_timeout_s` of the run."""
+
+    sandbox: ToolSandbox | None = None
+    """Sandbox in which the function runs, in a process of its own: `Sandbox()` of `agentfsm.sandbox`. The function is
+    a plain one of a module, and takes and returns JSON values. Calling the `Tool` itself does not use it. None: the
+    function runs in this process.
+    """
 
     grace_s: float = 0.0
     """Additional seconds for a tool that enforces `timeout_s` itself."""
@@ -405,6 +415,7 @@ class ToolOptions(ToolDeclarations, total=False):
     external: bool
     timeout_s: float | None
     cost_usd: float | Callable[[Arguments], float] | None
+    sandbox: ToolSandbox | None
 
 
 @overload
@@ -450,6 +461,8 @@ def make_tool(
     _check_declarations(name, description=description, concurrency_safe=concurrency_safe, **options)
     signature = _read_signature(function, name, parameters, strict=strict)
     read_only = options.get("read_only", False)
+    if options.get("sandbox") is not None:
+        options = _prepare_for_sandbox(name, function, options)
     return Tool(
         function=function,
         name=name,
@@ -476,6 +489,17 @@ def _read_signature(
     from agentfsm.tools.schema.json_schema import build_schema_signature  # noqa: PLC0415  brings a schema validator
 
     return build_schema_signature(function, parameters, context_type=RunContext, name=name, strict=strict)
+
+
+def _prepare_for_sandbox(name: str, function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Check a function for its sandbox. Its time is that of the sandbox if no other is given."""
+    if options.get("external"):
+        raise MisuseError(f"tool {name!r}: an external tool runs no function, so leave out sandbox=")
+    sandbox: ToolSandbox = options["sandbox"]
+    sandbox.check_function(function)
+    if options.get("timeout_s") is not None:
+        return options
+    return {**options, "timeout_s": sandbox.seconds, "grace_s": SANDBOX_GRACE_S}
 
 
 def _check_name(name: str) -> None:
@@ -516,6 +540,7 @@ _OPTION_RULES: Final[Mapping[str, ValueRule]] = {
     **dict.fromkeys(("strict", "read_only", "idempotent", "poll", "external"), BOOL),
     **dict.fromkeys(("reads_untrusted", "reads_private", "sends_out", "irreversible"), BOOL),
     "data_level": require_choice("", *DATA_LEVELS),
+    "sandbox": require_members("seconds", "check_function", "run", wanted="a sandbox, as Sandbox()").or_none(),
     **dict.fromkeys(("enabled", "requires_approval", "concurrency_safe"), _CHOICE),
     **dict.fromkeys(("validate", "describe", "locks"), FUNCTION.or_none()),
     **dict.fromkeys(("after", "tags"), _STRINGS),

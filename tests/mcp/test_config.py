@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfsm.mcp import MCPServer, MCPServerError, MemoryPins, Sandbox
+from agentfsm.mcp import MCPServer, MCPServerError, MemoryPins, ServerSandbox
 from agentfsm.mcp.trust.server_config import load_entries
 
 ENVIRONMENT = {"TOKEN": "t0p", "EMPTY": ""}
@@ -94,7 +94,7 @@ def test_our_own_keys(tmp_path):
     assert (one.tool_policy.trusted, one.tool_policy.confirm, one.tool_policy.allow) == (True, False, ("read_*",))
     assert (one.tool_policy.deny, set(one.tool_policy.constraints)) == (("read_secrets",), {"query"})
     assert (one.timeout_s, one.start_s, one.required) == (5, 60, False)
-    assert one.transport.sandbox == Sandbox(read=[Path("/srv")], network=True)
+    assert one.transport.sandbox == ServerSandbox(read=[Path("/srv")], network=True)
     assert two.transport.allow_private
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from agentfsm import Agent
-from agentfsm.mcp import Candidate, FoundServers, MCPServerError, MemoryPins, PinFile, Sandbox
+from agentfsm.mcp import Candidate, FoundServers, MCPServerError, MemoryPins, PinFile, ServerSandbox
 from agentfsm.stores.sqlite.store import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.listing_server import listed, names, tool
@@ -136,6 +136,6 @@ async def test_a_found_server_that_does_not_start(tmp_path):
 async def test_found_servers_in_a_sandbox(tmp_path):
     """Where they are put into a sandbox, the person reads what it lets through."""
     found = candidate(listed(tmp_path, tool("now")))
-    servers = FoundServers(directory=Shelf(found), pins=MemoryPins(), sandbox=Sandbox())
+    servers = FoundServers(directory=Shelf(found), pins=MemoryPins(), sandbox=ServerSandbox())
     (shown,) = await servers._find_servers("weather")
     assert "sandbox:   reads nothing but the system; writes nothing; without network" in shown["start"]

@@ -92,6 +92,7 @@ ANSWERED = ToolResult(
         Spending(purpose=Purpose.TURN),
     ),
     labels=(Label.PRIVATE, Label.CONFIDENTIAL, Label.RESTRICTED),
+    sandbox="bubblewrap",
 )
 # What requests beside the turns have spent.
 SMALL = Usage(input_tokens=90, output_tokens=9)
@@ -191,6 +192,7 @@ FORMAT_4 = Format(
             (Input, "labels"),
             (HostedContent, "labels"),
             (ToolResult, "labels"),
+            (ToolResult, "sandbox"),
             (e.ToolStarted, "labels"),
             *((kind, "purpose") for kind in (e.AnswerDrafted, e.ModelFaltered)),
             *((kind, name) for kind in (e.Compacted, e.ToolsOffered, e.Judged) for name in ("purpose", "model")),

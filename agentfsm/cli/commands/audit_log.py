@@ -104,6 +104,8 @@ def _format_record(record: AuditRecord) -> Iterator[str]:
     yield f"    {one_line(_format_outcome(record), NOTE_CHARS)}"
     if record.labels:
         yield f"    labels: {', '.join(record.labels)}"
+    if record.sandbox:
+        yield f"    sandbox: {record.sandbox}"
     yield from (f"    {one_line(words, NOTE_CHARS)}" for words in format_decisions(record))
 
 

@@ -22,7 +22,7 @@ from agentfsm.core.text_safety import find_hidden
 from agentfsm.core.tool_traits import Level
 from agentfsm.core.value import Value
 from agentfsm.mcp.client.mcp_server import MCPServer
-from agentfsm.mcp.connection.sandbox import Sandbox
+from agentfsm.mcp.connection.server_sandbox import ServerSandbox
 from agentfsm.mcp.connection.transports import StdioTransport
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.trust.consent import Consent, Proposal, Wish, format_start
@@ -88,7 +88,7 @@ class FoundServers:
     consent: Consent | None = None
     """Function that asks a person when an approved server has changed. None: the change is not accepted."""
 
-    sandbox: Sandbox | None = None
+    sandbox: ServerSandbox | None = None
     """Sandbox for all servers that are commands. None: they run with your own rights, and the approval text says so."""
 
     name: str = "directory"

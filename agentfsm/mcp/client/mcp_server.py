@@ -20,8 +20,8 @@ from agentfsm.mcp.client.catalogue import Catalogue
 from agentfsm.mcp.client.elicitation import ElicitationRouter
 from agentfsm.mcp.client.logins import ServerLogins
 from agentfsm.mcp.client.server_features import RemotePrompt, RemoteResource, ResourceTemplate
-from agentfsm.mcp.connection.sandbox import Sandbox
 from agentfsm.mcp.connection.server_connection import START_TIMEOUT_S, ServerConnection
+from agentfsm.mcp.connection.server_sandbox import ServerSandbox
 from agentfsm.mcp.connection.transports import (
     ServerTransport,
     SSETransport,
@@ -209,7 +209,7 @@ class MCPServer:
         *,
         env: Mapping[str, str] | None = None,
         cwd: Path | str | None = None,
-        sandbox: Sandbox | None = None,
+        sandbox: ServerSandbox | None = None,
         name: str | None = None,
         **options: Unpack[ServerOptions],
     ) -> MCPServer:

@@ -19,7 +19,7 @@ from agentfsm._public_network import PublicAddressTransport, check_url
 from agentfsm.mcp.connection import stdio_process
 from agentfsm.mcp.connection.http_client import MESSAGE_BYTES, build_http_client
 from agentfsm.mcp.connection.request_errors import MessageTooLongError
-from agentfsm.mcp.connection.sandbox import Sandbox
+from agentfsm.mcp.connection.server_sandbox import ServerSandbox
 from agentfsm.mcp.connection.stdio_process import ProcessExit
 from agentfsm.mcp.errors import MCPServerError
 from agentfsm.mcp.oauth.oauth_settings import OAuth
@@ -76,7 +76,7 @@ class StdioTransport:
     cwd: Path | str | None = None
     """Working directory of the process. None: ours, or /tmp in a sandbox."""
 
-    sandbox: Sandbox | None = None
+    sandbox: ServerSandbox | None = None
     """Sandbox of the process. None: it runs with our rights."""
 
     _process_exit: ProcessExit = attrs.field(factory=ProcessExit, init=False)

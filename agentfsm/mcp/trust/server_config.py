@@ -21,7 +21,7 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import JSON
 from agentfsm.core.value import Value
-from agentfsm.mcp.connection.sandbox import Sandbox
+from agentfsm.mcp.connection.server_sandbox import ServerSandbox
 from agentfsm.mcp.connection.transports import (
     ServerTransport,
     SSETransport,
@@ -327,12 +327,12 @@ class _EntryParser(Value):
         folder = self.path.absolute().parent if self.path else Path.cwd()
         return read_env_file(folder / self._expand(plain["envFile"]))
 
-    def _parse_sandbox(self, plain: Any) -> Sandbox | None:
+    def _parse_sandbox(self, plain: Any) -> ServerSandbox | None:
         if isinstance(plain, bool):
-            return Sandbox() if plain else None
+            return ServerSandbox() if plain else None
         self.check_keys(plain, _SANDBOX_KEYS, "sandbox")
         paths = {key: [self._expand(path) for path in plain.get(key, ())] for key in ("read", "write")}
-        return Sandbox(**paths, network=plain.get("network", False))
+        return ServerSandbox(**paths, network=plain.get("network", False))
 
     def _parse_http(self, plain: Mapping[str, Any]) -> StreamableHTTPTransport | SSETransport:
         kind = SSETransport if plain.get("type") == "sse" else StreamableHTTPTransport

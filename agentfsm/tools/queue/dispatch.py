@@ -24,11 +24,12 @@ from agentfsm._concurrency import (
     start_in_thread,
     threadsafe_scheduler,
 )
-from agentfsm.core.errors import ArgumentsError, ModelRetry, RefusedError, StoreError
+from agentfsm.core.errors import ArgumentsError, ModelRetry, RefusedError, StoreError, ToolError
 from agentfsm.core.labels import Label
 from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, replace_surrogates
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import AgentCost
+from agentfsm.ports.tool_sandbox import SandboxEnd, SandboxOutcome
 from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
 from agentfsm.tokens.ledger import estimate_tokens
 from agentfsm.tools.breaker import Ticket
@@ -62,6 +63,7 @@ class CallOutcome(NamedTuple):
     child: AgentCost | None = None
     parts: tuple[Media, ...] = ()
     labels: tuple[Label, ...] = ()
+    sandbox: str = ""
 
 
 def failed_outcome(text: str, error_type: ErrorType, *, retryable: bool = False) -> CallOutcome:
@@ -354,8 +356,26 @@ class _RetryLoop:
             return CallOutcome(
                 value.outcome, value.content, value.error_type, value.retryable, value.child, value.parts, value.labels
             )
+        if type(value) is SandboxOutcome:
+            return self._read_sandboxed(value)
         text, parts = result_text.render_result(value)
         return CallOutcome(Outcome.DONE, text, parts=parts)
+
+    def _read_sandboxed(self, ended: SandboxOutcome) -> CallOutcome:
+        """Return the outcome of a call that ran in a sandbox."""
+        tool, error, level = self.tool, replace_surrogates(ended.error), ended.level
+        if ended.end is SandboxEnd.DONE:
+            text, parts = result_text.render_result(ended.value)
+            return CallOutcome(Outcome.DONE, text, parts=parts, sandbox=level)
+        if ended.end is SandboxEnd.RETRY:
+            return failed_outcome(error, ErrorType.RETRY, retryable=True)._replace(sandbox=level)
+        self.dispatcher.host.on_tool_error(self.job.call, ToolError(f"{error}\n{ended.trace}"))
+        if ended.end is SandboxEnd.NOT_STARTED:
+            return failed_outcome(result_text.not_sandboxed_text(error), ErrorType.UNAVAILABLE, retryable=True)
+        text = result_text.sandbox_failure_text(error, tool)
+        if ended.end is SandboxEnd.TIMED_OUT:
+            return CallOutcome(Outcome.TIMED_OUT, text, ErrorType.TIMEOUT, tool.read_only, sandbox=level)
+        return failed_outcome(text, ErrorType.TOOL, retryable=tool.read_only)._replace(sandbox=level)
 
     async def _handle_exception(self, error: BaseException) -> CallOutcome | float:
         """Return the outcome for a tool's exception, or the seconds to wait; re-raise other exceptions."""
@@ -384,6 +404,8 @@ class _RetryLoop:
         if tool.takes_context:
             args = (self._next_context(), *args)
         self.job.attempts += 1
+        if tool.sandbox is not None:
+            return await in_copied_context(tool.sandbox.run(tool.function, args, kwargs), self.start_timer)
         if tool.is_async:
             value = await in_copied_context(tool.function(*args, **kwargs), self.start_timer)
             # A returned coroutine that is not awaited has not run, but would be reported as done.

@@ -282,6 +282,16 @@ def timeout_text(tool: Tool[..., Any], timeout_s: float) -> str:
     return f"no result within {timeout_s:g} s, so the call was cut off. {_retry_advice(tool)}"
 
 
+def sandbox_failure_text(error: str, tool: Tool[..., Any]) -> str:
+    """Return the text for a function that failed in its sandbox."""
+    return f"{error[:MAX_ERROR_CHARS]}. {_retry_advice(tool)}"
+
+
+def not_sandboxed_text(reason: str) -> str:
+    """Return the text for a call that had no sandbox to run in."""
+    return f"{reason[:MAX_ERROR_CHARS]}. Nothing was run; go on without it."
+
+
 def _retry_advice(tool: Tool[..., Any]) -> str:
     if tool.read_only:  # being idempotent is not enough: a new call has a new key
         return "It may be called again; other arguments or another tool may do better."

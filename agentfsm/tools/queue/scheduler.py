@@ -276,6 +276,7 @@ class ToolQueue:
             child=end.child,
             parts=end.parts,
             labels=join_labels(labels, end.labels) if end.labels else labels,
+            sandbox=end.sandbox,
         )
 
     def refuse(self, job: ToolJob, end: CallOutcome) -> ToolResult:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentfsm import Agent, MisuseError
-from agentfsm.mcp import MCPServer, MCPServerError, Sandbox
+from agentfsm.mcp import MCPServer, MCPServerError, ServerSandbox
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.database_servers import debian
 from tests.support.listing_server import listed, names, tool
@@ -116,7 +116,7 @@ async def test_a_server_gets_none_of_our_environment(world, monkeypatch):
 async def test_what_a_server_in_a_sandbox_sees(world):
     """It reads what it may read, writes what it may write, and sees nothing else: no file, no host."""
     with socket.create_server(("127.0.0.1", 0)) as there:
-        sandbox = Sandbox(read=[*interpreter(), world / "read"], write=[world / "write"])
+        sandbox = ServerSandbox(read=[*interpreter(), world / "read"], write=[world / "write"])
         found = await seen(world, there.getsockname()[1], sandbox=sandbox)
     assert found["read"] == "a note"
     assert found["write"] == "1"
@@ -132,7 +132,7 @@ async def test_what_a_server_in_a_sandbox_sees(world):
 async def test_a_sandbox_with_network(world):
     """Where the network is allowed it is ours."""
     with socket.create_server(("127.0.0.1", 0)) as there:
-        sandbox = Sandbox(read=[*interpreter(), world / "read"], network=True)
+        sandbox = ServerSandbox(read=[*interpreter(), world / "read"], network=True)
         found = await seen(world, there.getsockname()[1], sandbox=sandbox)
     assert found["network"] == "reached"
     assert found["write"] == "FileNotFoundError"
@@ -146,7 +146,7 @@ def interpreter():
 async def test_without_bubblewrap_nothing_is_started(tmp_path, monkeypatch):
     """A server that is to be in a sandbox is refused where there is none, with what to do."""
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    server = listed(tmp_path, tool()).server(sandbox=Sandbox())
+    server = listed(tmp_path, tool()).server(sandbox=ServerSandbox())
     with pytest.raises(MCPServerError, match="apt-get install bubblewrap"):
         await names(server)
 
@@ -154,18 +154,20 @@ async def test_without_bubblewrap_nothing_is_started(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("bubblewrap")
 async def test_a_path_that_is_not_there(tmp_path):
     """What the server is to see has to exist."""
-    server = listed(tmp_path, tool()).server(sandbox=Sandbox(read=[tmp_path / "nothing"]))
+    server = listed(tmp_path, tool()).server(sandbox=ServerSandbox(read=[tmp_path / "nothing"]))
     with pytest.raises(MCPServerError, match="nothing of the sandbox does not exist"):
         await names(server)
 
 
 def test_what_a_person_reads_of_a_sandbox():
     """All that it lets through stands there."""
-    assert Sandbox(read=["/srv"], network=True).description == "reads /srv; writes nothing; with network"
-    assert Sandbox(write=["/a", "/b"]).description == "reads nothing but the system; writes /a, /b; without network"
+    assert ServerSandbox(read=["/srv"], network=True).description == "reads /srv; writes nothing; with network"
+    assert (
+        ServerSandbox(write=["/a", "/b"]).description == "reads nothing but the system; writes /a, /b; without network"
+    )
 
 
 def test_one_path_is_not_several():
     """A text is no list of its letters."""
     with pytest.raises(MisuseError, match="sequences of paths"):
-        Sandbox(read="/srv")
+        ServerSandbox(read="/srv")

@@ -6,57 +6,35 @@ own process space and /tmp, no network unless allowed, and none of our environme
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
-from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
 from agentfsm.mcp.errors import MCPServerError
+from agentfsm.sandbox.bubblewrap import BASE_OPTIONS, build_mount_options, find_bubblewrap
+from agentfsm.sandbox.mounts import Mount, list_mounts
+from agentfsm.sandbox.rights import to_paths
 
-_BUBBLEWRAP: Final = "bwrap"
-# Programs and libraries, which are world-readable.
-_SYSTEM_PATHS: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_SETTINGS_PATHS: Final = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime", "/etc/passwd")
-# Files needed to resolve hosts and to check certificates.
-_NETWORK_PATHS: Final = (
-    "/etc/ca-certificates",
-    "/etc/hosts",
-    "/etc/nsswitch.conf",
-    "/etc/pki",
-    "/etc/resolv.conf",
-    "/etc/ssl",
-)
+# Files needed to resolve hosts.
+_NETWORK_PATHS: Final = ("/etc/hosts", "/etc/resolv.conf")
 _HOME: Final = "/tmp"  # noqa: S108  a private tmpfs in memory
-# Own process, user, host name and network namespaces; killed with our process; no access to our terminal.
-_BASE_OPTIONS: Final = (
-    *("--unshare-all", "--die-with-parent", "--new-session"),
-    *("--proc", "/proc", "--dev", "/dev", "--tmpfs", _HOME),
-)
-
-
-def _as_paths(given: Iterable[Path | str]) -> tuple[Path, ...]:
-    if isinstance(given, str | Path) or not isinstance(given, Iterable):
-        raise MisuseError(
-            f"read= and write= of a sandbox must be sequences of paths, not {given!r}: write ({given!r},)"
-        )
-    return tuple(Path(path).expanduser().absolute() for path in given)
+_KERNEL_OPTIONS: Final = ("--proc", "/proc", "--dev", "/dev", "--tmpfs", _HOME)
 
 
 @attrs.frozen(kw_only=True)
-class Sandbox(Value):
-    """Rights of a server command: `Sandbox(read=["/srv/docs"], write=["/srv/notes"], network=True)`.
+class ServerSandbox(Value):
+    """Rights of a server command: `ServerSandbox(read=["/srv/docs"], write=["/srv/notes"], network=True)`.
 
     An interpreter outside of /usr, such as one in a home folder, has to be listed in `read`.
     """
 
-    read: tuple[Path, ...] = attrs.field(default=(), converter=_as_paths)
+    read: tuple[Path, ...] = attrs.field(default=(), converter=to_paths)
     """Files and folders that the server may read, in addition to the system's programs and libraries."""
 
-    write: tuple[Path, ...] = attrs.field(default=(), converter=_as_paths)
+    write: tuple[Path, ...] = attrs.field(default=(), converter=to_paths)
     """Files and folders that the server may read and change."""
 
     network: bool = False
@@ -82,7 +60,7 @@ class Sandbox(Value):
         Raises:
             MCPServerError: when bubblewrap is not installed, or a path in `read` or `write` does not exist.
         """
-        program = shutil.which(_BUBBLEWRAP)
+        program = find_bubblewrap()
         if program is None:
             raise MCPServerError(
                 "a sandbox needs bubblewrap, which is not installed: install it (`apt-get install bubblewrap`, `dnf "
@@ -94,13 +72,13 @@ class Sandbox(Value):
             )
         folder = ["--chdir", str(Path(cwd).absolute())] if cwd else ["--chdir", _HOME]
         home = [] if "HOME" in env else ["--setenv", "HOME", _HOME]
-        return program, [*_BASE_OPTIONS, *self._mount_options(), *folder, *home, "--", command, *args]
-
-    def _mount_options(self) -> list[str]:
-        shared = (*_SYSTEM_PATHS, *_SETTINGS_PATHS, *(_NETWORK_PATHS if self.network else ()))
-        return [
-            *(["--share-net"] if self.network else []),
-            *(part for path in shared for part in ("--ro-bind-try", path, path)),
-            *(part for path in self.read for part in ("--ro-bind", str(path), str(path))),
-            *(part for path in self.write for part in ("--bind", str(path), str(path))),
+        network = ["--share-net"] if self.network else []
+        return program, [
+            *(*BASE_OPTIONS, *network, *_KERNEL_OPTIONS, *build_mount_options(self._list_mounts())),
+            *(*folder, *home, "--", command, *args),
         ]
+
+    def _list_mounts(self) -> list[Mount]:
+        paths = [Path(path) for path in _NETWORK_PATHS] if self.network else []
+        network = [Mount("read", str(path.resolve()), str(path)) for path in paths if path.exists()]
+        return [*network, *list_mounts(self.read, self.write)]

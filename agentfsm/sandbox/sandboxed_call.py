@@ -1,0 +1,163 @@
+"""One call in a sandbox: start the supervisor, wait for its report, and end it with the call."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.ports.tool_sandbox import SandboxEnd, SandboxOutcome
+from agentfsm.sandbox import bubblewrap
+from agentfsm.sandbox.egress_proxy import open_proxy
+from agentfsm.sandbox.function_reference import FunctionReference, list_import_path, refer_to
+from agentfsm.sandbox.levels import (
+    MAX_RESULT_BYTES,
+    Availability,
+    Isolation,
+    build_spec,
+    encode_input,
+    find_isolation,
+    supervisor_command,
+)
+from agentfsm.sandbox.process import function_call, namespaces
+from agentfsm.sandbox.rights import Rights
+
+# Seconds in which a supervisor has to end its processes and itself, before it is killed.
+_END_S: Final = 10.0
+# Characters of a traceback or of printed text in a report.
+_MAX_TRACE_CHARS: Final = 8_000
+_MAX_REASON_CHARS: Final = 500
+
+
+async def run_function(
+    sandbox: Rights, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> SandboxOutcome:
+    """Call a function in a sandbox; see `Sandbox.run`."""
+    reference = refer_to(function)
+    available = await anyio.to_thread.run_sync(find_isolation)
+    isolation = available.isolation or (Isolation.UNSANDBOXED if sandbox.allow_unsandboxed else None)
+    if isolation is None:
+        return _refuse(available)
+    if missing := [path for path in (*sandbox.read, *sandbox.write) if not path.exists()]:
+        return SandboxOutcome(
+            end=SandboxEnd.NOT_STARTED, level="", error=f"the path {missing[0]} of the sandbox does not exist"
+        )
+    spec = build_spec(sandbox, isolation, reference.paths, bubblewrap.find_bubblewrap())
+    given = encode_input(spec, _build_request(reference, args, kwargs))
+    if spec["proxy_port"]:
+        async with open_proxy(sandbox.hosts) as channel:
+            report = await _supervise(given, channel.fileno())
+    else:
+        report = await _supervise(given, -1)
+    return _read_report(sandbox, isolation, report)
+
+
+def _refuse(available: Availability) -> SandboxOutcome:
+    why = "; ".join(f"{level.value}: {reason}" for level, reason in available.reasons.items())
+    return SandboxOutcome(
+        end=SandboxEnd.NOT_STARTED,
+        level="",
+        error=f"there is no sandbox on this machine ({why}). Install bubblewrap, let the container create user "
+        "namespaces, or set allow_unsandboxed=True if the function may run with all rights",
+    )
+
+
+def _build_request(reference: FunctionReference, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    request = {
+        "module": reference.module,
+        "file": reference.file,
+        "name": reference.name,
+        "import_path": list_import_path(reference),
+        "args": [*args],
+        "kwargs": dict(kwargs),
+    }
+    try:
+        json.dumps(request)
+    except (TypeError, ValueError) as error:
+        raise MisuseError(f"an argument of {reference.name} cannot be passed to a sandbox as JSON: {error}") from error
+    return request
+
+
+async def _supervise(given: bytes, proxy_fd: int) -> bytes:
+    """Run a supervisor and return what it has written. It is gone when this returns, raises or is cancelled."""
+    process = await anyio.open_process(
+        [*supervisor_command(), str(proxy_fd)],
+        stderr=subprocess.STDOUT,
+        cwd="/",
+        env={},
+        start_new_session=True,
+        pass_fds=() if proxy_fd < 0 else (proxy_fd,),
+    )
+    assert process.stdin is not None  # noqa: S101  for the type checker: both are pipes
+    assert process.stdout is not None  # noqa: S101  as above
+    try:
+        await process.stdin.send(given)
+        return b"".join([chunk async for chunk in process.stdout])
+    except (anyio.BrokenResourceError, anyio.ClosedResourceError):  # it has ended before it read its input
+        return b""
+    finally:
+        # Its input ends, so it kills what it has started, and ends when that is gone.
+        with anyio.CancelScope(shield=True):
+            await process.stdin.aclose()
+            with anyio.move_on_after(_END_S):
+                await process.wait()
+            await process.aclose()
+
+
+def _read_report(sandbox: Rights, isolation: Isolation, written: bytes) -> SandboxOutcome:
+    try:
+        report = json.loads(written)
+    except ValueError:
+        text = written.decode("utf-8", "replace").strip()[-_MAX_REASON_CHARS:]
+        return _fail(isolation, f"the process that watches the sandbox was ended ({text or 'no output'})")
+    ready, result = report["result"][:1], report["result"][1:]
+    output = report["output"][-_MAX_TRACE_CHARS:]
+    if ready != function_call.READY.decode() and report["end"] == "ended":
+        reason = f"the sandbox could not be set up: {output.strip()[-_MAX_REASON_CHARS:] or 'no reason was given'}"
+        return SandboxOutcome(end=SandboxEnd.NOT_STARTED, level="", error=reason)
+    if report["end"] == "timeout":
+        error = f"no result within {sandbox.seconds:g} s, so the function and all that it had started were ended"
+        return SandboxOutcome(end=SandboxEnd.TIMED_OUT, level=isolation.value, error=error, trace=output)
+    if report["end"] == "result_too_long":
+        return _fail(isolation, f"the result has more than {MAX_RESULT_BYTES >> 20} MB as JSON", output)
+    try:
+        ended = json.loads(result)
+    except ValueError:
+        return _fail(isolation, _describe_death(sandbox, report["exit_code"], report["cpu_s"]), output)
+    if "error" not in ended:
+        return SandboxOutcome(end=SandboxEnd.DONE, level=isolation.value, value=ended.get("value"))
+    return _read_error(sandbox, isolation, ended["error"], output)
+
+
+def _fail(isolation: Isolation, error: str, trace: str = "") -> SandboxOutcome:
+    return SandboxOutcome(end=SandboxEnd.FAILED, level=isolation.value, error=error, trace=trace)
+
+
+def _describe_death(sandbox: Rights, exit_code: int, cpu_s: float) -> str:
+    limit = sandbox.cpu_s or max(1, round(sandbox.seconds))
+    number = exit_code - namespaces.SIGNAL_EXIT
+    if number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_s >= limit):
+        return f"the function used more than {limit} s of processor time and was ended"
+    if number > 0:
+        known = {each.value: each.name for each in signal.Signals}
+        return f"the process of the function was ended by {known.get(number, f'signal {number}')}"
+    return f"the process of the function ended with exit code {exit_code} before it returned"
+
+
+def _read_error(sandbox: Rights, isolation: Isolation, error: Mapping[str, Any], output: str) -> SandboxOutcome:
+    kinds, text = error["kinds"], error["text"]
+    trace = (output + error["trace"])[-_MAX_TRACE_CHARS:]
+    if "ModelRetry" in kinds:
+        return SandboxOutcome(end=SandboxEnd.RETRY, level=isolation.value, error=text, trace=trace)
+    reason = f"{kinds[0]}: {text}" if text else str(kinds[0])
+    if kinds[0] == "MemoryError":
+        reason += f" (the sandbox has {sandbox.memory_mb} MB)"
+    if kinds[0] == "ModuleNotFoundError":
+        reason += " (a sandbox sees Python's packages and the function's own package only: add others to read=)"
+    return _fail(isolation, reason, trace)
