@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from agentfsm.models.gemini.model import Gemini
     from agentfsm.models.openai.chat import OpenAIChat
     from agentfsm.models.openai.conversion import from_openai, to_openai
+    from agentfsm.models.openai.embedder import OpenAIEmbedder
     from agentfsm.models.openai.responses import OpenAIResponses
     from agentfsm.models.prices import Price
     from agentfsm.models.wrappers.fallback import Fallback
@@ -43,6 +44,7 @@ __all__ = [
     "HostedTool",
     "ImageGeneration",
     "OpenAIChat",
+    "OpenAIEmbedder",
     "OpenAIResponses",
     "Price",
     "Router",
@@ -70,6 +72,7 @@ _EXPORT_MODULES = {
     "Fallback": "agentfsm.models.wrappers.fallback",
     "Gemini": "agentfsm.models.gemini.model",
     "OpenAIChat": "agentfsm.models.openai.chat",
+    "OpenAIEmbedder": "agentfsm.models.openai.embedder",
     "OpenAIResponses": "agentfsm.models.openai.responses",
     "Price": "agentfsm.models.prices",
     "Router": "agentfsm.models.wrappers.router",

@@ -19,10 +19,15 @@ from typing import Any, Final
 import httpx2
 import openai
 from openai.resources.chat.completions import AsyncCompletions
+from openai.resources.embeddings import AsyncEmbeddings
 from openai.resources.responses import AsyncResponses
 
 _PACKAGE: Final = str(Path(openai.__file__).parent)
-_CLASSES: Final[dict[str, Any]] = {"chat.completions": AsyncCompletions, "responses": AsyncResponses}
+_CLASSES: Final[dict[str, Any]] = {
+    "chat.completions": AsyncCompletions,
+    "embeddings": AsyncEmbeddings,
+    "responses": AsyncResponses,
+}
 
 
 def is_patched(client: openai.AsyncOpenAI, resource: str) -> bool:
@@ -41,7 +46,7 @@ async def send_by_create(client: openai.AsyncOpenAI, resource: str, body: bytes,
 
     Args:
         client: The SDK's client.
-        resource: "chat.completions" or "responses".
+        resource: "chat.completions", "embeddings" or "responses".
         body: Encoded request. Fields that `create` does not know go into its `extra_body`.
         timeout_s: Seconds that the provider may stay silent.
     """

@@ -91,10 +91,15 @@ def create_compatible_model(prefix: str, name: str) -> OpenAIChat:
     from agentfsm.models.openai.chat import OpenAIChat  # noqa: PLC0415  brings the SDK
 
     provider = PROVIDERS[prefix]
-    return OpenAIChat(name, base_url=_find_base_url(provider), api_key=_find_key(provider))
+    return OpenAIChat(name, base_url=find_base_url(provider), api_key=find_key(provider))
 
 
-def _find_base_url(provider: Provider) -> str:
+def find_base_url(provider: Provider) -> str:
+    """Return the address of a provider, from its environment variable if that is set.
+
+    Raises:
+        MisuseError: if there is none.
+    """
     given = os.environ.get(provider.url_variable or "", "").rstrip("/")
     if given:
         return given if given.endswith(provider.url_suffix) else given + provider.url_suffix
@@ -106,7 +111,12 @@ def _find_base_url(provider: Provider) -> str:
     return provider.base_url
 
 
-def _find_key(provider: Provider) -> str | None:
+def find_key(provider: Provider) -> str:
+    """Return the API key of a provider from the environment; "none" for a server that needs none.
+
+    Raises:
+        MisuseError: if there is none.
+    """
     key = next(filter(None, map(os.environ.get, provider.key_variables)), None)
     if key is None and provider.needs_key:
         raise MisuseError(
