@@ -45,6 +45,7 @@ ROOMS += ("engine/tool_calls", "engine")
 # Library -> the one file that imports it, or the one folder where that is an adapter of its own.
 VENDORS = {
     "anthropic": "models/anthropic/model.py",
+    "apsw": "memory/vector_file.py",
     "cattrs": "core/codec.py",
     "genai_prices": "models/prices.py",
     "google": "models/gemini/",
@@ -55,6 +56,7 @@ VENDORS = {
     "redis": "stores/redis/server.py",
     "rich": "cli/render/live.py",
     "sqlite3": "stores/sqlite/file.py",
+    "sqlite_vec": "memory/vector_file.py",
     "starlette": "serve/",
     "structlog": "streaming/log.py",
     "tiktoken": "tokens/tiktoken_counter.py",

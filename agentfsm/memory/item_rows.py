@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import attrs
 
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.labels import DATA_LEVELS, Label
 from agentfsm.core.value import Value
 from agentfsm.ports.memory_items import ItemFilter, ItemKind, ItemSource, MemoryItem, Namespace
@@ -79,6 +80,20 @@ def name_owner(namespace: Namespace) -> str:
     """Return a word for an owner that stands for it in the text index, and in the notes on what was forgotten."""
     names = json.dumps([namespace.tenant, namespace.user])
     return f"o{sha256(names.encode()).hexdigest()}"[:OWNER_CHARS]
+
+
+def hash_text(text: str) -> bytes:
+    """Return a hash of a text. Items with the same text have the same vector."""
+    return sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
+
+
+def other_model_error(found: tuple[str, int], given: tuple[str, int]) -> MisuseError:
+    """Return the error of an index that has the vectors of another model, or of other dimensions."""
+    return MisuseError(
+        f"the memory has vectors of {found[0]!r} with {found[1]} dimensions, and the embedder is {given[0]!r} with "
+        f"{given[1]}: vectors of two models cannot be compared. Give the first embedder, or embed all items again with "
+        "memory.reindex()"
+    )
 
 
 def write_row(item: MemoryItem) -> tuple[Any, ...]:

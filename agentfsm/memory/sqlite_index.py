@@ -10,6 +10,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final
 
 import attrs
@@ -23,13 +24,17 @@ from agentfsm.memory.item_rows import (
     PREFIXED_COLUMNS,
     SESSION,
     ListSyntax,
+    hash_text,
     name_owner,
+    other_model_error,
     read_row,
     write_filter,
     write_row,
 )
 from agentfsm.memory.text_terms import QueryTerms, write_date, write_pairs
 from agentfsm.memory.threaded_index import ThreadedIndex
+from agentfsm.memory.vector_file import SCHEMA as VECTOR_SCHEMA
+from agentfsm.memory.vector_file import SUFFIX, VectorFile, VectorKey, connect_apsw, load_apsw
 from agentfsm.ports.memory_items import (
     DeletionProof,
     ItemFilter,
@@ -42,16 +47,30 @@ from agentfsm.stores.threaded.group_commit import GroupCommitWriter
 from agentfsm.stores.threaded.lease_table import LeaseTable
 from agentfsm.stores.threaded.outage import Outage
 
+# Vectors read at first for each match that is wanted, and the factor by which more are read while too few fit the filter.
+OVERFETCH: Final = 2
+FURTHER: Final = 8
 # Seconds that a call waits for another process's transaction.
 PATIENCE_S: Final = 30.0
 # Items that a rebuild of the text index reads at once.
 REBUILT_ITEMS: Final = 1_000
 SCHEMA: Final = SQLiteSchema(
-    version=1,
-    tables=frozenset({"items", "items_text", "deletions", "forgotten_items", "forgotten_owners", "released_items"}),
+    version=100,
+    tables=frozenset(
+        {
+            "items",
+            "items_text",
+            "deletions",
+            "forgotten_items",
+            "forgotten_owners",
+            "released_items",
+            "stale_vectors",
+            "vector_model",
+        }
+    ),
     statements=(
         """CREATE TABLE items (
-            number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, user TEXT NOT NULL,
+            number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, user TEXT NOT NULL,
             kind TEXT NOT NULL, slot TEXT NOT NULL, replaces TEXT NOT NULL, source_run TEXT, source_version INTEGER,
             session TEXT NOT NULL, place INTEGER NOT NULL, level INTEGER NOT NULL, valid_from REAL NOT NULL,
             valid_to REAL NOT NULL, recorded_at REAL NOT NULL, held INTEGER NOT NULL, labels TEXT NOT NULL,
@@ -73,6 +92,10 @@ SCHEMA: Final = SQLiteSchema(
         "CREATE TABLE forgotten_items (id TEXT PRIMARY KEY) STRICT, WITHOUT ROWID",
         "CREATE TABLE forgotten_owners (owner TEXT PRIMARY KEY, until REAL NOT NULL) STRICT, WITHOUT ROWID",
         "CREATE TABLE released_items (id TEXT PRIMARY KEY, at REAL NOT NULL, by TEXT NOT NULL) STRICT, WITHOUT ROWID",
+        # One row once the memory has an embedder. `vectors` is the id of the set in the file of the vectors.
+        "CREATE TABLE vector_model (model TEXT NOT NULL, dims INTEGER NOT NULL, vectors TEXT NOT NULL) STRICT",
+        # Items without a vector, and deleted items whose vector is still in the other file: no transaction spans both.
+        "CREATE TABLE stale_vectors (number INTEGER PRIMARY KEY) STRICT",
     ),
     upgrades={},
 )
@@ -93,15 +116,27 @@ _LISTS: Final = ListSyntax(
 class _ItemFile(DatabaseFile):
     """The operations on the tables. Only the index's thread uses it."""
 
+    vectors: VectorFile
+    """The file of the vectors, which is opened at the first use of vectors."""
+
     leases: LeaseTable = attrs.field(factory=lambda: LeaseTable(1.0, 1.0, ""))
     """No leases: items have no owners among the workers."""
+
+    _model: tuple[str, int] = attrs.field(default=("", 0), init=False)
+    """Model and dimensions of the embedder."""
 
     def renew_leases(self) -> None:
         """Do nothing."""
 
     def close(self) -> None:
-        """Close the file; the next transaction opens it again."""
+        """Close the files; the next transaction opens them again."""
         self.close_file()
+        self.vectors.close_file()
+
+    def maintain(self) -> None:
+        """Move the pages of the logs into the files."""
+        super().maintain()
+        self.vectors.maintain()
 
     def add(self, items: Sequence[MemoryItem]) -> list[MemoryItem]:
         """Insert the items that are new and not forgotten."""
@@ -131,6 +166,7 @@ class _ItemFile(DatabaseFile):
         self.execute(_INSERT, (*write_row(item), pairs, day, owner))
         (number,) = self.execute("SELECT last_insert_rowid()").fetchone()
         self.execute(_INSERT_TEXT, (number, item.text, pairs, day, owner))
+        self.execute("INSERT INTO stale_vectors SELECT ? WHERE EXISTS (SELECT 1 FROM vector_model)", (number,))
         return item
 
     def _next_place(self, item: MemoryItem) -> int:
@@ -200,6 +236,7 @@ class _ItemFile(DatabaseFile):
 
     def forget(self, ids: Collection[str], proof: Callable[[int], DeletionProof]) -> int:
         """Delete items, and note their ids."""
+        self._check_reach()
         self.execute("INSERT OR IGNORE INTO forgotten_items SELECT value FROM json_each(?)", (json.dumps([*ids]),))
         count = self._delete("id IN (SELECT value FROM json_each(:ids))", {"ids": json.dumps([*ids])})
         self._record_deletion(proof(count))
@@ -217,6 +254,7 @@ class _ItemFile(DatabaseFile):
 
     def forget_owner(self, namespace: Namespace, proof: Callable[[int], DeletionProof]) -> int:
         """Delete all items of an owner, and note the hash of its name."""
+        self._check_reach()
         owner = name_owner(namespace)
         count = self._delete("owner = :owner", {"owner": owner})
         deletion = proof(count)
@@ -243,7 +281,10 @@ class _ItemFile(DatabaseFile):
     def _delete(self, condition: str, values: Mapping[str, Any]) -> int:
         """Delete items and their words. Merging the parts of the text index removes the words for good."""
         numbers = self.execute(f"SELECT number FROM items WHERE {condition}", values).fetchall()  # noqa: S608
+        has_vectors = self._read_model() is not None
         for (number,) in numbers:
+            if has_vectors:
+                self.execute("INSERT OR IGNORE INTO stale_vectors VALUES (?)", (number,))
             self.execute(_DELETE_TEXT, (number,))
             self.execute("DELETE FROM items WHERE number = ?", (number,))
         if numbers:
@@ -259,6 +300,111 @@ class _ItemFile(DatabaseFile):
         return [DeletionProof(at=at, by=by, reason=reason, items=items) for at, by, reason, items in rows]
 
 
+    # Vectors.
+
+    def _read_model(self) -> tuple[str, int] | None:
+        """Return the model and the dimensions of the vectors; None if there are none."""
+        row = self.execute("SELECT model, dims FROM vector_model").fetchone()
+        return None if row is None else (row[0], row[1])
+
+    def _check_reach(self) -> None:
+        """Refuse to forget items whose vectors could not be deleted.
+
+        Raises:
+            ImportError: if there are vectors, and what opens their file is not installed.
+        """
+        if self._read_model() is not None:
+            load_apsw()
+
+    def _check_model(self) -> None:
+        found = self._read_model()
+        if found != self._model:
+            raise other_model_error(found or ("", 0), self._model)
+
+    def use_vectors(self, model: str, dims: int) -> None:
+        """Note the model, or check that it is the same. Begin anew if the file of the vectors is not the one it was."""
+        load_apsw()
+        found = self._read_model()
+        if found not in {None, (model, dims)}:
+            raise other_model_error(found or ("", 0), (model, dims))
+        self._model = model, dims
+        if found is not None:
+            (set_id,) = self.execute("SELECT vectors FROM vector_model").fetchone()
+            if self.vectors.read_set_id() == set_id:
+                return
+        set_id = token_hex(16)
+        self.execute("DELETE FROM vector_model")
+        self.execute("INSERT INTO vector_model VALUES (?, ?, ?)", (model, dims, set_id))
+        self.execute("INSERT OR IGNORE INTO stale_vectors SELECT number FROM items")
+        self.vectors.begin_set(set_id)  # if this is not committed here, the next call begins anew
+
+    def drop_vectors(self) -> None:
+        """Delete all vectors."""
+        if self._read_model() is not None:
+            self.execute("DELETE FROM vector_model")
+            self.execute("DELETE FROM stale_vectors")
+            self.vectors.begin_set("")
+
+    def drop_unused_vectors(self) -> None:
+        """Delete the vectors of deleted items."""
+        sql = "SELECT number FROM stale_vectors WHERE number NOT IN (SELECT number FROM items)"
+        if numbers := [number for (number,) in self.execute(sql).fetchall()]:
+            self.vectors.delete(numbers)
+            self._note_embedded(numbers)
+
+    def _note_embedded(self, numbers: Collection[int]) -> None:
+        sql = "DELETE FROM stale_vectors WHERE number IN (SELECT value FROM json_each(?))"
+        self.execute(sql, (json.dumps([*numbers]),))
+
+    def read_unembedded(self, limit: int) -> list[MemoryItem]:
+        """Return items without a vector, oldest first."""
+        sql = f"""SELECT {PREFIXED_COLUMNS} FROM stale_vectors s JOIN items i ON i.number = s.number
+            ORDER BY s.number LIMIT ?"""  # noqa: S608
+        return [read_row(row) for row in self.execute(sql, (limit,)).fetchall()]
+
+    def _read_keys(self, ids: Collection[str]) -> dict[str, VectorKey]:
+        """Return the keys of the items that have no vector, by id."""
+        sql = """SELECT i.id, i.owner, i.number, i.text FROM stale_vectors s JOIN items i ON i.number = s.number
+            WHERE i.id IN (SELECT value FROM json_each(?))"""
+        rows = self.execute(sql, (json.dumps([*ids]),)).fetchall()
+        return {item_id: VectorKey(owner, number, hash_text(text)) for item_id, owner, number, text in rows}
+
+    def copy_vectors(self, ids: Collection[str]) -> set[str]:
+        """Give items the vectors of others with the same text; return the ids of those that have one now."""
+        self._check_model()
+        keys = self._read_keys(ids)
+        numbers = self.vectors.copy(keys.values())
+        self._note_embedded(numbers)
+        return {each for each in ids if each not in keys or keys[each].number in numbers}
+
+    def add_vectors(self, vectors: Mapping[str, Sequence[float]]) -> None:
+        """Keep vectors of items."""
+        self._check_model()
+        keys = self._read_keys(vectors)
+        self.vectors.write((key, vectors[each]) for each, key in keys.items())
+        self._note_embedded([key.number for key in keys.values()])
+
+    def search_vector(self, vector: Sequence[float], where: ItemFilter, limit: int) -> list[ItemMatch]:
+        """Return the nearest items that fit the filter. More are read until enough of them do."""
+        self._check_model()
+        owners, count = [name_owner(each) for each in where.namespaces], limit * OVERFETCH
+        while True:
+            near = self.vectors.find_nearest(owners, vector, count)
+            found = self._select_fitting(near, where)
+            if len(found) >= limit or len(near) < count:
+                return found[:limit]
+            count *= FURTHER
+
+    def _select_fitting(self, near: Sequence[tuple[int, float]], where: ItemFilter) -> list[ItemMatch]:
+        """Return the items that fit the filter, in their order."""
+        condition, values = _write_filter(where)
+        sql = (
+            f"SELECT i.id, {SESSION}, i.place, n.value ->> 1 FROM json_each(:near) n "  # noqa: S608
+            f"JOIN items i ON i.number = n.value ->> 0 WHERE {condition} ORDER BY n.key"
+        )
+        return [ItemMatch(*row) for row in self.execute(sql, {**values, "near": json.dumps(near)}).fetchall()]
+
+
 def _as_path(path: str | os.PathLike[str]) -> str:
     return os.fspath(path)
 
@@ -266,6 +412,8 @@ def _as_path(path: str | os.PathLike[str]) -> str:
 @attrs.define(eq=False, repr=False)
 class SQLiteIndex(ThreadedIndex[_ItemFile]):
     """An index in a SQLite file, which several processes of one machine may share.
+
+    With an embedder, the vectors are in a second file, whose name ends in `.vectors`; it needs the extra `vec`.
 
     A new file is readable only for its owner (mode 0600).
     """
@@ -298,7 +446,8 @@ class SQLiteIndex(ThreadedIndex[_ItemFile]):
             self._folder()
 
     async def _after_forget(self) -> None:
-        """Rewrite the file without free pages, and empty its log, where deleted text would remain."""
+        """Delete the vectors, and rewrite the files without free pages and their logs, where content would remain."""
+        await self.drop_unused_vectors()
         await start_in_thread(self._vacuum).wait()
 
     def _vacuum(self) -> None:
@@ -313,14 +462,26 @@ class SQLiteIndex(ThreadedIndex[_ItemFile]):
             raise file.translate_error(error) from error
         finally:
             file.close_file()
+        if Path(file.vectors.path).exists():
+            file.vectors.compact()
 
     def _create_file(self) -> _ItemFile:
+        path, outage = str(Path(self.path).absolute()), Outage(1.0)
+        vectors = VectorFile(
+            path=path + SUFFIX,
+            schema=VECTOR_SCHEMA,
+            connect=connect_apsw,
+            patience_s=self.patience_s,
+            outage=outage,
+            library="apsw",
+        )
         return _ItemFile(
-            path=str(Path(self.path).absolute()),
+            path=path,
             schema=SCHEMA,
             connect=self.connect,
             patience_s=self.patience_s,
-            outage=Outage(1.0),
+            outage=outage,
+            vectors=vectors,
         )
 
 

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 import attrs
 
 from agentfsm.memory.text_terms import QueryTerms, read_query
-from agentfsm.ports.memory_items import DeletionProof, ItemFilter, ItemMatch, MemoryIndex, MemoryItem, Namespace
+from agentfsm.ports.memory_items import DeletionProof, ItemFilter, ItemMatch, MemoryItem, Namespace, VectorIndex
 from agentfsm.stores.threaded.group_commit import GroupCommitWriter, StoreJob, TransactionBackend
 
 T = TypeVar("T")
@@ -73,12 +73,40 @@ class ItemTables(TransactionBackend, Protocol):
         """Return the records of deletions, oldest first."""
         ...
 
+    def use_vectors(self, model: str, dims: int) -> None:
+        """Prepare the vectors of a model, or check that they are of this model."""
+        ...
+
+    def drop_vectors(self) -> None:
+        """Delete all vectors."""
+        ...
+
+    def drop_unused_vectors(self) -> None:
+        """Delete the vectors of deleted items."""
+        ...
+
+    def read_unembedded(self, limit: int) -> list[MemoryItem]:
+        """Return items without a vector, oldest first."""
+        ...
+
+    def copy_vectors(self, ids: Collection[str]) -> set[str]:
+        """Give items the vectors of others with the same text; return the ids of those that have one now."""
+        ...
+
+    def add_vectors(self, vectors: Mapping[str, Sequence[float]]) -> None:
+        """Keep vectors of items."""
+        ...
+
+    def search_vector(self, vector: Sequence[float], where: ItemFilter, limit: int) -> list[ItemMatch]:
+        """Return the nearest items that fit the filter."""
+        ...
+
 
 TablesT = TypeVar("TablesT", bound=ItemTables)
 
 
 @attrs.define(eq=False, repr=False)
-class ThreadedIndex(MemoryIndex, Generic[TablesT]):
+class ThreadedIndex(VectorIndex, Generic[TablesT]):
     """An index whose thread works on tables."""
 
     _writer: GroupCommitWriter[TablesT] = attrs.field(init=False)
@@ -167,6 +195,34 @@ class ThreadedIndex(MemoryIndex, Generic[TablesT]):
     async def list_deletions(self) -> Sequence[DeletionProof]:
         """Return the records of deletions, oldest first."""
         return await self._run(lambda tables: tables.list_deletions(), writes=False)
+
+    async def use_vectors(self, model: str, dims: int) -> None:
+        """Prepare the index for the vectors of a model, unless it is."""
+        await self._run(lambda tables: tables.use_vectors(model, dims), writes=True)
+
+    async def drop_vectors(self) -> None:
+        """Delete all vectors."""
+        await self._run(lambda tables: tables.drop_vectors(), writes=True)
+
+    async def drop_unused_vectors(self) -> None:
+        """Delete the vectors of deleted items."""
+        await self._run(lambda tables: tables.drop_unused_vectors(), writes=True)
+
+    async def read_unembedded(self, limit: int) -> Sequence[MemoryItem]:
+        """Return items without a vector, oldest first."""
+        return await self._run(lambda tables: tables.read_unembedded(limit), writes=False)
+
+    async def copy_vectors(self, ids: Collection[str]) -> Collection[str]:
+        """Give items the vectors of others with the same text."""
+        return await self._run(lambda tables: tables.copy_vectors(ids), writes=True)
+
+    async def add_vectors(self, vectors: Mapping[str, Sequence[float]]) -> None:
+        """Keep vectors by the ids of their items."""
+        await self._run(lambda tables: tables.add_vectors(vectors), writes=True)
+
+    async def search_vector(self, vector: Sequence[float], where: ItemFilter, limit: int) -> Sequence[ItemMatch]:
+        """Return the items whose vectors have the most similar direction."""
+        return await self._run(lambda tables: tables.search_vector(vector, where, limit), writes=False)
 
     async def aclose(self) -> None:
         """Close the tables and end the thread."""

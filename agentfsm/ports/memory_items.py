@@ -335,12 +335,28 @@ class VectorIndex(MemoryIndex, Protocol):
         """Delete all vectors, so that another model can be used."""
         ...
 
+    async def drop_unused_vectors(self) -> None:
+        """Delete the vectors of items that `drop_derived` has deleted and that were not added again."""
+        ...
+
     async def read_unembedded(self, limit: int) -> Sequence[MemoryItem]:
         """Return items without a vector, oldest first, at most `limit`."""
         ...
 
+    async def copy_vectors(self, ids: Collection[str]) -> Collection[str]:
+        """Give items the vectors of others with the same text, also of those that `drop_derived` has deleted.
+
+        Returns:
+            The ids of the items that have a vector now; the others have to be embedded.
+        """
+        ...
+
     async def add_vectors(self, vectors: Mapping[str, Sequence[float]]) -> None:
-        """Keep vectors by the ids of their items. Ids that are unknown, or have a vector, are left out."""
+        """Keep vectors by the ids of their items. Ids that are unknown, or have a vector, are left out.
+
+        Raises:
+            MisuseError: if another object has dropped the vectors since, for another model; `search_vector` likewise.
+        """
         ...
 
     async def search_vector(self, vector: Sequence[float], where: ItemFilter, limit: int) -> Sequence[ItemMatch]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import attrs
 
@@ -94,8 +94,17 @@ _CORRUPT: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_CONSTRAINT})
 # Errors of opening a file that cannot be written, or whose log cannot be created.
 _READ_ONLY: Final = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN})
 
-# Open connections by id: the process that opened each, and its files. A forked child inherits the list.
-_OPEN_CONNECTIONS: Final[dict[int, tuple[int, FileInodes]]] = {}
+
+class _OpenConnection(NamedTuple):
+    """Process, files and SQLite library of an open connection."""
+
+    pid: int
+    files: FileInodes
+    library: str
+
+
+# Open connections by id. A forked child inherits the list.
+_OPEN_CONNECTIONS: Final[dict[int, _OpenConnection]] = {}
 # Ids of the connections that stay open for good: closing one would remove or overwrite files of another process.
 _LEAKED: Final[set[int]] = set()
 # Held while a file is created: closing it would drop the locks of another thread's connection to it.
@@ -183,6 +192,9 @@ class DatabaseFile:
 
     outage: Outage
     """Begins when another process holds a lock."""
+
+    library: str = "sqlite3"
+    """Module whose SQLite library `connect` uses. A file is opened by one library of a process only."""
 
     _location: Path = attrs.field(default=attrs.Factory(lambda self: Path(self.path), takes_self=True), init=False)
     _db: SQLiteConnection | None = attrs.field(default=None, init=False)
@@ -372,6 +384,7 @@ class DatabaseFile:
             return
         self._check_location()
         self._check_fork()
+        self._check_library()
         self._retry_while_busy(self._check_deleted_log)
         self._create_file()
         try:
@@ -393,7 +406,7 @@ class DatabaseFile:
         self._db, self._inodes, self._durability = db, _read_inodes(self.path), ""
         paths = zip(_file_paths(self.path), self._inodes, strict=True)
         self._watched_files = tuple((path, inode) for path, inode in paths if inode is not None)
-        _OPEN_CONNECTIONS[id(db)] = os.getpid(), self._inodes
+        _OPEN_CONNECTIONS[id(db)] = _OpenConnection(os.getpid(), self._inodes, self.library)
 
     def _create_file(self) -> None:
         """Create the file, if it does not exist, readable only for its owner. SQLite would use the process's umask."""
@@ -516,7 +529,7 @@ class DatabaseFile:
         the deleted log.
         """
         now = _read_inodes(self.path)
-        for number, (pid, files) in list(_OPEN_CONNECTIONS.items()):
+        for number, (pid, files, _library) in list(_OPEN_CONNECTIONS.items()):
             if pid == os.getpid() and files[0] == now[0] and any(_find_changed(files, now)):
                 if number in _LEAKED:
                     raise self._foreign_log_error()
@@ -559,11 +572,24 @@ class DatabaseFile:
         """
         here = _read_inode(self.path)
         if here is not None and any(
-            files[0] == here and pid != os.getpid() for pid, files in list(_OPEN_CONNECTIONS.values())
+            each.files[0] == here and each.pid != os.getpid() for each in list(_OPEN_CONNECTIONS.values())
         ):
             raise MisuseError(
                 f"{self.path} was open when this process was forked, and SQLite cannot share it with the parent: fork "
                 "before the store is used, or after aclose, or start the process by 'spawn'",
+            )
+
+    def _check_library(self) -> None:
+        """Refuse a file that this process has open with another SQLite library.
+
+        Each library drops the locks of the other when it closes the file (see sqlite.org/howtocorrupt.html, 2.2.1).
+        """
+        here = _read_inode(self.path)
+        same = [each for each in list(_OPEN_CONNECTIONS.values()) if here is not None and each.files[0] == here]
+        if others := [each.library for each in same if each.library != self.library]:
+            raise MisuseError(
+                f"{self.path} is open in this process with another SQLite library, {others[0]}, so it cannot be opened "
+                f"with {self.library}: give another path"
             )
 
     def _prepare(self, db: SQLiteConnection) -> None:
