@@ -24,6 +24,7 @@ from agentfsm.core.labels import DATA_LEVELS, Label, as_labels, join_labels
 from agentfsm.core.messages import Part
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import Run
+from agentfsm.core.usage import Usage
 from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, SHARE, ValueRule, require_choice, require_members
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.journal import load_run, read_header
@@ -48,6 +49,7 @@ from agentfsm.memory.ranking import (
     score_items,
 )
 from agentfsm.memory.sqlite_index import SQLiteIndex
+from agentfsm.memory.threaded_index import ThreadedIndex
 from agentfsm.memory.vectors import EmbeddedQuery, ItemVectors, open_vectors
 from agentfsm.ports.embedder import Embedder
 from agentfsm.ports.memory_items import (
@@ -119,6 +121,14 @@ def _open_index(location: str | os.PathLike[str] | MemoryIndex) -> MemoryIndex:
         "Memory", "index", location
     )
     return location
+
+
+def _open_embedder(embedder: Embedder | str | None) -> Embedder | None:
+    if not isinstance(embedder, str):
+        return embedder
+    from agentfsm.models.openai.embedder import create_embedder  # noqa: PLC0415  brings the SDK
+
+    return create_embedder(embedder)
 
 
 def _as_roles(roles: Iterable[str]) -> frozenset[str]:
@@ -200,8 +210,10 @@ class Memory(RunMemory):
     new_id: Callable[[], str] = attrs.field(default=lambda: token_hex(ID_BYTES), kw_only=True)
     """Function that returns the id of an item without a key. Default: 80 random bits."""
 
-    embedder: Embedder | None = attrs.field(default=None, kw_only=True)
-    """Embedder that adds a search by meaning, for a PostgreSQL index with pgvector. Default None: by words only."""
+    embedder: Embedder | None = attrs.field(default=None, kw_only=True, converter=_open_embedder)
+    """Embedder that adds a search by meaning; or its name, such as "openai:text-embedding-3-small". Default None: by
+    words only. A SQLite index needs the extra `vec`, a PostgreSQL index pgvector on the server.
+    """
 
     _vectors: ItemVectors | None = attrs.field(
         default=attrs.Factory(lambda self: open_vectors(self.index, self.embedder), takes_self=True), init=False
@@ -508,6 +520,11 @@ class Memory(RunMemory):
             await self._vectors.reindex()
         return count
 
+    @property
+    def embedding_usage(self) -> Usage:
+        """Tokens and cost of all requests to the embedder so far, by this object and those of `for_`."""
+        return Usage() if self._vectors is None else self._vectors.usage
+
     # Runs of agents.
 
     def for_run(self, run: Run[Any]) -> Memory:
@@ -580,6 +597,10 @@ class Memory(RunMemory):
         async for summary in RunIterator(store, ALL_RUNS):
             if summary.user and summary.parent is None:
                 count += await self._derive(store, summary.id)
+        if self._vectors is not None:
+            await self._vectors.embed_new()
+        if isinstance(self.index, ThreadedIndex):
+            await self.index.drop_unused_vectors()
         return count
 
     async def _derive(self, store: Store, run_id: str) -> int:

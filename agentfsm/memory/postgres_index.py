@@ -24,13 +24,14 @@ from agentfsm.memory.item_rows import (
     SESSION,
     ListSyntax,
     name_owner,
+    other_model_error,
     read_row,
     write_filter,
     write_row,
 )
 from agentfsm.memory.text_terms import QueryTerms, split_words, write_date, write_pairs
 from agentfsm.memory.threaded_index import ThreadedIndex
-from agentfsm.ports.memory_items import DeletionProof, ItemFilter, ItemMatch, MemoryItem, Namespace, VectorIndex
+from agentfsm.ports.memory_items import DeletionProof, ItemFilter, ItemMatch, MemoryItem, Namespace
 from agentfsm.ports.store import Durability
 from agentfsm.stores.postgres.connection import PostgresAddress, PostgresConnection, PostgresTables, RowCursor
 from agentfsm.stores.postgres.store import SCHEMA_NAME
@@ -54,7 +55,17 @@ _LISTS: Final = ListSyntax(
 TABLES: Final = PostgresTables(
     version=100,
     names=frozenset(
-        {"layout", "workers", "items", "deletions", "forgotten_items", "forgotten_owners", "released_items"}
+        {
+            "layout",
+            "workers",
+            "items",
+            "deletions",
+            "forgotten_items",
+            "forgotten_owners",
+            "released_items",
+            "unembedded",
+            "vector_model",
+        }
     ),
     statements="""
         CREATE TABLE layout (version integer NOT NULL);
@@ -80,6 +91,8 @@ TABLES: Final = PostgresTables(
         CREATE TABLE forgotten_items (id text PRIMARY KEY);
         CREATE TABLE forgotten_owners (owner text PRIMARY KEY, until float8 NOT NULL);
         CREATE TABLE released_items (id text PRIMARY KEY, at float8 NOT NULL, by text NOT NULL);
+        CREATE TABLE vector_model (model text NOT NULL, dims integer NOT NULL);
+        CREATE TABLE unembedded (number bigint PRIMARY KEY REFERENCES items ON DELETE CASCADE);
     """,
     upgrades={},
     late_indexes={},
@@ -94,6 +107,9 @@ _USE_EXTENSION: Final = """
 SELECT set_config('search_path', current_setting('search_path') || ', ' || quote_ident(nspname), true)
 FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace WHERE extname = 'vector'
 """
+
+# Items with the same text have the same vector.
+_TEXT_HASH: Final = "substring(sha256(convert_to(i.text, 'UTF8')) FOR 16)"
 
 # Words without meaning are marked with D, so that a query that has no others finds them.
 _WORDS: Final = (
@@ -131,6 +147,9 @@ class _ItemDatabase(PostgresConnection):
     """No leases: items have no owners among the workers."""
 
     _has_written: bool = attrs.field(default=False, init=False)
+
+    _model: tuple[str, int] = attrs.field(default=("", 0), init=False)
+    """Model and dimensions of the embedder."""
 
     @contextmanager
     def transaction(
@@ -210,6 +229,11 @@ class _ItemDatabase(PostgresConnection):
             added.append(new)
         for start in range(0, len(added), GROUP_ITEMS):
             self._insert(added[start : start + GROUP_ITEMS])
+        if added and self._read_model() is not None:
+            self._select(
+                "INSERT INTO unembedded SELECT number FROM items WHERE id = ANY(:ids) RETURNING 1",
+                ids=[item.id for item in added],
+            )
         return added
 
     def _insert(self, items: Sequence[MemoryItem]) -> None:
@@ -321,11 +345,14 @@ class _ItemDatabase(PostgresConnection):
         return len(found)
 
     def drop_derived(self) -> int:
-        """Delete the items with a source."""
-        return self._delete("source_run IS NOT NULL")
+        """Delete the items with a source. Their vectors are kept for those that are derived again."""
+        return len(self._select("DELETE FROM items WHERE source_run IS NOT NULL RETURNING 1"))
 
     def _delete(self, condition: str, **values: Any) -> int:
-        return len(self._select(f"DELETE FROM items WHERE {condition} RETURNING 1", **values))  # noqa: S608
+        rows = self._select(f"DELETE FROM items WHERE {condition} RETURNING number", **values)  # noqa: S608
+        if rows:
+            self.drop_unused_vectors()
+        return len(rows)
 
     def _record_deletion(self, proof: DeletionProof) -> None:
         self.execute(
@@ -334,6 +361,15 @@ class _ItemDatabase(PostgresConnection):
         )
 
     # Vectors.
+
+    def _read_model(self) -> tuple[str, int] | None:
+        """Return the model and the dimensions of the vectors; None if there are none."""
+        rows = self._select("SELECT model, dims FROM vector_model")
+        return (rows[0][0], rows[0][1]) if rows else None
+
+    def _check_model(self) -> None:
+        if (found := self._read_model()) != self._model:
+            raise other_model_error(found or ("", 0), self._model)
 
     def use_vectors(self, model: str, dims: int) -> None:
         """Create the table of the vectors, or check that it is for this model."""
@@ -345,47 +381,69 @@ class _ItemDatabase(PostgresConnection):
                 )
             self.execute("CREATE EXTENSION vector SCHEMA public")
             self._select(_USE_EXTENSION)
-        self.execute("CREATE TABLE IF NOT EXISTS vector_model (model text NOT NULL, dims integer NOT NULL)")
-        if found := self._select("SELECT model, dims FROM vector_model"):
-            if found != [(model, dims)]:
-                ((other, other_dims),) = found
-                raise MisuseError(
-                    f"the memory has vectors of {other!r} with {other_dims} dimensions, and the embedder is "
-                    f"{model!r} with {dims}: vectors of two models cannot be compared. Give the first embedder, "
-                    "or embed all items again with memory.reindex()"
-                )
+        self._model = model, dims
+        if self._read_model() is not None:
+            self._check_model()
             return
         self.execute("INSERT INTO vector_model VALUES (%s, %s)", (model, dims))
         self.execute(
-            "CREATE TABLE item_vectors (number bigint PRIMARY KEY REFERENCES items ON DELETE CASCADE, "
+            "CREATE TABLE item_vectors (number bigint PRIMARY KEY, hash bytea NOT NULL, "
             f"vector vector({dims:d}) NOT NULL)"
         )
+        self.execute("CREATE INDEX item_vectors_hash ON item_vectors (hash)")
         if dims <= MAX_INDEXED_DIMS:
             self.execute("CREATE INDEX item_vectors_near ON item_vectors USING hnsw (vector vector_cosine_ops)")
+        self.execute("INSERT INTO unembedded SELECT number FROM items")
 
     def drop_vectors(self) -> None:
         """Drop the table of the vectors."""
-        self.execute("DROP TABLE IF EXISTS item_vectors, vector_model")
+        self.execute("DROP TABLE IF EXISTS item_vectors")
+        self.execute("DELETE FROM vector_model")
+        self.execute("DELETE FROM unembedded")
+
+    def drop_unused_vectors(self) -> None:
+        """Delete the vectors of deleted items."""
+        if self._read_model() is not None:
+            self.execute(
+                "DELETE FROM item_vectors v WHERE NOT EXISTS (SELECT 1 FROM items i WHERE i.number = v.number)"
+            )
 
     def read_unembedded(self, limit: int) -> list[MemoryItem]:
         """Return items without a vector, oldest first."""
-        sql = f"""SELECT {PREFIXED_COLUMNS} FROM items i
-            WHERE NOT EXISTS (SELECT 1 FROM item_vectors v WHERE v.number = i.number) ORDER BY i.number LIMIT :limit"""  # noqa: S608
+        sql = f"SELECT {PREFIXED_COLUMNS} FROM unembedded u JOIN items i USING (number) ORDER BY number LIMIT :limit"  # noqa: S608
         return [read_row(row) for row in self._select(sql, limit=limit)]
+
+    def copy_vectors(self, ids: Collection[str]) -> set[str]:
+        """Give items the vectors of others with the same text; return the ids of those that have one now."""
+        self._check_model()
+        self._select(
+            f"""WITH copied AS (
+                INSERT INTO item_vectors SELECT DISTINCT ON (i.number) i.number, v.hash, v.vector
+                FROM unembedded u JOIN items i USING (number) JOIN item_vectors v ON v.hash = {_TEXT_HASH}
+                WHERE i.id = ANY(:ids) ON CONFLICT DO NOTHING RETURNING number
+            ) DELETE FROM unembedded WHERE number IN (SELECT number FROM copied) RETURNING 1""",  # noqa: S608
+            ids=[*ids],
+        )
+        waiting = "SELECT i.id FROM unembedded u JOIN items i USING (number) WHERE i.id = ANY(:ids)"
+        return {*ids} - {each for (each,) in self._select(waiting, ids=[*ids])}
 
     def add_vectors(self, vectors: Mapping[str, Sequence[float]]) -> None:
         """Insert vectors of items."""
+        self._check_model()
         self._select(_USE_EXTENSION)
         self._select(
-            """INSERT INTO item_vectors SELECT i.number, given.vector::vector
-            FROM unnest(:ids::text[], :vectors::text[]) AS given (id, vector) JOIN items i ON i.id = given.id
-            ON CONFLICT DO NOTHING RETURNING 1""",
+            f"""WITH added AS (
+                INSERT INTO item_vectors SELECT i.number, {_TEXT_HASH}, given.vector::vector
+                FROM unnest(:ids::text[], :vectors::text[]) AS given (id, vector) JOIN items i ON i.id = given.id
+                ON CONFLICT DO NOTHING RETURNING number
+            ) DELETE FROM unembedded WHERE number IN (SELECT number FROM added) RETURNING 1""",  # noqa: S608
             ids=[*vectors],
             vectors=[_write_vector(each) for each in vectors.values()],
         )
 
     def search_vector(self, vector: Sequence[float], where: ItemFilter, limit: int) -> list[ItemMatch]:
         """Return the nearest items. The scan of pgvector's index goes on until enough of them fit the filter."""
+        self._check_model()
         condition, values = write_filter(where, _LISTS)
         self._select(_USE_EXTENSION)
         self._select(
@@ -409,7 +467,7 @@ class _ItemDatabase(PostgresConnection):
 
 
 @attrs.define(eq=False, repr=False)
-class PostgresIndex(ThreadedIndex[_ItemDatabase], VectorIndex):
+class PostgresIndex(ThreadedIndex[_ItemDatabase]):
     """An index in a PostgreSQL database, which processes on any machines may share."""
 
     url: str = attrs.field(repr=False)
@@ -433,26 +491,6 @@ class PostgresIndex(ThreadedIndex[_ItemDatabase], VectorIndex):
                 leases=LeaseTable(1.0, 1.0, ""),
             )
         )
-
-    async def use_vectors(self, model: str, dims: int) -> None:
-        """Prepare the index for the vectors of a model, unless it is."""
-        await self._run(lambda tables: tables.use_vectors(model, dims), writes=True)
-
-    async def drop_vectors(self) -> None:
-        """Delete all vectors."""
-        await self._run(lambda tables: tables.drop_vectors(), writes=True)
-
-    async def read_unembedded(self, limit: int) -> Sequence[MemoryItem]:
-        """Return items without a vector, oldest first."""
-        return await self._run(lambda tables: tables.read_unembedded(limit), writes=False)
-
-    async def add_vectors(self, vectors: Mapping[str, Sequence[float]]) -> None:
-        """Keep vectors by the ids of their items."""
-        await self._run(lambda tables: tables.add_vectors(vectors), writes=True)
-
-    async def search_vector(self, vector: Sequence[float], where: ItemFilter, limit: int) -> Sequence[ItemMatch]:
-        """Return the items whose vectors have the most similar direction."""
-        return await self._run(lambda tables: tables.search_vector(vector, where, limit), writes=False)
 
 
 def _write_vector(vector: Sequence[float]) -> str:

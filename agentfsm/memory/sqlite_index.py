@@ -47,7 +47,7 @@ from agentfsm.stores.threaded.group_commit import GroupCommitWriter
 from agentfsm.stores.threaded.lease_table import LeaseTable
 from agentfsm.stores.threaded.outage import Outage
 
-# Vectors read at first for each match that is wanted, and the factor by which more are read while too few fit the filter.
+# Vectors read at first for each match that is wanted, and the factor by which more are read if too few fit the filter.
 OVERFETCH: Final = 2
 FURTHER: Final = 8
 # Seconds that a call waits for another process's transaction.
@@ -281,7 +281,7 @@ class _ItemFile(DatabaseFile):
     def _delete(self, condition: str, values: Mapping[str, Any]) -> int:
         """Delete items and their words. Merging the parts of the text index removes the words for good."""
         numbers = self.execute(f"SELECT number FROM items WHERE {condition}", values).fetchall()  # noqa: S608
-        has_vectors = self._read_model() is not None
+        has_vectors = self.read_model() is not None
         for (number,) in numbers:
             if has_vectors:
                 self.execute("INSERT OR IGNORE INTO stale_vectors VALUES (?)", (number,))
@@ -299,10 +299,9 @@ class _ItemFile(DatabaseFile):
         rows = self.execute("SELECT at, by, reason, items FROM deletions ORDER BY number").fetchall()
         return [DeletionProof(at=at, by=by, reason=reason, items=items) for at, by, reason, items in rows]
 
-
     # Vectors.
 
-    def _read_model(self) -> tuple[str, int] | None:
+    def read_model(self) -> tuple[str, int] | None:
         """Return the model and the dimensions of the vectors; None if there are none."""
         row = self.execute("SELECT model, dims FROM vector_model").fetchone()
         return None if row is None else (row[0], row[1])
@@ -313,18 +312,18 @@ class _ItemFile(DatabaseFile):
         Raises:
             ImportError: if there are vectors, and what opens their file is not installed.
         """
-        if self._read_model() is not None:
+        if self.read_model() is not None:
             load_apsw()
 
     def _check_model(self) -> None:
-        found = self._read_model()
+        found = self.read_model()
         if found != self._model:
             raise other_model_error(found or ("", 0), self._model)
 
     def use_vectors(self, model: str, dims: int) -> None:
         """Note the model, or check that it is the same. Begin anew if the file of the vectors is not the one it was."""
         load_apsw()
-        found = self._read_model()
+        found = self.read_model()
         if found not in {None, (model, dims)}:
             raise other_model_error(found or ("", 0), (model, dims))
         self._model = model, dims
@@ -340,7 +339,7 @@ class _ItemFile(DatabaseFile):
 
     def drop_vectors(self) -> None:
         """Delete all vectors."""
-        if self._read_model() is not None:
+        if self.read_model() is not None:
             self.execute("DELETE FROM vector_model")
             self.execute("DELETE FROM stale_vectors")
             self.vectors.begin_set("")
@@ -454,7 +453,7 @@ class SQLiteIndex(ThreadedIndex[_ItemFile]):
         file = self._create_file()
         try:
             with file.transaction(write=False):
-                pass  # opens the file
+                has_vectors = file.read_model() is not None
             file.vacuum()
         except AgentError:
             raise
@@ -462,7 +461,7 @@ class SQLiteIndex(ThreadedIndex[_ItemFile]):
             raise file.translate_error(error) from error
         finally:
             file.close_file()
-        if Path(file.vectors.path).exists():
+        if has_vectors:
             file.vectors.compact()
 
     def _create_file(self) -> _ItemFile:

@@ -22,7 +22,7 @@ _log = logging.getLogger("agentfsm.memory")
 BATCH_ITEMS: Final = 256
 # Characters of a query that are embedded; models read some 8,000 tokens at most.
 MAX_EMBEDDED_CHARS: Final = 8_000
-_VECTOR_METHODS: Final = ("use_vectors", "add_vectors", "search_vector")
+_VECTOR_METHODS: Final = ("use_vectors", "copy_vectors", "add_vectors", "search_vector")
 
 
 @attrs.frozen(kw_only=True)
@@ -51,6 +51,9 @@ class ItemVectors:
 
     embedder: Embedder
     """The embedder."""
+
+    usage: Usage = attrs.field(factory=Usage, init=False)
+    """Usage of all requests to the embedder so far."""
 
     _is_ready: bool = attrs.field(default=False, init=False)
 
@@ -95,12 +98,16 @@ class ItemVectors:
         _log.warning("items are without vectors until the next one is added or reindex(): %s", error)
 
     async def embed_missing(self) -> int:
-        """Embed all items without a vector; return their number."""
+        """Give a vector to all items without one; return their number. Texts that have a vector are not embedded."""
         await self._prepare()
         count = 0
         while items := await self.index.read_unembedded(BATCH_ITEMS):
-            vectors, _usage = await self._embed([item.text[:MAX_EMBEDDED_CHARS] for item in items])
-            await self.index.add_vectors(dict(zip([item.id for item in items], vectors, strict=True)))
+            known = await self.index.copy_vectors([item.id for item in items])
+            texts = {item.id: item.text[:MAX_EMBEDDED_CHARS] for item in items if item.id not in known}
+            if texts:
+                different = [*dict.fromkeys(texts.values())]
+                vectors = dict(zip(different, (await self._embed(different))[0], strict=True))
+                await self.index.add_vectors({item_id: vectors[text] for item_id, text in texts.items()})
             count += len(items)
         return count
 
@@ -122,6 +129,7 @@ class ItemVectors:
             MisuseError: if the vectors are not as the embedder declares them.
         """
         found = await self.embedder.embed(texts)
+        self.usage += found.usage
         dims = {len(vector) for vector in found.vectors}
         if len(found.vectors) != len(texts) or dims != {self.embedder.dims}:
             raise MisuseError(
@@ -146,7 +154,7 @@ def open_vectors(index: MemoryIndex, embedder: Embedder | None) -> ItemVectors |
     )
     if not all(hasattr(index, name) for name in _VECTOR_METHODS):
         raise MisuseError(
-            f"Memory(embedder=...): {type(index).__name__} keeps no vectors; use a postgresql:// URL, or leave out "
-            "embedder"
+            f"Memory(embedder=...): {type(index).__name__} keeps no vectors; use the path of a file or a "
+            "postgresql:// URL, or leave out embedder"
         )
     return ItemVectors(index, embedder)  # type: ignore[arg-type]  # checked above

@@ -9,6 +9,8 @@
             yield index
             await index.aclose()
 
+`VectorIndexConformance` has the tests of an index that also keeps vectors, a `VectorIndex`.
+
 The tests need anyio's pytest plugin and its fixture `anyio_backend`. Without the fixture `other`, a second object
 on the same data, tests with two objects are skipped.
 """
@@ -16,17 +18,23 @@ on the same data, tests with two objects are skipped.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import attrs
 import pytest
 
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.labels import Label
-from agentfsm.ports.memory_items import ItemFilter, ItemKind, ItemSource, MemoryItem, Namespace
-
-if TYPE_CHECKING:
-    from agentfsm.core.labels import Label
-from agentfsm.ports.memory_items import MemoryIndex
+from agentfsm.ports.memory_items import (
+    ItemFilter,
+    ItemKind,
+    ItemSource,
+    MemoryIndex,
+    MemoryItem,
+    Namespace,
+    VectorIndex,
+)
 
 ANN: Final = Namespace(tenant="acme", user="ann")
 BOB: Final = Namespace(tenant="acme", user="bob")
@@ -327,3 +335,118 @@ class MemoryIndexConformance:
         found = await index.search_text("shared", OF_ANN, 10)
         assert sorted(match.place for match in found) == [1, 2, 3, 4, 5, 6]
         assert await other.search_text("shared", OF_ANN, 10) == found
+
+
+@pytest.mark.anyio
+class VectorIndexConformance:
+    """Conformance tests of the vectors of an index. Override the fixture `index` as for `MemoryIndexConformance`."""
+
+    @pytest.fixture
+    async def index(self) -> VectorIndex:
+        """Return the index to check."""
+        raise NotImplementedError("the fixture `index` is missing: override it with one that yields a new, empty index")
+
+    @pytest.fixture
+    async def other(self) -> VectorIndex:
+        """Return a second index object with the same data, as another process would have."""
+        pytest.skip("needs a second index object: override the fixture `other` if the index supports several")
+
+    async def embed(self, index: VectorIndex, vectors: Mapping[str, tuple[float, ...]], **fields: Any) -> None:
+        """Add an item for each vector, with its id as the text."""
+        await index.use_vectors("model", 2)
+        await index.add([build_item(each, each, **fields) for each in vectors])
+        await index.add_vectors(vectors)
+
+    async def search(
+        self, index: VectorIndex, vector: tuple[float, ...], where: ItemFilter = OF_ANN, limit: int = 10
+    ) -> list[str]:
+        """Return the ids of the items that a search finds, best first."""
+        return [match.item_id for match in await index.search_vector(vector, where, limit)]
+
+    async def test_similar_directions_come_first(self, index: VectorIndex) -> None:
+        """The length of a vector does not count. The scores are cosines, and 0 for opposite directions."""
+        await self.embed(
+            index, {"east": (5.0, 0.0), "north": (0.0, 0.1), "north-east": (1.0, 1.0), "west": (-1.0, 0.0)}
+        )
+        found = await index.search_vector((0.5, 0.001), OF_ANN, 10)
+        assert [match.item_id for match in found] == ["east", "north-east", "north", "west"]
+        assert [match.score for match in found] == pytest.approx([1, math.sqrt(0.5), 0, 0], abs=0.02)
+        assert await self.search(index, (0.5, 0.001), limit=2) == ["east", "north-east"]
+
+    async def test_the_filter_comes_before_the_ranking(self, index: VectorIndex) -> None:
+        """Nearer items that are filtered out take no place, however many they are."""
+        near = {f"near{number}": (1.0, number / 10_000) for number in range(40)}
+        await self.embed(index, {"far": (0.0, 1.0)}, labels=(Label.PRIVATE,))
+        await self.embed(index, near, level="restricted")
+        await self.embed(index, {f"bob-{each}": vector for each, vector in near.items()}, namespace=BOB)
+        assert await self.search(index, (1.0, 0.0), attrs.evolve(OF_ANN, max_level="internal"), 1) == ["far"]
+        assert (
+            len(await self.search(index, (1.0, 0.0), attrs.evolve(OF_ANN, without_labels=(Label.PRIVATE,)), 50)) == 40
+        )
+        assert len(await self.search(index, (1.0, 0.0), attrs.evolve(OF_ANN, namespaces=(ANN, BOB)), 100)) == 81
+        assert await self.search(index, (1.0, 0.0), attrs.evolve(OF_ANN, as_of=50.0)) == []
+
+    async def test_items_wait_for_their_vector(self, index: VectorIndex) -> None:
+        """Items are listed until they have a vector, those from before the first use of vectors too."""
+        await index.add([build_item("before", "before")])
+        await index.use_vectors("model", 2)
+        await index.add([build_item("after", "after"), build_item("gone", "gone")])
+        await index.forget(["gone"], at=200.0, by="", reason="")
+        assert [item.id for item in await index.read_unembedded(10)] == ["before", "after"]
+        assert [item.id for item in await index.read_unembedded(1)] == ["before"]
+        await index.add_vectors({"before": (1.0, 0.0), "unknown": (1.0, 0.0)})
+        assert [item.id for item in await index.read_unembedded(10)] == ["after"]
+        await index.add_vectors({"before": (0.0, 1.0), "after": (0.0, 1.0)})
+        assert await self.search(index, (1.0, 0.0)) == ["before", "after"]
+        assert not await index.read_unembedded(10)
+
+    async def test_equal_texts_have_one_vector(self, index: VectorIndex) -> None:
+        """A text that was embedded is not embedded again, for another owner too."""
+        await self.embed(index, {"text": (1.0, 0.0)})
+        await index.add([build_item("same", "text", namespace=BOB), build_item("different", "other")])
+        assert {*await index.copy_vectors(["text", "same", "different"])} == {"text", "same"}
+        assert await self.search(index, (1.0, 0.0), ItemFilter(namespaces=(BOB,))) == ["same"]
+        assert [item.id for item in await index.read_unembedded(10)] == ["different"]
+
+    async def test_a_rebuild_keeps_vectors(self, index: VectorIndex) -> None:
+        """The vectors of dropped items are there for those that return, until the unused ones are deleted."""
+        source = ItemSource(run_id="r")
+        await self.embed(index, {"one": (1.0, 0.0), "two": (0.0, 1.0)}, source=source)
+        await index.drop_derived()
+        await index.add([build_item("one", "one", source=source)])
+        assert {*await index.copy_vectors(["one"])} == {"one"}
+        await index.drop_unused_vectors()
+        await index.add([build_item("two", "two", source=source)])
+        assert {*await index.copy_vectors(["one", "two"])} == {"one"}
+        assert await self.search(index, (0.0, 1.0)) == ["one"]
+
+    async def test_forgotten_vectors_are_gone(self, index: VectorIndex) -> None:
+        """Forgetting deletes the vector with the item, so that nothing has it for an equal text."""
+        await self.embed(index, {"a": (1.0, 0.0), "b": (1.0, 0.1)})
+        await self.embed(index, {"c": (1.0, 0.0)}, namespace=BOB)
+        await index.forget(["a"], at=200.0, by="", reason="")
+        await index.forget_namespace(BOB, at=200.0, by="", reason="")
+        assert await self.search(index, (1.0, 0.0)) == ["b"]
+        await index.add([build_item("a-again", "a"), build_item("c-again", "c")])
+        assert {*await index.copy_vectors(["a-again", "c-again"])} == set()
+
+    async def test_another_model_is_refused(self, index: VectorIndex, other: VectorIndex) -> None:
+        """An index has vectors of one model, until they are dropped; an object with the earlier one notices that."""
+        await self.embed(index, {"a": (1.0, 0.0)})
+        for model, dims in (("other", 2), ("model", 3)):
+            with pytest.raises(MisuseError, match="reindex"):
+                await other.use_vectors(model, dims)
+        await other.drop_vectors()
+        await other.use_vectors("other", 2)
+        assert [item.id for item in await other.read_unembedded(10)] == ["a"]
+        with pytest.raises(MisuseError, match="reindex"):
+            await index.add_vectors({"a": (1.0, 0.0)})
+        with pytest.raises(MisuseError, match="reindex"):
+            await index.search_vector((1.0, 0.0), OF_ANN, 1)
+
+    async def test_two_objects_share_the_vectors(self, index: VectorIndex, other: VectorIndex) -> None:
+        """A vector that one object adds is found by another one."""
+        await self.embed(index, {"a": (1.0, 0.0)})
+        await self.embed(other, {"b": (0.0, 1.0)})
+        assert await self.search(index, (0.0, 1.0)) == ["b", "a"]
+        assert await self.search(other, (1.0, 0.0)) == ["a", "b"]

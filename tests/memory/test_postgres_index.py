@@ -2,14 +2,16 @@
 
 import psycopg
 import pytest
-from psycopg import sql
 
-from agentfsm import Agent
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.events import Recalled
 from agentfsm.memory import Memory, PostgresIndex
-from agentfsm.testing import HashEmbedder, ScriptedModel
-from agentfsm.testing.memory_conformance import OF_ANN, MemoryIndexConformance, build_item
+from agentfsm.testing import HashEmbedder
+from agentfsm.testing.memory_conformance import (
+    OF_ANN,
+    MemoryIndexConformance,
+    VectorIndexConformance,
+    build_item,
+)
 from tests.support.database_servers import empty_schema
 
 
@@ -68,68 +70,18 @@ async def vector_index(vector_postgres):
         await index.aclose()
 
 
-async def test_a_vector_finds_items_of_the_owner(vector_index):
-    """The filter comes before the ranking, only new items are embedded, and forgetting an item deletes its vector."""
-    embedder = HashEmbedder()
-    memory = Memory(vector_index, embedder=embedder)
-    ann, bob = memory.for_(user="ann"), memory.for_(user="bob")
-    for number in range(30):
-        await bob.remember(f"the violin {number}")
-    item = await ann.remember("a violin and a cello")
-    assert len(embedder.texts) == 31
-    (found,) = await ann.recall("violin", k=3)
-    assert found.item.id == item.id
-    assert found.why["vector"] == 1
-    assert await ann.forget([item.id]) == 1
-    with psycopg.connect(vector_index.url) as desk:
-        count = sql.SQL("SELECT count(*) FROM {}.item_vectors").format(sql.Identifier(vector_index.schema))
-        assert desk.execute(count).fetchone() == (30,)
-    assert await ann.recall("violin") == []
+class TestVectors(VectorIndexConformance):
+    """The index passes the kit of vectors."""
 
+    @pytest.fixture
+    async def index(self, vector_index):
+        return vector_index
 
-async def test_another_model_is_refused(vector_index):
-    """Vectors of two models, or of other dimensions, are not mixed; reindex makes them anew."""
-    await Memory(vector_index, embedder=HashEmbedder()).remember("text")
-    for other in (HashEmbedder(name="other"), HashEmbedder(dims=8)):
-        with pytest.raises(MisuseError, match="cannot be compared"):
-            await Memory(vector_index, embedder=other).recall("text")
-    memory = Memory(vector_index, embedder=HashEmbedder(dims=8))
-    assert await memory.reindex() == 1
-    assert (await memory.recall("text"))[0].why["vector"] == 1
-
-
-async def test_the_search_by_words_goes_on_without_the_embedder(vector_index):
-    """Items are kept and found while the embedder is down, and embedded with the next one."""
-    embedder = HashEmbedder(fault=OSError("away"))
-    memory = Memory(vector_index, embedder=embedder)
-    await memory.remember("a violin")
-    assert "vector" not in (await memory.recall("violin"))[0].why
-    embedder.fault = None
-    await memory.remember("a cello")
-    assert embedder.texts == ["a violin", "a cello"]
-
-
-@pytest.mark.parametrize("fault", [None, OSError("away")])
-async def test_a_run_records_the_embedder(vector_index, fault):
-    """The event of the search has the usage of the embedder, or the reason why only words were searched."""
-    embedder = HashEmbedder()
-    memory = Memory(vector_index, embedder=embedder)
-    await memory.for_(user="ann").remember("a violin")
-    embedder.fault = fault
-    async with Agent(ScriptedModel("yes"), memory=memory) as agent:
-        run = await agent.run("Who plays the violin?", user="ann")
-        (event,) = [each for each in await agent.history(run.id) if isinstance(each, Recalled)]
-    assert [item.text for item in event.items] == ["a violin"]
-    if fault is None:
-        assert (event.fault, event.model, event.usage.input_tokens) == ("", "hash", 4)
-    else:
-        assert (event.fault, event.model) == ("the embedder hash failed: OSError: away", "")
-
-
-async def test_sqlite_keeps_no_vectors():
-    """An embedder that could not be used is refused."""
-    with pytest.raises(MisuseError, match="keeps no vectors"):
-        Memory(embedder=HashEmbedder())
+    @pytest.fixture
+    async def other(self, vector_index):
+        other = PostgresIndex(vector_index.url, schema=vector_index.schema)
+        yield other
+        await other.aclose()
 
 
 async def test_a_server_without_pgvector_is_named(index, postgres_desk):
