@@ -1,5 +1,6 @@
 """Select the messages and the tools that a model request contains."""
 
+from agentfsm.context.embedding import EmbeddingScorer
 from agentfsm.context.importance import DropAcknowledgements, DropRepeatedErrors, PriorityRetention
 from agentfsm.context.lexical import LexicalScorer
 from agentfsm.context.selection import AllTools, AutoSelect, BySimilarity, TwoStage
@@ -16,6 +17,7 @@ __all__ = [
     "Cut",
     "DropAcknowledgements",
     "DropRepeatedErrors",
+    "EmbeddingScorer",
     "LexicalScorer",
     "PriorityRetention",
     "SlidingWindow",

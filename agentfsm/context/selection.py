@@ -24,7 +24,7 @@ from agentfsm.core.messages import JSON
 from agentfsm.core.usage import Usage
 from agentfsm.core.validation import COUNT, COUNT_OR_ZERO
 from agentfsm.ports.model import ToolDefinition
-from agentfsm.ports.policies import MAX_FOUND_TOOLS, Scorer, Selection, SelectorAsk, ToolSelector
+from agentfsm.ports.policies import MAX_FOUND_TOOLS, PaidScores, Scorer, Selection, SelectorAsk, ToolSelector
 from agentfsm.tokens.ledger import BYTE_COUNTER
 from agentfsm.tools.queue.result_text import describe_error
 
@@ -103,44 +103,44 @@ class BySimilarity(ToolSelector):
         """Return the most similar tools, in the order of registration; ties go to the earlier registered."""
         if not self.wants(len(tools)):
             return _build_selection(tools, "all")
-        order, flaw = await self.rank(task, tools)
+        order, flaw, usage = await self.rank(task, tools)
         if flaw:
             few = len(tools) <= MAX_UNCHOSEN
-            return _build_selection(tools[:MAX_UNCHOSEN], f"{'all' if few else f'the first {MAX_UNCHOSEN}'}: {flaw}")
-        return _build_selection([tools[place] for place in sorted(order[: self.top])], "similarity")
+            how = f"{'all' if few else f'the first {MAX_UNCHOSEN}'}: {flaw}"
+            return _build_selection(tools[:MAX_UNCHOSEN], how, usage)
+        return _build_selection([tools[place] for place in sorted(order[: self.top])], "similarity", usage)
 
-    async def rank(self, task: str, tools: Sequence[ToolDefinition]) -> tuple[Sequence[int], str]:
+    async def rank(self, task: str, tools: Sequence[ToolDefinition]) -> tuple[Sequence[int], str, Usage]:
         """Rank the tools by similarity to the task.
 
         Returns:
             The indexes of all tools, the most similar first, and "". If the scores rank nothing: the indexes in their
-            original order, and the reason.
+            original order, and the reason. Then the usage of the scorer.
         """
-        scores, flaw = await self._score(task, tools)
+        scores, flaw, usage = await self._score(task, tools)
         places = range(len(tools))
-        return (places, flaw) if flaw else (sorted(places, key=lambda place: -scores[place]), "")
+        return (places, flaw, usage) if flaw else (sorted(places, key=lambda place: -scores[place]), "", usage)
 
     async def find(self, query: str, tools: Sequence[ToolDefinition]) -> Sequence[str]:
         """Return the names most similar to the query: of few tools all, of many only those above the lowest score."""
-        scores, flaw = await self._score(query, tools)
+        scores, flaw, _usage = await self._score(query, tools)
         few = len(tools) <= MAX_FOUND_TOOLS
         if flaw:
             return [tool.name for tool in tools] if few else []
         order = sorted(range(len(tools)), key=lambda place: -scores[place])
         return [tools[place].name for place in order[:MAX_FOUND_TOOLS] if few or scores[place] > min(scores)]
 
-    async def _score(self, task: str, tools: Sequence[ToolDefinition]) -> tuple[Sequence[float], str]:
-        """Return the scores of all tools and "", or the reason why they rank nothing."""
+    async def _score(self, task: str, tools: Sequence[ToolDefinition]) -> tuple[Sequence[float], str, Usage]:
+        """Return the scores of all tools and "", or the reason why they rank nothing; and the usage of the scorer."""
         try:
-            scores = [
-                float(score)
-                for score in await self.scorer.scores(_excerpt_task(task), [_tool_text(tool) for tool in tools])
-            ]
+            found = await self.scorer.scores(_excerpt_task(task), [_tool_text(tool) for tool in tools])
+            paid = found if isinstance(found, PaidScores) else PaidScores(scores=tuple(found), usage=Usage())
+            scores = list(map(float, paid.scores))
         except MisuseError:
             raise
         except Exception as error:  # noqa: BLE001  a scorer may fail in any way, and the run goes on without
-            return (), f"the scorer raised {describe_error(error)[:_REASON_CHARS]}"
-        return scores, _find_flaw(scores, len(tools))
+            return (), f"the scorer raised {describe_error(error)[:_REASON_CHARS]}", Usage()
+        return scores, _find_flaw(scores, len(tools)), paid.usage
 
 
 def _find_flaw(scores: Sequence[float], count: int) -> str:
@@ -171,7 +171,7 @@ class TwoStage(ToolSelector):
 
     async def select(self, task: str, tools: Sequence[ToolDefinition], ask: SelectorAsk) -> Selection:
         """Return the tools that the model named, in the order of registration."""
-        listed = await self._build_shortlist(task, tools)
+        listed, shortlist_usage = await self._build_shortlist(task, tools)
         lines = "\n".join(tool.summary for tool in listed)
         try:
             reply, usage = await ask(
@@ -179,7 +179,8 @@ class TwoStage(ToolSelector):
             )
         except ModelError as error:
             why = f"the model could not be asked: {describe_error(error)[:_REASON_CHARS]}"
-            return await self._fall_back(why, error.usage or Usage(), task, tools, ask)
+            return await self._fall_back(why, shortlist_usage + (error.usage or Usage()), task, tools, ask)
+        usage += shortlist_usage
         named = _find_names(reply, {tool.name for tool in listed})[: self.picks]
         if not named:
             return await self._fall_back("the model named none", usage, task, tools, ask)
@@ -190,22 +191,25 @@ class TwoStage(ToolSelector):
         """Find tools by similarity: the query already comes from the model."""
         return await self.similarity.find(query, tools)
 
-    async def _build_shortlist(self, task: str, tools: Sequence[ToolDefinition]) -> Sequence[ToolDefinition]:
+    async def _build_shortlist(
+        self, task: str, tools: Sequence[ToolDefinition]
+    ) -> tuple[Sequence[ToolDefinition], Usage]:
         """Return the tools whose summaries the model reads: all, or the most similar ones that fit the size limit."""
         sizes = [BYTE_COUNTER.count(tool.summary) + 1 for tool in tools]
         if sum(sizes) <= STAGE_ONE_BYTES:
-            return tools
-        order, _flaw = await self.similarity.rank(task, tools)
+            return tools, Usage()
+        order, _flaw, usage = await self.similarity.rank(task, tools)
         ends = accumulate(sizes[place] for place in order)
         kept = sorted(place for place, end in zip(order, ends, strict=True) if end <= STAGE_ONE_BYTES)
-        return [tools[place] for place in kept]
+        return [tools[place] for place in kept], usage
 
     async def _fall_back(
         self, why: str, usage: Usage, task: str, tools: Sequence[ToolDefinition], ask: SelectorAsk
     ) -> Selection:
         """Choose by similarity, and add the reason to `Selection.how`."""
         other = await self.similarity.select(task, tools, ask)
-        return attrs.evolve(other, how=f"{other.how}{';' if ':' in other.how else ':'} {why}", usage=usage)
+        how = f"{other.how}{';' if ':' in other.how else ':'} {why}"
+        return attrs.evolve(other, how=how, usage=usage + other.usage)
 
 
 @attrs.frozen(kw_only=True)

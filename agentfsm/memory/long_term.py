@@ -126,7 +126,7 @@ def _open_index(location: str | os.PathLike[str] | MemoryIndex) -> MemoryIndex:
 def _open_embedder(embedder: Embedder | str | None) -> Embedder | None:
     if not isinstance(embedder, str):
         return embedder
-    from agentfsm.models.openai.embedder import create_embedder  # noqa: PLC0415  brings the SDK
+    from agentfsm.models.openai.embeddings import create_embedder  # noqa: PLC0415  brings the SDK
 
     return create_embedder(embedder)
 

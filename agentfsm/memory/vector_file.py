@@ -21,7 +21,7 @@ import attrs
 
 from agentfsm._plugins import require_extra
 from agentfsm.core.errors import AgentError
-from agentfsm.stores.sqlite.file import DatabaseFile, Parameters, SQLiteConnection, SQLiteSchema
+from agentfsm.stores.sqlite.file import DatabaseFile, Parameters, SQLiteConnection, SQLiteCursor, SQLiteSchema
 
 # End of the name of the file, after that of the items.
 SUFFIX: Final = ".vectors"
@@ -61,8 +61,8 @@ class VectorKey(NamedTuple):
     """Hash of the item's text: items with the same text have the same vector."""
 
 
-@attrs.frozen
-class _Rows:
+@attrs.define(eq=False)
+class _Rows(SQLiteCursor):
     """The rows of a statement, read to the end, so that its errors are those of `execute`."""
 
     _rows: list[Any]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agentfsm.models.gemini.model import Gemini
     from agentfsm.models.openai.chat import OpenAIChat
     from agentfsm.models.openai.conversion import from_openai, to_openai
-    from agentfsm.models.openai.embedder import OpenAIEmbedder
+    from agentfsm.models.openai.embeddings import OpenAIEmbedder
     from agentfsm.models.openai.responses import OpenAIResponses
     from agentfsm.models.prices import Price
     from agentfsm.models.wrappers.fallback import Fallback
@@ -72,7 +72,7 @@ _EXPORT_MODULES = {
     "Fallback": "agentfsm.models.wrappers.fallback",
     "Gemini": "agentfsm.models.gemini.model",
     "OpenAIChat": "agentfsm.models.openai.chat",
-    "OpenAIEmbedder": "agentfsm.models.openai.embedder",
+    "OpenAIEmbedder": "agentfsm.models.openai.embeddings",
     "OpenAIResponses": "agentfsm.models.openai.responses",
     "Price": "agentfsm.models.prices",
     "Router": "agentfsm.models.wrappers.router",

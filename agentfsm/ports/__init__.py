@@ -27,6 +27,7 @@ from agentfsm.ports.model import (
 from agentfsm.ports.policies import (
     Judge,
     JudgeAsk,
+    PaidScores,
     PlanAsk,
     PlanMaker,
     PlanRequest,
@@ -83,6 +84,7 @@ __all__ = [
     "Model",
     "OutputForm",
     "OutputMode",
+    "PaidScores",
     "PendingWrite",
     "PlanAsk",
     "PlanMaker",

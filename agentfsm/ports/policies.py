@@ -33,11 +33,24 @@ class Selection(Value):
     """Tokens that the selection used. Default none."""
 
 
+@attrs.frozen(kw_only=True)
+class PaidScores(Value):
+    """Scores that cost tokens."""
+
+    scores: tuple[float, ...]
+    """One number per text, in their order; higher is better."""
+
+    usage: Usage
+    """Tokens that the scores cost."""
+
+
 class Scorer(Protocol):
     """Rates how well texts match a query."""
 
-    async def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+    async def scores(self, query: str, texts: Sequence[str]) -> Sequence[float] | PaidScores:
         """Return one number per text, in their order; higher is better, and the scale is free.
+
+        A scorer that asks a model returns them as `PaidScores`.
 
         Args:
             query: The search, in the user's words.

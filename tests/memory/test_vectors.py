@@ -65,8 +65,6 @@ async def test_reindex_embeds_with_another_model(memory):
         await other.recall("text")
     assert await other.reindex() == 1
     assert (await other.recall("text"))[0].why["vector"] == 1
-    with pytest.raises(MisuseError, match="no embedder"):
-        await Memory(memory.index).reindex()
 
 
 async def test_the_search_by_words_goes_on_without_the_embedder(memory):

@@ -95,7 +95,7 @@ _CORRUPT: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_CONSTRAINT})
 _READ_ONLY: Final = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN})
 
 
-class _OpenConnection(NamedTuple):
+class _OpenFile(NamedTuple):
     """Process, files and SQLite library of an open connection."""
 
     pid: int
@@ -104,7 +104,7 @@ class _OpenConnection(NamedTuple):
 
 
 # Open connections by id. A forked child inherits the list.
-_OPEN_CONNECTIONS: Final[dict[int, _OpenConnection]] = {}
+_OPEN_CONNECTIONS: Final[dict[int, _OpenFile]] = {}
 # Ids of the connections that stay open for good: closing one would remove or overwrite files of another process.
 _LEAKED: Final[set[int]] = set()
 # Held while a file is created: closing it would drop the locks of another thread's connection to it.
@@ -406,7 +406,7 @@ class DatabaseFile:
         self._db, self._inodes, self._durability = db, _read_inodes(self.path), ""
         paths = zip(_file_paths(self.path), self._inodes, strict=True)
         self._watched_files = tuple((path, inode) for path, inode in paths if inode is not None)
-        _OPEN_CONNECTIONS[id(db)] = _OpenConnection(os.getpid(), self._inodes, self.library)
+        _OPEN_CONNECTIONS[id(db)] = _OpenFile(os.getpid(), self._inodes, self.library)
 
     def _create_file(self) -> None:
         """Create the file, if it does not exist, readable only for its owner. SQLite would use the process's umask."""

@@ -7,7 +7,7 @@ import pytest
 
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.models import OpenAIEmbedder, Price
-from agentfsm.models.openai.embedder import BATCH_TOKENS, create_embedder
+from agentfsm.models.openai.embeddings import BATCH_TOKENS, create_embedder
 from tests.support.embedding_server import embed_text, serving_embeddings
 from tests.support.model_wires import KEY, forget_keys
 
