@@ -140,7 +140,8 @@ def _split_portions(groups: Sequence[MessageGroup], most_bytes: int) -> Iterator
 
 
 def _format_line(message: Message) -> str:
-    line: dict[str, object] = {_ROLES[type(message)]: _excerpt(message.text)}
+    is_note = isinstance(message, UserMessage) and message.is_note
+    line: dict[str, object] = {"note" if is_note else _ROLES[type(message)]: _excerpt(message.text)}
     if isinstance(message, AssistantMessage) and message.calls:
         line["calls"] = [_excerpt(f"{call.name}({call.arguments})") for call in message.calls]
     if isinstance(message, UserMessage) and (media := _list_media(message)):

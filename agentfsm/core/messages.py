@@ -216,12 +216,33 @@ def _check_parts(owner: object, attribute: attrs.Attribute[tuple[Part, ...]], pa
     _PARTS(owner, attribute, parts)
 
 
+class MessageOrigin(StrEnum):
+    """Origin of a message that stands where the user speaks."""
+
+    USER = "user"
+    """The user."""
+
+    MEMORY = "memory"
+    """A note with the items that were recalled from the memory."""
+
+    PLAN = "plan"
+    """A note with the results of a plan."""
+
+
 @attrs.frozen(kw_only=True)
 class UserMessage(Value):
-    """A message of the user."""
+    """A message of the user, or a note with data that stands where the user speaks."""
 
     parts: tuple[Part, ...] = attrs.field(validator=_check_parts)
     """Parts of the message in reading order, at least one."""
+
+    origin: MessageOrigin = MessageOrigin.USER
+    """Origin of the text: the user, or the part of agentfsm that wrote it as a note."""
+
+    @property
+    def is_note(self) -> bool:
+        """Whether the message is a note with data, and not in the words of the user."""
+        return self.origin is not MessageOrigin.USER
 
     @property
     def text(self) -> str:

@@ -15,7 +15,7 @@ import attrs
 from agentfsm.core.calls import OpenCall, build_idempotency_key
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.header import Header
-from agentfsm.core.messages import JSON, Outcome, TextPart, ToolCall, ToolResult, UserMessage
+from agentfsm.core.messages import JSON, MessageOrigin, Outcome, TextPart, ToolCall, ToolResult, UserMessage
 from agentfsm.core.validation import ValueRule, require_tuple
 from agentfsm.core.value import Value
 
@@ -373,20 +373,12 @@ def accepted_plan(entry: OpenCall) -> Plan | None:
     return Plan.from_json(json.loads(entry.call.arguments))
 
 
-_NOTE_HEAD: Final = "[Plan] Results of its steps "
-
-
-def is_results_note(message: UserMessage) -> bool:
-    """Return whether a message has the results of a plan, and is not from a user."""
-    return message.text.startswith(_NOTE_HEAD)
-
-
 def build_results_note(entries: Sequence[OpenCall]) -> UserMessage:
     """Return the closed calls of a plan as the model reads them: data, in a fence that they cannot close."""
     data = "\n\n".join([text for entry in entries if (text := _format_entry(entry))])
-    text = f"{_NOTE_HEAD}{_fence(data)}"
+    text = f"[Plan] Results of its steps {_fence(data)}"
     media = [part for entry in entries if entry.result is not None for part in entry.result.parts]
-    return UserMessage(parts=(TextPart(text=text), *media))
+    return UserMessage(parts=(TextPart(text=text), *media), origin=MessageOrigin.PLAN)
 
 
 def build_goal_prompt(goal: str, results: Mapping[str, JSON]) -> str:

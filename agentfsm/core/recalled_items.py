@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import attrs
 
 from agentfsm.core.labels import Label
-from agentfsm.core.messages import TextPart, UserMessage
+from agentfsm.core.messages import MessageOrigin, TextPart, UserMessage
 from agentfsm.core.text_safety import fence_untrusted, strip_unsafe
 from agentfsm.core.value import Value
 
@@ -42,7 +42,7 @@ class RecalledItem(Value):
 def build_recall_note(items: Sequence[RecalledItem]) -> UserMessage:
     """Return the items as the model reads them: data, in a fence that they cannot close, without hidden characters."""
     text = fence_untrusted("\n".join(_write_line(item) for item in items))
-    return UserMessage(parts=(TextPart(text=f"[Memory] Kept from earlier runs. {text}"),))
+    return UserMessage(parts=(TextPart(text=f"[Memory] Kept from earlier runs. {text}"),), origin=MessageOrigin.MEMORY)
 
 
 def _write_line(item: RecalledItem) -> str:

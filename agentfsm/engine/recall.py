@@ -27,7 +27,8 @@ async def recall(execution: Execution, memory: RunMemory) -> StepOutcome | None:
     run = journal.run
     if run.is_recalled or not memory.wants(run):
         return None
-    query = next((message.text for message in reversed(run.messages) if isinstance(message, UserMessage)), "")
+    said = (each for each in reversed(run.messages) if isinstance(each, UserMessage) and not each.is_note)
+    query = next((message.text for message in said), "")
     room = config.room_tokens(execution.ledger, config.resolve_settings(run))
     try:
         found = await memory.recall_for(run, query, room)

@@ -17,7 +17,7 @@ from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.header import Header
 from agentfsm.core.labels import DATA_LEVELS, Label, join_labels
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage, TextPart, UserMessage
+from agentfsm.core.messages import AssistantMessage, MessageOrigin, TextPart, UserMessage
 from agentfsm.core.run import Run
 from agentfsm.core.text_safety import fence_untrusted, strip_unsafe
 from agentfsm.core.value import Value
@@ -111,6 +111,10 @@ def describe_run(run: Run[Any]) -> str:
 
 def _describe_message(message: object) -> str:
     match message:
+        case UserMessage(origin=MessageOrigin.MEMORY):
+            return ""  # it would be learned a second time
+        case UserMessage(origin=MessageOrigin.PLAN):
+            return f"results of a plan: {_shorten(message.text, MAX_TURN_CHARS)}"
         case UserMessage():
             return f"user: {_shorten(message.text, MAX_TURN_CHARS)}"
         case AssistantMessage():

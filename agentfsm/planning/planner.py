@@ -14,7 +14,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import JSON, AssistantMessage, UserMessage
-from agentfsm.core.plans import Plan, is_results_note
+from agentfsm.core.plans import Plan
 from agentfsm.core.validation import BOOL, COUNT, COUNT_OR_ZERO, FUNCTION, SECONDS, ValueRule
 from agentfsm.ports import policies
 from agentfsm.ports.model import check_model, to_mutable_json
@@ -174,7 +174,8 @@ def _write_request(request: PlanRequest) -> str:
     spoken = [
         {"role": "user" if isinstance(each, UserMessage) else "assistant", "text": each.text}
         for each in run.messages
-        if isinstance(each, UserMessage | AssistantMessage) and each.text.strip() and not _is_note(each)
+        if each.text.strip()
+        and (isinstance(each, AssistantMessage) or (isinstance(each, UserMessage) and not each.is_note))
     ]
     kept: list[Mapping[str, str]] = []
     room = MAX_REQUEST_CHARS
@@ -190,10 +191,6 @@ def _write_request(request: PlanRequest) -> str:
     results: dict[str, JSON] = {str(step): result for step, result in request.results.items()}
     work = {"conversation": kept[::-1], "tools": tools, "results": results}
     return json.dumps(work, ensure_ascii=False)
-
-
-def _is_note(message: UserMessage | AssistantMessage) -> bool:
-    return isinstance(message, UserMessage) and is_results_note(message)
 
 
 def _read_plan(text: str, request: PlanRequest) -> tuple[Plan | None, list[str]]:

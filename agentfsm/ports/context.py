@@ -33,7 +33,9 @@ class GroupKind(StrEnum):
     """A message of the user."""
 
     RESULTS = "results"
-    """A call with its results, at least one of which is a success."""
+    """A call with its results, at least one of which is a success; or a note with data: the results of a plan, or items
+    of the memory.
+    """
 
     ERROR = "error"
     """A call whose results are all failures."""

@@ -15,8 +15,8 @@ import attrs
 import jiter
 
 from agentfsm.core.errors import MisuseError, ModelReplyError
-from agentfsm.core.messages import JSON, AssistantMessage, ToolResult, UserMessage
-from agentfsm.core.plans import find_step_number, is_results_note
+from agentfsm.core.messages import JSON, AssistantMessage, MessageOrigin, ToolResult, UserMessage
+from agentfsm.core.plans import find_step_number
 from agentfsm.core.verdict import Action, Score, Verdict
 from agentfsm.ports.model import check_model
 from agentfsm.ports.policies import Judge
@@ -211,7 +211,7 @@ def _parse_check(said: Mapping[str, Any]) -> Verdict:
 
 def _user_request(run: Run) -> str:
     own = [message for message in run.messages[run.own_start :] if isinstance(message, UserMessage)]
-    return "\n".join([message.text for message in own if not is_results_note(message)])
+    return "\n".join([message.text for message in own if not message.is_note])
 
 
 def _describe_plan(run: Run) -> dict[str, JSON]:
@@ -235,7 +235,7 @@ def _step_results(run: Run) -> list[ToolResult]:
 def _newest_results(run: Run) -> list[ToolResult]:
     """Return the tool results of the newest turn; after steps of a plan, those of the plan."""
     newest = run.messages[-1]
-    if run.plan is not None and isinstance(newest, UserMessage) and is_results_note(newest):
+    if run.plan is not None and isinstance(newest, UserMessage) and newest.origin is MessageOrigin.PLAN:
         return [each for each in _step_results(run) if each.call_id.startswith(f"p{run.plan.number}.")]
     found: list[ToolResult] = []
     for message in reversed(run.messages):

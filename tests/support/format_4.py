@@ -20,11 +20,13 @@ from agentfsm.core.messages import (
     HostedContent,
     HostedFile,
     ImagePart,
+    MessageOrigin,
     NativeReply,
     Outcome,
     TextPart,
     ToolCall,
     ToolResult,
+    UserMessage,
 )
 from agentfsm.core.pending import PendingKind, Question
 from agentfsm.core.recalled_items import RecalledItem
@@ -37,6 +39,11 @@ from tests.support.formats import Format
 HEADER = attrs.evolve(
     FORMAT_3.header,
     nonce="9f3c61d07a5be284",
+    history=(
+        UserMessage(parts=(TextPart(text="[Memory] Ann drinks green tea."),), origin=MessageOrigin.MEMORY),
+        UserMessage(parts=(TextPart(text="[Plan] 17.00 €"),), origin=MessageOrigin.PLAN),
+        *FORMAT_3.header.history,
+    ),
     fingerprint=attrs.evolve(FORMAT_3.header.fingerprint, config="1f2e3d4c", prompts={"billing": "1.4.0#0123456789ab"}),
     instructions="You answer questions on invoices.",
     tenant="acme",
@@ -178,6 +185,7 @@ FORMAT_4 = Format(
             (Fingerprint, "config"),
             (Fingerprint, "prompts"),
             (Header, "instructions"),
+            (UserMessage, "origin"),
             e.Reminded,
             *((e.Reminded, name) for name in ("text", "prompts")),
             (Verdict, "passed"),
@@ -229,5 +237,16 @@ FORMAT_4 = Format(
             *((HostedFile, name) for name in ("id", "name", "container")),
         }
     ),
-    closed_sets=(Action, ErrorType, InputKind, Label, Outcome, PendingKind, Priority, Purpose, StopReason),
+    closed_sets=(
+        Action,
+        ErrorType,
+        InputKind,
+        Label,
+        MessageOrigin,
+        Outcome,
+        PendingKind,
+        Priority,
+        Purpose,
+        StopReason,
+    ),
 )

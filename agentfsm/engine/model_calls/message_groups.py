@@ -81,7 +81,9 @@ def _classify_group(messages: Sequence[Message], follower: Message | None) -> Gr
         return GroupKind.ERROR if all(_has_failed(result) for result in results) else GroupKind.RESULTS
     if isinstance(first, AssistantMessage):
         return GroupKind.FINAL if isinstance(follower, UserMessage) else GroupKind.OTHER
-    return GroupKind.SYSTEM if isinstance(first, SystemMessage) else GroupKind.USER
+    if isinstance(first, SystemMessage):
+        return GroupKind.SYSTEM
+    return GroupKind.RESULTS if isinstance(first, UserMessage) and first.is_note else GroupKind.USER
 
 
 def _has_failed(message: Message) -> bool:

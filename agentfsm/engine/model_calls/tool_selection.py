@@ -133,7 +133,7 @@ def _read_found_names(run: Run) -> list[str]:
 
 def _describe_task(run: Run) -> str:
     """Return the user's task: the latest few inputs, since the last one alone may only be "and in Paris?"."""
-    said = [message.text for message in run.messages if isinstance(message, UserMessage)]
+    said = [message.text for message in run.messages if isinstance(message, UserMessage) and not message.is_note]
     return "\n".join(said[-TASK_INPUTS:])
 
 

@@ -361,7 +361,7 @@ def _list_messages(run: Run) -> Iterator[Event]:
 
 
 def _convert_message(message: Message, message_id: str) -> Event:
-    if isinstance(message, SystemMessage):
+    if isinstance(message, SystemMessage) or (isinstance(message, UserMessage) and message.is_note):
         return {"id": message_id, "role": "system", "content": message.text}
     if isinstance(message, UserMessage):
         is_plain = all(isinstance(part, TextPart) for part in message.parts)

@@ -50,7 +50,7 @@ function drawShown(found, instructions) {
       found.offered && ` · ${t("tools")}: ${found.offered.join(", ")}`,
       found.hash && h("span", { class: "id" }, ` ${found.hash}`)),
     instructions && message(t("instructions"), instructions, "system"),
-    found.messages.map((each) => message(ROLE[each.is] ?? each.is, messageText(each), each.is)),
+    found.messages.map((each) => message(each.origin ?? ROLE[each.is] ?? each.is, messageText(each), each.is)),
   ];
 }
 
