@@ -90,7 +90,8 @@ class Gateway:
     @asynccontextmanager
     async def lifespan(self, _app: object) -> AsyncIterator[None]:
         """Execute runs. At the end active runs are released to the store, and the next server continues them."""
-        async with anyio.create_task_group() as self._tasks:
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
             for agent in self.agents.values() if self.parallel else ():
                 worker = Worker(
                     agent=agent,
@@ -99,14 +100,14 @@ class Gateway:
                     parallel=self.parallel,
                     poll_s=WORKER_POLL_S,
                 )
-                self._tasks.start_soon(partial(worker.run, until_idle=False))
-            self._tasks.start_soon(self.admission.count_tokens)
+                tasks.start_soon(partial(worker.run, until_idle=False))
+            tasks.start_soon(self.admission.count_tokens)
             for task in self.background:
-                self._tasks.start_soon(task, self)
+                tasks.start_soon(task, self)
             try:
                 yield
             finally:
-                self._tasks.cancel_scope.cancel()
+                tasks.cancel_scope.cancel()
                 self._tasks = None
 
     def close_streams(self) -> None:

@@ -17,9 +17,11 @@ import pytest
 
 import agentfsm
 from agentfsm import Agent, tool
+from agentfsm.core.messages import UserMessage
 from agentfsm.runs import Runs
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.tools.builtin import wait
 from tests.support import node_packages
 from tests.support.example_modules import example
 from tests.support.gateways import named, serving
@@ -123,6 +125,32 @@ async def test_an_approval_is_an_interrupt(client):
         assert "409" in other["error"]
         texts = [message.get("content") for message in second["messages"] if message["role"] == "assistant"]
         assert texts == ["I will pay. ", "all done"]
+
+
+async def test_input_that_is_sent_again_is_read_once():
+    """Also if the run has read it: the same request again shows what the first one did."""
+    agent = Agent(
+        ScriptedModel(say("", call("wait", seconds=600, reason="mail")), say("read")),
+        tools=[wait()],
+        name="shop",
+        store=MemoryStore(),
+    )
+    async with serving(agent) as server:
+
+        async def send(**fields):
+            body = {"threadId": "t", "runId": "r1", "messages": [], **fields}
+            answer = await server.post("/v1/agents/shop/ag-ui", json=body, headers=named())
+            assert answer.status_code == 200, answer.text
+            return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+
+        [finished] = [each for each in await send(messages=[user("go")]) if each["type"] == "RUN_FINISHED"]
+        [interrupt] = finished["outcome"]["interrupts"]
+        answer = {"interruptId": interrupt["id"], "status": "resolved", "payload": "the mail"}
+        for _ in range(2):
+            events = await send(runId="r2", resume=[answer])
+            assert [each["result"] for each in events if each["type"] == "RUN_FINISHED"] == ["read"]
+        run = await agent.load("r1")
+        assert [each.text for each in run.messages if isinstance(each, UserMessage)] == ["go", "the mail"]
 
 
 async def test_text_arrives_in_pieces_and_once(client):

@@ -15,7 +15,7 @@ from agentfsm.core.value import Value
 from agentfsm.serve.access import read_session_name
 from agentfsm.serve.bodies import RequestBody
 from agentfsm.serve.dialects.ag_ui_encoder import AGUIEncoder
-from agentfsm.serve.dialects.conversations import say
+from agentfsm.serve.dialects.conversations import knows_message, say
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.event_stream import Versions, parse_position
 from agentfsm.serve.gateway import ForbiddenError
@@ -236,10 +236,8 @@ async def _check_decided_by(gateway: Gateway, caller: Caller, asked: _InterruptI
     Raises:
         ConflictError: when another person did, or its time was up.
     """
-    if not asked.call_id:
-        rows = await gateway.runs.store.inbox(asked.run_id)
-        if any(row.key == f"input:resume:{asked.position}" for row in rows):
-            return
+    if await knows_message(gateway.runs, asked.run_id, f"resume:{asked.position}"):
+        return
     records = [each for each in await gateway.runs.audit(asked.run_id) if each.call_id == asked.call_id]
     for each in records:
         deciders = {each.decided_by if each.decision else None, each.approved_by, *each.informed_by, *each.rerun_by}

@@ -69,7 +69,7 @@ async def say(
         return Turn(run_id=run_id, versions={})
     run = await find_latest_run(gateway, caller, session)
     known_key = f"{key}.{request_hash}" if key is not None and request_hash else key
-    if run is not None and known_key is not None and await _is_known(gateway.runs, run.id, known_key):
+    if run is not None and known_key is not None and await knows_message(gateway.runs, run.id, known_key):
         return Turn(run_id=run.id, versions={})
     if run is None or run.is_over:
         run_id, _ = await gateway.start_run(
@@ -101,18 +101,18 @@ def _find_question(run: Run) -> Pending | None:
 
 async def was_said(runs: Runs, run_id: str, request_hash: str) -> bool:
     """Return whether a run was given the message of a request without a key, as input or as an answer."""
-    return await _is_known(runs, run_id, f"0.{request_hash}")
+    return await knows_message(runs, run_id, f"0.{request_hash}")
 
 
 async def _number_message(runs: Runs, run_id: str, request_hash: str) -> str:
     """Return the first key of a request without one that the run does not know: equal requests are counted from 0."""
     number = 0
-    while await _is_known(runs, run_id, f"{number}.{request_hash}"):
+    while await knows_message(runs, run_id, f"{number}.{request_hash}"):
         number += 1
     return f"{number}.{request_hash}"
 
 
-async def _is_known(runs: Runs, run_id: str, message_key: str) -> bool:
+async def knows_message(runs: Runs, run_id: str, message_key: str) -> bool:
     """Return whether a run was given a message with a key, even if the run has read it or is over."""
     # Posts of the same kind and key are equal to the store.
     posts = ((f"input:{message_key}", Input(parts=())), (f"answer:{message_key}", Wake(run_id=run_id)))
