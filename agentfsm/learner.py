@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import attrs
 
 from agentfsm.agent import Agent
-from agentfsm.core.errors import MisuseError, RunNotFoundError
+from agentfsm.core.errors import ConflictError, RunNotFoundError
 from agentfsm.core.limits import Limits
 from agentfsm.core.validation import FUNCTION, NAME
 from agentfsm.engine.execution.journal import load_run, read_header
@@ -22,13 +24,15 @@ from agentfsm.memory.episodes import (
     leaves_episode,
     name_extraction,
 )
-from agentfsm.ports.followers import Delivery
+from agentfsm.ports.followers import FOLLOWER_POLL_S, Delivery
 from agentfsm.ports.model import Model
 from agentfsm.ports.store import STORE, Store
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.memory.long_term import Memory
+
+_log = logging.getLogger("agentfsm.learner")
 
 # Name of the follower, and of the agent of the extraction runs.
 LEARNER: Final = "memory"
@@ -102,18 +106,23 @@ class Learner:
     async def run(self, *, until_idle: bool = False) -> None:
         """Learn from the runs of the store as they end, until cancelled.
 
-        Any number of processes may do so; one of them works, and the others wait.
+        Any number of processes may do so; one of them works, and the others wait. The place of one that was killed is
+        free three minutes after its last delivery.
 
         Args:
-            until_idle: Whether to return when there is nothing more to read.
+            until_idle: Whether to return when all runs that have ended are read, by this process or another one.
 
         Raises:
             LeaseLostError: if an extraction took longer than three minutes, and another process has gone on meanwhile.
         """
-        async with self.store.follow(self.name, wait=not until_idle, lease_s=LEASE_S) as follower:
-            async for delivery in follower:
-                await self._learn(delivery)
-                await delivery.done()
+        while True:
+            async with self.store.follow(self.name, wait=not until_idle, lease_s=LEASE_S) as follower:
+                async for delivery in follower:
+                    await self._learn(delivery)
+                    await delivery.done()
+            if not await self._count_unread():
+                return
+            await anyio.sleep(FOLLOWER_POLL_S)  # another process works, or has died
 
     async def learn(self, run_id: str) -> int:
         """Learn from one run that is over, now. Return the number of new items; 0 if nothing is learned from it.
@@ -125,12 +134,18 @@ class Learner:
         if not leaves_episode(run):
             return 0
         extraction = await self._extract(run)
+        if extraction is None:
+            _log.warning("run %s is not learned from: %s is the id of another run", run_id, name_extraction(run_id))
+            return 0
         try:
             await read_header(self.store, run_id)
         except RunNotFoundError:  # deleted meanwhile: its record must not stay in the prompt of the extraction
             await self.store.delete(extraction.id)
             raise
         return await self.memory.add_derived(build_items(run, extraction, await self.store.list_feedback(run_id)))
+
+    async def _count_unread(self) -> int:
+        return sum(status.lag for status in await self.store.followers() if status.name == self.name)
 
     async def _learn(self, delivery: Delivery) -> None:
         if delivery.header.parent is not None or is_extraction(delivery.header):
@@ -140,8 +155,8 @@ class Learner:
         except RunNotFoundError:
             return  # deleted: there is nothing to learn from any more
 
-    async def _extract(self, run: Run[Any]) -> Run[Any]:
-        """Return the extraction of a run, finished."""
+    async def _extract(self, run: Run[Any]) -> Run[Any] | None:
+        """Return the extraction of a run, finished; None if another run has taken its id."""
         extraction_id = name_extraction(run.id)
         try:
             extraction = await load_run(self.store, extraction_id)
@@ -150,9 +165,10 @@ class Learner:
             begun = self._agent.start(
                 describe_run(run), id=extraction_id, parent=run, user=run.header.user, metadata={HELD_KEY: held}
             )
-            return await self._agent.finish(begun)
+            try:
+                return await self._agent.finish(begun)
+            except ConflictError:  # another learner created it at the same moment
+                return await self._agent.resume(extraction_id)
         if extraction.header.parent != run.id:
-            raise MisuseError(
-                f"there is a run {extraction_id!r} that is not an extraction: runs of users have other ids"
-            )
+            return None
         return extraction if extraction.is_over else await self._agent.resume(extraction_id)

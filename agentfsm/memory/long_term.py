@@ -37,7 +37,7 @@ from agentfsm.memory.documents import (
     plan_change,
     read_text,
 )
-from agentfsm.memory.episodes import build_items, leaves_episode, name_extraction
+from agentfsm.memory.episodes import build_items, is_extraction, leaves_episode, name_extraction
 from agentfsm.memory.ranking import (
     WINDOW,
     Recollection,
@@ -609,7 +609,7 @@ class Memory(RunMemory):
             feedback = await store.list_feedback(run_id)
         except RunNotFoundError:
             return 0
-        if not leaves_episode(run) or not extraction.is_over:
+        if not leaves_episode(run) or not is_extraction(extraction.header) or not extraction.is_over:
             return 0
         return await self.add_derived(build_items(run, extraction, feedback))
 

@@ -2,6 +2,7 @@
 
 import json
 
+import anyio
 import pytest
 
 from agentfsm import Agent, Limits, MisuseError, Runs, tool
@@ -179,6 +180,64 @@ async def test_runs_without_a_user_and_of_sub_agents_are_left_out(store, memory)
     model = await learn(store, memory, LEARNED)
     assert len(model.requests) == 1
     assert [*await memory.index.list_sources()] == ["r1"]
+
+
+async def test_a_run_with_the_id_of_an_extraction_stops_nobody(store, memory, caplog):
+    """Ids may come from clients: that one run is left out, also by a rebuild, and the learner goes on."""
+    await report(store, id="r1")
+    await report(store, LEARNED, id="r1.episode", user="eve")
+    await report(store, id="r2")
+    await learn(store, memory, LEARNED, LEARNED)
+    assert await memory.rebuild(store) == 6
+    assert {item.source.run_id for item in await of_ann(memory).read()} == {"r2"}
+    assert "run r1 is not learned from" in caplog.text
+
+
+class WaitingModel(ScriptedModel):
+    """Answers when the test lets it."""
+
+    def __init__(self, *replies):
+        super().__init__(*replies)
+        self.asked, self.may_answer = anyio.Event(), anyio.Event()
+
+    async def reply(self, request, emit=None):
+        self.asked.set()
+        await self.may_answer.wait()
+        return await super().reply(request, emit)
+
+
+@pytest.mark.parametrize("name", ["memory", "second"])
+async def test_two_learners_at_once(store, memory, monkeypatch, name):
+    """Under one name the second waits until the first has read everything; under two names both read everything."""
+    monkeypatch.setattr("agentfsm.learner.FOLLOWER_POLL_S", 0.001)
+    await report(store, id="r1")
+    model, ended = WaitingModel(LEARNED), []
+
+    async def learn_as(name):
+        await Learner(memory, model, store, name=name).run(until_idle=True)
+        ended.append(name)
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(learn_as, "memory")
+            await model.asked.wait()
+            tasks.start_soon(learn_as, name)
+            await anyio.sleep(0.05)
+            assert ended == []
+            model.may_answer.set()
+    assert len(model.requests) == 1
+    assert len(await of_ann(memory).read()) == 3
+
+
+async def test_two_learners_begin_at_once(store, memory):
+    """Both find no extraction, and one of them creates it."""
+    await report(store, id="r1")
+    model = ScriptedModel(LEARNED)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(2):
+            tasks.start_soon(Learner(memory, model, store).learn, "r1")
+    assert len(model.requests) == 1
+    assert len(await of_ann(memory).read()) == 3
 
 
 class Crash(BaseException):
