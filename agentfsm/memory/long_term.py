@@ -58,7 +58,6 @@ from agentfsm.ports.memory_items import (
     ItemFilter,
     ItemKind,
     ItemMatch,
-    ItemSource,
     MemoryIndex,
     MemoryItem,
     Namespace,
@@ -244,7 +243,6 @@ class Memory(RunMemory):
         slot: str = "",
         session: str = "",
         data: Mapping[str, Any] | None = None,
-        source: ItemSource | tuple[str, int] | None = None,
         labels: Collection[str] = (),
         level: str = "internal",
         importance: float | None = None,
@@ -264,7 +262,6 @@ class Memory(RunMemory):
             session: Conversation that the text is a part of. Neighbours in it are found together more easily. Empty: it
                 stands by itself.
             data: Further content, as JSON values.
-            source: Event that the item comes from: run and version. A rebuild derives such items from the journals.
             labels: Labels of the run that the item comes from.
             level: Data level: "public", "internal", "confidential" or "restricted".
             importance: From 0 to 1. None: 0.8 for preferences, 0.7 for episodes, else 0.5.
@@ -290,7 +287,6 @@ class Memory(RunMemory):
             slot=slot,
             session=session,
             data={} if data is None else dict(data),
-            source=ItemSource(run_id=source[0], version=source[1]) if isinstance(source, tuple) else source,
             labels=as_labels(labels),
             level=level,
             importance=IMPORTANCE[kind] if importance is None else importance,
@@ -647,14 +643,17 @@ class Memory(RunMemory):
 
     async def _list_versions(self, ids: set[str]) -> set[str]:
         """Return the ids of items with all that they replace and that replaces them."""
+        chains: list[set[str]] = []
         for newest in await self.read(include_held=True):
-            chain, item = [newest.id], newest
+            chain, item = {newest.id}, newest
             while item.replaces and (earlier := (await self.index.get([item.replaces])).get(item.replaces)) is not None:
-                chain.append(earlier.id)
+                chain.add(earlier.id)
                 item = earlier
-            if not ids.isdisjoint(chain):
-                ids = ids.union(chain)
-        return ids
+            chains.append(chain)
+        found = set(ids)
+        while more := [chain for chain in chains if not found.isdisjoint(chain) and not chain <= found]:
+            found.update(*more)  # one item may have several corrections
+        return found
 
     async def forget_all(
         self, *, runs: Literal["keep", "delete"] = "keep", store: Store | None = None, by: str = "", reason: str = ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from agentfsm.core.errors import ModelRetry
+from agentfsm.core.labels import DATA_LEVELS, Label, highest_level
+from agentfsm.core.text_safety import strip_unsafe
 from agentfsm.memory.long_term import Memory
 from agentfsm.ports.memory_items import ItemKind
 from agentfsm.tools.run_context import RunContext
@@ -15,13 +17,18 @@ REMEMBER_TOOL: Final = "remember"
 FORGET_TOOL: Final = "forget_memory"
 # Items that the tools return at most.
 MAX_FOUND: Final = 8
+# Level of data of an item, if its run has read nothing with a level.
+DEFAULT_LEVEL: Final = "internal"
+_HELD: Final = ", and not found before a person releases it, because this run has read something untrusted"
 _NO_USER: Final = "this run has no user, so there is no memory; go on without it"
 
 
 def build_memory_tools(memory: Memory) -> list[Tool[..., Any]]:
     """Return the tools `recall_memory`, `remember` and `forget_memory` for an agent with that memory.
 
-    They work on the memory of the user that the run was started for. A deletion waits for an approval.
+    They work on the memory of the user that the run was started for. A deletion waits for an approval. An item has the
+    labels and the level of data of its run. If the run has read something untrusted, the item is held until a person
+    releases it (`memory.release`).
     """
 
     def mine(ctx: RunContext[Any]) -> Memory:
@@ -36,8 +43,11 @@ def build_memory_tools(memory: Memory) -> list[Tool[..., Any]]:
             ctx: Context of the call, which names the user.
             query: Words to look for.
         """
-        found = await mine(ctx).recall(query, k=MAX_FOUND)
-        return [{"id": each.item.id, "kind": each.item.kind.value, "text": each.item.text} for each in found]
+        found = await mine(ctx).recall(query, k=MAX_FOUND, max_level=ctx.clearance or DATA_LEVELS[-1])
+        for each in found:
+            ctx.add_labels(each.item.level, *each.item.labels)
+        items = [each.item for each in found]
+        return [{"id": item.id, "kind": item.kind.value, "text": strip_unsafe(item.text)} for item in items]
 
     async def remember(ctx: RunContext[Any], text: str, topic: str = "") -> str:
         """Keep a fact or a preference of this user for later conversations. Keep what the user said, in one sentence.
@@ -47,10 +57,18 @@ def build_memory_tools(memory: Memory) -> list[Tool[..., Any]]:
             text: The fact, in words that are clear without this conversation.
             topic: Subject of the fact, such as "home town", if it takes the place of an earlier one on the same.
         """
+        held = Label.UNTRUSTED in ctx.labels
+        level = highest_level(ctx.labels)
         item = await mine(ctx).remember(
-            text, kind=ItemKind.PREFERENCE, key=ctx.idempotency_key, slot=topic.strip().casefold()
+            text,
+            kind=ItemKind.PREFERENCE,
+            key=ctx.idempotency_key,
+            slot=topic.strip().casefold(),
+            labels=[label for label in ctx.labels if label not in DATA_LEVELS],
+            level=DEFAULT_LEVEL if level is None else level.value,
+            held=held,
         )
-        return f"kept as {item.id}"
+        return f"kept as {item.id}" + (_HELD if held else "")
 
     async def forget_memory(ctx: RunContext[Any], item_ids: list[str]) -> str:
         """Delete kept facts of this user for good, because the user asks for it.

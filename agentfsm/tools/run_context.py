@@ -86,6 +86,12 @@ class RunContext(Generic[D]):
     roles: tuple[str, ...] = ()
     """Roles with which the run was started, as `Permissions.roles` names them."""
 
+    clearance: str = ""
+    """Highest level of data that the run may read; empty if it has no bound."""
+
+    labels: tuple[Label, ...] = ()
+    """Labels of what the run has read before the call, levels of data included."""
+
     metadata: Mapping[str, Any] = attrs.field(factory=dict)
     """Metadata with which the run was started."""
 

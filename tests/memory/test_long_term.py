@@ -1,6 +1,5 @@
 """The memory of a user: remember, recall, revise, forget, expire."""
 
-import math
 import random
 from datetime import UTC, datetime
 
@@ -189,22 +188,36 @@ async def test_as_of_against_a_naive_list(memory, clock, seed):
     records = []
     for number in range(40):
         clock.time += 10
-        begin = clock.time - chance.choice([0, 5, 50, 200])
-        end = chance.choice([None, begin + 60])
-        slot = chance.choice(["home", "work", ""])
-        item = await memory.remember(f"word {number}", slot=slot, valid_from=begin, valid_to=end)
-        records.append((clock.time, begin, math.inf if end is None else end, slot, item.id))
+        if records and chance.random() < 0.3:
+            old = chance.choice(records)
+            item = await memory.revise(old.id, text=f"word {number}", valid_to=chance.choice([None, clock.time - 30]))
+        else:
+            begin = clock.time - chance.choice([0, 5, 50, 200])
+            end = chance.choice([None, begin + 60])
+            slot = chance.choice(["home", "work", ""])
+            item = await memory.remember(f"word {number}", slot=slot, valid_from=begin, valid_to=end)
+        records.append(item)
+        if chance.random() < 0.1:
+            family = {chance.choice(records).id}
+            await memory.forget(family)
+            for _ in records:  # all that it corrects, and that corrects it
+                family |= {each.id for each in records if each.replaces in family}
+                family |= {each.replaces for each in records if each.id in family and each.replaces}
+            records = [each for each in records if each.id not in family]
     for _ in range(25):
         known, true = clock.time - chance.randrange(420), clock.time - chance.randrange(600)
-        there = [record for record in records if record[0] <= known]
-        begun = [record for record in there if record[1] <= true]
+        there = [each for each in records if each.recorded_at <= known]
+        current = [each for each in there if not any(other.replaces == each.id for other in there)]
+        begun = [each for each in current if each.valid_from <= true]
         expected = {
-            record[4]
-            for record in begun
-            if record[2] > true
-            and not any(
-                record[3] and record[3] == other[3] and (other[1], other[0]) > (record[1], record[0]) for other in begun
-            )
+            each.id
+            for each in begun
+            if each.valid_to > true and not any(other.slot == each.slot and is_later(other, each) for other in begun)
         }
         found = {each.item.id for each in await memory.recall("word", k=50, as_of=known, valid_at=true)}
         assert found == expected
+
+
+def is_later(item, other):
+    """Whether an item with a slot takes the place of another one."""
+    return item.slot and (item.valid_from, item.recorded_at, item.id) > (other.valid_from, other.recorded_at, other.id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.engine.execution.execution import Execution
@@ -66,6 +67,8 @@ def build_context(execution: Execution) -> RunContext[Any]:
         user=run.header.user,
         tenant=run.header.tenant,
         roles=run.header.roles,
+        clearance=run.header.clearance,
+        labels=join_labels(run.labels),
         metadata=run.metadata,
     )
 
