@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import anyio
 import attrs
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentfsm import Agent, Limits, Runs, tool
@@ -160,6 +160,7 @@ BEGINNING = (
 )
 
 
+@settings(max_examples=settings.default.max_examples // 4)  # an example is several runs
 @given(st.lists(step, min_size=3, max_size=9))
 def test_a_rebuild_is_the_same_memory(steps):
     """After any runs, ratings, corrections, releases and deletions: the same items, now and as of earlier days."""
