@@ -10,12 +10,14 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from agentfsm import Agent, tool
+from agentfsm import Agent, RunContext, tool
 from agentfsm._plugins import require_extra
+from agentfsm.core.messages import ToolResult
 from agentfsm.serve import RateLimits, serve
 from agentfsm.serve.dialects import mcp_sessions
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.tools.run_context import InputRequired, Question
 from tests.support.gateway_client import paying
 from tests.support.gateways import named, read_caller, serving
 
@@ -28,6 +30,7 @@ HELLO = {
 }
 ACCEPT = {"accept": "application/json, text/event-stream"}
 LIST = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+FIELDS = {"seats": {"type": "integer"}}
 # Arguments of each tool that takes a run.
 CALLS = {
     "send": {"text": "x"},
@@ -131,6 +134,32 @@ async def test_foreign_runs_do_not_exist(mode):
                     assert "there is no run" in texts[0], name
                 assert (await said(other, "list"))["runs"] == []
         assert await said(client, "status", run_id=run_id) == before
+
+
+async def test_questions_are_answered():
+    """With text, with an object that fits the schema, or not at all."""
+
+    @tool
+    async def book(ctx: RunContext[None]) -> str:
+        """Book."""
+        if "q" not in ctx.answers:
+            raise InputRequired(Question(key="q", message="How many?", schema={"type": "object", "properties": FIELDS}))
+        return f"booked {ctx.answers['q']}"
+
+    turns = [say("", call("book")), say("", call("book")), say("done")]
+    agent = Agent(ScriptedModel(*turns), tools=[book], name="shop", store=MemoryStore())
+    async with serving(agent) as server, connected(server) as client:
+        run = await said(client, "start", prompt="book")
+        to = {"run_id": run["run_id"], "call_id": run["pending"][0]["call_id"]}
+        assert "text=" in await refused(client, "approve", decision="answer", **to)
+        assert await refused(client, "approve", decision="answer", answers={"seats": "x"}, **to)
+        await said(client, "approve", decision="answer", answers={"seats": 2}, digest=run["pending"][0]["digest"], **to)
+        run = await said(client, "result", run_id=run["run_id"])
+        to["call_id"] = run["pending"][0]["call_id"]
+        await said(client, "approve", decision="decline", **to)
+        assert (await said(client, "result", run_id=run["run_id"]))["answer"] == "done"
+        results = [each.content for each in (await agent.load(run["run_id"])).messages if isinstance(each, ToolResult)]
+        assert results == ["booked {'seats': 2}", "booked None"]
 
 
 async def test_a_session_belongs_to_its_caller():

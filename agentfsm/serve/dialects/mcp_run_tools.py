@@ -237,9 +237,10 @@ class CallerRunTools:
         ctx: _Context,
         run_id: _Name,
         call_id: _Name,
-        decision: Literal["approve", "reject", "answer"],
+        decision: Literal["approve", "reject", "answer", "decline"],
         *,
         text: Annotated[str, Field(max_length=1_000_000)] = "",
+        answers: dict[str, Any] | None = None,
         arguments: dict[str, Any] | None = None,
         digest: _Name | None = None,
     ) -> Noted:
@@ -251,28 +252,28 @@ class CallerRunTools:
             ctx: Has the caller.
             run_id: Id of the run.
             call_id: Id of the call, from `pending`.
-            decision: The person's decision: approve or reject a call, or answer a question.
+            decision: The person's decision: approve or reject a call, answer a question or decline to.
             text: The answer, or the reason for a rejection.
+            answers: The answer to a question that has a schema, as an object, in place of text.
             arguments: New arguments of the call, if the person changed them.
             digest: The digest from `pending`, so that only the call that the person was shown is approved. An approval
                 needs it.
         """
+        gateway, caller = self.gateway, ctx.deps
+        await gateway.open_run(run_id, caller)  # a flaw of the decision must not tell that the run exists
         if decision == "approve":
-            await self.gateway.open_run(run_id, ctx.deps)
             if digest is None:
                 raise MisuseError("an approval needs the digest of the call that the person saw: see `pending`")
-            await approve_call(self.gateway, ctx.deps, run_id, call_id, digest=digest, arguments=arguments)
+            await approve_call(gateway, caller, run_id, call_id, digest=digest, arguments=arguments)
         elif decision == "reject":
-            await reject_call(self.gateway, ctx.deps, run_id, call_id, message=text)
+            await reject_call(gateway, caller, run_id, call_id, message=text)
+        elif decision == "decline":
+            await answer_call(gateway, caller, run_id, call_id, None, digest=digest, declined=True)
+        elif not (text or answers):
+            raise MisuseError("decision 'answer' needs the answer: give it as text=, or answers= if it has a schema")
         else:
-            await self._answer(ctx.deps, run_id, call_id, text, digest)
-        return {"run_id": run_id, "noted": f"{decision} by {ctx.deps.user}"}
-
-    async def _answer(self, caller: Caller, run_id: str, call_id: str, text: str, digest: str | None) -> None:
-        await self.gateway.open_run(run_id, caller)
-        if not text:
-            raise MisuseError("decision 'answer' needs the answer: give it as text=")
-        await answer_call(self.gateway, caller, run_id, call_id, text, digest=digest)
+            await answer_call(gateway, caller, run_id, call_id, answers or text, digest=digest)
+        return {"run_id": run_id, "noted": f"{decision} by {caller.user}"}
 
     async def cancel(self, ctx: _Context, run_id: _Name, message: _Note = "") -> Noted:
         """End a run and the runs of its sub-agents.
