@@ -47,7 +47,7 @@ class SandboxOutcome(Value):
     """Reason for another end than DONE, for the model."""
 
     trace: str = ""
-    """Traceback of the function, or what its process has written, for people."""
+    """Traceback of the function, or the output of its process, for people."""
 
 
 class ToolSandbox(Protocol):

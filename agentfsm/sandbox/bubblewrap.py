@@ -13,7 +13,7 @@ _PROGRAM: Final = "bwrap"
 _OPTIONS: Final = {"read": "--ro-bind", "write": "--bind", "link": "--symlink"}
 # Own process, user, host name and network namespaces; killed with the process that starts it; no terminal.
 BASE_OPTIONS: Final = ("--unshare-all", "--die-with-parent", "--new-session")
-# The same for root, which keeps what it needs to become another user inside.
+# The same for root, which keeps the right to become another user inside.
 ROOT_OPTIONS: Final = (
     *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
     *("--die-with-parent", "--new-session"),

@@ -108,7 +108,7 @@ async def _read_head(client: anyio.abc.SocketStream) -> tuple[bytes, bytes]:
 
 
 def _parse_request(head: bytes) -> tuple[str, int, bytes]:
-    """Return the host and the port of a request, and what is forwarded of it: nothing of a CONNECT.
+    """Return the host and the port of a request, and the bytes to forward: none of a CONNECT.
 
     Raises:
         _RefusedError: if it is not a request to a proxy.

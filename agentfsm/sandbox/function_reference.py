@@ -64,8 +64,7 @@ def refer_to(function: Callable[..., Any]) -> FunctionReference:
         return _refer_to_file(Path(function.__code__.co_filename), name)
     if module == _MAIN:
         return _refer_to_main(name)
-    if sys.modules.get(module) is not None and _find(sys.modules[module], name) in (None, function):
-        # None: the module is still being loaded, as when the function is decorated.
+    if module in sys.modules and _may_be(sys.modules[module], name, function):
         return _refer_to_module(module, name)
     raise MisuseError(
         f"a sandbox runs {module}.{name} in another process, which imports it by this name, but the name is another "
@@ -73,12 +72,15 @@ def refer_to(function: Callable[..., Any]) -> FunctionReference:
     )
 
 
-def _find(module: types.ModuleType, name: str) -> object:
+def _may_be(module: types.ModuleType, name: str, function: Callable[..., Any]) -> bool:
+    """Return whether the name in the module is the function, or will be when the module is loaded."""
     try:
         found = reduce(getattr, name.split("."), module)
     except AttributeError:
-        return None
-    return found.function if isinstance(found, Tool) else found
+        return True  # the function is just being defined
+    found = found.function if isinstance(found, Tool) else found
+    # While a module is loaded again, its names are still those of the last time.
+    return getattr(found, "__qualname__", None) == name and getattr(found, "__module__", None) == function.__module__
 
 
 def _refer_to_main(name: str) -> FunctionReference:
@@ -89,7 +91,7 @@ def _refer_to_main(name: str) -> FunctionReference:
     file = getattr(main, "__file__", None)
     if file is None:
         raise MisuseError(
-            f"a sandbox runs {name} in another process, which cannot load what was typed into an interactive session: "
+            f"a sandbox runs {name} in another process, which cannot load code of an interactive session: "
             "move it to a module"
         )
     return _refer_to_file(Path(file), name)
@@ -128,7 +130,7 @@ def check_signature(function: Callable[..., Any]) -> None:
         if parameter != "return" and _is_context(hint):
             raise MisuseError(
                 f"the function {name} takes the RunContext, which is not there in a sandbox: leave out {parameter}, "
-                "and pass what it needs as arguments"
+                "and pass its data as arguments"
             )
         if parameter != "return" and not _is_json_type(hint):
             raise MisuseError(

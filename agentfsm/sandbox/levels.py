@@ -27,7 +27,7 @@ PROXY_PORT: Final = 3128
 TEMPORARY_BYTES: Final = 64 << 20
 # Bytes of a result as JSON: a record of the journal holds 67 million characters.
 MAX_RESULT_BYTES: Final = 16 << 20
-# Bytes of what a function prints that are kept, for the report of a failure.
+# Bytes of the output of a function that are kept, for the report of a failure.
 MAX_OUTPUT_BYTES: Final = 64 << 10
 # Seconds that a trial of a sandbox may take.
 _TRIAL_S: Final = 20
@@ -127,7 +127,7 @@ def supervisor_command() -> list[str]:
 
 
 def encode_input(spec: Mapping[str, Any], request: Mapping[str, Any]) -> bytes:
-    """Return what a supervisor reads: the sizes of the specification and of the request, then both."""
+    """Return the input of a supervisor: the sizes of the specification and of the request, then both."""
     parts = [json.dumps(part).encode("ascii") for part in (spec, request)]
     return b"%15d %15d\n" % (len(parts[0]), len(parts[1])) + b"".join(parts)
 

@@ -1,4 +1,4 @@
-"""The files that a sandbox shows: the system's programs and libraries, Python, and what the user lists."""
+"""The files that a sandbox shows: the system's programs and libraries, Python, and the paths of the user."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Mount(NamedTuple):
     """ "read" or "write" for a file or folder that is shown, "link" for a symbolic link."""
 
     source: str
-    """Path outside, or what the link points to."""
+    """Path outside, or the target of the link."""
 
     target: str
     """Path in the sandbox."""
@@ -46,7 +46,7 @@ def list_python_paths() -> list[Path]:
 
 
 def list_mounts(read: Iterable[Path], write: Iterable[Path]) -> list[Mount]:
-    """Return what a sandbox with these rights shows, outer folders first, so that inner ones are mounted over them.
+    """Return the paths in a sandbox with these rights, outer folders first, so that inner ones are mounted over them.
 
     A path that is a symbolic link, or lies behind one, is shown where it really is, with a link at the given place.
     """

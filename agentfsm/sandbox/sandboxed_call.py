@@ -85,7 +85,7 @@ def _build_request(reference: FunctionReference, args: Sequence[Any], kwargs: Ma
 
 
 async def _supervise(given: bytes, proxy_fd: int) -> bytes:
-    """Run a supervisor and return what it has written. It is gone when this returns, raises or is cancelled."""
+    """Run a supervisor and return its report. It is gone when this returns, raises or is cancelled."""
     process = await anyio.open_process(
         [*supervisor_command(), str(proxy_fd)],
         stderr=subprocess.STDOUT,
@@ -102,7 +102,7 @@ async def _supervise(given: bytes, proxy_fd: int) -> bytes:
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):  # it has ended before it read its input
         return b""
     finally:
-        # Its input ends, so it kills what it has started, and ends when that is gone.
+        # Its input ends, so it kills its processes, and ends when they are gone.
         with anyio.CancelScope(shield=True):
             await process.stdin.aclose()
             with anyio.move_on_after(_END_S):

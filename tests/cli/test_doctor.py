@@ -13,9 +13,18 @@ def checks(here, *words, code=0):
 def test_a_sound_installation(here):
     """Versions of all that is needed; nothing is made by looking."""
     found = checks(here)
-    assert {"python", "agentfsm", "anyio", "httpx", "openai", "sqlite", "store", "vocabulary", "extra cli"} <= set(
-        found
-    )
+    assert {
+        "python",
+        "agentfsm",
+        "anyio",
+        "httpx",
+        "openai",
+        "sqlite",
+        "store",
+        "vocabulary",
+        "sandbox",
+        "extra cli",
+    } <= set(found)
     assert all(check["ok"] for check in found.values())
     assert "does not exist yet" in found["store"]["detail"]
     assert not (here.folder / ".agentfsm").exists()

@@ -200,3 +200,20 @@ def fetch(urls: list) -> list:
         except OSError as error:
             found.append(str(error))
     return found
+
+
+def ask_again(city: str) -> str:
+    """Ask the model for other arguments."""
+    from agentfsm import ModelRetry  # noqa: PLC0415  in the sandbox
+
+    raise ModelRetry(f"no city is called {city}")
+
+
+def leave_by_exit() -> None:
+    """End the process without a result."""
+    os._exit(3)
+
+
+def answer_otherwise() -> object:
+    """Return what is no JSON."""
+    return {1, 2}

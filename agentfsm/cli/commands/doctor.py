@@ -28,6 +28,7 @@ from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.header import FORMAT
 from agentfsm.core.value import Value
 from agentfsm.prompts import PromptFinding, Prompts, lint_prompts
+from agentfsm.sandbox import find_isolation
 from agentfsm.stores.loading import mask_password
 from agentfsm.stores.sqlite.file import connect_sqlite3
 from agentfsm.tools.lint import Finding
@@ -128,6 +129,7 @@ def _run_checks(place: str) -> Iterator[DoctorCheck]:
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
         yield DoctorCheck(name=name, ok=True, detail="set" if os.environ.get(name) else "not set")
     yield _check_vocabulary()
+    yield DoctorCheck(name="sandbox", ok=True, detail=find_isolation().description)
     for extra in _list_extras():
         yield _check_extra(extra)
 

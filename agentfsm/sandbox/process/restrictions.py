@@ -23,7 +23,7 @@ _MAX_FILES: Final = 256
 _MAX_THREADS: Final = 64
 # Processes that set up a sandbox and are counted as well.
 _OWN_PROCESSES: Final = 2
-# What is allowed beyond that where other sandboxes run as the same user.
+# Processes allowed beyond that where other sandboxes run as the same user.
 _MAX_OTHERS: Final = 1024
 # First kernel that counts the processes of each user namespace separately.
 _COUNTS_BY_NAMESPACE: Final = (5, 14)
@@ -84,7 +84,7 @@ def give_up_rights(spec: Mapping[str, Any]) -> None:
 
 
 def _restrict_files(version: int, spec: Mapping[str, Any]) -> None:
-    """Allow reading what is mounted and writing where the sandbox allows it, by Landlock."""
+    """Allow reading all that is mounted, and writing where the sandbox allows it, by Landlock."""
     known = 0
     for since, access in _ACCESS.items():
         known |= access if version >= since else 0

@@ -20,19 +20,19 @@ from agentfsm.sandbox.process.function_call import write_all
 
 _INPUT, _OUTPUT = 0, 1
 _READ_BYTES: Final = 1 << 16
-# Highest file descriptor to look for: the limit may be far above what is used.
+# Highest file descriptor to look for: the limit may be far above those in use.
 _MAX_FD: Final = 1 << 20
 # Seconds between two looks for the end of a process, where no signal tells it.
 _LOOK_S: Final = 1.0
 
 
 class Supervisor:
-    """One sandbox: its processes, and what they have written."""
+    """One sandbox: its processes and their output."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self.spec = spec
         self.written: dict[int, bytearray] = {}
-        # Bytes to keep of each pipe, and what happens to more: the result is refused, other output is dropped.
+        # Bytes to keep of each pipe. A result with more is refused, and the rest of other output is dropped.
         self.limits: dict[int, int] = {}
         self.result_fd = -1
         self.output_fd = -1
@@ -159,7 +159,7 @@ class Supervisor:
             self.main_pid = 0 if pid == self.main_pid else self.main_pid
 
     def _drain(self) -> None:
-        """Read what is left in the pipes."""
+        """Read the rest of the pipes."""
         for fd in self.written:
             while True:
                 before = len(self.written[fd])

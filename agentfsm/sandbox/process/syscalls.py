@@ -47,10 +47,10 @@ _LANDLOCK_RULE_PATH: Final = 1
 _LANDLOCK_RULE_PORT: Final = 2
 
 
-def _check(result: int, what: str) -> int:
+def _check(result: int, call: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{call}: {os.strerror(number)}")
     return result
 
 

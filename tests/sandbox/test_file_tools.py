@@ -1,0 +1,160 @@
+"""The file tools: what they do in a folder, and that nothing leads out of it."""
+
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from agentfsm import Agent, Label, MisuseError, ModelRetry, Outcome
+from agentfsm.sandbox import build_file_tools
+from agentfsm.sandbox.path_jail import PathJail
+from agentfsm.testing import ScriptedModel, call, say
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Give a folder with a file, beside a secret, and links that lead out."""
+    folder = tmp_path / "folder"
+    (folder / "notes").mkdir(parents=True)
+    (folder / "notes" / "today.md").write_text("one\ntwo\nthree\n")
+    (tmp_path / "secret").write_text("hush")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "up").symlink_to(tmp_path)
+    os.mkfifo(folder / "pipe")
+    return folder
+
+
+def tools_of(folder, **options):
+    return {tool.name: tool for tool in build_file_tools(folder, write=True, **options)}
+
+
+async def test_a_model_works_on_files(place):
+    """Files are listed, read, written and edited; the results say so."""
+    model = ScriptedModel(
+        say("", call("list_files"), call("read_file", path="notes/today.md", first_line=2, lines=1)),
+        say("", call("write_file", path="new/plan.md", text="a = 1\n")),
+        say("", call("edit_file", path="new/plan.md", old="1", new="2"), call("read_file", path="./new//plan.md")),
+        say("done"),
+    )
+    async with Agent(model, tools=build_file_tools(place, write=True)) as agent:
+        run = await agent.run("go")
+    listed, read, written, edited, again = [each for each in run.messages if hasattr(each, "outcome")]
+    assert '{"name":"notes","kind":"folder"}' in listed.content
+    assert '{"name":"link","kind":"link"}' in listed.content
+    assert '{"name":"pipe","kind":"other"}' in listed.content
+    assert read.content == "two\n\n[... 1 more lines ...]"
+    assert written.content == "wrote 6 bytes to new/plan.md"
+    assert (edited.outcome, again.content) == (Outcome.DONE, "a = 2\n")
+    assert (place / "new" / "plan.md").read_text() == "a = 2\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/etc/passwd", "leads out"),
+        ("../secret", "leads out"),
+        ("notes/../../secret", "leads out"),
+        ("link", "symbolic link"),
+        ("up/secret", "symbolic link"),
+        ("missing", "does not exist"),
+        ("notes", "is a folder"),
+        (".", "is a folder"),
+        ("pipe", "not a file"),
+        ("notes/today.md/x", "not a folder"),
+        ("a\0b", "null character"),
+        ("a" * 300, "too long"),
+    ],
+)
+def test_nothing_leads_out(place, path, reason):
+    """Paths and links that lead elsewhere, and what is no file, are refused with the reason."""
+    with pytest.raises(ModelRetry, match=reason):
+        tools_of(place)["read_file"](path=path)
+
+
+def test_a_link_is_not_written_through(place):
+    """What a link points to stays as it is, also if the link is a folder."""
+    tools = tools_of(place)
+    with pytest.raises(ModelRetry, match="not a file"):
+        tools["write_file"](path="link", text="x")
+    with pytest.raises(ModelRetry, match="symbolic link"):
+        tools["write_file"](path="up/secret", text="x")
+    assert (place.parent / "secret").read_text() == "hush"
+    assert not list(place.glob(".*.tmp"))
+
+
+def test_a_hard_link_is_replaced_and_not_written_through(place):
+    """Another name of the file keeps the old content; the mode of the file stays."""
+    os.link(place.parent / "secret", place / "hard")
+    (place / "hard").chmod(0o640)
+    tools_of(place)["write_file"](path="hard", text="mine")
+    assert ((place / "hard").read_text(), (place.parent / "secret").read_text()) == ("mine", "hush")
+    assert (place / "hard").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_folder_that_becomes_a_link_leads_nowhere(place):
+    """While another thread exchanges a folder for a link, each read gives the inner file or an error."""
+    (place / "a").mkdir()
+    (place / "a" / "secret").write_text("inner")
+    jail, stop = PathJail(place), threading.Event()
+
+    def exchange():
+        while not stop.is_set():
+            (place / "a").rename(place / "b")
+            (place / "a").symlink_to(place.parent)
+            (place / "a").unlink()
+            (place / "b").rename(place / "a")
+
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    found = set()
+    try:
+        for _ in range(2_000):
+            try:
+                found.add(jail.read("a/secret", 10))
+            except ModelRetry:
+                continue
+    finally:
+        stop.set()
+        thread.join()
+    assert found <= {b"inner"}
+
+
+def test_sizes_are_bounded(place, monkeypatch):
+    """A file or a text that is too long is refused with its size; what is no text as well."""
+    monkeypatch.setattr("agentfsm.sandbox.file_tools.MAX_FILE_BYTES", 5)
+    tools = tools_of(place)
+    with pytest.raises(ModelRetry, match="has 14 bytes, and 5 can be read"):
+        tools["read_file"](path="notes/today.md")
+    with pytest.raises(ModelRetry, match="has 6 bytes"):
+        tools["write_file"](path="x", text="äöü")
+    (place / "binary").write_bytes(b"\xff")
+    with pytest.raises(ModelRetry, match="not a text file in UTF-8"):
+        tools["read_file"](path="binary")
+
+
+def test_an_edit_is_of_one_place(place):
+    """A piece that is missing or occurs twice is refused, and the file stays."""
+    edit = tools_of(place)["edit_file"]
+    for old, count in (("four", 0), ("t", 2), ("", 0)):
+        with pytest.raises(ModelRetry, match=f"occurs {count} times"):
+            edit(path="notes/today.md", old=old, new="x")
+    assert (place / "notes" / "today.md").read_text() == "one\ntwo\nthree\n"
+
+
+def test_the_traits_of_the_tools(place):
+    """Reading changes nothing, writing can be repeated, and an edit is repeated unless it would be made twice."""
+    tools = tools_of(place, reads_private=True, tags=["files"])
+    assert [name for name, each in tools.items() if each.read_only] == ["list_files", "read_file"]
+    assert [name for name, each in tools.items() if each.idempotent] == ["write_file"]
+    assert {each.labels for each in tools.values()} == {(Label.PRIVATE,)}
+    edit = tools["edit_file"]
+    assert edit.on_unknown(None, SimpleNamespace(old="a", new="b")) == "rerun"
+    assert edit.on_unknown(None, SimpleNamespace(old="a", new="ab")) == "ask"
+    assert [each.name for each in build_file_tools(place)] == ["list_files", "read_file"]
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    """The folder has to exist when the tools are made."""
+    with pytest.raises(MisuseError, match="no such folder"):
+        build_file_tools(tmp_path / "missing")

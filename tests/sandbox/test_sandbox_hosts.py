@@ -1,0 +1,77 @@
+"""Hosts that a function in a sandbox may connect to."""
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from agentfsm.sandbox import Sandbox, find_isolation
+from agentfsm.sandbox.egress_proxy import matches_host
+from tests.support import sandbox_functions
+from tests.support.database_servers import debian
+
+
+class Answer(BaseHTTPRequestHandler):
+    """Answers with the path and the headers of the request."""
+
+    def do_GET(self):
+        body = f"{self.path} {sorted(self.headers)}".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        """Stay quiet."""
+
+
+@pytest.fixture
+def port():
+    """Give the port of a web server on this machine."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+async def test_only_the_hosts_of_the_list_are_reached(port):
+    """A listed address is; another port is not, nor a name with a private address, nor a host by its address."""
+    debian("bwrap", "bubblewrap")
+    if find_isolation().isolation is None:
+        pytest.skip(f"no sandbox here: {find_isolation().description}")
+    sandbox = Sandbox(hosts=[f"127.0.0.1:{port}", f"localhost:{port}"])
+    urls = [
+        f"http://127.0.0.1:{port}/a?b=1",
+        "http://127.0.0.1:9/",
+        f"http://localhost:{port}/",
+        f"http://[::1]:{port}/",
+    ]
+    reached, other_port, private, other_address = (await sandbox.run(sandbox_functions.fetch, (urls,), {})).value
+    assert reached == "200 /a?b=1 ['Accept-Encoding', 'Connection', 'Host', 'User-Agent']"
+    assert other_port == "403 127.0.0.1:9 is not among the hosts of the sandbox"
+    assert private == "403 localhost has the address 127.0.0.1, which is not public"
+    assert other_address == f"403 ::1:{port} is not among the hosts of the sandbox"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "host", "port", "matches"),
+    [
+        ("example.org", "example.org", 443, True),
+        ("example.org", "EXAMPLE.org.", 80, True),
+        ("example.org", "example.org", 22, False),
+        ("example.org", "a.example.org", 443, False),
+        ("example.org", "notexample.org", 443, False),
+        ("example.org:8443", "example.org", 8443, True),
+        ("example.org:8443", "example.org", 443, False),
+        ("*.example.org", "a.b.example.org", 443, True),
+        ("*.example.org", "example.org", 443, False),
+        ("*.example.org", "example.org.evil.net", 443, False),
+        ("*.0.0.1", "127.0.0.1", 80, False),
+        ("[::1]:80", "::1", 80, True),
+    ],
+)
+def test_which_hosts_an_entry_allows(pattern, host, port, matches):
+    """A name allows itself on the ports of HTTP; `*.` all names below it; a port only that one."""
+    assert matches_host(pattern, host, port) is matches

@@ -1,0 +1,240 @@
+"""Tools whose functions run in sandboxes: results, failures, the level in the audit, and what is refused."""
+
+import datetime as dt
+import sys
+
+import anyio
+import pytest
+
+from agentfsm import Agent, ErrorType, MisuseError, Outcome, RunContext, tool
+from agentfsm.ports import SandboxEnd, SandboxOutcome
+from agentfsm.sandbox import Availability, Isolation, Sandbox, build_python_tool, find_isolation
+from agentfsm.testing import ScriptedModel, call, say
+from tests.support import sandbox_functions
+from tests.support.database_servers import debian
+
+
+@pytest.fixture
+def level():
+    """Give the level of isolation on this machine; skip where there is none."""
+    debian("bwrap", "bubblewrap")
+    available = find_isolation()
+    if available.isolation is None:
+        pytest.skip(f"no sandbox here: {available.description}")
+    return available.isolation
+
+
+def in_sandbox(function, **options):
+    return tool(sandbox=Sandbox(), **options)(function)
+
+
+async def results_of(tools, *calls):
+    """Have a model make the calls; return their results and the audit."""
+    async with Agent(ScriptedModel(say("", *calls), say("done")), tools=tools) as agent:
+        run = await agent.run("go")
+        return [each for each in run.messages if hasattr(each, "outcome")], await agent.audit(run.id)
+
+
+async def test_an_agent_calls_a_function_in_a_sandbox(level):
+    """The result is that of the function, and it and the audit name the isolation."""
+    tools = [in_sandbox(sandbox_functions.add, read_only=True), in_sandbox(sandbox_functions.fail, read_only=True)]
+    (added, failed), audit = await results_of(tools, call("add", a=1, b=2), call("fail", message="no such thing"))
+    assert (added.outcome, added.content, added.sandbox) == (Outcome.DONE, "3", level.value)
+    assert (failed.outcome, failed.error_type) == (Outcome.FAILED, ErrorType.TOOL)
+    assert failed.content.startswith("ValueError: no such thing. It may be called again")
+    assert [each.sandbox for each in audit] == [level.value, level.value]
+    assert tools[0](1, 2) == 3  # the tool itself calls the function here
+
+
+async def test_a_function_asks_for_other_arguments(level):
+    """ModelRetry works in a sandbox, in which the package can be imported."""
+    (asked,), _ = await results_of([in_sandbox(sandbox_functions.ask_again)], call("ask_again", city="Atlantis"))
+    assert (asked.error_type, asked.content) == (ErrorType.RETRY, "no city is called Atlantis")
+    assert asked.sandbox == level
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "words"),
+    [
+        (sandbox_functions.crash, {}, "ended by SIGSEGV"),
+        (sandbox_functions.leave_by_exit, {}, "exit code 3 before it returned"),
+        (sandbox_functions.answer_otherwise, {}, "set is not JSON serializable"),
+        (sandbox_functions.compute, {"cpu_s": 1}, "more than 1 s of processor time"),
+    ],
+)
+async def test_how_a_function_failed(level, function, options, words):
+    """The reason is in the outcome, whatever the process died of."""
+    ended = await Sandbox(**options).run(function, (), {})
+    assert (ended.end, ended.level) == (SandboxEnd.FAILED, level)
+    assert words in ended.error
+
+
+async def test_a_result_is_bounded(level):
+    """A result that a record of the journal could not hold is refused, and one below the bound comes whole."""
+    run = Sandbox().run
+    assert "more than 16 MB" in (await run(sandbox_functions.answer_at_length, (17 << 20,), {})).error
+    assert len((await run(sandbox_functions.answer_at_length, (1 << 20,), {})).value) == 1 << 20
+
+
+async def test_arguments_and_results_are_json(level):
+    """What JSON can express comes back as it was, also characters outside of ASCII."""
+    value = {"a": [1, 2.5, None, True, "ä€😀"], "b": {}}
+    assert (await Sandbox().run(sandbox_functions.echo, (value,), {})).value == value
+    with pytest.raises(MisuseError, match="cannot be passed to a sandbox as JSON"):
+        await Sandbox().run(sandbox_functions.echo, ({1, 2},), {})
+
+
+async def test_a_script_has_sandboxed_functions(level, tmp_path):
+    """A function of the program that is run is loaded from its file, and the program is not run again."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import anyio\nfrom agentfsm import tool\nfrom agentfsm.sandbox import Sandbox\n\n\n"
+        "@tool(sandbox=Sandbox())\ndef double(n: int) -> int:\n    return 2 * n\n\n\n"
+        'if __name__ == "__main__":\n    print(anyio.run(double.sandbox.run, double.function, (21,), {}).value)\n'
+    )
+    done = await anyio.run_process([sys.executable, str(script)])
+    assert done.stdout == b"42\n"
+
+
+def no_sandbox():
+    return Availability(isolation=None, reasons={Isolation.BUBBLEWRAP: "it is not installed"})
+
+
+async def test_without_a_sandbox_nothing_is_run(monkeypatch):
+    """A call on a machine that allows no sandbox is refused with the reason; no level is recorded."""
+    monkeypatch.setattr("agentfsm.sandbox.sandboxed_call.find_isolation", no_sandbox)
+    (refused,), audit = await results_of([in_sandbox(sandbox_functions.add)], call("add", a=1, b=2))
+    assert (refused.outcome, refused.error_type, refused.sandbox) == (Outcome.FAILED, ErrorType.UNAVAILABLE, "")
+    assert "bubblewrap: it is not installed" in refused.content
+    assert "Nothing was run" in refused.content
+    assert audit[0].sandbox == ""
+
+
+async def test_without_a_sandbox_if_the_user_allows_it(monkeypatch):
+    """The function then runs in a process without isolation, and the audit says so."""
+    monkeypatch.setattr("agentfsm.sandbox.sandboxed_call.find_isolation", no_sandbox)
+    monkeypatch.setenv("OPENAI_API_KEY", "hush")
+    trusting = tool(sandbox=Sandbox(allow_unsandboxed=True))(sandbox_functions.add)
+    (added,), audit = await results_of([trusting], call("add", a=1, b=2))
+    assert (added.content, added.sandbox, audit[0].sandbox) == ("3", "unsandboxed", "unsandboxed")
+
+
+async def test_a_path_that_is_not_there(level, tmp_path):
+    """A path of the sandbox has to exist when the function is called."""
+    ended = await Sandbox(read=[tmp_path / "missing"]).run(sandbox_functions.add, (1, 2), {})
+    assert ended.end is SandboxEnd.NOT_STARTED
+    assert "missing of the sandbox does not exist" in ended.error
+
+
+async def test_a_sandbox_of_ones_own():
+    """Any object with the methods of the port can be the sandbox of a tool."""
+
+    class Elsewhere:
+        seconds = 5.0
+
+        def check_function(self, function):
+            assert function is sandbox_functions.add
+
+        async def run(self, function, args, kwargs):
+            return SandboxOutcome(end=SandboxEnd.DONE, level="elsewhere", value=function(*args, **kwargs))
+
+    elsewhere = tool(sandbox=Elsewhere())(sandbox_functions.add)
+    (added,), _ = await results_of([elsewhere], call("add", a=1, b=2))
+    assert (added.content, added.sandbox, elsewhere.timeout_s) == ("3", "elsewhere", 5.0)
+
+
+def define_inside():
+    def inside(a: int) -> int:
+        return a
+
+    return inside
+
+
+async def coroutine(a: int) -> int:
+    return a
+
+
+def with_context(ctx: RunContext[None], a: int) -> int:
+    return a
+
+
+def with_date(day: dt.date) -> str:
+    return str(day)
+
+
+def shadowed(a: int) -> int:
+    return a
+
+
+hidden, shadowed = shadowed, None
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (define_inside(), "cannot load .define_inside.<locals>.inside"),
+        (coroutine, "is async"),
+        (with_context, "takes the RunContext"),
+        (with_date, "the parameter day of with_date has the type datetime.date"),
+        (hidden, "the name is another object there"),
+    ],
+)
+def test_functions_that_cannot_run_in_a_sandbox(function, words):
+    """They are refused when the tool is made, with the reason."""
+    with pytest.raises(MisuseError, match=words):
+        tool(name="it", sandbox=Sandbox())(function)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"seconds": 0}, "finite number of seconds above 0"),
+        ({"memory_mb": 8}, "give 64 or more"),
+        ({"processes": 0}, "whole number, 1 or more"),
+        ({"read": "/srv"}, "sequences of paths"),
+        ({"read": ["/"]}, "cannot show /"),
+        ({"read": ["/proc/1"]}, "cannot show /proc/1"),
+        ({"write": ["/srv"], "read": ["/srv/a"]}, "may replace it"),
+        ({"hosts": "example.org"}, "sequence of hosts"),
+        ({"hosts": ["https://example.org"]}, "is not a host"),
+        ({"env": {"A": 1}}, "mapping of names to strings"),
+    ],
+)
+def test_rights_that_make_no_sense(options, words):
+    """They are refused, with what to give."""
+    with pytest.raises(MisuseError, match=words):
+        Sandbox(**options)
+
+
+def test_other_mistakes():
+    """A sandbox is an instance, an external tool has none, and unknown fields are named."""
+    with pytest.raises(MisuseError, match=r"a sandbox, as Sandbox\(\)"):
+        tool(sandbox=True)(sandbox_functions.add)
+    with pytest.raises(MisuseError, match="leave out sandbox="):
+        tool(sandbox=Sandbox(), external=True)(sandbox_functions.add)
+    with pytest.raises(TypeError, match="did you mean 'seconds'"):
+        Sandbox(timeout=3)
+
+
+async def test_a_model_runs_python(level):
+    """The tool returns what the code printed, the value of its last line, and the error with its line."""
+    run_python = build_python_tool()
+    (done, failed, ended), _ = await results_of(
+        [run_python],
+        call("run_python", code="import math\nprint('hi')\nmath.factorial(20)"),
+        call("run_python", code="def f():\n    return 1 / 0\nf()"),
+        call("run_python", code="import subprocess\nsubprocess.run(['id'])"),
+    )
+    assert done.content == '{"printed":"hi\\n","result":"2432902008176640000","error":null}'
+    assert "ZeroDivisionError: division by zero\\nline 3, in <module>\\nline 2, in f" in failed.content
+    assert "PermissionError" in ended.content
+    assert (run_python.read_only, run_python.labels) == (True, ())
+    assert "30 s; 256 MB" in run_python.description
+
+
+def test_python_with_more_rights(tmp_path):
+    """A tool whose code may write or connect is not read-only, and its labels say what it may do."""
+    assert not build_python_tool(Sandbox(write=[tmp_path])).read_only
+    connected = build_python_tool(Sandbox(hosts=["example.org"]), reads_private=True)
+    assert connected.labels == ("untrusted", "private", "sends_out")
+    assert not connected.read_only
