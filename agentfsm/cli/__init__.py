@@ -1,6 +1,6 @@
 """The command line.
 
-    agentfsm demo | run | submit | worker | resume | serve                             execute
+    agentfsm demo | run | submit | worker | resume | serve | webhooks                  execute
              runs | show | export | audit | graph | doctor | studio                    inspect
              approve | reject | settle | answer | send | pause | cancel | feedback     decide
              fork | replay | diff                                                      fork and compare

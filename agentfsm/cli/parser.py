@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from agentfsm.agent import WORKER_PARALLEL, WORKER_POLL_S
@@ -36,6 +37,7 @@ from agentfsm.cli.commands import (
     retention,
     serve_http,
     timetravel,
+    webhook_files,
 )
 from agentfsm.cli.resolve.agent_target import MCP_OPTION
 from agentfsm.cli.resolve.store_location import STORE_VARIABLE
@@ -95,6 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_prompts(add)
     _add_serve(add)
     _add_keys(add)
+    _add_webhooks(add)
     return made
 
 
@@ -431,6 +434,12 @@ def _add_serve(add: AddParser) -> None:
     serve.add_argument("--no-worker", action="store_true", help="execute no runs: `agentfsm worker` does")
     serve.add_argument("--studio", action="store_true", help="also serve pages to see the runs and steer them")
     serve.add_argument(
+        "--webhooks",
+        metavar="FILE",
+        type=Path,
+        help="JSON file of webhooks, which start runs or are sent what becomes of runs: see `agentfsm webhooks`",
+    )
+    serve.add_argument(
         "--allow-origin",
         metavar="ORIGIN",
         action="append",
@@ -482,6 +491,14 @@ def _add_keys(add: AddParser) -> None:
     text = "create, list and remove API keys for `agentfsm serve`"
     group = add("keys", help=text, description=f"{text[0].upper()}{text[1:]}.")
     key_files.add_parsers(group.add_subparsers(required=True, metavar="COMMAND").add_parser)
+
+
+def _add_webhooks(add: AddParser) -> None:
+    text = "check a file of webhooks for `agentfsm serve`, and list the events that were given up"
+    hooks = add("webhooks", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    hooks.set_defaults(act=webhook_files.webhooks)
+    hooks.add_argument("--json", action="store_true", help="write one JSON document to stdout")
+    hooks.add_argument("file", metavar="FILE", type=Path, help='JSON file with "incoming" and "outgoing" webhooks')
 
 
 def _add_mcp_client(sub: AddParser) -> None:

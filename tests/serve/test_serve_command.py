@@ -99,7 +99,7 @@ def test_a_stream_ends_with_its_server(folder):
 
 
 def test_keys(folder, capsys, monkeypatch):
-    """A key is created, works, is listed without its text, and is removed while the server runs."""
+    """A key is created, works, is listed without its text, and is removed while the server runs, beside webhooks."""
     monkeypatch.chdir(folder)
     assert (
         main(
@@ -122,8 +122,12 @@ def test_keys(folder, capsys, monkeypatch):
         == 0
     )
     key = capsys.readouterr().out.strip()
-    with server_in(folder, "--keys", "keys.json") as (_process, client):
+    monkeypatch.setenv("CRM_SECRET", "whsec_" + "a2tr" * 8)
+    hooks = {"incoming": {"crm": {"secret": "${CRM_SECRET}", "user": "bot"}}}
+    (folder / "hooks.json").write_text(json.dumps(hooks), encoding="utf-8")
+    with server_in(folder, "--keys", "keys.json", "--webhooks", "hooks.json") as (_process, client):
         assert client.get("/v1/agents").status_code == 401
+        assert client.post("/v1/hooks/crm").status_code == 401
         headers = {"authorization": f"Bearer {key}"}
         assert client.get("/v1/agents", headers=headers).json()["agents"][0]["name"] == "shop"
         assert client.get("/v1/agents", headers=headers | {"host": "evil.example"}).status_code == 421

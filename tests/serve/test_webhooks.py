@@ -14,8 +14,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from agentfsm import Agent, MisuseError, tool
+from agentfsm.cli import main
 from agentfsm.serve import IncomingWebhook, OutgoingWebhook, webhooks
 from agentfsm.serve.dialects import webhooks as module
+from agentfsm.serve.dialects.webhook_file import read_webhook_file
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.web import http_server
@@ -175,6 +177,93 @@ async def test_an_event_that_is_refused_is_written_down(tmp_path):
     [entry] = [json.loads(line) for line in dead.read_text().splitlines()]
     assert (entry["webhook"], entry["error"]) == ("crm", "HTTP 410")
     assert entry["id"].startswith(runs[0]["id"])
+
+
+async def test_a_file_of_given_up_events_that_cannot_be_written(tmp_path, caplog):
+    """Is said in the log, and the next event is sent."""
+    agent = Agent(ScriptedModel(say("a"), say("b")), name="shop", store=MemoryStore())
+    async with receiver(410) as (url, wait):
+        hook = OutgoingWebhook(name="crm", url=url, secret=SECRET)
+        async with serving(agent, groups=[webhooks([hook], dead_letters=tmp_path)]) as server:
+            await wait_for_follower(agent)
+            for _ in range(2):
+                await server.post("/v1/runs", json={"prompt": "p", "wait_s": 30})
+            await wait(2)
+    assert f"{tmp_path} cannot be written: Is a directory" in caplog.text
+
+
+async def test_a_file_of_webhooks(tmp_path, capsys, monkeypatch):
+    """Its webhooks start a run and send its end; the command lists them, and the event that was given up."""
+    path = tmp_path / "hooks.json"
+    environment = {"CRM_SECRET": SECRET, "DESK_SECRET": OTHER}
+    monkeypatch.setenv("CRM_SECRET", SECRET)
+    agent = Agent(ScriptedModel(say("sorted")), name="shop", store=MemoryStore())
+    async with receiver(410) as (url, wait):
+        crm = {"secret": "${CRM_SECRET}", "user": "bot", "tenant": "acme", "prompt": "Sort this."}
+        desk = {"secret": "${DESK_SECRET}", "url": url, "tenant": "acme", "statuses": ["done"]}
+        path.write_text(json.dumps({"incoming": {"crm": crm}, "outgoing": {"desk": desk}}), "utf-8")
+        async with serving(agent, groups=[read_webhook_file(path).build_routes(environment)]) as server:
+            await wait_for_follower(agent)
+            answer = await server.post("/v1/hooks/crm", content="{}", headers=signed("{}"))
+            [(headers, content)] = await wait(1)
+            Webhook(OTHER).verify(content, headers)
+            while not (tmp_path / "hooks.dead.jsonl").exists():  # noqa: ASYNC110  a file has no event for it
+                await anyio.sleep(0.01)
+    with (tmp_path / "hooks.dead.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"webhook": "cut')
+    run_id = answer.json()["run_id"]
+    assert main(["webhooks", str(path)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[:3] == [
+        "incoming crm: /v1/hooks/crm, user bot, tenant acme",
+        f"outgoing desk: {url}, tenant acme; ${{DESK_SECRET}} is not set here",
+        f"1 event given up: {tmp_path / 'hooks.dead.jsonl'}",
+    ]
+    assert told[3].endswith(f"desk run {run_id}, version 2: HTTP 410")
+    assert main(["webhooks", str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["incoming"]["crm"] == {**crm, "secret_is_set": True}
+    [given_up] = document["given_up"]
+    assert (given_up["webhook"], given_up["run_id"], given_up["version"]) == ("desk", run_id, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "is not valid JSON"),
+        ("[]", "hooks.json: the file: give a JSON object"),
+        ("{}", 'has no webhooks: give "incoming" or "outgoing"'),
+        ('{"incoming": {"a": {}}, "more": 1}', "incoming.a.secret: Field required; incoming.a.user: Field required"),
+        ('{"incoming": {"a": {}, "a": {}}}', "the key 'a' is there twice"),
+        ('{"outgoing": {"a": {"secret": "whsec_x", "url": "https://x.org"}}}', 'outgoing.a.secret: give "${NAME}"'),
+        ('{"outgoing": {"a": {"secret": "${S}", "url": "https://x.org", "statuses": ["over"]}}}', "statuses.0"),
+        (
+            '{"outgoing": {"a": {"secret": "${MISSING}", "url": "https://x.org"}}}',
+            "outgoing.a: the environment variable",
+        ),
+        ('{"outgoing": {"a": {"secret": "${SHORT}", "url": "https://x.org"}}}', "outgoing.a: a webhook's secret is"),
+        ('{"outgoing": {"a": {"secret": "${S}", "url": "http://x.org"}}}', "outgoing.a: plain HTTP to x.org"),
+        ('{"incoming": {"a": {"secret": "${S}", "user": ""}}}', "incoming.a: "),
+    ],
+)
+def test_wrong_files_are_refused(tmp_path, text, told):
+    """The error has the file, the place and the reason, and no secret."""
+    path = tmp_path / "hooks.json"
+    path.write_text(text, "utf-8")
+    with pytest.raises(MisuseError) as caught:
+        read_webhook_file(path).build_routes({"S": SECRET, "SHORT": "whsec_c2hvcnQ="})
+    assert told in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "whsec_c2" not in str(caught.value)
+
+
+def test_a_command_with_a_wrong_file(tmp_path, capsys):
+    """Nothing is served."""
+    missing = str(tmp_path / "none.json")
+    assert main(["webhooks", missing]) == 2
+    assert "No such file" in capsys.readouterr().err
+    with pytest.raises(MisuseError, match="'done'"):
+        OutgoingWebhook(name="crm", url="https://x.org", secret=SECRET, statuses=("finished",))
 
 
 async def test_attempts_end(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hmac
+import os
 import secrets
 import webbrowser
 from importlib import import_module
@@ -40,7 +41,7 @@ def serve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         agents,
         auth=_build_auth(args, gateway),
         parallel=0 if args.no_worker else args.parallel,
-        groups=_list_groups(with_studio=args.studio),
+        groups=(*_list_groups(with_studio=args.studio), *_read_webhooks(args)),
         limits=_read_limits(gateway, args, ""),
         tenant_limits=_read_limits(gateway, args, "tenant_"),
         max_queue=args.max_queue,
@@ -151,6 +152,13 @@ def _list_groups(*, with_studio: bool) -> tuple[RouteGroup, ...]:
         return ()
     routes: Any = import_module("agentfsm.serve.studio_routes")
     return (routes.STUDIO,)
+
+
+def _read_webhooks(args: argparse.Namespace) -> tuple[RouteGroup, ...]:
+    if args.webhooks is None:
+        return ()
+    reader: Any = import_module("agentfsm.serve.dialects.webhook_file")
+    return (reader.read_webhook_file(args.webhooks).build_routes(os.environ),)
 
 
 def _load_agents(targets: list[str], store: str | None) -> list[Agent]:

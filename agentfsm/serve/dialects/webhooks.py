@@ -51,6 +51,8 @@ TOLERANCE_S: Final = 300
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105  the beginning of each secret
 # Bytes of a secret, at least.
 MIN_SECRET_BYTES: Final = 24
+# Statuses of a run that are sent, unless others are given.
+STATUSES: Final = ("done", "stopped", "waiting")
 # Attempts to send one event: with the waits between them about a quarter of an hour.
 ATTEMPTS: Final = 10
 MAX_BACKOFF_S: Final = 300.0
@@ -81,6 +83,11 @@ def _decode_secret(secret: str) -> bytes:
 
 def _check_secret(_hook: object, _attribute: object, secret: str) -> None:
     _decode_secret(secret)
+
+
+def _check_statuses(_hook: object, _attribute: object, statuses: tuple[str, ...]) -> None:
+    if isinstance(statuses, str) or not statuses or not set(statuses) <= set(STATUSES):
+        raise MisuseError(f"OutgoingWebhook(statuses={statuses!r}): give some of {', '.join(map(repr, STATUSES))}")
 
 
 def sign(secret: str, delivery_id: str, timestamp: int, content: bytes) -> str:
@@ -147,8 +154,8 @@ class OutgoingWebhook(Value):
     tenant: str | None = None
     """Tenant whose runs are sent. None: runs without a tenant."""
 
-    statuses: tuple[str, ...] = ("done", "stopped", "waiting")
-    """Statuses of a run that are sent."""
+    statuses: tuple[str, ...] = attrs.field(default=STATUSES, validator=_check_statuses)
+    """Statuses of a run that are sent: "done", "stopped" and "waiting"."""
 
     allow_private: bool = False
     """Whether the address may be in a private network."""
@@ -280,9 +287,15 @@ class _Sender:
                 wait_s = min(2 * wait_s, MAX_BACKOFF_S)
         _log.error("webhook %s: %s was given up: %s", self.hook.name, delivery_id, flaw)
         if self.dead_letters is not None:
-            entry = {"webhook": self.hook.name, "id": delivery_id, "error": flaw, "at": time.time()}
-            async with await anyio.open_file(self.dead_letters, "a", encoding="utf-8") as file:
+            await self._note_dead_letter(self.dead_letters, delivery_id, flaw)
+
+    async def _note_dead_letter(self, path: Path, delivery_id: str, flaw: str) -> None:
+        entry = {"webhook": self.hook.name, "id": delivery_id, "error": flaw, "at": time.time()}
+        try:
+            async with await anyio.open_file(path, "a", encoding="utf-8") as file:
                 await file.write(json.dumps(entry) + "\n")
+        except OSError as error:  # the log has it already
+            _log.error("webhook %s: %s cannot be written: %s", self.hook.name, path, error.strerror)
 
     async def _post(self, client: httpx2.AsyncClient, delivery_id: str, content: bytes) -> tuple[int, str]:
         """Send once. Return the status, 0 if there was no answer, and the error, "" if the event was accepted."""
