@@ -4,14 +4,19 @@ All send the events of the same journal, which has ended, to clients in this pro
 from a store in memory, follows the run and keeps a position. Of the bare endpoints of Starlette, one encodes the events
 of the store, and the other writes texts that were made before. The figure is the processor time per event and client,
 the best of several samples taken in turns.
+
+Then clients follow a run that goes on, a turn every few milliseconds: the time from the append of an event to its
+arrival at each client. The bare endpoint is given each event by a queue for each client.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
+import statistics
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -20,6 +25,7 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from agentfsm import Agent, Limits, tool
+from agentfsm.core.events import Event
 from agentfsm.serve import Caller, serve
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
@@ -28,7 +34,12 @@ from benchmarks.__main__ import machine
 TURNS: Final = 250
 CLIENTS: Final = 20
 SAMPLES: Final = 5
+# The run that goes on: its turns, and the seconds between them.
+LIVE_TURNS: Final = 100
+PAUSE_S: Final = 0.02
+EVENTS_PER_TURN: Final = 5
 US: Final = 1e6
+MS: Final = 1e3
 
 
 @tool(read_only=True)
@@ -37,8 +48,8 @@ async def look(at: int) -> str:
     return f"seen {at}"
 
 
-async def read(app: Callable[..., Any], path: str) -> int:
-    """Read a stream to its end, and return the number of its events with an id."""
+async def read(app: Callable[..., Any], path: str, on_part: Callable[[bytes], None] = lambda _part: None) -> int:
+    """Read a stream to its end, and return the number of its events with an id; `on_part` is given each part."""
     count = 0
     never = asyncio.Event()
 
@@ -48,7 +59,9 @@ async def read(app: Callable[..., Any], path: str) -> int:
 
     async def send(message: dict[str, Any]) -> None:
         nonlocal count
-        count += message.get("body", b"").count(b"id: ")
+        part = message.get("body", b"")
+        count += part.count(b"id: ")
+        on_part(part)
 
     headers = [(b"host", b"here")]
     scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": headers, "root_path": ""}
@@ -56,11 +69,85 @@ async def read(app: Callable[..., Any], path: str) -> int:
     return count
 
 
-async def measure() -> None:
-    """Measure and print."""
-    script = [say("", call("look", at=number)) for number in range(TURNS)]
-    limits = Limits(turns=TURNS + 5, seconds=600.0)
-    agent = Agent(ScriptedModel(*script, say("end")), tools=[look], name="long", store=MemoryStore(), limits=limits)
+class Arrivals:
+    """Times from the append of events to their arrival."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self.appended: dict[int, float] = {}
+        self.delays_s: list[float] = []
+
+    def append(self, version: int) -> None:
+        """Note that the events up to a version are appended."""
+        for each in range(len(self.appended) + 1, version + 1):
+            self.appended[each] = time.perf_counter()
+
+    def take(self, part: bytes) -> None:
+        """Note that a part of a stream has arrived."""
+        now = time.perf_counter()
+        self.delays_s += [
+            now - self.appended[int(found)] for found in re.findall(rb"^id: \S+:(\d+)$", part, re.MULTILINE)
+        ]
+
+    def describe(self) -> str:
+        """Return the median and the 95th percentile."""
+        cuts = statistics.quantiles(self.delays_s, n=20)
+        return f"{cuts[9] * MS:6.2f} ms in half of the cases, {cuts[18] * MS:6.2f} ms in 95 %"
+
+
+async def follow_gateway(agent: Agent) -> Arrivals:
+    """Follow a run in the gateway's streams while it goes on."""
+    arrivals = Arrivals()
+    gateway = serve([agent], auth=lambda _request: Caller(user="x", scopes={"admin"}), parallel=0)
+    run = await agent.submit("go")
+    async with gateway.lifespan(), asyncio.TaskGroup() as tasks:
+        for _ in range(CLIENTS):
+            tasks.create_task(read(gateway, f"/v1/runs/{run.id}/events", arrivals.take))
+        await asyncio.sleep(PAUSE_S)
+        await agent.driver.run_until_blocked(run, None, on_run=lambda run: arrivals.append(run.version))
+    return arrivals
+
+
+async def follow_bare(events: Sequence[Event]) -> Arrivals:
+    """Follow the same events in the streams of a bare endpoint, as many at a time as a turn has."""
+    arrivals, queues = Arrivals(), list[asyncio.Queue[tuple[int, Event] | None]]()
+
+    async def stream(_request: Request) -> StreamingResponse:
+        queue = asyncio.Queue[tuple[int, Event] | None]()
+        queues.append(queue)
+
+        async def write() -> AsyncIterator[str]:
+            while (item := await queue.get()) is not None:
+                version, event = item
+                yield f"id: run:{version}\ndata: {json.dumps(event.to_dict())}\n\n"
+
+        return StreamingResponse(write(), media_type="text/event-stream")
+
+    app = Starlette(routes=[Route("/live", stream)])
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(CLIENTS):
+            tasks.create_task(read(app, "/live", arrivals.take))
+        for version, event in enumerate(events, 1):
+            if version % EVENTS_PER_TURN == 1:
+                await asyncio.sleep(PAUSE_S)
+            arrivals.append(version)
+            for queue in queues:
+                queue.put_nowait((version, event))
+        for queue in queues:
+            queue.put_nowait(None)
+    return arrivals
+
+
+def build_agent(turns: int, delay_s: float = 0.0) -> Agent:
+    """Return an agent whose run has so many turns."""
+    script = [say("", call("look", at=number), delay_s=delay_s) for number in range(turns)]
+    limits = Limits(turns=turns + 5, tool_calls=turns + 5, seconds=600.0)
+    return Agent(ScriptedModel(*script, say("end")), tools=[look], name="long", store=MemoryStore(), limits=limits)
+
+
+async def measure_time() -> None:
+    """Measure what an event costs, and print it."""
+    agent = build_agent(TURNS)
     run = await agent.run("go")
     texts = [
         f"id: {run.id}:{version}\ndata: {json.dumps(event.to_dict())}\n\n"
@@ -98,15 +185,29 @@ async def measure() -> None:
                 assert set(counts) == {len(texts)}, counts
                 best[name] = min(took, best.get(name, took))
     for name, took in best.items():
-        print(f"{name:<16} {took:6.1f} us of processor time per event, {CLIENTS} clients, {len(texts)} events")
+        rate = f"{US / took:,.0f} events a second"
+        print(f"{name:<16} {took:6.1f} us of processor time per event, {rate}; {CLIENTS} clients, {len(texts)} events")
     print(
         f"the gateway takes {best['gateway'] / best['bare, encoding']:.1f} times as long as the endpoint that encodes"
     )
+
+
+async def measure_delays() -> None:
+    """Measure how fast events arrive, and print it."""
+    live = build_agent(LIVE_TURNS, PAUSE_S)
+    of_gateway = await follow_gateway(live)
+    [of_live] = [row.id async for row in live.runs.iterate()]
+    of_bare = await follow_bare(await live.history(of_live))
+    print(f"\nfrom the append to the arrival, {CLIENTS} clients, {len(of_gateway.appended)} events:")
+    for name, arrivals in (("bare, a queue", of_bare), ("gateway", of_gateway)):
+        assert len(arrivals.delays_s) == CLIENTS * len(arrivals.appended)
+        print(f"{name:<16} {arrivals.describe()}")
 
 
 def main() -> int:
     """Measure what an event costs."""
     told = machine()
     print(f"Python {told['python']}, {told['processor']}\n")
-    asyncio.run(measure())
+    asyncio.run(measure_time())
+    asyncio.run(measure_delays())
     return 0

@@ -65,7 +65,7 @@ class GatewayApp:
         return self.gateway.lifespan(self)
 
     def close_streams(self) -> None:
-        """End the event streams, since the server shuts down; their clients connect to the next one."""
+        """End the event streams and the waits of requests, since the server shuts down; streams go on at the next one."""
         self.gateway.close_streams()
 
 

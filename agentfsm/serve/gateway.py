@@ -82,6 +82,9 @@ class Gateway:
     on_close: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     """Called when the server begins to shut down, after the open event streams were ended."""
 
+    _waits: set[anyio.CancelScope] = attrs.field(factory=set, init=False)
+    """Scopes of the requests that wait for a run, which the shutdown of the server cancels."""
+
     _tasks: TaskGroup | None = attrs.field(default=None, init=False)
     """Tasks of the lifespan; None outside of it."""
 
@@ -111,8 +114,8 @@ class Gateway:
                 self._tasks = None
 
     def close_streams(self) -> None:
-        """End the event streams, whose clients connect to the next server."""
-        for scope in tuple(self.streams):
+        """End the event streams, whose clients connect to the next server, and answer the requests that wait."""
+        for scope in (*self.streams, *self._waits):
             scope.cancel()
         for call in self.on_close:
             call()
@@ -352,10 +355,14 @@ class Gateway:
         return next((item.run_id for item in run.pending if item.call_id == call_id), header.id)
 
     async def wait_for(self, run_id: str, wait_s: float) -> Run:
-        """Return a run once it is over or waits, after `wait_s` seconds at the latest."""
+        """Return a run once it is over or waits, after `wait_s` seconds or when the server stops at the latest."""
         if wait_s:
-            with anyio.move_on_after(wait_s):
-                await self.runs.wait(run_id)
+            with anyio.move_on_after(wait_s) as scope:
+                self._waits.add(scope)
+                try:
+                    await self.runs.wait(run_id)
+                finally:
+                    self._waits.discard(scope)
         return await self.load(await self.runs.header(run_id))
 
     async def load(self, header: Header, at: int | None = None) -> Run:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.builtin import wait
 from tests.support import node_packages
-from tests.support.example_modules import example
+from tests.support.example_modules import EXAMPLES, example
 from tests.support.gateways import named, serving
 
 PROGRAM = Path(node_packages.__file__).parent / "node" / "ag_ui_client.mjs"
@@ -258,10 +259,22 @@ async def test_another_tenant_sees_nothing(client):
 
 
 @pytest.mark.parametrize(
-    "name", ["coordinator", pytest.param("four_roles", marks=pytest.mark.soak), "own_model", "weather"]
+    "name",
+    [
+        "coordinator",
+        pytest.param("four_roles", marks=pytest.mark.soak),
+        pytest.param("hosted_tool", marks=pytest.mark.soak),
+        "own_model",
+        "planner",
+        "report",
+        "research",
+        "toolbox",
+        pytest.param("two_servers", marks=pytest.mark.soak),
+        "weather",
+    ],
 )
 async def test_every_run_of_the_examples(client, name, monkeypatch):
-    """The journals of the examples, with their sub-agents and retries, are streams that the client accepts."""
+    """The journals of the examples, with their sub-agents, plans and retries, are streams that the client accepts."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     stores = []
     create = MemoryStore.create
@@ -271,9 +284,15 @@ async def test_every_run_of_the_examples(client, name, monkeypatch):
             stores.append(store)
         return create(store, *args, **options)
 
+    async def keep_open(_store):
+        """Leave the journals for the gateway."""
+
     monkeypatch.setattr(MemoryStore, "create", noted)
+    monkeypatch.setattr(MemoryStore, "aclose", keep_open)
+    module, by_path = example(name), defaultdict(MemoryStore)
+    monkeypatch.setattr(module, "SQLiteStore", lambda path: by_path[str(path)], raising=False)
     with redirect_stdout(io.StringIO()):
-        await example(name).main()
+        await module.main()
     followed = 0
     for store in stores:
         ids = [row.id async for row in Runs(store).iterate() if row.parent is None]
@@ -286,9 +305,55 @@ async def test_every_run_of_the_examples(client, name, monkeypatch):
     assert followed
 
 
-@pytest.mark.parametrize(
-    "ends", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)], ids=["kill", "term"]
-)
+async def test_the_crash_example(client, tmp_path):
+    """Its server is killed while it pays and streams. The next one shows the same run, which asks for the outcome."""
+    (tmp_path / "refunds.py").write_text(STREAMED_REFUNDS, encoding="utf-8")
+    variables = {"PYTHONPATH": str(EXAMPLES), "CRASH_FOLDER": str(tmp_path)}
+
+    async def ask(url, on_event=lambda _kind: None, **fields):
+        async with httpx.AsyncClient(base_url=url) as server:
+            return await client(server, "refunds", caller="", on_event=on_event, **fields)
+
+    go = {"messages": [user("Refund order 17")], "runId": "refund-17"}
+    with server_in(tmp_path, "refunds:AGENT", KILL="yes", **variables) as (process, url):
+        first = await ask(url, lambda _kind: (tmp_path / "streams.txt").touch(), **go)
+        assert process.wait() == -signal.SIGKILL
+    assert "Cannot send" not in str(first["error"]), first
+    assert types_of(first)[0] == "RUN_STARTED"
+    assert "RUN_FINISHED" not in types_of(first)
+    with server_in(tmp_path, "refunds:AGENT", **variables) as (_process, url):
+        second = await ask(url, **go)
+        assert second["error"] is None, second
+        [interrupt] = one(second, "RUN_FINISHED")["outcome"]["interrupts"]
+        assert interrupt["reason"] == "outcome"
+        outcome = {"interruptId": interrupt["id"], "status": "resolved", "payload": {"result": "paid"}}
+        third = await ask(url, runId="r2", resume=[outcome])
+    assert third["error"] is None, third
+    assert re.fullmatch(
+        r"Order 17 is refunded\. The result of the payment: .*paid'", one(third, "RUN_FINISHED")["result"]
+    )
+    for book in ("post.jsonl", "bank.jsonl"):
+        assert len((tmp_path / book).read_text(encoding="utf-8").splitlines()) == 1
+
+
+STREAMED_REFUNDS = """
+import anyio
+import crash
+from agentfsm.testing import FunctionModel
+
+
+async def think(request):
+    while not (crash.FOLDER / "streams.txt").exists():
+        await anyio.sleep(0.01)
+    return crash.think(request)
+
+
+AGENT = crash.AGENT.with_(model=FunctionModel(think))
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
 async def test_a_server_that_dies_in_the_middle(client, tmp_path, ends):
     """What came is valid, and the same request to the next server shows the same run to its end."""
     app = Path(__file__).with_name("served_shop.py.txt").read_text(encoding="utf-8")
@@ -325,11 +390,13 @@ async def test_a_server_that_dies_in_the_middle(client, tmp_path, ends):
 
 
 @contextmanager
-def server_in(folder):
+def server_in(folder, target="shop:agent", **variables):
     """Serve in a process of its own, and return the process and its URL."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AGENTFSM_", "PYTHON"))}
-    command = [sys.executable, "-m", "agentfsm", "serve", "shop:agent", "--http", "127.0.0.1:0"]
-    environment = {**kept, "PYTHONPATH": str(Path(agentfsm.__file__).parents[1])}
+    command = [sys.executable, "-m", "agentfsm", "serve", target, "--http", "127.0.0.1:0"]
+    root = str(Path(agentfsm.__file__).parents[1])
+    path = os.pathsep.join([root, *filter(None, [variables.pop("PYTHONPATH", None)])])
+    environment = {**kept, **variables, "PYTHONPATH": path}
     with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as process:
         line = process.stderr.readline()
         found = re.search(r"http://\S+:\d+", line)

@@ -3,6 +3,8 @@
 import json
 
 import anyio
+import anyio.lowlevel
+import httpx
 import pytest
 
 from agentfsm import Agent, MisuseError, tool
@@ -238,6 +240,26 @@ async def test_a_viewer_that_leaves_ends_no_run():
             await client.get(f"/v1/runs/{run['id']}", params={"wait_s": 30})
         gate.set()
         assert (await client.get(f"/v1/runs/{run['id']}", params={"wait_s": 30})).json()["output"] == "end"
+
+
+async def test_a_request_that_waits_is_answered_when_the_server_stops():
+    """With the run as it is."""
+    agent = Agent(ScriptedModel("never"), name="shop", store=MemoryStore())
+    app = serve([agent], auth=lambda _request: Caller(user="ann", scopes={"run"}), parallel=0)
+    answers = []
+
+    async def start():
+        answers.append(await client.post("/v1/runs", json={"prompt": "go", "wait_s": 60}))
+
+    async with (
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(start)
+        while not answers:
+            app.close_streams()
+            await anyio.lowlevel.checkpoint()
+    assert [(answer.status_code, answer.json()["status"]) for answer in answers] == [(201, "running")]
 
 
 async def test_control():
