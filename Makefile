@@ -22,7 +22,7 @@ SOAK_stores := tests/stores  ## 7 min
 SOAK_models := tests/models tests/recordings tests/tokens  ## 2 min
 SOAK_mcp := tests/mcp  ## 5 min
 SOAK_cli := tests/cli  ## 3 min
-SOAK_serve := $(SERVE)  ## 2 min
+SOAK_serve := $(SERVE)  ## 13 min
 SOAK_rest := $(filter-out $(patsubst %,tests/%,core engine crash simulation stores models recordings tokens mcp cli),$(TRACED) $(DOORS) $(REST))  ## 10 min
 PARTS := $(patsubst SOAK_%,%,$(filter SOAK_%,$(.VARIABLES)))
 

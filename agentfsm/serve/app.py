@@ -65,7 +65,7 @@ class GatewayApp:
         return self.gateway.lifespan(self)
 
     def close_streams(self) -> None:
-        """End the event streams and the waits of requests, since the server shuts down; streams go on at the next one."""
+        """End the event streams, and answer the requests that wait, since the server shuts down."""
         self.gateway.close_streams()
 
 
