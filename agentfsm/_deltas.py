@@ -25,7 +25,7 @@ Delta: TypeAlias = TextDelta | ThinkingDelta | CallDelta
 
 
 class Piece(NamedTuple):
-    """A piece of what a model writes."""
+    """A piece of the text, the thinking or a call that a model writes."""
 
     event: Delta
 
@@ -34,11 +34,11 @@ class Piece(NamedTuple):
 
 
 Publish: TypeAlias = Callable[[str, Piece], None]
-"""Takes the id of a root run, and a piece of what its model or that of a sub-agent writes."""
+"""Takes the id of a root run, and a piece that its model or that of a sub-agent writes."""
 
 
 def pass_deltas(root_id: str, publish: Publish) -> Listener:
-    """Return a listener for one execution of a run, which publishes what the models write."""
+    """Return a listener for one execution of a run, which publishes each piece that a model writes."""
     written: dict[tuple[str, type], tuple[tuple[int, int], int]] = {}  # by run and kind: turn and attempt, characters
 
     def listen(event: StreamEvent) -> None:
@@ -57,7 +57,7 @@ def pass_deltas(root_id: str, publish: Publish) -> Listener:
 
 @attrs.define(eq=False, repr=False)
 class DeltaRelay:
-    """Passes pieces to the other processes that use the same Redis; see `RedisBroadcast` for what may be lost.
+    """Passes pieces to the other processes that use the same Redis; see `RedisBroadcast` for possible losses.
 
     Raises:
         MisuseError: when the URL is not that of a Redis.

@@ -437,7 +437,7 @@ def _add_serve(add: AddParser) -> None:
         "--webhooks",
         metavar="FILE",
         type=Path,
-        help="JSON file of webhooks, which start runs or are sent what becomes of runs: see `agentfsm webhooks`",
+        help="JSON file of webhooks, which start runs or are sent their ends and waits: see `agentfsm webhooks`",
     )
     serve.add_argument(
         "--allow-origin",

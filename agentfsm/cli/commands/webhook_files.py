@@ -48,6 +48,6 @@ def webhooks(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
             terminal.out(one_line(f"{section} {name}: {where}{tenant}{secret}", MAX_LINE_CHARS))
     terminal.out(f"{format_count(len(letters), 'event')} given up: {file.dead_letters}")
     for each in letters:
-        what = f"{format_time(each.at)} {each.webhook} run {each.run_id}, version {each.version}: {each.error}"
-        terminal.out(one_line(what, MAX_LINE_CHARS))
+        line = f"{format_time(each.at)} {each.webhook} run {each.run_id}, version {each.version}: {each.error}"
+        terminal.out(one_line(line, MAX_LINE_CHARS))
     return ExitCode.DONE
