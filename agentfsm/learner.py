@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -103,7 +104,7 @@ class Learner:
             store=self.store,
         )
 
-    async def run(self, *, until_idle: bool = False) -> None:
+    async def run(self, *, until_idle: bool = False) -> int:
         """Learn from the runs of the store as they end, until cancelled.
 
         Any number of processes may do so; one of them works, and the others wait. The place of one that was killed is
@@ -112,16 +113,20 @@ class Learner:
         Args:
             until_idle: Whether to return when all runs that have ended are read, by this process or another one.
 
+        Returns:
+            The number of new items.
+
         Raises:
             LeaseLostError: if an extraction took longer than three minutes, and another process has gone on meanwhile.
         """
+        count = 0
         while True:
             async with self.store.follow(self.name, wait=not until_idle, lease_s=LEASE_S) as follower:
                 async for delivery in follower:
-                    await self._learn(delivery)
+                    count += await self._learn(delivery)
                     await delivery.done()
             if not await self._count_unread():
-                return
+                return count
             await anyio.sleep(FOLLOWER_POLL_S)  # another process works, or has died
 
     async def learn(self, run_id: str) -> int:
@@ -147,13 +152,19 @@ class Learner:
     async def _count_unread(self) -> int:
         return sum(status.lag for status in await self.store.followers() if status.name == self.name)
 
-    async def _learn(self, delivery: Delivery) -> None:
+    async def aclose(self) -> None:
+        """Close the connections of the model, the memory and the store."""
+        async with AsyncExitStack() as rest:
+            rest.push_async_callback(self.memory.aclose)
+            rest.push_async_callback(self._agent.aclose)
+
+    async def _learn(self, delivery: Delivery) -> int:
         if delivery.header.parent is not None or is_extraction(delivery.header):
-            return
+            return 0
         try:
-            await self.learn(delivery.run_id)
+            return await self.learn(delivery.run_id)
         except RunNotFoundError:
-            return  # deleted: there is nothing to learn from any more
+            return 0  # deleted: there is nothing to learn from any more
 
     async def _extract(self, run: Run[Any]) -> Run[Any] | None:
         """Return the extraction of a run, finished; None if another run has taken its id."""

@@ -8,7 +8,7 @@
     agentfsm followers list | drop
     agentfsm prompts list | show | render | test | activate | rollback | diff
     agentfsm keys add | list | remove
-    agentfsm memory search | show | release | forget | rebuild | export
+    agentfsm memory learn | search | show | release | forget | rebuild | export
     agentfsm index add | search | list | remove | rebuild
     agentfsm mcp tools | approve | prompts | prompt | resources | read | login | logout | status | serve
 

@@ -324,9 +324,12 @@ def _add_followers(add: AddParser) -> None:
 
 
 def _add_memory(add: AddParser) -> None:
-    text = "search, show, release, forget, rebuild or export the items kept across runs"
+    text = "learn, search, show, release, forget, rebuild or export the items kept across runs"
     group = add("memory", help=text, description=f"{text[0].upper()}{text[1:]}.")
     sub = group.add_subparsers(required=True, metavar="COMMAND").add_parser
+    learn = _add_command(sub, memory_admin.learn, text="learn from runs as they end, until interrupted")
+    learn.add_argument("learner", metavar="module:learner", help="a Learner, or a function that returns one")
+    learn.add_argument("--until-idle", action="store_true", help="exit when all runs that have ended are read")
     search = _add_command(sub, memory_admin.search, text="print the items that match a query, best first")
     search.add_argument("query", help="words to look for")
     search.add_argument("--limit", metavar="N", type=parse_count, default=8, help="maximum of items (default: 8)")

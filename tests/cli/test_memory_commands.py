@@ -34,6 +34,33 @@ def kept(here):
     return here
 
 
+APP = """
+from agentfsm.learner import Learner
+from agentfsm.memory import Memory
+from agentfsm.stores import SQLiteStore
+from agentfsm.testing import ScriptedModel
+
+memory = Memory(".agentfsm/memory.db")
+learner = Learner(memory, ScriptedModel('{"facts": [{"text": "Ann has a cat"}]}'), SQLiteStore(".agentfsm/runs.db"))
+"""
+
+
+def test_runs_are_learned_from(kept):
+    """What has ended since the last time; a target that is no learner is refused."""
+    (kept.folder / "lessons.py").write_text(APP)
+
+    async def act():
+        async with Agent(ScriptedModel("Done."), store=SQLiteStore(kept.folder / ".agentfsm/runs.db")) as agent:
+            await agent.run("Write another report", user="ann", id="r2")
+
+    anyio.run(act)
+    assert kept("memory", "learn", "lessons:learner", "--until-idle") == "learned 2 items\n"
+    assert "as follower 'memory'" in kept.err
+    assert "Ann has a cat" in kept("memory", "search", "cat", "--user", "ann")
+    kept("memory", "learn", "lessons:memory", code=2)
+    assert "is not a Learner, but of type Memory: name a Learner" in kept.err
+
+
 def test_items_are_found_and_shown(kept):
     """For their owner only."""
     [line] = kept("memory", "search", "Where does she work? Porto", "--user", "ann", "--limit", "1").splitlines()

@@ -1,9 +1,10 @@
-"""`agentfsm memory`: search, show, release, forget, rebuild and export the items kept across runs."""
+"""`agentfsm memory`: learn from runs; search, show, release, forget, rebuild and export the items kept across runs."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -11,7 +12,10 @@ import anyio
 
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count, format_time
+from agentfsm.cli.resolve.agent_target import load_target
 from agentfsm.cli.resolve.store_location import open_existing_store
+from agentfsm.cli.session.signals import InterruptibleRunner
+from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import MisuseError
 from agentfsm.stores.home import HOME_FOLDER, create_private_folder
 
@@ -160,6 +164,26 @@ def forget(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
     count = run_with_memory(args, act)
     return report(terminal, {"forgotten": count}, f"forgot {format_count(count, 'item')}")
+
+
+def learn(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Learn from the ended runs of the learner's store until a signal arrives, or until all are read."""
+    from agentfsm.learner import Learner  # noqa: PLC0415  brings sqlite3
+
+    learner: Learner = load_target(args.learner, Learner)
+    terminal.err(f"learning from ended runs as follower {learner.name!r}; stop with Ctrl-C")
+    count = None
+    with InterruptibleRunner() as runner:
+        try:
+            with stdout_to_stderr():  # stdout is reserved for results
+                count = runner.run(partial(learner.run, until_idle=args.until_idle))
+        except KeyboardInterrupt:
+            terminal.err("stopped: the next learner goes on")
+        finally:
+            runner.run(learner.aclose)
+    if count is None:
+        return ExitCode.DONE
+    return report(terminal, {"items": count}, f"learned {format_count(count, 'item')}")
 
 
 def rebuild(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

@@ -129,7 +129,10 @@ def _check_kind(kinds: tuple[type, ...], found: Any, target: str) -> Any:
         found.close()
         actual = "a coroutine: the function must not be async"
     kind = " or ".join(each.__name__ for each in kinds)
-    raise MisuseError(f"{target!r} is not an {kind}, but {actual}: name an {kind}, or a function that returns one")
+    article = "an" if kind.startswith("A") else "a"
+    raise MisuseError(
+        f"{target!r} is not {article} {kind}, but {actual}: name {article} {kind}, or a function that returns one"
+    )
 
 
 def _call_factory(factory: Any, target: str) -> Any:
