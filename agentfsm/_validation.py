@@ -28,6 +28,7 @@ from agentfsm.core.validation import (
     shorten_repr,
 )
 from agentfsm.ports.context import Context
+from agentfsm.ports.guards import CallGuard
 from agentfsm.ports.store import DURABILITY, STORE, Filter
 from agentfsm.stores.rules import check_run_id
 from agentfsm.tools.permission import Permissions
@@ -115,6 +116,21 @@ def as_context(context: Context | ContextPolicy | Iterable[ContextPolicy]) -> Co
     if isinstance(context, Context):
         return context
     return Context(context if isinstance(context, Iterable) else (context,))
+
+
+def as_guards(guards: CallGuard | Iterable[CallGuard]) -> tuple[CallGuard, ...]:
+    """Convert guards, or one, to a tuple.
+
+    Raises:
+        MisuseError: when an object is not a guard.
+    """
+    given = tuple(guards) if isinstance(guards, Iterable) else (guards,)
+    for each in given:
+        if not all(callable(getattr(each, name, None)) for name in ("concerns", "counts", "decide", "check_data")):
+            raise MisuseError(
+                f"Agent(guards=...) takes guards, not {type(each).__name__}: give Guard(rule, ...) of agentfsm.guards"
+            )
+    return given
 
 
 def as_states(states: Iterable[State]) -> frozenset[State]:

@@ -23,6 +23,7 @@ from agentfsm import subagent
 from agentfsm._deltas import DeltaRelay, pass_deltas
 from agentfsm._validation import (
     as_context,
+    as_guards,
     as_messages,
     as_roles,
     as_states,
@@ -61,6 +62,7 @@ from agentfsm.engine.replay import Replay, replay
 from agentfsm.engine.tool_calls.plan_tools import build_plan_tools
 from agentfsm.models.model_names import resolve_model
 from agentfsm.ports.context import Context
+from agentfsm.ports.guards import CallGuard
 from agentfsm.ports.memory_items import RunMemory
 from agentfsm.ports.model import Model, OutputMode
 from agentfsm.ports.policies import Judge, PlanMaker, ToolSelector
@@ -192,6 +194,7 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
         reminder=partial(_resolve_reminder, agent.reminder) if agent.reminder else None,
         planner=agent.planner,
         memory=agent.memory,
+        guards=agent.guards,
         engine_tools={} if agent.planner is None else _build_engine_tools(agent, agent.planner),
         last_answer=agent.last_answer,
         context=agent.context,
@@ -285,6 +288,7 @@ class Agent(Generic[A_co]):
         output_validators: Functions, plain or async, that take the answer, or the RunContext and the answer.
         reflector: Judge of answers, or of the results of selected tools, before the run continues; None for no judge.
         memory: Memory across runs, which is searched once for each input of the user; None for no memory.
+        guards: Guards that decide on calls before they start; empty for no rules.
         planner: Maker of plans, whose steps run without a request to the model for each; None: the model is asked for
             each step.
         last_answer: Whether the model is asked for a last answer, without tools, when a limit or a loop stops a run.
@@ -365,6 +369,11 @@ class Agent(Generic[A_co]):
     memory: RunMemory | None = None
     """Memory across runs, which is searched once for each input of the user; None for no memory. Use
     `Memory("memory.db")` of `agentfsm.memory`. The model reads the items found as data. A run without `user=` has none.
+    """
+
+    guards: tuple[CallGuard, ...] = attrs.field(default=(), converter=as_guards)
+    """Guards that decide on calls before they start, such as `Guard.default()` of `agentfsm.guards`; empty for no
+    rules. Each decision is an event of the journal. The runs of sub-agents obey the guards of their callers as well.
     """
 
     planner: PlanMaker | None = None

@@ -224,7 +224,10 @@ class _SubagentTool:
             return build(limits=limits)
         depth = min(parent.depth_limit, parent.run.header.depth + 1 + limits.depth)
         watch = (*parent.watch, *self.agent.driver.config.watch)
-        return build(limits=attrs.evolve(limits, depth=depth), store=parent.store, clock=clock, watch=watch)
+        own = self.agent.driver.config.guards
+        guards = (*own, *[guard for guard in parent.guards if guard not in own])
+        limits = attrs.evolve(limits, depth=depth)
+        return build(limits=limits, store=parent.store, clock=clock, watch=watch, guards=guards)
 
 
 def _with_derived_nonce(run: Run, key: str) -> Run:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import attrs
 
+from agentfsm.core.events import Guarded
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.header import Header
 from agentfsm.core.messages import JSON, AssistantMessage, Message, Outcome, ToolCall, ToolResult
@@ -84,6 +85,9 @@ class OpenCall(Value):
 
     pending: tuple[Pending, ...] = ()
     """Things that the call waits for in the phase PAUSED."""
+
+    guarded: Guarded | None = None
+    """Decision of the guards on the call; None if no rule can concern it, or they have not decided yet."""
 
     inquiry: Inquiry | None = None
     """Questions of the tool and their answers; None if it asked none."""

@@ -20,6 +20,7 @@ from cattrs.strategies import configure_tagged_union
 from agentfsm.core.encoding import MAX_RECORD_CHARS, UNIONS, WRITERS, is_tuple, write_record, write_tagged
 from agentfsm.core.errors import CorruptError, TooNewError
 from agentfsm.core.events import EVENTS, Event
+from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import InboxItem, InputKind, Priority
 from agentfsm.core.labels import Label
@@ -59,6 +60,7 @@ def _build_converter() -> Converter:
     for enum in (
         Action,
         ErrorType,
+        GuardVerdict,
         InputKind,
         Label,
         Outcome,

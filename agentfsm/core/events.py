@@ -14,9 +14,10 @@ import attrs
 
 from agentfsm.core.encoding import write_record, write_tagged
 from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.header import FORMAT
 from agentfsm.core.inbox import Input
-from agentfsm.core.labels import Label
+from agentfsm.core.labels import Label, LabelSource
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ToolCall, ToolResult
 from agentfsm.core.pending import Pending, PendingKind, Question
@@ -249,6 +250,30 @@ class StepsReady(Event):
 
 
 @attrs.frozen(kw_only=True)
+class Guarded(Event):
+    """The guards of the agent decided on a call, before it starts. The decision holds, also after a crash."""
+
+    call_id: str
+    verdict: GuardVerdict
+    """Verdict on the call: the strictest of all guards."""
+
+    rule: str = ""
+    """Rule that gave it, as it is written in code; empty if no rule applied."""
+
+    reason: str = ""
+    """Reason for the verdict, for people and for the model; empty if no rule applied."""
+
+    labels: tuple[LabelSource, ...] = ()
+    """Labels of the run that the rule is about, each with its source. Labels of the call itself are not among them."""
+
+    digest: str = ""
+    """Hash of the tool and the arguments. The decision is valid only for these."""
+
+    counts: bool = False
+    """Whether the call counts toward a quota. It no longer does if it ends before its tool is tried."""
+
+
+@attrs.frozen(kw_only=True)
 class ToolStarted(Event):
     """A call is about to run. The event is durable before the tool starts, unless the tool is read-only.
 
@@ -478,6 +503,7 @@ EVENTS: tuple[type[Event], ...] = (
     Planned,
     PlanDropped,
     StepsReady,
+    Guarded,
     ToolStarted,
     ToolCutOff,
     ToolFinished,

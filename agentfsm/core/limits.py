@@ -46,7 +46,7 @@ class StopReason(StrEnum):
     """A caller cancelled the run."""
 
     GUARD = "guard"
-    """Reserved for policies; no run ends with it."""
+    """A guard ended the run, because it has read data that it must not read."""
 
     PARKED = "parked"
     """Only in journals of format 3 and older. Newer versions pause the run instead."""

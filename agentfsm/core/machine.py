@@ -64,6 +64,7 @@ TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
         e.Failed:        State.ERROR,
     }),
     State.ACT: MappingProxyType({
+        e.Guarded:       State.ACT,
         e.ToolStarted:   State.ACT,
         e.ToolCutOff:    State.ACT,
         e.ToolFinished:  State.ACT,

@@ -79,6 +79,9 @@ class Pending(Value):
     description: str = ""
     """Effect of the call, as the tool describes it; for a run that waits, the reason. Empty if not given."""
 
+    reason: str = ""
+    """Reason why a guard wants an approval, with the sources of the labels that it is about; empty if none does."""
+
     expires_at: float | None = None
     """Time at which the wait ends, seconds since 1970 by the store's clock. An approval that is not given by then
     counts as a rejection, and a question as not answered. None: no end.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
@@ -27,7 +28,14 @@ from agentfsm.core.verdict import Action
 Changes = dict[str, Any]
 # Events that change only an open call.
 OpenCallEvent: TypeAlias = (
-    e.ToolStarted | e.ToolCutOff | e.ToolLost | e.ToolPaused | e.InputGiven | e.ApprovalAsked | e.ApprovalGiven
+    e.Guarded
+    | e.ToolStarted
+    | e.ToolCutOff
+    | e.ToolLost
+    | e.ToolPaused
+    | e.InputGiven
+    | e.ApprovalAsked
+    | e.ApprovalGiven
 )
 
 
@@ -147,6 +155,7 @@ def _find_task(run: RunFields, start: int) -> int | None:
 
 # Phases of a call that accept each of these events.
 _ALLOWED_PHASES: Final[Mapping[type[e.Event], frozenset[Phase]]] = {
+    e.Guarded: frozenset(Phase) - {Phase.FINISHED},
     e.ToolStarted: frozenset({Phase.INTENDED, Phase.APPROVED, Phase.RUNNING, Phase.PAUSED}),
     e.ToolCutOff: frozenset({Phase.RUNNING}),
     e.ToolFinished: frozenset(Phase) - {Phase.FINISHED},
@@ -218,6 +227,19 @@ def _reduce_steps_ready(run: RunFields, event: e.StepsReady) -> Changes:
     return {"open": run.open + entries, "usage": run.usage + event.usage}
 
 
+def _reduce_guarded(run: RunFields, event: e.Guarded) -> Changes:
+    before = run.open_call(event.call_id)
+    changes = _evolve_call(run, event, guarded=event)
+    if event.counts and not (before.guarded is not None and before.guarded.counts):
+        changes["counted"] = add_counts(run.counted, {before.call.name: 1})
+    return changes
+
+
+def add_counts(counts: Mapping[str, int], more: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the sums of two counts by name."""
+    return {**counts, **{name: counts.get(name, 0) + count for name, count in more.items()}}
+
+
 def _reduce_tool_started(run: RunFields, event: e.ToolStarted) -> Changes:
     entry = run.open_call(event.call_id)
     changes = _evolve_call(
@@ -259,10 +281,14 @@ def _reduce_tool_finished(run: RunFields, event: e.ToolFinished) -> Changes:
     if result.child is not None:
         changes["usage"] = run.usage + result.child.usage
         changes["tool_call_count"] = run.tool_call_count + 1 + result.child.calls
+        if result.child.counted:
+            changes["counted"] = add_counts(run.counted, Counter(result.child.counted))
     for spending in result.spent:
         changes["usage"] = changes.get("usage", run.usage) + spending.usage
     if result.labels:
         changes["labels"] = _add_labels(run, result.labels, name=result.tool, call_id=result.call_id)
+    if was.guarded is not None and was.guarded.counts and not result.attempts:
+        changes["counted"] = add_counts(changes.get("counted", run.counted), {was.call.name: -1})
     if run.reply is None and run.plan is not None and (plan := accepted_plan(entries[index])) is not None:
         changes["plan"] = attrs.evolve(run.plan, plan=plan)
     return changes
@@ -457,6 +483,7 @@ REDUCERS: Final[Mapping[type[e.Event], Callable[[RunFields, Any], Changes]]] = M
         e.Recalled: _reduce_recalled,
         e.PlanDropped: _reduce_plan_dropped,
         e.StepsReady: _reduce_steps_ready,
+        e.Guarded: _reduce_guarded,
         e.ToolStarted: _reduce_tool_started,
         e.ToolCutOff: _reduce_tool_cut_off,
         e.ToolFinished: _reduce_tool_finished,

@@ -27,6 +27,7 @@ from agentfsm.core.calls import (
 )
 from agentfsm.core.effects import AskModel, Effect, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.errors import AgentError
+from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.header import Header
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, HostedContent, Message, ToolCall, ToolResult, join_hosted
@@ -204,6 +205,7 @@ def begin_run(header: Header, prior_run: Run[Any] | None = None) -> Run:
             segments=prior_run.segments,
             compacted_messages=prior_run.compacted_messages,
             labels=prior_run.labels,
+            counted=prior_run.counted,
         )
     if header.labels:
         inherited = {source.label: source for source in header.labels}
@@ -313,11 +315,19 @@ def _call_pending(run: Run[Any], entry: OpenCall) -> tuple[Pending, ...]:
         tool=entry.call.name,
         arguments=parse_arguments(entry.call),
         description=entry.description,
+        reason=_approval_reason(entry),
         expires_at=entry.expires_at,
         digest=entry.digest,
         error=entry.error,
     )
     return (own,)
+
+
+def _approval_reason(entry: OpenCall) -> str:
+    """Return the reason why a guard wants an approval of the call; empty if none does."""
+    guarded = entry.guarded
+    asks = entry.phase is Phase.AWAITING_APPROVAL and guarded is not None and guarded.verdict is GuardVerdict.ASK
+    return guarded.reason if asks and guarded is not None else ""
 
 
 # Views of the history.

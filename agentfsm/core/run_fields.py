@@ -134,6 +134,11 @@ class RunFields(Value):
     labels: Mapping[Label, LabelSource] = attrs.field(factory=dict)
     """Labels of all that the run has read and done, each with its first source."""
 
+    counted: Mapping[str, int] = attrs.field(factory=dict)
+    """Number of calls that count toward a quota, by tool name: those of this run, of its sub-agents, and of the runs
+    that it continues.
+    """
+
     retries: Mapping[str, int] = attrs.field(factory=dict)
     """Number of retries by tool name."""
 

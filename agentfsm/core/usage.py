@@ -151,6 +151,11 @@ class AgentCost(Value):
     children: tuple[AgentCost, ...] = ()
     """Costs of the sub-agents that were called as tools, in call order."""
 
+    counted: tuple[str, ...] = ()
+    """Names of the tools of the calls that count toward a quota of a guard, once for each call, sub-agents included.
+    Set in the result of a sub-agent.
+    """
+
     @property
     def calls(self) -> int:
         """Number of tool calls, those of sub-agents included."""

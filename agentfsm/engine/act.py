@@ -14,8 +14,9 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import UNDECIDED_PHASES, OpenCall, Phase
 from agentfsm.core.effects import RunTools, Wait
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall
-from agentfsm.engine.tool_calls.approvals import Decisions, decide_open_calls
-from agentfsm.engine.tool_calls.host import RunHost, ToolCalls, apply_edited_arguments
+from agentfsm.engine.tool_calls.approvals import Decisions, decide_open_calls, edit_call
+from agentfsm.engine.tool_calls.call_guards import guard_calls, needs_approval_by_guard
+from agentfsm.engine.tool_calls.host import RunHost, ToolCalls
 from agentfsm.tools.queue.result_text import build_decided_result
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ async def act(execution: Execution, effect: RunTools | Wait, calls: ToolCalls) -
     refused = budget.admit_calls(_list_unfinished(entries) if special else entries)
     if refused:
         _refuse_over_budget(execution, host, refused)
+    if execution.config.guards:
+        special += _apply_guards(execution, host)
     if special or refused:
         ready = await _apply_decisions(execution, calls)
         waiting = _list_unfinished(execution.journal.run.open)
@@ -66,6 +69,15 @@ def _refuse_over_budget(execution: Execution, host: RunHost, entries: Sequence[O
     host.record(*[e.ToolFinished(result=attrs.evolve(each, error_type=ErrorType.BUDGET)) for each in results])
 
 
+def _apply_guards(execution: Execution, host: RunHost) -> list[OpenCall]:
+    """Commit the decisions of guards, and return the open calls that cannot run at once, perhaps because of them."""
+    if decisions := guard_calls(execution):
+        host.record(*decisions)
+        execution.budget.report_counted_calls()
+    entries = execution.journal.run.open
+    return [each for each in entries if each.phase is not Phase.INTENDED or needs_approval_by_guard(each)]
+
+
 async def _apply_decisions(execution: Execution, calls: ToolCalls) -> tuple[ToolCall, ...]:
     """Commit settled decisions of open calls, and return the calls that may run now."""
     host = calls.host
@@ -91,5 +103,5 @@ def _list_ready_calls(run: Run, decisions: Decisions) -> tuple[ToolCall, ...]:
                 continue
             break
         if entry.phase is not Phase.FINISHED:
-            ready.append(entry.call if row is None else apply_edited_arguments(run, entry.call, row))
+            ready.append(entry.call if row is None else edit_call(run, entry.call, row.item))
     return tuple(ready)

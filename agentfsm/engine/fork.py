@@ -15,6 +15,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, TextPart
 from agentfsm.core.plans import ENGINE_TOOLS, PLAN_TOOL
 from agentfsm.core.run import Run, begin_run
+from agentfsm.engine.tool_calls.call_guards import needs_approval_by_guard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +57,7 @@ def build_fork_events(
         run = run.fold(prefix[run.version : version - 1])
         prefix[version - 1] = _rekey_changed_calls(run, event, events[version - 1])
     _check_edited_plans(events, prefix)
+    _check_edited_decisions(events, prefix)
     run = run.fold(prefix[run.version :])
     if run.is_over:
         raise MisuseError(f"at version {run.version} the run is over ({run.stop_reason}): fork it at an earlier one")
@@ -109,6 +111,20 @@ def _check_edited_plans(events: Sequence[Event], prefix: Sequence[Event]) -> Non
                 )
 
 
+def _check_edited_decisions(events: Sequence[Event], prefix: Sequence[Event]) -> None:
+    """Check that no edit adds, removes or changes a decision of a guard.
+
+    Raises:
+        MisuseError: if one does.
+    """
+    for version, (original, event) in enumerate(zip(events, prefix, strict=True), 1):
+        if event != original and isinstance(original, e.Guarded) | isinstance(event, e.Guarded):
+            raise MisuseError(
+                f"version {version} is the decision of a guard, which cannot be edited: fork the run at version "
+                f"{version - 1}, where the guards of this agent decide"
+            )
+
+
 def _check_approved_plan(run: Run, prefix: Sequence[Event]) -> None:
     """Check that the fork does not carry out steps of a plan that a person has approved for the forked run.
 
@@ -144,7 +160,8 @@ def _build_open_call_events(run: Run, entry: OpenCall, registry: ToolRegistry) -
     if tool is not None and tool.waits_for is not None:
         pending = tuple([attrs.evolve(each, run_id=run.id) for each in entry.pending])
         return (e.ToolPaused(call_id=call.id, pending=pending),) if is_paused else ()
-    if tool is not None and tool.read_only:
+    asks, is_asked = needs_approval_by_guard(entry), entry.phase is Phase.AWAITING_APPROVAL
+    if tool is not None and tool.read_only and (not asks or is_asked):
         # Waits of a child run belong to the forked run: the fork asks again from the start.
         started = e.ToolStarted(call_id=call.id, repeatable=True, read_only=True)
         taken_back = e.ToolCutOff(call_id=call.id, started_at=entry.started_at, duration_s=0.0, undone=True)

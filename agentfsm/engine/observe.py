@@ -9,9 +9,13 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.inbox import PRIORITY_ORDER, Input, InputKind, PostedItem
+from agentfsm.core.labels import join_labels
+from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import Part, TextPart, describe_media, media_kind, replace_surrogates
 from agentfsm.engine.execution.outcome import StepOutcome
+from agentfsm.engine.execution.run_end import fail
 from agentfsm.engine.stop_requests import find_requested_stop
+from agentfsm.engine.tool_calls.call_guards import check_data
 from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, count_message
 from agentfsm.tools.queue.media import format_omitted_part
 
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
     from agentfsm.core.effects import ReadInbox
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.tool_calls.host import ToolCalls
+    from agentfsm.ports.guards import GuardDecision
 
 # Maximum share of the window's room for inputs taken at once; the rest is left for the history.
 INPUT_SHARE: Final = 0.5
@@ -26,14 +31,26 @@ INPUT_SHARE: Final = 0.5
 
 async def observe(execution: Execution, _effect: ReadInbox, _calls: ToolCalls) -> StepOutcome:
     """Read the inbox, and return the inputs that are taken."""
-    rows = await execution.journal.read_inbox()
+    rows, guards = await execution.journal.read_inbox(), execution.config.guards
+    if guards and (refusal := check_data(execution, execution.journal.run.labels)) is not None:
+        return _end_run(execution, refusal)
     if not rows:
         return StepOutcome((e.Observed(),))
     if (stop := await find_requested_stop(execution, rows)) is not None:
         return stop
     taken = _select_inputs(execution, rows)
     inputs = tuple([_omit_unsupported_parts(execution, row.item) for row in taken if isinstance(row.item, Input)])
-    return StepOutcome((e.Observed(inputs=inputs),), [row.number for row in taken])
+    observed, numbers = e.Observed(inputs=inputs), [row.number for row in taken]
+    labels = join_labels(*[item.all_labels for item in inputs]) if guards else ()
+    if labels and (refusal := check_data(execution, labels)) is not None:
+        return _end_run(execution, refusal, observed)._replace(taken=numbers)
+    return StepOutcome((observed,), numbers)
+
+
+def _end_run(execution: Execution, refusal: GuardDecision, *before: e.Event) -> StepOutcome:
+    """Return the end of a run with data that it must not read. The model is not asked."""
+    message = f"the input or the history has data that the run must not read: {refusal.reason}"
+    return fail(execution, StopReason.GUARD, message, *before)
 
 
 def _select_inputs(execution: Execution, rows: Sequence[PostedItem]) -> list[PostedItem]:

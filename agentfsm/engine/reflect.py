@@ -18,10 +18,11 @@ from agentfsm.core.usage import Purpose
 from agentfsm.core.verdict import Action, Verdict
 from agentfsm.engine.advance_plan import describe_failure
 from agentfsm.engine.execution.outcome import StepOutcome
-from agentfsm.engine.execution.run_end import stop_at_limit
+from agentfsm.engine.execution.run_end import fail, stop_at_limit
 from agentfsm.engine.execution.tool_access import build_context
 from agentfsm.engine.model_calls.side_request import SideSpending, send_side_request
 from agentfsm.engine.stop_requests import find_requested_stop
+from agentfsm.engine.tool_calls.call_guards import check_data
 from agentfsm.ports.model import OutputForm, OutputMode
 from agentfsm.tools.queue.result_text import describe_error
 
@@ -52,6 +53,8 @@ async def reflect(execution: Execution, effect: Reflect, _calls: ToolCalls) -> S
         return StepOutcome((e.Continued(),))
     if effect.draft is None:
         return await _review_results(execution, effect)
+    if execution.config.guards and (refusal := check_data(execution, execution.journal.run.labels)) is not None:
+        return fail(execution, StopReason.GUARD, f"the answer may hold what the run must not read: {refusal.reason}")
     objection = await _review_draft(execution, effect)
     return await _accept_draft(execution) if objection is None else objection
 

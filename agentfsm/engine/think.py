@@ -221,7 +221,8 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
         is_empty = not (message.text.strip() or message.hosted)
         said = e.ModelFaltered(error=flaw, usage=usage, request=digest) if is_empty else draft()
         return StepOutcome((said, e.Failed(reason=StopReason.MODEL_ERROR, message=flaw)))
-    if config.reviews_answers or message.paused:
+    has_read = config.guards and hosted is not None and hosted.labels
+    if config.reviews_answers or has_read or message.paused:
         return StepOutcome((draft(),))
 
     async def review() -> StepOutcome:

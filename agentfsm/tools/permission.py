@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from inspect import iscoroutinefunction
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import attrs
 
@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 
 # A condition on the validated arguments, defaults included: `lambda a: a.cents <= 500`.
 Condition: TypeAlias = Callable[[SimpleNamespace], bool]
+
+
+class Named(Protocol):
+    """A tool, as far as rules are about it."""
+
+    @property
+    def name(self) -> str:
+        """Name of the tool."""
+        ...
 
 
 def _check_tools(_rule: Rule, _attribute: object, tools: Any) -> None:
@@ -54,9 +63,21 @@ class Rule(Value):
     when: Condition | None = attrs.field(default=None, validator=_check_when)
     """Condition on the arguments, a plain function that returns True or False. None: the rule covers any arguments."""
 
-    def covers(self, tool: Tool[..., Any]) -> bool:
+    def covers(self, tool: Named) -> bool:
         """Return whether the rule covers this tool."""
         return fnmatchcase(tool.name, self.tools)
+
+    def evaluate(self, tool: Named, arguments: SimpleNamespace) -> bool | Exception:
+        """Return whether the condition holds, or the exception that prevented its evaluation."""
+        if self.when is None:
+            return True
+        try:
+            met = self.when(arguments)
+        except Exception as error:  # noqa: BLE001  a rule that fails does not permit the call
+            callback_errors.log_callback_error("a rule's `when`", tool.name, "it counts against the call", error)
+            return error
+        # Other values are mistakes that look true: a coroutine, a comparison of arrays.
+        return met if isinstance(met, bool) else TypeError(type(met).__name__)
 
 
 def _to_rules(given: Iterable[str | Rule]) -> tuple[Rule, ...]:
@@ -156,7 +177,7 @@ def _unknown_roles_reason(roles: Collection[str]) -> str:
 
 def _find_denial(rules: Iterable[Rule], tool: Tool[..., Any], arguments: SimpleNamespace) -> str | None:
     for rule in rules:
-        if rule.covers(tool) and (met := _evaluate_condition(rule, tool, arguments)) is not False:
+        if rule.covers(tool) and (met := rule.evaluate(tool, arguments)) is not False:
             return _format_refusal(tool, [rule], met)
     return None
 
@@ -165,24 +186,11 @@ def _find_missing_allow(rules: Iterable[Rule], tool: Tool[..., Any], arguments: 
     about = [rule for rule in rules if rule.covers(tool)]
     broken: Exception | None = None
     for rule in about:
-        met = _evaluate_condition(rule, tool, arguments)
+        met = rule.evaluate(tool, arguments)
         if met is True:
             return None
         broken = met or broken
     return _format_refusal(tool, about, broken)
-
-
-def _evaluate_condition(rule: Rule, tool: Tool[..., Any], arguments: SimpleNamespace) -> bool | Exception:
-    """Return whether the condition holds, or the exception that prevented its evaluation."""
-    if rule.when is None:
-        return True
-    try:
-        met = rule.when(arguments)
-    except Exception as error:  # noqa: BLE001  a rule that fails does not permit the call
-        callback_errors.log_callback_error("a rule's `when`", tool.name, "it counts against the call", error)
-        return error
-    # Other values are mistakes that look true: a coroutine, a comparison of arrays.
-    return met if isinstance(met, bool) else TypeError(type(met).__name__)
 
 
 def _format_refusal(tool: Tool[..., Any], rules: list[Rule], met: bool | Exception | None) -> str:

@@ -39,6 +39,7 @@ from agentfsm.core.validation import (
     require_members,
 )
 from agentfsm.limiter import Limiter
+from agentfsm.ports.guards import ToolTraits
 from agentfsm.ports.model import ToolDefinition, to_mutable_json
 from agentfsm.ports.store import Clock, Store
 from agentfsm.ports.tool_sandbox import ToolSandbox
@@ -299,6 +300,11 @@ class Tool(Generic[P, R]):
     def effect_labels(self) -> tuple[Label, ...]:
         """Labels of what a call does; they count from its start."""
         return tuple([label for label in self.labels if label in EFFECT_LABELS]) if self.labels else ()
+
+    @cached_property
+    def traits(self) -> ToolTraits:
+        """Traits of the tool that the rules of guards are about."""
+        return ToolTraits(name=self.name, labels=self.labels)
 
     @property
     def is_interactive(self) -> bool:

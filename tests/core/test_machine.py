@@ -16,7 +16,7 @@ OBSERVE  Observed THINK  Paused OBSERVE  Resumed OBSERVE  LimitReached THINK  Fa
 THINK    ToolsChosen ACT  AnswerGiven DONE  AnswerDrafted REFLECT  ModelFaltered THINK  Compacted THINK
 THINK    ToolsOffered THINK  Reminded THINK  Recalled THINK  Planned ACT  StepsReady ACT  PlanDropped THINK
 THINK    Paused THINK  Resumed THINK  LimitReached THINK  Failed ERROR
-ACT      ToolStarted ACT  ToolCutOff ACT  ToolFinished ACT  ToolLost ACT  ToolPaused ACT
+ACT      Guarded ACT  ToolStarted ACT  ToolCutOff ACT  ToolFinished ACT  ToolLost ACT  ToolPaused ACT
 ACT      InputGiven ACT  ApprovalAsked ACT  ApprovalGiven ACT  StepsReady ACT
 ACT      ToolsReturned REFLECT  Paused ACT  Resumed ACT  LimitReached THINK  Failed ERROR
 REFLECT  Judged REFLECT  Continued OBSERVE  Accepted DONE  Paused REFLECT  Resumed REFLECT

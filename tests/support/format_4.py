@@ -8,6 +8,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.effects import Pending
 from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Input, InputKind, Priority
 from agentfsm.core.labels import Label, LabelSource
@@ -30,7 +31,7 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.pending import PendingKind, Question
 from agentfsm.core.recalled_items import RecalledItem
-from agentfsm.core.usage import Purpose, Spending, Usage
+from agentfsm.core.usage import AgentCost, Purpose, Spending, Usage
 from agentfsm.core.verdict import Action, Verdict
 from tests.support.format_2 import FORMAT_2
 from tests.support.format_3 import FORMAT_3
@@ -65,6 +66,7 @@ BELOW = Pending(
     call_id="t1.0",
     tool="pay",
     arguments={"cents": 1700},
+    reason="the rule two_of(untrusted, private, sends_out)",
     expires_at=1700604800.0,
     digest="aa",
     error=MISFIT,
@@ -100,6 +102,9 @@ ANSWERED = ToolResult(
     ),
     labels=(Label.PRIVATE, Label.CONFIDENTIAL, Label.RESTRICTED),
     sandbox="bubblewrap",
+    child=AgentCost(
+        agent="clerk", run_id="order-17.p1.2", usage=Usage(input_tokens=40), usd=None, turns=1, counted=("pay", "pay")
+    ),
 )
 # What requests beside the turns have spent.
 SMALL = Usage(input_tokens=90, output_tokens=9)
@@ -153,6 +158,15 @@ FURTHER = (
     e.LimitReached(reason=StopReason.MAX_TURNS, message="20 of 20 turns used", note="Answer now."),
     e.ToolStarted(call_id="t6.0", repeatable=True, read_only=True, since=1700000200.5, attempts=2),
     e.ToolStarted(call_id="t6.1", labels=(Label.SENDS_OUT, Label.IRREVERSIBLE)),
+    e.Guarded(
+        call_id="t6.1",
+        verdict=GuardVerdict.ASK,
+        rule="no(untrusted, irreversible)",
+        reason="pay cannot be undone, and the run has read untrusted content",
+        labels=(LabelSource(label=Label.UNTRUSTED, run_id="order-17", version=4, call_id="t1.0", name="read_mail"),),
+        digest="aa",
+        counts=True,
+    ),
     e.ToolCutOff(call_id="t6.0", started_at=1700000200.5, duration_s=0.25, undone=True),
     e.ApprovalAsked(call_id="t6.1", expires_at=1700604800.0, description="Pays 17.00 €.", digest="aa", error=MISFIT),
     e.ToolPaused(call_id="t6.2", pending=(BELOW,)),
@@ -199,6 +213,11 @@ FORMAT_4 = Format(
             (Header, "labels"),
             (Input, "labels"),
             (HostedContent, "labels"),
+            e.Guarded,
+            *((e.Guarded, name) for name in ("call_id", "verdict", "rule", "reason", "labels", "digest", "counts")),
+            *GuardVerdict,
+            (AgentCost, "counted"),
+            (Pending, "reason"),
             (ToolResult, "labels"),
             (ToolResult, "sandbox"),
             (e.ToolStarted, "labels"),

@@ -7,6 +7,7 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import UNDECIDED_PHASES, Phase
 from agentfsm.core.effects import AskModel, ReadInbox, Reflect, RunTools, Wait
 from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.labels import Label, LabelSource, as_labels
 from agentfsm.core.limits import StopReason
@@ -164,7 +165,8 @@ def work(run, draw, calls):
     asked = draw(st.sampled_from(calls))
     match run.open_call(asked.id).phase, draw(st.integers(0, 2)):
         case Phase.INTENDED, 0:
-            return draw(st.sampled_from([asks(asked.id, draw), paused(asked.id), e.ToolLost(call_id=asked.id)]))
+            moves = [asks(asked.id, draw), guarded(asked.id, draw), paused(asked.id), e.ToolLost(call_id=asked.id)]
+            return draw(st.sampled_from(moves))
         case Phase.RUNNING, 0:
             lost = e.ToolLost(call_id=asked.id)
             asking = [inquired(asked.id), attended(asked.id, draw)]
@@ -177,6 +179,10 @@ def work(run, draw, calls):
 
 def cut(call_id, draw):
     return e.ToolCutOff(call_id=call_id, started_at=1.0, duration_s=2.0, undone=draw(st.booleans()))
+
+
+def guarded(call_id, draw):
+    return e.Guarded(call_id=call_id, verdict=draw(st.sampled_from(GuardVerdict)), counts=draw(st.booleans()))
 
 
 def asks(call_id, draw):

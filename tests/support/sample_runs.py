@@ -6,6 +6,7 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
@@ -154,6 +155,7 @@ SAMPLES = {
     e.Planned: PLANNED,
     e.PlanDropped: e.PlanDropped(reason="no plan was made", usage=USAGE),
     e.StepsReady: e.StepsReady(calls=(ToolCall(id="p1.1", name="pay", arguments='{"cents": 5}', key="r1:p1.1"),)),
+    e.Guarded: e.Guarded(call_id="t1.0", verdict=GuardVerdict.ALLOW),
     e.ToolStarted: STARTED,
     e.ToolCutOff: CUT,
     e.ToolFinished: finished(),

@@ -15,7 +15,7 @@ A run that requests a last answer reserves its cost, from itself and from the ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -25,6 +25,7 @@ import attrs
 from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import LimitError
 from agentfsm.core.limits import LAST_ANSWER_SHARE, Limits, StopReason
+from agentfsm.core.reducers import add_counts
 from agentfsm.core.stops import find_reached_limit, format_calls_used, format_tokens_used, format_usd_used
 from agentfsm.core.usage import Purpose, Usage
 
@@ -56,6 +57,9 @@ class RunSpending(NamedTuple):
 
     calls: int
     """Number of tool calls, including those in progress."""
+
+    counted: Mapping[str, int]
+    """Number of calls that count toward a quota, by tool name."""
 
 
 class RunSource(Protocol):
@@ -175,7 +179,7 @@ class Budget:
 
     def _report_to_parent(self) -> None:
         if self.parent is not None:
-            self.parent.record_child(RunSpending(self.source.run, self.usage, self.calls))
+            self.parent.record_child(RunSpending(self.source.run, self.usage, self.calls, self._own_counted_calls))
 
     def record_child(self, spent: RunSpending) -> None:
         """Record the total spending of a child run."""
@@ -363,6 +367,25 @@ class Budget:
             f"not run: a call of {name} costs {usd:.4g} US dollars, and {left:.4g} are left for this run. "
             "Use a cheaper way, or answer with what you have and say what is missing."
         )
+
+    @property
+    def counted_calls(self) -> Mapping[str, int]:
+        """Number of calls that count toward a quota, by tool name, in the run at the root and all runs below it."""
+        self.report_counted_calls()
+        return (self.ancestors or (self,))[-1]._own_counted_calls  # noqa: SLF001  one of its kind
+
+    def report_counted_calls(self) -> None:
+        """Report calls that were just counted in the run to the budgets above."""
+        if self.parent is not None:
+            self._report_to_parent()
+
+    @property
+    def _own_counted_calls(self) -> Mapping[str, int]:
+        """Number of these calls of this run and its child runs."""
+        counted = self.source.run.counted
+        for below in self.children.values():
+            counted = add_counts(counted, below.counted)
+        return counted
 
     def reset_open_calls(self) -> None:
         """Forget calls that were started for a reply that failed."""

@@ -14,6 +14,7 @@ from agentfsm.core.limits import Limits
 from agentfsm.core.settings import Settings
 from agentfsm.core.value import Value
 from agentfsm.ports.context import Context
+from agentfsm.ports.guards import CallGuard
 from agentfsm.ports.memory_items import RunMemory
 from agentfsm.ports.model import Model, TokenCounter, ToolDefinition, to_mutable_json
 from agentfsm.ports.policies import Judge, PlanMaker, ToolSelector
@@ -35,6 +36,9 @@ ANSWER_TOKENS: Final = 4_096
 # Assumed maximum of tokens of an answer without a cap, if other requests spend from the same budget: the maximum of
 # many models. A longer answer is detected (see `budget`).
 MAX_ANSWER_TOKENS: Final = 16_384
+
+
+_NO_NAMES: Final[frozenset[str]] = frozenset()
 
 
 def join_instructions(text: str, output_spec: OutputSpec | None) -> str:
@@ -74,6 +78,9 @@ class EngineConfig(Value):
     memory: RunMemory | None = None
     """Memory that is searched for each input; None if there is none."""
 
+    guards: tuple[CallGuard, ...] = ()
+    """Guards that decide on calls before they start; empty if there are no rules."""
+
     engine_tools: Mapping[str, Tool[..., Any]] = attrs.field(factory=dict)
     """The engine's own tools for plans, by name. Models do not see them."""
 
@@ -96,6 +103,9 @@ class EngineConfig(Value):
     _shape_hashes: dict[tuple[object, ...], str] = attrs.field(factory=dict, init=False)
     """Hashes of the fixed part of every request, by tools."""
 
+    _guarded_tools: dict[int, frozenset[str]] = attrs.field(factory=dict, init=False)
+    """Names of the tools that guards concern, by the registry's version."""
+
     _fingerprints: dict[int, Fingerprint] = attrs.field(factory=dict, init=False)
     """Fingerprints by the registry's version, since tools may be registered later."""
 
@@ -110,6 +120,17 @@ class EngineConfig(Value):
             return self
         instructions = join_instructions(header.instructions, self.output_spec)
         return attrs.evolve(self, instructions=instructions, prompts=header.fingerprint.prompts)
+
+    @property
+    def guarded_tools(self) -> frozenset[str]:
+        """Names of the tools whose calls guards decide on."""
+        if not self.guards:
+            return _NO_NAMES
+        version = self.registry.version
+        if version not in self._guarded_tools:
+            names = [tool.name for tool in self.registry if any(guard.concerns(tool.traits) for guard in self.guards)]
+            self._guarded_tools[version] = frozenset(names)
+        return self._guarded_tools[version]
 
     @property
     def can_hide_tools(self) -> bool:

@@ -11,6 +11,7 @@ from agentfsm.core.value import Value
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.budget import Budget
+    from agentfsm.ports.guards import CallGuard
     from agentfsm.ports.store import Clock, Store
     from agentfsm.streaming.watch import Outlet
 
@@ -28,6 +29,9 @@ class Parent(Value):
 
     watch: tuple[Outlet, ...] = ()
     """Watchers of the run, which observe the child run as well."""
+
+    guards: tuple[CallGuard, ...] = ()
+    """Guards of the run, which the child run obeys as well."""
 
     takeover: bool = False
     """Whether child runs are taken over from other workers."""

@@ -22,6 +22,7 @@ from agentfsm.tools.queue.scheduler import Scheduler, ToolQueue
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolCall
+    from agentfsm.tools.tool import Tool
 
 # Finish reasons that imply that the last call is complete.
 COMPLETE_REASONS = frozenset({FinishReason.STOP, FinishReason.TOOL_CALLS})
@@ -82,6 +83,9 @@ class EagerCalls:
 
     build_call: Callable[[int, ProposedCall], ToolCall]
     """Builds a call from its position in the reply and the proposed call, as is done for a complete reply."""
+
+    may_start: Callable[[Tool[..., Any]], bool]
+    """Returns whether calls of a tool may start before the reply is complete."""
 
     _attempt: EagerAttempt | None = None
     _workers: _WorkerGroup | None = None
@@ -163,7 +167,7 @@ class EagerCalls:
             return
         draft, queue = self._drafts[len(self._started)], self._attempt.queue
         tool = queue.host.find_tool(queue.registry, draft.name)
-        if tool is None or not tool.may_start_early or queue.registry.limiters_for(tool):
+        if tool is None or not self.may_start(tool) or queue.registry.limiters_for(tool):
             self._can_start = False
             return
         call = self.build_call(

@@ -17,10 +17,22 @@ import attrs
 
 from agentfsm._concurrency import is_foreign_cancellation, start_in_thread
 from agentfsm.core import events as e
-from agentfsm.core.calls import UNDECIDED_PHASES, OpenCall, Phase, parse_arguments
+from agentfsm.core.calls import UNDECIDED_PHASES, OpenCall, Phase, parse_arguments, replace_arguments
 from agentfsm.core.errors import ArgumentsError, RunNotFoundError
 from agentfsm.core.fingerprint import short_hash
-from agentfsm.core.inbox import Approve, Cancel, Decision, GiveInput, Input, PostedItem, Reject, Rerun, Settle
+from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.inbox import (
+    Approve,
+    Cancel,
+    Decision,
+    GiveInput,
+    InboxItem,
+    Input,
+    PostedItem,
+    Reject,
+    Rerun,
+    Settle,
+)
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.core.pending import Pending, PendingKind, Question
 from agentfsm.core.value import Value
@@ -29,6 +41,7 @@ from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.journal import load_run
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
 from agentfsm.engine.tool_calls.call_costs import bill_settled_call
+from agentfsm.engine.tool_calls.call_guards import decide_call, needs_approval_by_guard
 from agentfsm.engine.tool_calls.child_runs import build_missing_result, has_child_run, waits_on_child
 from agentfsm.ports.store import Store
 from agentfsm.tools import callback_errors
@@ -92,12 +105,15 @@ async def decide_open_calls(execution: Execution, host: QueueHost, last_waits: L
         call_id = entry.call.id
         row = arrived.decisions.get(call_id)
         if row is not None and _permits_run(execution.config, entry, row):
-            question = _ask_again_if_misfit(execution.config, entry, row, arrived.now)
-            if question is None:
-                approvals[call_id] = row
-            else:
+            question = _ask_again_if_misfit(execution, entry, row, arrived.now)
+            if question is not None:
                 events.append(question)
                 taken.append(row.number)
+            elif waits := _begin_approved_wait(execution, entry, row, arrived.now):
+                events += waits
+                taken.append(row.number)
+            else:
+                approvals[call_id] = row
         elif waits_on_child(execution.journal.run, entry):
             journal = execution.journal
             if not await has_child_run(journal.store, journal.run.id, call_id):  # it would repeat everything
@@ -174,11 +190,11 @@ async def _resolve_open_call(
     execution: Execution, entry: OpenCall, row: PostedItem | None, arrived: _InboxSnapshot, host: QueueHost
 ) -> e.Event | None:
     """Return the event to record for an open call before any call runs, if any."""
-    call, now = entry.call, arrived.now
+    now = arrived.now
     is_late = entry.expires_at is not None and now >= entry.expires_at
     match entry.phase, row.item if row is not None else None:
         case Phase.INTENDED, _:
-            return _request_decision(execution, call, now)
+            return _request_decision(execution, entry, now)
         case Phase.RUNNING, _:
             return await _recover_call(execution, entry, host)
         case Phase.AWAITING_APPROVAL, Reject(by=by, message=message):
@@ -195,28 +211,67 @@ async def _resolve_open_call(
     return None
 
 
-def _request_decision(execution: Execution, call: ToolCall, now: float) -> e.Event | None:
+def _request_decision(execution: Execution, entry: OpenCall, now: float) -> e.Event | None:
     """Return the items that a call waits for before it counts; None if there are none, or it will be refused."""
+    call = entry.call
     tool = None if call.invented else execution.config.find_tool(call.name)
-    is_guarded = is_outside_plan(execution.journal.run)
-    if tool is None or not (tool.is_interactive or is_guarded):
+    must_ask = is_outside_plan(execution.journal.run) or needs_approval_by_guard(entry)
+    if tool is None or not (tool.is_interactive or must_ask):
         return None
     arguments = _bind_if_runnable(execution, tool, call)
     if arguments is None:
         return None
-    if tool.waits_for is not None:
-        waits = Pending(
-            kind=tool.waits_for,
-            run_id=execution.journal.run.id,
-            call_id=call.id,
-            tool=call.name,
-            arguments=vars(arguments),
-            description=describe_call(tool, arguments),
-            expires_at=now + answer_lifetime_s(tool, arguments),
-        )
-        return e.ToolPaused(call_id=call.id, pending=(waits,))
-    asks = is_guarded or needs_approval(tool, arguments)
+    if tool.waits_for is not None and not needs_approval_by_guard(entry):
+        return _begin_wait(execution.journal.run, tool, call, arguments, now)
+    asks = must_ask or needs_approval(tool, arguments)
     return _build_approval_request(tool, call, arguments, now) if asks else None
+
+
+def _begin_wait(
+    run: Run, tool: Tool[..., Any], call: ToolCall, arguments: Arguments, now: float
+) -> e.ToolPaused | None:
+    """Return the event for a call whose result comes from outside; None for any other call."""
+    if tool.waits_for is None:
+        return None
+    waits = Pending(
+        kind=tool.waits_for,
+        run_id=run.id,
+        call_id=call.id,
+        tool=call.name,
+        arguments=vars(arguments),
+        description=describe_call(tool, arguments),
+        expires_at=now + answer_lifetime_s(tool, arguments),
+    )
+    return e.ToolPaused(call_id=call.id, pending=(waits,))
+
+
+def _begin_approved_wait(execution: Execution, entry: OpenCall, row: PostedItem, now: float) -> list[e.Event]:
+    """Return the events for an approved call whose result comes from outside; none for any other call."""
+    run, tool = execution.journal.run, execution.config.find_tool(entry.call.name)
+    if tool is None or tool.waits_for is None or not isinstance(row.item, Approve):
+        return []
+    call = edit_call(run, entry.call, row.item)
+    wait = (
+        None
+        if (found := _bind_if_runnable(execution, tool, call)) is None
+        else _begin_wait(run, tool, call, found, now)
+    )
+    return [] if wait is None else [build_approval(run, entry, row.item), wait]
+
+
+def edit_call(run: Run, call: ToolCall, decision: InboxItem) -> ToolCall:
+    """Return a call as approved, with the arguments as edited by a person."""
+    edited = decision.arguments if isinstance(decision, Approve) else None
+    return call if edited is None else replace_arguments(run.header, call, edited)
+
+
+def build_approval(run: Run, entry: OpenCall, decision: Approve | Rerun) -> e.ApprovalGiven:
+    """Return the event by which a call spends a person's approval."""
+    fact = e.ApprovalGiven(call_id=entry.call.id, by=decision.by)
+    if not isinstance(decision, Approve) or decision.arguments is None:
+        return fact
+    call = edit_call(run, entry.call, decision)
+    return attrs.evolve(fact, arguments=call.arguments, key=call.key)
 
 
 def is_outside_plan(run: Run) -> bool:
@@ -243,29 +298,41 @@ def _request_decision_again(execution: Execution, entry: OpenCall, now: float) -
     return e.ToolFinished(result=build_decided_result(entry, Outcome.SKIPPED, content))
 
 
-def _ask_again_if_misfit(config: EngineConfig, entry: OpenCall, row: PostedItem, now: float) -> e.ApprovalAsked | None:
-    """Return the repeated question if the arguments of an approval do not fit the tool; None if the call may run.
+def _ask_again_if_misfit(execution: Execution, entry: OpenCall, row: PostedItem, now: float) -> e.ApprovalAsked | None:
+    """Return the repeated question if the arguments of an approval cannot be used; None if the call may run.
 
-    The approval may have been given without the agent at hand, so that its arguments were not validated.
+    The approval may have been given without the agent at hand, so that its arguments were not validated. A guard may
+    refuse them, which no approval changes.
     """
-    tool = config.find_tool(entry.call.name)
+    tool = execution.config.find_tool(entry.call.name)
     if tool is None or not isinstance(row.item, Approve) or row.item.arguments is None:
         return None
+    flaw = _find_flaw_of_edit(execution, tool, edit_call(execution.journal.run, entry.call, row.item))
+    if flaw is None:
+        return None
+    by = f" by {row.item.by}" if row.item.by else ""
+    text = f"not run as approved{by}: {flaw}"
+    return e.ApprovalAsked(
+        call_id=entry.call.id,
+        # Later than the last deadline, even if the clock has not advanced: the deadline distinguishes the two
+        # questions.
+        expires_at=max(now + tool.approval_expires_s, nextafter(entry.expires_at or 0.0, inf)),
+        description=entry.description,
+        digest=entry.digest or tool.digest_call(entry.call),  # a question of format 1 has none
+        error=replace_surrogates(text[:DESCRIPTION_CHARS]),
+    )
+
+
+def _find_flaw_of_edit(execution: Execution, tool: Tool[..., Any], call: ToolCall) -> str | None:
+    """Return the reason why a call cannot run with edited arguments; None if it can."""
     try:
-        tool.bind_and_check(row.item.arguments)
+        tool.bind_and_check(call.arguments)
     except ArgumentsError as error:
-        by = f" by {row.item.by}" if row.item.by else ""
-        text = f"not run as approved{by}: {error}"
-        return e.ApprovalAsked(
-            call_id=entry.call.id,
-            # Later than the last deadline, even if the clock has not advanced: the deadline distinguishes the two
-            # questions.
-            expires_at=max(now + tool.approval_expires_s, nextafter(entry.expires_at or 0.0, inf)),
-            description=entry.description,
-            digest=entry.digest or tool.digest_call(entry.call),  # a question of format 1 has none
-            error=replace_surrogates(text[:DESCRIPTION_CHARS]),
-        )
-    return None
+        return str(error)
+    if tool.name not in execution.config.guarded_tools:
+        return None
+    decided = decide_call(execution, call)
+    return decided.reason if decided is not None and decided.verdict is GuardVerdict.REFUSE else None
 
 
 def _bind_if_runnable(execution: Execution, tool: Tool[..., Any], call: ToolCall) -> Arguments | None:

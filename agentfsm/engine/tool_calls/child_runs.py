@@ -14,6 +14,7 @@ from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.limits import BUDGET_REASONS, StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
+from agentfsm.core.reducers import add_counts
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import AgentCost
 from agentfsm.engine.execution.budget import RunSpending
@@ -76,22 +77,26 @@ async def _load_spending(store: Store, caller: str, call_id: str) -> RunSpending
         run = await load_child_run(store, caller, call_id)
     except RunNotFoundError:
         return None
-    usage, calls = run.usage, run.tool_call_count
+    usage, calls, counted = run.usage, run.tool_call_count, run.counted
     for entry in run.open:
         if entry.phase is Phase.FINISHED:
             continue  # it is in the usage
         calls += entry.phase is not Phase.INTENDED
         if (below := await _load_spending(store, run.id, entry.call.id)) is not None:
             usage, calls = usage + below.usage, calls + below.calls
-    return RunSpending(run, usage, calls)
+            counted = add_counts(counted, below.counted)
+    return RunSpending(run, usage, calls, counted)
 
 
 def add_child_cost(execution: Execution, result: ToolResult) -> ToolResult:
     """Return the result of a child run with its spending, also if it failed or was cut off before it could report."""
     spent = execution.budget.pop_child(child_run_id(execution.journal.run.id, result.call_id))
-    if result.child is not None or spent is None:
+    if spent is None:
         return result
-    return attrs.evolve(result, child=_build_cost(spent))
+    child = result.child or _build_cost(spent)
+    if spent.counted:
+        child = attrs.evolve(child, counted=tuple(Counter(spent.counted).elements()))
+    return attrs.evolve(result, child=child)
 
 
 async def load_child_cost(store: Store, caller: str, call_id: str) -> AgentCost | None:

@@ -18,9 +18,9 @@ from agentfsm.core.calls import (
     Phase,
     build_idempotency_key,
     parse_index,
-    replace_arguments,
 )
 from agentfsm.core.errors import AgentError
+from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.inbox import Approve, GiveInput, PostedItem, Rerun
 from agentfsm.core.json_text import round_duration, round_timestamp
 from agentfsm.core.labels import Label, join_labels
@@ -44,8 +44,9 @@ from agentfsm.engine.execution.tool_access import (
 from agentfsm.engine.model_calls.eager_calls import EagerAttempt, EagerCalls
 from agentfsm.engine.model_calls.side_request import SideSpending, send_side_request
 from agentfsm.engine.model_calls.tool_selection import search_tools
-from agentfsm.engine.tool_calls.approvals import build_pending_question, is_outside_plan, needs_approval
+from agentfsm.engine.tool_calls.approvals import build_approval, build_pending_question, is_outside_plan, needs_approval
 from agentfsm.engine.tool_calls.call_costs import bill_tool, calculate_call_cost
+from agentfsm.engine.tool_calls.call_guards import format_refusal, needs_approval_by_guard, withhold_forbidden
 from agentfsm.engine.tool_calls.child_runs import add_child_cost, end_interrupted_child
 from agentfsm.ports.model import ProposedCall
 from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
@@ -71,12 +72,6 @@ _QUESTION_PROMPT: Final = (
 # Maximum of characters of invalid arguments that are recorded and shown to the model.
 MALFORMED_CHARS: Final = 2_000
 _ILLEGAL_NAME_CHARS: Final = re.compile(r"[^a-zA-Z0-9_-]")
-
-
-def apply_edited_arguments(run: Run, call: ToolCall, row: PostedItem) -> ToolCall:
-    """Return the call as approved, with the arguments as edited by a person."""
-    edited = row.item.arguments if isinstance(row.item, Approve) else None
-    return call if edited is None else replace_arguments(run.header, call, edited)
 
 
 @attrs.define(eq=False, repr=False)
@@ -227,6 +222,7 @@ class RunHost(QueueHost):
             budget=drive.budget,
             depth_limit=drive.config.limits.depth,
             watch=drive.config.watch,
+            guards=drive.config.guards,
             takeover=drive.is_takeover,
         )
 
@@ -236,7 +232,11 @@ class RunHost(QueueHost):
 
     def check_permitted(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
         """Return the refusal of a valid call that is not permitted with its arguments or not approved, else None."""
-        refusal = check_permitted(self.execution, tool, bound) or self._check_approved(call, tool, bound)
+        refusal = (
+            check_permitted(self.execution, tool, bound)
+            or self._check_guarded(call, tool)
+            or self._check_approved(call, tool, bound)
+        )
         if refusal is None and tool.cost_usd is not None:
             return self._reserve_cost(call, tool, bound)
         return refusal
@@ -275,6 +275,20 @@ class RunHost(QueueHost):
         asked = Spending(purpose=spent.purpose, usage=spent.usage, model=spent.model)
         return attrs.evolve(result, spent=(*result.spent, asked))
 
+    def _check_guarded(self, call: ToolCall, tool: Tool[..., Any]) -> CallOutcome | None:
+        """Refuse a call that guards have refused or not decided on, or that needs an approval not requested."""
+        if not self.execution.config.guards or tool.name not in self.execution.config.guarded_tools:
+            return None
+        entry = _find_entry(self.execution.journal.run, call)
+        if entry.guarded is None:
+            text = f"{call.name} was not checked before, because it could not run then: call it again."
+            return failed_outcome(text, ErrorType.BLOCKED, retryable=True)
+        if entry.guarded.verdict is GuardVerdict.REFUSE:
+            return failed_outcome(format_refusal(entry.guarded), ErrorType.NOT_PERMITTED)
+        if needs_approval_by_guard(entry) and entry.phase is Phase.INTENDED and call.id not in self.approvals:
+            return failed_outcome(_format_unasked(call), ErrorType.BLOCKED, retryable=True)
+        return None
+
     def _check_approved(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
         """Refuse a call that could not run when other calls were submitted for approval, and now could."""
         run = self.execution.journal.run
@@ -285,8 +299,7 @@ class RunHost(QueueHost):
             return None
         if tool.waits_for is None and not is_guarded and not needs_approval(tool, tool.to_namespace(bound)):
             return None
-        text = f"{call.name} needs an approval that was not requested: call it again to request it."
-        return failed_outcome(text, ErrorType.BLOCKED, retryable=True)
+        return failed_outcome(_format_unasked(call), ErrorType.BLOCKED, retryable=True)
 
     async def on_start(self, call: ToolCall, tool: Tool[..., Any]) -> None:
         """Record that a call is about to run.
@@ -317,12 +330,8 @@ class RunHost(QueueHost):
             return [], []
         if isinstance(row.item, GiveInput):
             return [e.InputGiven(call_id=call_id, by=row.item.by, answers=row.item.answers)], [row.number]
-        fact = e.ApprovalGiven(call_id=call_id, by=row.item.by)
-        if isinstance(row.item, Approve) and row.item.arguments is not None:
-            run = self.execution.journal.run
-            call = apply_edited_arguments(run, run.open_call(call_id).call, row)
-            fact = attrs.evolve(fact, arguments=call.arguments, key=call.key)
-        return [fact], [row.number]
+        run = self.execution.journal.run
+        return [build_approval(run, run.open_call(call_id), row.item)], [row.number]
 
     def on_tool_error(self, call: ToolCall, error: BaseException) -> None:
         """Log an exception of a tool, which no result of a call contains."""
@@ -341,14 +350,17 @@ class RunHost(QueueHost):
             result = self._record_requests(result)
         if self.labels and (added := self.labels.pop(result.call_id, ())):
             result = attrs.evolve(result, labels=join_labels(result.labels, added))
+        decided: tuple[e.Event, ...] = ()
+        if execution.config.guards:
+            decided, result = withhold_forbidden(execution, result)
         finished = e.ToolFinished(result=result)
         if self.approvals:  # approved, but it could not run
             facts, taken = self._spend_decision(result.call_id)
-            self.record(*facts, finished, *self._find_steps(*facts, finished), taken=taken)
+            self.record(*facts, *decided, finished, *self._find_steps(*facts, finished), taken=taken)
         elif self.session is not None:
-            self.record(finished, *self._find_steps(finished))
+            self.record(*decided, finished, *self._find_steps(finished))
         else:
-            self.record(finished)
+            self.record(*decided, finished)
         budget.record_call_finished()
         if self.session is not None:
             self._start_steps(self.session)
@@ -380,10 +392,11 @@ class RunHost(QueueHost):
         refused = {entry.call.id for entry in self.execution.budget.admit_calls(waiting)}
         if journal.has_unread_inbox or journal.has_pause_request:
             return
+        guarded = self.execution.config.guarded_tools
         for entry in waiting:
             tool = self.execution.config.find_tool(entry.call.name)
             is_new = entry.phase is Phase.INTENDED and entry.call.id not in (self.started_steps | refused)
-            if is_new and (tool is None or not tool.is_interactive):
+            if is_new and (tool is None or not (tool.is_interactive or tool.name in guarded)):
                 self.started_steps.add(entry.call.id)
                 session.add(entry.call)
 
@@ -528,6 +541,10 @@ class EagerHost(RunHost):
             self.held_records.append(event)
 
 
+def _format_unasked(call: ToolCall) -> str:
+    return f"{call.name} needs an approval that was not requested: call it again to request it."
+
+
 def _mark_discarded(event: ToolEvent) -> ToolEvent:
     """Return the end event of a call whose result was dropped."""
     text = "dropped, with the reply that asked for it"
@@ -561,7 +578,12 @@ def create_eager_calls(execution: Execution, queue: ToolQueue) -> EagerCalls:
         own = attrs.evolve(queue, host=host, on_event=host.forward_event if queue.is_watched else None)
         return EagerAttempt(own, host.release, host.discard, execution.budget.try_start_call)
 
-    return EagerCalls(make_attempt, build_call=lambda index, call: build_call(execution, index, call))
+    guarded = execution.config.guarded_tools
+    return EagerCalls(
+        make_attempt,
+        build_call=lambda index, call: build_call(execution, index, call),
+        may_start=lambda tool: tool.may_start_early and tool.name not in guarded,
+    )
 
 
 def build_calls(execution: Execution, proposed: Sequence[ProposedCall], *, is_truncated: bool) -> tuple[ToolCall, ...]:

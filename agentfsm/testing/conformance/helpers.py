@@ -20,6 +20,7 @@ from agentfsm.core.events import (
     Continued,
     Event,
     Failed,
+    Guarded,
     InputGiven,
     Judged,
     LimitReached,
@@ -42,9 +43,10 @@ from agentfsm.core.events import (
     ToolStarted,
 )
 from agentfsm.core.fingerprint import Fingerprint
+from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Input, InputKind
-from agentfsm.core.labels import Label
+from agentfsm.core.labels import Label, LabelSource
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ErrorType, ImagePart, Outcome, TextPart, ToolCall, ToolResult
 from agentfsm.core.pending import Pending, PendingKind, Question
@@ -179,7 +181,15 @@ def build_every_event() -> tuple[Event, ...]:
     usage = Usage(input_tokens=1, output_tokens=2, cached_tokens=1, cost_usd=0.125, estimated=True)
     below = AgentCost(agent="b", run_id="r1.t1.0.t1.0", usage=usage, usd=None, turns=1)
     child = AgentCost(
-        agent="a", run_id="r1.t1.0", usage=usage, usd=0.5, turns=2, tool_calls=("n",), duration_s=1.5, children=(below,)
+        agent="a",
+        run_id="r1.t1.0",
+        usage=usage,
+        usd=0.5,
+        turns=2,
+        tool_calls=("n",),
+        duration_s=1.5,
+        children=(below,),
+        counted=("n",),
     )
     result = ToolResult(
         call_id="t1.0",
@@ -203,6 +213,7 @@ def build_every_event() -> tuple[Event, ...]:
         tool="n",
         arguments={"a": [1, 2.5, None]},
         description=HOSTILE_TEXT,
+        reason=HOSTILE_TEXT,
         expires_at=9.5,
         digest="d",
     )
@@ -248,6 +259,16 @@ def build_every_event() -> tuple[Event, ...]:
         ),
         PlanDropped(at=2.0, reason=HOSTILE_TEXT, usage=usage),
         StepsReady(at=2.0, calls=(call,), usage=usage),
+        Guarded(
+            at=2.0,
+            call_id="t1.0",
+            verdict=GuardVerdict.ASK,
+            rule="no(untrusted, irreversible)",
+            reason=HOSTILE_TEXT,
+            labels=(LabelSource(label=Label.UNTRUSTED, run_id="r0", version=4, call_id="t1.0", name="n"),),
+            digest="d",
+            counts=True,
+        ),
         ToolStarted(at=2.0, call_id="t1.0", repeatable=True),
         ToolStarted(at=2.0, call_id="t1.0", repeatable=True, read_only=True, since=1.5, attempts=2),
         ToolCutOff(at=2.0, call_id="t1.0", started_at=1.5, duration_s=0.5, undone=True),

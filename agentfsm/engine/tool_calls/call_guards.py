@@ -1,0 +1,168 @@
+"""Have guards decide on open calls, and commit each decision before the call starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from agentfsm.core import events as e
+from agentfsm.core.calls import OpenCall, Phase
+from agentfsm.core.errors import ArgumentsError
+from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.labels import EFFECT_LABELS, Label, LabelSource
+from agentfsm.core.messages import ErrorType, Outcome
+from agentfsm.core.reducers import add_counts
+from agentfsm.engine.execution.tool_access import check_available, check_permitted
+from agentfsm.ports.guards import GuardDecision, GuardedCall
+from agentfsm.tools.queue.result_text import build_decided_result
+
+if TYPE_CHECKING:
+    from agentfsm.core.messages import ToolCall, ToolResult
+    from agentfsm.core.run import Run
+    from agentfsm.engine.execution.execution import Execution
+
+
+def guard_calls(execution: Execution) -> tuple[e.Event, ...]:
+    """Return the decisions of the guards on open calls without one, and their consequences.
+
+    A call that is refused gets its result. A call that may have begun before there were guards, and that they do not
+    allow, is handed to a person.
+    """
+    config, run = execution.config, execution.journal.run
+    events: list[e.Event] = []
+    counted = execution.budget.counted_calls
+    for entry in run.open:
+        if entry.call.name not in config.guarded_tools or not _is_undecided(execution, entry):
+            continue
+        decided = decide_call(execution, entry.call, counted)
+        if decided is None:  # it will be refused for another reason
+            continue
+        events.append(decided)
+        if decided.counts:
+            counted = add_counts(counted, {entry.call.name: 1})
+        if decided.verdict is GuardVerdict.REFUSE and not entry.attempts and entry.phase in _NOT_STARTED:
+            events.append(e.ToolFinished(result=_build_refusal(entry, decided)))
+        elif decided.verdict is not GuardVerdict.ALLOW and entry.phase is Phase.RUNNING:
+            events.append(e.ToolLost(call_id=entry.call.id))
+    return tuple(events)
+
+
+_NOT_STARTED = frozenset({Phase.INTENDED, Phase.AWAITING_APPROVAL, Phase.APPROVED, Phase.PAUSED})
+
+
+def _is_undecided(execution: Execution, entry: OpenCall) -> bool:
+    """Return whether guards have to decide on a call: they have not, or its tool has changed before it started."""
+    if entry.phase is Phase.FINISHED or entry.guarded is None:
+        return entry.phase is not Phase.FINISHED
+    tool = execution.config.find_tool(entry.call.name)
+    return entry.phase is Phase.INTENDED and tool is not None and tool.digest_call(entry.call) != entry.guarded.digest
+
+
+def decide_call(execution: Execution, call: ToolCall, counted: Mapping[str, int] | None = None) -> e.Guarded | None:
+    """Return the decision of the guards on a call, which may have other arguments than in the journal.
+
+    Args:
+        execution: The execution of the run.
+        call: The call.
+        counted: Number of calls before it that count toward a quota, by tool name. None: quotas do not matter, because
+            the call has been counted.
+
+    Returns:
+        The strictest decision of all guards, of several the first. None if the call will be refused for another reason:
+        its tool is not available, the arguments are invalid, or it is not permitted.
+    """
+    config, run = execution.config, execution.journal.run
+    tool = None if call.invented or call.malformed is not None else config.find_tool(call.name)
+    if tool is None or check_available(execution, tool) is not None:
+        return None
+    try:
+        bound = tool.bind_and_check(call.arguments)
+    except ArgumentsError:
+        return None
+    if check_permitted(execution, tool, bound) is not None:
+        return None
+    asked = GuardedCall(
+        tool=tool.traits,
+        arguments=tool.to_namespace(bound),
+        labels=find_labels_before(run),
+        counted=counted or {},
+        header=run.header,
+    )
+    decisions = [each for guard in config.guards if (each := guard.decide(asked)) is not None]
+    strictest = max(decisions, key=lambda each: each.verdict.strictness, default=_ALLOWED)
+    counts = strictest.verdict is not GuardVerdict.REFUSE and any(guard.counts(tool.traits) for guard in config.guards)
+    return _build_event(call, strictest, digest=tool.digest_call(call), counts=counts)
+
+
+_ALLOWED = GuardDecision(verdict=GuardVerdict.ALLOW, rule="", reason="")
+
+
+def _build_event(call: ToolCall, decision: GuardDecision, *, digest: str, counts: bool = False) -> e.Guarded:
+    return e.Guarded(
+        call_id=call.id,
+        verdict=decision.verdict,
+        rule=decision.rule,
+        reason=decision.reason,
+        labels=decision.labels,
+        digest=digest,
+        counts=counts,
+    )
+
+
+def check_data(execution: Execution, labels: Iterable[Label]) -> GuardDecision | None:
+    """Return the refusal of a guard if the run must not read data with these labels, else None."""
+    header = execution.journal.run.header
+    refusals = (guard.check_data(labels, header) for guard in execution.config.guards)
+    return next((each for each in refusals if each is not None), None)
+
+
+def withhold_forbidden(execution: Execution, result: ToolResult) -> tuple[tuple[e.Event, ...], ToolResult]:
+    """Return the events that explain a result, and the result: without its content if the run must not read it."""
+    refusal = check_data(execution, result.labels) if result.labels else None
+    if refusal is None:
+        return (), result
+    entry = execution.journal.run.open_call(result.call_id)
+    counts = entry.guarded is not None and entry.guarded.counts
+    fact = _build_event(entry.call, refusal, digest="", counts=counts)
+    withheld = attrs.evolve(
+        result,
+        outcome=Outcome.FAILED,
+        content=f"The call was made, but its result is withheld: {refusal.reason}.",
+        error_type=ErrorType.NOT_PERMITTED,
+        retryable=False,
+        shown_chars=None,
+        parts=(),
+        labels=tuple([label for label in result.labels if label in EFFECT_LABELS]),
+    )
+    return (fact,), withheld
+
+
+def find_labels_before(run: Run) -> Mapping[Label, LabelSource]:
+    """Return the labels that a run had when its open calls were written.
+
+    A reply is written before the results of its own calls are read. The arguments of the steps of a plan may come from
+    results of other steps, so all labels count there.
+    """
+    if run.reply is None or not run.labels:
+        return run.labels
+    own = {entry.call.id for entry in run.open}
+    return {
+        label: source for label, source in run.labels.items() if source.run_id != run.id or source.call_id not in own
+    }
+
+
+def needs_approval_by_guard(entry: OpenCall) -> bool:
+    """Return whether guards let the call run only if a person approves it."""
+    return entry.guarded is not None and entry.guarded.verdict is GuardVerdict.ASK
+
+
+def _build_refusal(entry: OpenCall, decided: e.Guarded) -> ToolResult:
+    result = build_decided_result(entry, Outcome.FAILED, format_refusal(decided))
+    return attrs.evolve(result, error_type=ErrorType.NOT_PERMITTED)
+
+
+def format_refusal(decided: e.Guarded) -> str:
+    """Return the text for the model about a call that guards refuse."""
+    return f"not run: {decided.reason}. Do not try it again; go on without it, and say what you could not do."

@@ -1,0 +1,305 @@
+"""Rules of guards, as data: about the labels of a run and its call, or about tools and arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.labels import DATA_LEVELS, EFFECT_LABELS, Label, LabelSource, as_labels, highest_level
+from agentfsm.core.validation import COUNT_OR_ZERO, require_choice
+from agentfsm.core.value import Value
+from agentfsm.ports.guards import CallGuard, GuardDecision
+from agentfsm.tools.permission import Rule
+
+if TYPE_CHECKING:
+    from agentfsm.core.header import Header
+    from agentfsm.ports.guards import GuardedCall, ToolTraits
+
+
+# Labels of what was read, in words.
+_READ_WORDS: Final = {Label.UNTRUSTED: "untrusted content", Label.PRIVATE: "private data"}
+# Labels of what a call does, in words.
+_EFFECT_WORDS: Final = {Label.SENDS_OUT: "sends data out", Label.IRREVERSIBLE: "cannot be undone"}
+
+
+@attrs.frozen(kw_only=True)
+class LabelRule(Value, CallGuard):
+    """A rule about labels that must not come together: those of the run, and those of the call that is about to start.
+
+    A call breaks it if it adds one of the labels, and all others are there. If the labels name something that calls do
+    (`sends_out`, `irreversible`), only a call that does it breaks the rule, whatever it reads itself: its arguments
+    were written before. A level of data stands for itself and all levels above.
+    """
+
+    labels: tuple[Label, ...] = attrs.field(converter=as_labels)
+    """The labels, two or more."""
+
+    verdict: GuardVerdict = attrs.field(converter=GuardVerdict)
+    """Verdict on a call that breaks the rule."""
+
+    name: str = "no"
+    """Function that made the rule, for its text."""
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.labels) < 2:  # noqa: PLR2004  fewer cannot come together
+            raise MisuseError(
+                f"{self}: a rule names two or more labels; to decide on all calls of a tool, use ask() or refuse()"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(self.labels)})"
+
+    @property
+    def _effects(self) -> frozenset[Label]:
+        return EFFECT_LABELS.intersection(self.labels)
+
+    def concerns(self, tool: ToolTraits) -> bool:
+        """Return whether calls of the tool can add one of the labels."""
+        return bool(self._list_added(tool))
+
+    def _list_added(self, tool: ToolTraits) -> frozenset[Label]:
+        """Return the labels of the rule that a call of the tool adds."""
+        own = tool.effects if self._effects else _with_lower_levels(tool.labels)
+        return own.intersection(self.labels)
+
+    def decide(self, call: GuardedCall) -> GuardDecision | None:
+        """Return the verdict if the call completes the labels."""
+        added, known = self._list_added(call.tool), _with_lower_levels(call.labels)
+        if not added or not known.union(added).issuperset(self.labels):
+            return None
+        sources = tuple([_find_source(call, label) for label in self.labels if label not in added])
+        read = ", ".join([f"{_READ_WORDS.get(each.label, each.label)} from {each.describe()}" for each in sources])
+        does = " and ".join([_EFFECT_WORDS.get(label, f"reads {label}") for label in self.labels if label in added])
+        history = f", and the run has {read}" if read else ""
+        return GuardDecision(
+            verdict=self.verdict,
+            rule=str(self),
+            reason=f"the rule {self}: {call.tool.name} {does}{history}",
+            labels=sources,
+        )
+
+
+def _with_lower_levels(labels: Iterable[Label]) -> frozenset[Label]:
+    """Return labels, and all levels of data below the highest among them."""
+    given = frozenset(labels)
+    ranks = [rank for rank, level in enumerate(DATA_LEVELS) if level in given]
+    return given.union(DATA_LEVELS[: max(ranks, default=-1) + 1])
+
+
+def _find_source(call: GuardedCall, label: Label) -> LabelSource:
+    """Return the source of a label, or of a level of data the lowest level above that the run has."""
+    if label in call.labels:
+        return call.labels[label]
+    above = DATA_LEVELS[DATA_LEVELS.index(label) :]
+    return next(call.labels[level] for level in above if level in call.labels)
+
+
+def no(*labels: Label | str, verdict: GuardVerdict | str = GuardVerdict.REFUSE) -> LabelRule:
+    """Return a rule that refuses calls that would bring all of these labels together in a run.
+
+    `no("untrusted", "irreversible")` refuses calls that cannot be undone once the run has read untrusted content.
+
+    Args:
+        *labels: Two or more labels.
+        verdict: Verdict on such a call; `"ask"` lets a person decide.
+
+    Raises:
+        MisuseError: if a label is unknown, or fewer than two are given.
+    """
+    return LabelRule(labels=labels, verdict=verdict)
+
+
+def two_of(
+    first: Label | str, second: Label | str, third: Label | str, *, verdict: GuardVerdict | str = GuardVerdict.ASK
+) -> LabelRule:
+    """Return a rule that lets a run have two of three labels, and wants an approval of calls that add the third.
+
+    With untrusted content, private data and sending out this is the rule of two (Meta, 2025).
+
+    Args:
+        first: A label.
+        second: Another.
+        third: Another.
+        verdict: Verdict on a call that adds the third.
+
+    Raises:
+        MisuseError: if a label is unknown.
+    """
+    return LabelRule(labels=(first, second, third), verdict=verdict, name="two_of")
+
+
+@attrs.frozen(kw_only=True)
+class ToolRule(Value, CallGuard):
+    """A rule about tools, and optionally their arguments, whatever the run has read."""
+
+    rules: tuple[Rule, ...]
+    """The tools and conditions. One of them is enough."""
+
+    verdict: GuardVerdict
+    """Verdict on such a call. ALLOW lifts verdicts of the same guard that a person has to be asked."""
+
+    def __str__(self) -> str:
+        return f"{self.verdict}({', '.join([_format_rule(rule) for rule in self.rules])})"
+
+    def concerns(self, tool: ToolTraits) -> bool:
+        """Return whether one of the rules covers the tool."""
+        return any(rule.covers(tool) for rule in self.rules)
+
+    def decide(self, call: GuardedCall) -> GuardDecision | None:
+        """Return the verdict if one of the rules covers the call. A condition that fails counts against the call."""
+        for rule in self.rules:
+            met = rule.covers(call.tool) and rule.evaluate(call.tool, call.arguments)
+            if met is False or (isinstance(met, Exception) and self.verdict is GuardVerdict.ALLOW):
+                continue
+            failed = f" (its condition failed: {type(met).__name__})" if isinstance(met, Exception) else ""
+            reason = f"the rule {self} is about this call{failed}"
+            return GuardDecision(verdict=self.verdict, rule=str(self), reason=reason)
+        return None
+
+
+def _format_rule(rule: Rule) -> str:
+    return rule.tools if rule.when is None else f"{rule.tools} when {getattr(rule.when, '__name__', 'a condition')}"
+
+
+def _to_tool_rule(rules: tuple[str | Rule, ...], verdict: GuardVerdict) -> ToolRule:
+    if not rules:
+        raise MisuseError(f"{verdict}(): name one or more tools, as {verdict}('send_*')")
+    return ToolRule(rules=tuple([rule if isinstance(rule, Rule) else Rule(rule) for rule in rules]), verdict=verdict)
+
+
+def ask(*rules: str | Rule) -> ToolRule:
+    """Return a rule that wants an approval of calls: `ask("send_*", Rule("pay", lambda a: a.cents > 500))`.
+
+    Args:
+        *rules: Names of tools, globs over names, or rules with a condition on the arguments.
+    """
+    return _to_tool_rule(rules, GuardVerdict.ASK)
+
+
+def refuse(*rules: str | Rule) -> ToolRule:
+    """Return a rule that refuses calls: `refuse(Rule("read_file", lambda a: ".." in a.path))`.
+
+    Args:
+        *rules: Names of tools, globs over names, or rules with a condition on the arguments.
+    """
+    return _to_tool_rule(rules, GuardVerdict.REFUSE)
+
+
+def allow(*rules: str | Rule) -> ToolRule:
+    """Return a rule that exempts calls from the approvals that other rules of the same guard want.
+
+    It does not lift a refusal, nor a verdict of another guard.
+
+    Args:
+        *rules: Names of tools, globs over names, or rules with a condition on the arguments.
+    """
+    return _to_tool_rule(rules, GuardVerdict.ALLOW)
+
+
+_LEVEL = require_choice(*DATA_LEVELS)
+
+
+@attrs.frozen(kw_only=True)
+class ClearanceRule(Value, CallGuard):
+    """A rule that keeps data above the clearance of a run away from it.
+
+    Calls of tools that declare a higher level are refused, and results that turn out to have one are withheld.
+    """
+
+    default: str = ""
+    """Clearance of runs that were started without one; empty: they are not restricted."""
+
+    def __str__(self) -> str:
+        return f"within_clearance({self.default})"
+
+    def concerns(self, tool: ToolTraits) -> bool:
+        """Return whether the tool declares a level of data."""
+        return highest_level(tool.labels) is not None
+
+    def decide(self, call: GuardedCall) -> GuardDecision | None:
+        """Refuse the call if its tool reads data above the clearance."""
+        return self.check_data(call.tool.labels, call.header)
+
+    def check_data(self, labels: Iterable[Label], header: Header) -> GuardDecision | None:
+        """Return the refusal if the highest level among the labels is above the clearance."""
+        level, clearance = highest_level(labels), header.clearance or self.default
+        if level is None or not clearance or DATA_LEVELS.index(level) <= DATA_LEVELS.index(Label(clearance)):
+            return None
+        reason = f"the rule {self}: the data is {level}, and the run is cleared for {clearance}"
+        return GuardDecision(verdict=GuardVerdict.REFUSE, rule=str(self), reason=reason)
+
+
+def within_clearance(default: Label | str = "") -> ClearanceRule:
+    """Return a rule that keeps data above a run's clearance away from it: public, internal, confidential, restricted.
+
+    The clearance is that of `agent.run(..., clearance=)`.
+
+    Args:
+        default: Clearance of runs that were started without one; empty: they are not restricted.
+
+    Raises:
+        MisuseError: if that is not a level of data.
+    """
+    if default:
+        _LEVEL.check("within_clearance", "default", default)
+    return ClearanceRule(default=str(default))
+
+
+@attrs.frozen(kw_only=True)
+class QuotaRule(Value, CallGuard):
+    """A rule about the number of calls in a session.
+
+    A call counts from the decision on it, which is in the journal before it starts. It no longer counts if it ends
+    before its tool is tried, for instance because a person rejects it.
+    """
+
+    tools: Rule
+    """The tools, whose calls are counted together."""
+
+    limit: int
+    """Maximum of calls, 0 or more."""
+
+    verdict: GuardVerdict = attrs.field(converter=GuardVerdict)
+    """Verdict on a call beyond it."""
+
+    def __str__(self) -> str:
+        return f"max_calls({self.tools.tools}, {self.limit})"
+
+    def concerns(self, tool: ToolTraits) -> bool:
+        """Return whether calls of the tool are counted."""
+        return self.tools.covers(tool)
+
+    def counts(self, tool: ToolTraits) -> bool:
+        """Return whether calls of the tool are counted."""
+        return self.tools.covers(tool)
+
+    def decide(self, call: GuardedCall) -> GuardDecision | None:
+        """Return the verdict if the quota is used up."""
+        used = sum([count for name, count in call.counted.items() if fnmatchcase(name, self.tools.tools)])
+        if used < self.limit:
+            return None
+        reason = f"the rule {self}: {used} of {self.limit} calls in this session are used"
+        return GuardDecision(verdict=self.verdict, rule=str(self), reason=reason)
+
+
+def max_calls(tools: str, limit: int, *, verdict: GuardVerdict | str = GuardVerdict.REFUSE) -> QuotaRule:
+    """Return a rule that refuses calls beyond a number in a session, sub-agents included: `max_calls("send_mail", 5)`.
+
+    A session is a chain of runs, each of which continues the one before; a run that continues none is a session of its
+    own.
+
+    Args:
+        tools: Name of a tool, or a glob over names, whose calls are counted together.
+        limit: Maximum of calls, 0 or more.
+        verdict: Verdict on a call beyond it; `"ask"` lets a person decide.
+
+    Raises:
+        MisuseError: if an argument is invalid.
+    """
+    COUNT_OR_ZERO.check("max_calls", "limit", limit)
+    return QuotaRule(tools=Rule(tools), limit=limit, verdict=verdict)

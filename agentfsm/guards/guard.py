@@ -1,0 +1,83 @@
+"""Guards: sets of rules that decide together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.value import Value
+from agentfsm.guards.call_rules import no, two_of, within_clearance
+from agentfsm.ports.guards import CallGuard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agentfsm.core.header import Header
+    from agentfsm.core.labels import Label
+    from agentfsm.ports.guards import GuardDecision, GuardedCall, ToolTraits
+
+
+@attrs.frozen(init=False)
+class Guard(Value, CallGuard):
+    """A set of rules: `Guard(no("untrusted", "irreversible"), allow("save_draft"))`.
+
+    A rule that refuses comes first, then one that allows, then one that asks. Of several guards, the strictest decides.
+    A rule is a guard of its own, and a guard can be a rule of another: `Guard(Guard.default(), allow("save_draft"))`.
+
+    Args:
+        *rules: The rules.
+
+    Raises:
+        MisuseError: if one is not a rule.
+    """
+
+    rules: tuple[CallGuard, ...]
+    """The rules."""
+
+    def __init__(self, *rules: CallGuard) -> None:
+        for rule in rules:
+            if not (hasattr(rule, "concerns") and hasattr(rule, "decide")):
+                raise MisuseError(f"Guard({rule!r}): give rules, such as no('untrusted', 'irreversible')")
+        self.__attrs_init__(rules)
+
+    @classmethod
+    def default(cls) -> Self:
+        """Return the recommended policy.
+
+        A person is asked about calls that cannot be undone once the run has read untrusted content, and about calls
+        that send data out once it has read untrusted content and private data. Data above the clearance of a run, if it
+        has one, is kept away from it.
+        """
+        return cls(
+            no("untrusted", "irreversible", verdict="ask"),
+            two_of("untrusted", "private", "sends_out"),
+            within_clearance(),
+        )
+
+    def concerns(self, tool: ToolTraits) -> bool:
+        """Return whether a rule can concern calls of the tool."""
+        return any(rule.concerns(tool) for rule in self.rules)
+
+    def counts(self, tool: ToolTraits) -> bool:
+        """Return whether calls of the tool count toward a quota."""
+        return any(rule.counts(tool) for rule in self.rules)
+
+    def check_data(self, labels: Iterable[Label], header: Header) -> GuardDecision | None:
+        """Return the refusal if a run must not read data with these labels, else None."""
+        refusals = (rule.check_data(labels, header) for rule in self.rules)
+        return next((each for each in refusals if each is not None), None)
+
+    def decide(self, call: GuardedCall) -> GuardDecision | None:
+        """Return the decision on a call; None if no rule applies."""
+        decisions = [each for rule in self.rules if (each := rule.decide(call)) is not None]
+        for verdict in _ORDER:
+            if (found := next((each for each in decisions if each.verdict is verdict), None)) is not None:
+                return found
+        return None
+
+
+# An allowing rule is an exception from those that ask.
+_ORDER = (GuardVerdict.REFUSE, GuardVerdict.ALLOW, GuardVerdict.ASK)
