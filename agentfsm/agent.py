@@ -372,8 +372,9 @@ class Agent(Generic[A_co]):
     """
 
     guards: tuple[CallGuard, ...] = attrs.field(default=(), converter=as_guards)
-    """Guards that decide on calls before they start, such as `Guard.default()` of `agentfsm.guards`; empty for no
-    rules. Each decision is an event of the journal. The runs of sub-agents obey the guards of their callers as well.
+    """Guards that decide on calls before they start; empty for no rules. `Guard.default()` of `agentfsm.guards` is the
+    recommended policy. Each decision is an event of the journal. The runs of sub-agents obey the guards of their
+    callers as well.
     """
 
     planner: PlanMaker | None = None

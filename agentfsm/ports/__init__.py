@@ -7,6 +7,7 @@ names from this module; only the package itself imports from the files below.
 from agentfsm.ports.context import CompactionBudget, Context, ContextPolicy, GroupKind, MessageGroup, PolicyAsk
 from agentfsm.ports.embedder import Embedder, Embeddings
 from agentfsm.ports.followers import Delivery, Follower, FollowerStart
+from agentfsm.ports.guards import CallGuard, GuardDecision, GuardedCall, ToolTraits
 from agentfsm.ports.model import (
     CallChunk,
     Chunk,
@@ -57,6 +58,7 @@ __all__ = [
     "ALL_RUNS",
     "NO_EXPIRY",
     "CallChunk",
+    "CallGuard",
     "Chunk",
     "Claim",
     "Clock",
@@ -76,6 +78,8 @@ __all__ = [
     "FollowerStart",
     "FollowerStatus",
     "GroupKind",
+    "GuardDecision",
+    "GuardedCall",
     "Judge",
     "JudgeAsk",
     "Lease",
@@ -109,5 +113,6 @@ __all__ = [
     "ToolDefinition",
     "ToolSandbox",
     "ToolSelector",
+    "ToolTraits",
     "UnreadRun",
 ]

@@ -19,6 +19,8 @@ class ToolTraits(Value):
     """Traits of a tool that rules are about."""
 
     name: str
+    """Name of the tool."""
+
     labels: tuple[Label, ...] = ()
     """Labels that the tool declares."""
 
@@ -33,6 +35,8 @@ class GuardedCall(Value):
     """A call that a guard decides on: it could run now, and has not started."""
 
     tool: ToolTraits
+    """Traits of the tool that is called."""
+
     arguments: SimpleNamespace
     """Validated arguments, defaults included."""
 
@@ -53,6 +57,8 @@ class GuardDecision(Value):
     """Decision of a guard on a call, with its reason."""
 
     verdict: GuardVerdict
+    """The verdict."""
+
     rule: str
     """Rule that gave the verdict, as it is written in code."""
 
