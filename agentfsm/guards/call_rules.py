@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from agentfsm.ports.guards import GuardedCall, ToolTraits
 
 
-# Labels of what was read, in words.
+# Labels of data, in words.
 _READ_WORDS: Final = {Label.UNTRUSTED: "untrusted content", Label.PRIVATE: "private data"}
-# Labels of what a call does, in words.
+# Labels of effects, in words.
 _EFFECT_WORDS: Final = {Label.SENDS_OUT: "sends data out", Label.IRREVERSIBLE: "cannot be undone"}
 
 

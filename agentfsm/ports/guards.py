@@ -26,7 +26,7 @@ class ToolTraits(Value):
 
     @property
     def effects(self) -> frozenset[Label]:
-        """Labels of what a call does, which count from its start."""
+        """Labels of the effects of a call, which count from its start."""
         return EFFECT_LABELS.intersection(self.labels)
 
 

@@ -165,4 +165,4 @@ def _build_refusal(entry: OpenCall, decided: e.Guarded) -> ToolResult:
 
 def format_refusal(decided: e.Guarded) -> str:
     """Return the text for the model about a call that guards refuse."""
-    return f"not run: {decided.reason}. Do not try it again; go on without it, and say what you could not do."
+    return f"not run: {decided.reason}. Do not try it again; go on without it, and tell the user that it was not done."
