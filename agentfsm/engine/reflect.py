@@ -54,7 +54,8 @@ async def reflect(execution: Execution, effect: Reflect, _calls: ToolCalls) -> S
     if effect.draft is None:
         return await _review_results(execution, effect)
     if execution.config.guards and (refusal := check_data(execution, execution.journal.run.labels)) is not None:
-        return fail(execution, StopReason.GUARD, f"the answer may hold data that the run must not read: {refusal.reason}")
+        message = f"the answer may hold data that the run must not read: {refusal.reason}"
+        return fail(execution, StopReason.GUARD, message)
     objection = await _review_draft(execution, effect)
     return await _accept_draft(execution) if objection is None else objection
 
