@@ -170,7 +170,7 @@ async def test_many_clients_lose_nothing(clients):
     @tool(read_only=True)
     async def look(at: int) -> str:
         """Look at a place."""
-        await anyio.sleep(0.05)
+        await anyio.sleep(0.01)
         return "seen"
 
     script = [say("", call("look", at=number)) for number in range(40)]

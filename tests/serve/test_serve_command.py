@@ -126,12 +126,13 @@ def test_keys(folder, capsys, monkeypatch):
     hooks = {"incoming": {"crm": {"secret": "${CRM_SECRET}", "user": "bot"}}}
     (folder / "hooks.json").write_text(json.dumps(hooks), encoding="utf-8")
     with server_in(folder, "--keys", "keys.json", "--webhooks", "hooks.json") as (_process, client):
-        assert client.get("/v1/agents").status_code == 401
         assert client.post("/v1/hooks/crm").status_code == 401
         headers = {"authorization": f"Bearer {key}"}
         assert client.get("/v1/agents", headers=headers).json()["agents"][0]["name"] == "shop"
-        assert client.get("/v1/agents", headers=headers | {"host": "evil.example"}).status_code == 421
-        assert client.get("/v1/agents", headers=headers | {"origin": "http://evil.example"}).status_code == 403
+        for path in ("/v1/agents", "/mcp"):
+            assert client.get(path).status_code == 401
+            assert client.get(path, headers=headers | {"host": "evil.example"}).status_code == 421
+            assert client.get(path, headers=headers | {"origin": "http://evil.example"}).status_code == 403
         assert main(["keys", "list", "keys.json", "--json"]) == 0
         listed = capsys.readouterr().out
         rights = {"scopes": ["approve", "run"], "roles": [], "four_eyes": True}
