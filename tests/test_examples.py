@@ -324,3 +324,24 @@ def test_one_server_is_read_and_the_other_written_with_a_yes(backend, capsys):
     assert lines[-1] == 'supplier__order({"item": "tea", "boxes": 12}): done, approved by ann'
     assert sum(line.endswith(": done") for line in lines) == 3
     assert run.state is State.DONE
+
+
+# The assistant.
+
+
+def test_the_assistant_remembers_and_forgets():
+    """Across processes and agents, for its user only; and of what is forgotten no byte remains."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        example("assistant").main()
+    assert out.getvalue().splitlines() == [
+        "monday, writer: Sales rose by 7 %.",
+        "tuesday, assistant to ann: Yesterday's report says that sales rose by 7 %, and you live in Porto.",
+        "tuesday, assistant to bob: I know of no report, and I do not know where you live.",
+        "waits for approval: forget_memory",
+        "tuesday, assistant to ann: It is forgotten (deleted: 2).",
+        "tuesday, assistant to ann: I know of no report, and I do not know where you live.",
+        "'Porto' in a file: True",
+        "items forgotten for ann: 1",
+        "'Porto' in a file: False",
+    ]
