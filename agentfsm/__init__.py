@@ -85,6 +85,9 @@ if TYPE_CHECKING:
     ask_user: Tool[..., Any]
     """Tool with which the model asks the user a question: the call waits for the answer, which is its result."""
 
+    note: Tool[..., Any]
+    """Tool with which the model makes notes for itself, which it reads also after a compaction."""
+
     wait: Tool[..., Any]
     """Tool with which the model waits until a message arrives or a time is up."""
 
@@ -175,6 +178,7 @@ __all__ = [
     "ask_user",
     "difference",
     "next_state",
+    "note",
     "tool",
     "usage_by_purpose",
     "wait",
@@ -182,7 +186,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in ("ask_user", "wait"):  # built on first use, because their schemas import pydantic
+    if name in ("ask_user", "note", "wait"):  # built on first use, because their schemas import pydantic
         return getattr(import_module("agentfsm.tools.builtin"), name)()
     if name == "__version__":
         return import_module("importlib.metadata").version("agentfsm")

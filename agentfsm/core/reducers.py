@@ -18,6 +18,7 @@ from agentfsm.core.labels import Label, LabelSource, join_labels
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import next_state
 from agentfsm.core.messages import Outcome, SystemMessage, ToolResult, UserMessage
+from agentfsm.core.notes import NOTE_TOOL, update_notes
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.plans import ENGINE_TOOLS, PlanProgress, accepted_plan, build_results_note
 from agentfsm.core.recalled_items import build_recall_note
@@ -442,16 +443,27 @@ def _close_turn(run: RunFields, results: list[ToolResult]) -> Changes:
 
     Calls of a plan move to its record, and the model reads their results in a note.
     """
+    notes: Changes = {}
+    for result in results:  # without a call, since nearly no turn has notes
+        if result.tool == NOTE_TOOL:
+            notes = _take_notes(run, results)
+            break
     if run.reply is None and run.open and run.plan is not None:
         closed = [
             attrs.evolve(entry, phase=Phase.FINISHED, result=result)
             for entry, result in zip(run.open, results, strict=True)
         ]
         plan = attrs.evolve(run.plan, closed=(*run.plan.closed, *closed))
-        return {"messages": run.messages.with_appended(build_results_note(closed)), "plan": plan, "open": ()}
+        return {"messages": run.messages.with_appended(build_results_note(closed)), "plan": plan, "open": (), **notes}
     if run.reply is None:
         return {} if run.messages else {"messages": _initial_history(run)}
-    return {"messages": run.messages.with_appended(run.reply, *results), "reply": None, "open": ()}
+    return {"messages": run.messages.with_appended(run.reply, *results), "reply": None, "open": (), **notes}
+
+
+def _take_notes(run: RunFields, results: list[ToolResult]) -> Changes:
+    pairs = zip(run.open, results, strict=True)
+    noted = [entry.call for entry, result in pairs if result.tool == NOTE_TOOL and result.outcome is Outcome.DONE]
+    return {"notes": update_notes(run.notes, noted)}
 
 
 def _interrupted_outcome(entry: OpenCall, reason: StopReason) -> tuple[Outcome, str]:

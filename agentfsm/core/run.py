@@ -31,6 +31,7 @@ from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.header import Header
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, HostedContent, Message, ToolCall, ToolResult, join_hosted
+from agentfsm.core.notes import describe_hidden_work
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.plans import ENGINE_TOOLS
 from agentfsm.core.reducers import apply_event
@@ -169,6 +170,14 @@ class Run(RunFields, Generic[A_co]):
     def shown(self) -> tuple[Message, ...]:
         """Messages that the model is shown: all, or the compacted ones followed by those added since."""
         return self.compacted_messages + self.messages[self.cutoff :]
+
+    @property
+    def closing_note(self) -> str:
+        """Text at the end of the next request: notes and plan steps that a compaction hides, and the reminder."""
+        if not self.cutoff or not (self.notes or self.plan is not None):
+            return self.reminder
+        work = describe_hidden_work(self.notes, self.plan, self.messages, self.shown)
+        return "\n\n".join(filter(None, (work, self.reminder)))
 
     @property
     def calls(self) -> tuple[CallRecord, ...]:

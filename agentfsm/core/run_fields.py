@@ -16,6 +16,7 @@ from agentfsm.core.labels import Label, LabelSource, highest_level
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import START, State
 from agentfsm.core.messages import AssistantMessage, Message
+from agentfsm.core.notes import Note
 from agentfsm.core.pending import Pending
 from agentfsm.core.plans import PlanProgress
 from agentfsm.core.segments import Segment
@@ -72,6 +73,9 @@ class RunFields(Value):
 
     plan: PlanProgress | None = None
     """Plans of the run, and the closed calls of their steps; None if none was made."""
+
+    notes: Mapping[str, Note] = attrs.field(factory=dict)
+    """Notes of the model, by their keys, oldest first; from its calls of the tool `note`."""
 
     usage: Usage = Usage()
     unpriced: tuple[str, ...] = ()

@@ -99,7 +99,7 @@ def _hash_request(execution: Execution) -> str:
     config, ledger, run = execution.config, execution.ledger, execution.journal.run
     ledger.update(run)
     tools, settings = list_offered_tools(execution), config.resolve_settings(run)
-    return config.request_digest(ledger, tools, settings, run.reminder)
+    return config.request_digest(ledger, tools, settings, run.closing_note)
 
 
 def _hash_plan(execution: Execution, event: e.Planned) -> str:

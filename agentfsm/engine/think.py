@@ -152,10 +152,11 @@ async def _prepare_request(
     if (engine.reminder is not None or run.reminder) and (changed := _update_reminder(engine, run)) is not None:
         return changed
     tools, settings = list_offered_tools(execution), engine.resolve_settings(run)
-    tally.overhead_tokens = engine.overhead_tokens(tally.counter, tools, run.reminder)
+    note = run.closing_note if run.cutoff else run.reminder  # without a compaction, nothing is hidden
+    tally.overhead_tokens = engine.overhead_tokens(tally.counter, tools, note)
     if (cut := await compact_if_needed(execution, tools, settings)) is not None:
         return cut
-    request = engine.request_digest(tally, tools, settings, run.reminder)
+    request = engine.request_digest(tally, tools, settings, note)
     return PreparedRequest(execution, effect, tools, request, settings)
 
 

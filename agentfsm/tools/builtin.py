@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.errors import ModelRetry
+from agentfsm.core.notes import MAX_KEY_CHARS, MAX_NOTE_CHARS, NOTE_TOOL
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.tool_traits import Level
 from agentfsm.tools.run_context import RunContext
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import Media
     from agentfsm.core.run import Run
     from agentfsm.ports.model import ToolDefinition
+    from agentfsm.tools.schema.binding import Arguments
 
 READ_RESULT: Final = "read_result"
 FIND_TOOLS: Final = "find_tools"
@@ -137,6 +139,30 @@ def _wait(seconds: float, reason: str) -> str:
         reason: Reason for the wait, for people who look at the run.
     """
     raise AssertionError(seconds, reason)  # external tools are never called
+
+
+@cache
+def note() -> Tool[..., Any]:
+    """Return the tool with which a model makes notes for itself, which no compaction takes from it."""
+    return make_tool(_note, name=NOTE_TOOL, read_only=True, validate=_find_flaw)
+
+
+async def _note(key: str, value: str) -> str:
+    """Keep a finding that later steps need, such as an id, a figure or a decision. You see your notes until the end.
+
+    Args:
+        key: Short name of the finding, up to 100 characters. A note with the same key is replaced.
+        value: The finding, up to 300 characters; empty to remove the note.
+    """
+    return f"noted: {key}" if value.strip() else f"removed: {key}"
+
+
+def _find_flaw(arguments: Arguments) -> str | None:
+    if not 0 < len(arguments.key.strip()) <= len(arguments.key) <= MAX_KEY_CHARS:
+        return f"key: 1 to {MAX_KEY_CHARS} characters"
+    if len(arguments.value) > MAX_NOTE_CHARS:
+        return f"value: {len(arguments.value)} characters, and {MAX_NOTE_CHARS} are the most; note only what you need"
+    return None
 
 
 def find_builtin(run: Run, name: str) -> Tool[..., Any] | None:

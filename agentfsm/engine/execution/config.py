@@ -208,17 +208,17 @@ class EngineConfig(Value):
         """Return the tokens of messages from which a compaction is due."""
         return int(self.context.share * self.room_tokens(ledger, settings))
 
-    def overhead_tokens(self, counter: TokenCounter, tools: Sequence[ToolDefinition], reminder: str) -> int:
-        """Return the tokens of instructions, tool definitions and reminder; all but the last are counted once."""
+    def overhead_tokens(self, counter: TokenCounter, tools: Sequence[ToolDefinition], note: str) -> int:
+        """Return the tokens of instructions, tool definitions and closing note; all but the last are counted once."""
         key = counter.encoding, *self._tools_key(tools)
         tokens = self._overhead_by_tools.get(key)
         if tokens is None:
             tokens = counter.count(self.full_instructions) + count_tools(tools, counter, self.model.name)
             self._overhead_by_tools[key] = tokens
-        return tokens + counter.count(reminder) + MESSAGE_TOKENS if reminder else tokens
+        return tokens + counter.count(note) + MESSAGE_TOKENS if note else tokens
 
     def request_digest(
-        self, ledger: TokenLedger, tools: Sequence[ToolDefinition], settings: Settings, reminder: str
+        self, ledger: TokenLedger, tools: Sequence[ToolDefinition], settings: Settings, note: str
     ) -> str:
         """Return two hashes of a request, 8 hexadecimal digits each: of the agent's part, and of the messages."""
         if settings is not self.settings:
@@ -227,8 +227,8 @@ class EngineConfig(Value):
             shape = known
         else:
             shape = self._shape_hashes[key] = self._hash_shape(settings, tools)
-        if reminder:
-            shape = short_hash(f"{shape} {reminder}", 8)
+        if note:
+            shape = short_hash(f"{shape} {note}", 8)
         return f"{shape}-{ledger.digest}"
 
     def _hash_shape(self, settings: Settings, tools: Sequence[ToolDefinition]) -> str:

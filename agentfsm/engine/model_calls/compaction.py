@@ -75,7 +75,7 @@ async def _count_exactly(execution: Execution, tools: Sequence[ToolDefinition]) 
     engine, tally = execution.config, execution.ledger
     if tally.counter is BYTE_COUNTER:
         counter = await engine.load_counter(engine.model.name)
-        tally.overhead_tokens = engine.overhead_tokens(counter, tools, execution.journal.run.reminder)
+        tally.overhead_tokens = engine.overhead_tokens(counter, tools, execution.journal.run.closing_note)
         for _ in tally.recount_in_batches(execution.journal.run, counter):
             await checkpoint()
 

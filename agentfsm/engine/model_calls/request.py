@@ -163,10 +163,11 @@ def _build_request(prepared: PreparedRequest, cap_tokens: int | None) -> Request
     if choice is not None and choice not in _TOOL_CHOICE_MODES and all(choice != tool.name for tool in prepared.tools):
         settings = attrs.evolve(settings, tool_choice=None)  # a provider refuses the name of a tool that it has not got
     run, messages = prepared.execution.journal.run, prepared.effect.messages
-    has_note = run.reminder != "" and not isinstance(messages[-1], AssistantMessage)  # a paused reply goes on
+    note = run.closing_note if run.cutoff else run.reminder
+    has_note = note != "" and not isinstance(messages[-1], AssistantMessage)  # a paused reply goes on
     return Request(
         instructions=engine.full_instructions if engine.registry.instructions else engine.instructions,
-        messages=(*messages, SystemMessage(text=run.reminder)) if has_note else messages,
+        messages=(*messages, SystemMessage(text=note)) if has_note else messages,
         passing=1 if has_note else 0,
         tools=prepared.tools,
         hosted_tools=() if run.limit_reached is not None else engine.registry.hosted,

@@ -1,0 +1,100 @@
+"""Working memory: the notes of a run, and the text of notes and plan steps that a compaction hides from the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from agentfsm.core.calls import parse_arguments
+from agentfsm.core.messages import AssistantMessage, Message, MessageOrigin, Outcome, ToolCall, UserMessage
+from agentfsm.core.plans import PlanProgress, find_step_number
+from agentfsm.core.text_safety import fence_untrusted, strip_unsafe
+from agentfsm.core.value import Value
+
+NOTE_TOOL: Final = "note"
+# Notes of a run: the oldest are dropped.
+MAX_NOTES: Final = 50
+MAX_KEY_CHARS: Final = 100
+# Source: document G, 3.
+MAX_NOTE_CHARS: Final = 300
+MAX_RESULT_CHARS: Final = 200
+
+
+@attrs.frozen(kw_only=True)
+class Note(Value):
+    """A note that the model has made for itself, by a call of the tool `note`."""
+
+    text: str
+    """The note."""
+
+    call_id: str
+    """Id of the call that made it."""
+
+
+def update_notes(notes: Mapping[str, Note], calls: Iterable[ToolCall]) -> Mapping[str, Note]:
+    """Return the notes after calls of `note` that succeeded, in their order. A note without a text is removed.
+
+    Calls of another tool with the name `note`, whose arguments are not a key and a value, change nothing.
+    """
+    for call in calls:
+        arguments = parse_arguments(call)
+        key, value = arguments.get("key"), arguments.get("value")
+        if len(arguments) != 2 or not isinstance(key, str) or not isinstance(value, str):  # noqa: PLR2004  key and value
+            continue
+        others = {name: note for name, note in notes.items() if name != key}
+        kept = [*others.items(), *([(key, Note(text=value, call_id=call.id))] if value.strip() else [])]
+        notes = dict(kept[-MAX_NOTES:])
+    return notes
+
+
+def describe_hidden_work(
+    notes: Mapping[str, Note], plan: PlanProgress | None, messages: Sequence[Message], shown: Sequence[Message]
+) -> str:
+    """Return the notes and the steps of the plan as the model reads them, if it is not shown them; else nothing.
+
+    If one note is hidden, all are returned, and the same holds for steps.
+
+    Args:
+        notes: The notes, by key.
+        plan: The plans of the run; None if there are none.
+        messages: The whole history.
+        shown: The messages that the model is shown.
+    """
+    is_plan_hidden = plan is not None and _count_plan_notes(shown) < _count_plan_notes(messages)
+    calls = {call.id for message in shown if isinstance(message, AssistantMessage) for call in message.calls}
+    lines: list[str] = []
+    if any(_is_hidden(note.call_id, calls, is_plan_hidden=is_plan_hidden) for note in notes.values()):
+        lines += ["Your notes:", *[f"- {_shorten(key)}: {_shorten(note.text)}" for key, note in notes.items()]]
+    if plan is not None and is_plan_hidden:
+        lines += ["The steps of your plan:", *_describe_steps(plan)]
+    text = "\n".join(lines)
+    return f"[Working memory] From messages that are not shown any more. {fence_untrusted(text)}" if lines else ""
+
+
+def _count_plan_notes(messages: Iterable[Message]) -> int:
+    return sum(isinstance(each, UserMessage) and each.origin is MessageOrigin.PLAN for each in messages)
+
+
+def _is_hidden(call_id: str, shown_calls: set[str], *, is_plan_hidden: bool) -> bool:
+    return call_id not in shown_calls if find_step_number(call_id) is None else is_plan_hidden
+
+
+def _describe_steps(plan: PlanProgress) -> list[str]:
+    lines: list[str] = []
+    closed: set[int | None] = set()
+    for entry in plan.steps:
+        number, result = find_step_number(entry.call.id), entry.result
+        closed.add(number)
+        if result is not None:
+            mark = "[x]" if result.outcome is Outcome.DONE else "[!]"
+            done = _shorten(f"{entry.call.name} {entry.call.arguments}", MAX_RESULT_CHARS)
+            lines.append(f"{mark} {number}. {done}: {_shorten(result.content, MAX_RESULT_CHARS)}")
+    left = () if plan.plan is None else [step for step in plan.plan.steps if step.id not in closed]
+    return lines + [f"[ ] {_shorten(step.describe(), MAX_RESULT_CHARS)}" for step in left]
+
+
+def _shorten(text: str, chars: int = MAX_NOTE_CHARS) -> str:
+    line = " ".join(strip_unsafe(text).split())
+    return line if len(line) <= chars else f"{line[: chars - 3]}..."
