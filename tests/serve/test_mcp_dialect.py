@@ -12,6 +12,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from agentfsm import Agent, RunContext, tool
 from agentfsm._plugins import require_extra
+from agentfsm.core.errors import StoreError
 from agentfsm.core.messages import ToolResult
 from agentfsm.serve import RateLimits, serve
 from agentfsm.serve.dialects import mcp_sessions
@@ -197,6 +198,24 @@ async def test_keys_and_limits_are_those_of_the_gateway():
         large = await server.post("/mcp", content=b" " * 5_000_000, headers=ACCEPT | named("bob"))
         assert large.status_code == 413
         assert (await server.put("/mcp", headers=named("bob"))).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("error", "text"), [(StoreError, "the store does not answer: try again"), (KeyError, "the server failed; its log")]
+)
+async def test_errors_hide_what_failed(error, text, monkeypatch):
+    """The texts of stores and of bugs may have names and addresses, which no client is shown."""
+    agent = paying()
+    async with serving(agent) as server, connected(server) as client:
+        run_id = (await said(client, "start", prompt="pay"))["run_id"]
+
+        async def fail(*_args, **_options):
+            raise error("db.internal:5432")
+
+        monkeypatch.setattr(agent.store, "read", fail)
+        told = await refused(client, "status", run_id=run_id)
+        assert told.startswith(text)
+        monkeypatch.undo()
 
 
 async def test_a_shutdown_ends_what_is_open():
