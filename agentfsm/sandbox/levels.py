@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +31,16 @@ MAX_OUTPUT_BYTES: Final = 64 << 10
 # Seconds that a trial of a sandbox may take.
 _TRIAL_S: Final = 20
 _HOME: Final = "/tmp"  # noqa: S108  a private tmpfs in memory
+# Environment of each process of a sandbox. Allocators and libraries would reserve address space for each thread.
+BASE_ENVIRONMENT: Final = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": _HOME,
+    "TMPDIR": _HOME,
+    "LANG": "C.UTF-8",
+    "MALLOC_ARENA_MAX": "2",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
 # Loads files of this package without the package itself, whose import would take longer than most calls.
 _START: Final = """
 import sys, types
@@ -76,10 +85,19 @@ class Availability(Value):
 
 def find_isolation() -> Availability:
     """Return the isolation that this machine allows. The first call tries it, which takes about 0.2 s."""
-    return _find_isolation(bubblewrap.find_bubblewrap())
+    program = bubblewrap.find_bubblewrap()
+    if program not in _FOUND:
+        found = _find_isolation(program)
+        if found.isolation is None:  # tried again: the reason may have been a passing one
+            return found
+        _FOUND[program] = found
+    return _FOUND[program]
 
 
-@cache
+# The isolation that was found, by the path of bubblewrap.
+_FOUND: Final[dict[str | None, Availability]] = {}
+
+
 def _find_isolation(program: str | None) -> Availability:
     if sys.platform != "linux" or not system_call_filter.is_supported():
         reason = "Linux on x86-64 or 64-bit ARM is needed"
@@ -111,7 +129,8 @@ def _find_obstacle(level: Isolation, program: str | None) -> str | None:
 def _try(given: bytes) -> dict[str, Any]:
     """Run a supervisor and return its report. Its input stays open until then."""
     pipe, command = subprocess.PIPE, [*supervisor_command(), "-1"]
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, env={}) as supervisor:  # noqa: S603  our own program
+    supervisor = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, env=BASE_ENVIRONMENT)  # noqa: S603  our own
+    with supervisor:
         assert supervisor.stdin is not None  # noqa: S101  for the type checker: both are pipes
         assert supervisor.stdout is not None  # noqa: S101  as above
         supervisor.stdin.write(given)
@@ -123,7 +142,7 @@ def _try(given: bytes) -> dict[str, Any]:
 
 def supervisor_command() -> list[str]:
     """Return the command of a supervisor, without its last argument: the number of the proxy's socket."""
-    return [sys.executable, "-I", "-S", "-c", _START.format(folder=str(PACKAGE_FOLDER), module="supervisor")]
+    return [sys.executable, "-I", "-S", "-B", "-c", _START.format(folder=str(PACKAGE_FOLDER), module="supervisor")]
 
 
 def encode_input(spec: Mapping[str, Any], request: Mapping[str, Any]) -> bytes:
@@ -175,23 +194,11 @@ def _build_command(program: str, mounts: Sequence[Mount]) -> list[str]:
         *("--dev", "/dev", *size, "/dev/shm", *size, _HOME),  # noqa: S108  its own
         *bubblewrap.build_mount_options(mounts),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--"),
-        *(str(Path(sys.executable).resolve()), "-I", "-S", "-c"),
+        *(str(Path(sys.executable).resolve()), "-I", "-S", "-B", "-c"),
         _START.format(folder=str(PACKAGE_FOLDER), module="function_call"),
     ]
 
 
 def _build_environment(*, has_proxy: bool) -> dict[str, str]:
-    environment = {
-        "PATH": "/usr/local/bin:/usr/bin:/bin",
-        "HOME": _HOME,
-        "TMPDIR": _HOME,
-        "LANG": "C.UTF-8",
-        "MALLOC_ARENA_MAX": "2",  # each arena reserves 64 MB of the address space
-        "OPENBLAS_NUM_THREADS": "1",  # as do the threads of libraries
-        "OMP_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    if has_proxy:
-        names = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
-        environment |= dict.fromkeys(names, f"http://127.0.0.1:{PROXY_PORT}")
-    return environment
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy") if has_proxy else ()
+    return BASE_ENVIRONMENT | dict.fromkeys(names, f"http://127.0.0.1:{PROXY_PORT}")

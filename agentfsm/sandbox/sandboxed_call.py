@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from agentfsm.sandbox import bubblewrap
 from agentfsm.sandbox.egress_proxy import open_proxy
 from agentfsm.sandbox.function_reference import FunctionReference, list_import_path, refer_to
 from agentfsm.sandbox.levels import (
+    BASE_ENVIRONMENT,
     MAX_RESULT_BYTES,
     Availability,
     Isolation,
@@ -41,7 +43,8 @@ async def run_function(
     """Call a function in a sandbox; see `Sandbox.run`."""
     reference = refer_to(function)
     available = await anyio.to_thread.run_sync(find_isolation)
-    isolation = available.isolation or (Isolation.UNSANDBOXED if sandbox.allow_unsandboxed else None)
+    may_be_unsandboxed = sandbox.allow_unsandboxed and os.name == "posix"
+    isolation = available.isolation or (Isolation.UNSANDBOXED if may_be_unsandboxed else None)
     if isolation is None:
         return _refuse(available)
     if missing := [path for path in (*sandbox.read, *sandbox.write) if not path.exists()]:
@@ -90,7 +93,7 @@ async def _supervise(given: bytes, proxy_fd: int) -> bytes:
         [*supervisor_command(), str(proxy_fd)],
         stderr=subprocess.STDOUT,
         cwd="/",
-        env={},
+        env=BASE_ENVIRONMENT,
         start_new_session=True,
         pass_fds=() if proxy_fd < 0 else (proxy_fd,),
     )
@@ -128,11 +131,11 @@ def _read_report(sandbox: Rights, isolation: Isolation, written: bytes) -> Sandb
         return _fail(isolation, f"the result has more than {MAX_RESULT_BYTES >> 20} MB as JSON", output)
     try:
         ended = json.loads(result)
-    except ValueError:
+        if "error" in ended:
+            return _read_error(sandbox, isolation, ended["error"], output)
+        return SandboxOutcome(end=SandboxEnd.DONE, level=isolation.value, value=ended["value"])
+    except (ValueError, TypeError, LookupError, RecursionError):  # no result, or one that the function has forged
         return _fail(isolation, _describe_death(sandbox, report["exit_code"], report["cpu_s"]), output)
-    if "error" not in ended:
-        return SandboxOutcome(end=SandboxEnd.DONE, level=isolation.value, value=ended.get("value"))
-    return _read_error(sandbox, isolation, ended["error"], output)
 
 
 def _fail(isolation: Isolation, error: str, trace: str = "") -> SandboxOutcome:
@@ -151,8 +154,8 @@ def _describe_death(sandbox: Rights, exit_code: int, cpu_s: float) -> str:
 
 
 def _read_error(sandbox: Rights, isolation: Isolation, error: Mapping[str, Any], output: str) -> SandboxOutcome:
-    kinds, text = error["kinds"], error["text"]
-    trace = (output + error["trace"])[-_MAX_TRACE_CHARS:]
+    kinds, text = [*map(str, error["kinds"])], str(error["text"])
+    trace = (output + str(error["trace"]))[-_MAX_TRACE_CHARS:]
     if "ModelRetry" in kinds:
         return SandboxOutcome(end=SandboxEnd.RETRY, level=isolation.value, error=text, trace=trace)
     reason = f"{kinds[0]}: {text}" if text else str(kinds[0])

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import sys
 from contextlib import nullcontext
 from functools import cache
 
@@ -13,7 +14,7 @@ from agentfsm.sandbox import Isolation, Sandbox, find_isolation
 from tests.support import sandbox_functions
 from tests.support.database_servers import debian
 from tests.support.sandbox_escapes import LEVELS, outside, try_escapes, without_bubblewrap
-from tests.support.unprivileged import run_unprivileged
+from tests.support.unprivileged import ROOT, run_unprivileged
 
 # Attempts that lead to the same wherever they are made.
 EXPECTED = {
@@ -26,6 +27,7 @@ EXPECTED = {
     "secret": "ENOENT",
     "secret_by_link": "ENOENT",
     "secret_by_swap": "ENOENT",
+    "descriptors": "4",  # the standard ones, and the pipe of the result
     "read": "a note",
     "write": "1",
     "write_read": "EROFS",
@@ -48,12 +50,13 @@ EXPECTED = {
     "keyring": "EPERM",
     "io_uring": "EPERM",
     "mount": "EPERM",
+    "message_queue": "EPERM",
     "pair": "2",
     "thread": "ran",
 }
 OWN_ENVIRONMENT = {
     *("HOME", "LANG", "MALLOC_ARENA_MAX", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PATH"),
-    *("PWD", "PYTHONDONTWRITEBYTECODE", "TMPDIR"),
+    *("PWD", "TMPDIR"),
 }
 
 
@@ -153,3 +156,25 @@ async def test_a_cancelled_call_has_ended(level, lock):
         assert not is_free(lock)
         group.cancel_scope.cancel()
     assert is_free(lock)
+
+
+KILLED = """
+import sys, anyio
+from agentfsm.sandbox import Sandbox
+from tests.support import sandbox_functions
+anyio.run(Sandbox(write=[sys.argv[1]]).run, sandbox_functions.sleep, (sys.argv[2],), {})
+"""
+
+
+async def test_a_sandbox_ends_with_a_process_that_is_killed(lock):
+    """Nothing of a call goes on when the process of its agent has been killed."""
+    if find_isolation().isolation is None:
+        pytest.skip(f"no sandbox here: {find_isolation().description}")
+    words = [sys.executable, "-c", KILLED, str(lock.parent), str(lock)]
+    async with await anyio.open_process(words, cwd=ROOT) as process:
+        while not lock.exists() or lock.read_text() != "locked":  # noqa: ASYNC110  written by another process
+            await anyio.sleep(0.01)
+        process.kill()
+        await process.wait()
+    while not is_free(lock):  # noqa: ASYNC110  of processes that are not ours
+        await anyio.sleep(0.01)

@@ -36,11 +36,27 @@ def port():
         thread.join()
 
 
-async def test_only_the_hosts_of_the_list_are_reached(port):
-    """A listed address is; another port is not, nor a name with a private address, nor a host by its address."""
+@pytest.fixture
+def sandboxed():
+    """Skip where there is no sandbox."""
     debian("bwrap", "bubblewrap")
     if find_isolation().isolation is None:
         pytest.skip(f"no sandbox here: {find_isolation().description}")
+
+
+@pytest.mark.usefixtures("sandboxed")
+async def test_there_is_no_way_around_the_proxy(port):
+    """Connections elsewhere are refused, and open ones that say nothing do not hold up the end of the call."""
+    sandbox = Sandbox(hosts=[f"127.0.0.1:{port}"])
+    ended = await sandbox.run(sandbox_functions.go_around_the_proxy, (port,), {})
+    assert (ended.value["file"], ended.value["dns"]) == ("EACCES", "gaierror")
+    # Landlock refuses it from version 4 on; before, there is nothing at this port of the sandbox's own network.
+    assert ended.value["direct"] in {"EACCES", "ECONNREFUSED"}
+
+
+@pytest.mark.usefixtures("sandboxed")
+async def test_only_the_hosts_of_the_list_are_reached(port):
+    """A listed address is; another port is not, nor a name with a private address, nor a host by its address."""
     sandbox = Sandbox(hosts=[f"127.0.0.1:{port}", f"localhost:{port}"])
     urls = [
         f"http://127.0.0.1:{port}/a?b=1",

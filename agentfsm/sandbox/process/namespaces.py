@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
 import struct
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
 from agentfsm.sandbox.process import syscalls
+
+if sys.platform != "win32":
+    import fcntl
 
 _NAMESPACES: Final = (
     syscalls.CLONE_NEWNS
@@ -21,7 +24,9 @@ _NAMESPACES: Final = (
     | syscalls.CLONE_NEWNET
 )
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom")
-_ROOT_OPTIONS: Final = "mode=755,size=1m"
+# Files in /tmp: each takes memory of the kernel, besides its content.
+_MAX_TEMPORARY_FILES: Final = 16_384
+_ROOT_OPTIONS: Final = "mode=755,size=1m,nr_inodes=4096"
 # Exit code of a process that a signal ended, beside the number of the signal: as in a shell.
 SIGNAL_EXIT: Final = 128
 _SIOCSIFFLAGS: Final = 0x8914
@@ -73,7 +78,13 @@ def _build_file_system(spec: Mapping[str, Any]) -> None:
     for folder in ("/tmp", "/dev/shm"):  # noqa: S108  its own
         os.makedirs(f"/new{folder}")  # noqa: PTH103  as above
         flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
-        syscalls.mount("tmpfs", f"/new{folder}", "tmpfs", flags, f"mode=1777,size={spec['temporary_bytes']}")
+        syscalls.mount(
+            "tmpfs",
+            f"/new{folder}",
+            "tmpfs",
+            flags,
+            f"mode=1777,size={spec['temporary_bytes']},nr_inodes={_MAX_TEMPORARY_FILES}",
+        )
     for device in _DEVICES:
         _bind(f"/old/dev/{device}", f"/new/dev/{device}", None)
     for kind, source, target in spec["mounts"]:

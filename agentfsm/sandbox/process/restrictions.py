@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
 import struct
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
 from agentfsm.sandbox.process import syscalls, system_call_filter
+
+if sys.platform != "win32":
+    import resource
 
 # The kernel does not count the processes of root, so a process of root becomes another user: one of its own among those
 # that nobody uses, or "nobody" if it writes to folders, whose files need an owner that is known.

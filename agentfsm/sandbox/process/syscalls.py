@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from typing import Final
+from typing import Any, Final
 
-_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc: Final[Any] = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
 
 # Namespaces, from linux/sched.h.
 CLONE_NEWNS: Final = 0x00020000

@@ -38,6 +38,7 @@ _REFUSED: Final[dict[str, tuple[int | None, int | None]]] = {
     "mount": (165, 40),
     "mount_setattr": (442, 442),
     "move_mount": (429, 429),
+    "msgget": (68, 186),  # as shmget
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
     "open_tree": (428, 428),
@@ -50,6 +51,7 @@ _REFUSED: Final[dict[str, tuple[int | None, int | None]]] = {
     "quotactl": (179, 60),
     "reboot": (169, 142),
     "request_key": (249, 218),
+    "semget": (64, 190),
     "setns": (308, 268),
     "shmget": (29, 194),
     "swapon": (167, 224),

@@ -253,7 +253,7 @@ class ToolDispatcher:
         except BaseException:
             tool.breaker.discard(ticket)
             raise
-        if end.error_type in _BREAKER_ERRORS:
+        if end.error_type in _BREAKER_ERRORS and tool.sandbox is None:
             tool.breaker.record_failure(ticket, self.clock.monotonic())
         else:
             tool.breaker.record_success(ticket)
@@ -291,7 +291,8 @@ class ToolDispatcher:
         return True
 
 
-# Errors that suggest that the service is down; wrong arguments, bugs and refusals do not.
+# Errors that suggest that the service is down; wrong arguments, bugs and refusals do not. A function in a sandbox has
+# none: the time of one call says nothing of the next.
 _BREAKER_ERRORS: Final = frozenset({ErrorType.TIMEOUT, ErrorType.UNAVAILABLE, ErrorType.RATE_LIMITED})
 
 
