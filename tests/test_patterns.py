@@ -202,3 +202,7 @@ def test_wrong_options_of_the_patterns_are_refused():
         plan_and_execute(agent, mode="react")
     with pytest.raises(MisuseError):
         plan_and_execute(agent, planner="no such model")
+    with pytest.raises(MisuseError, match="give an Agent"):
+        plan_and_execute(ScriptedModel())
+    with pytest.raises(MisuseError, match=r"reflect_until\(agent='x'\): give an Agent"):
+        reflect_until("x")

@@ -109,12 +109,13 @@ class Prompts:
             folder: The folder.
 
         Raises:
-            MisuseError: if the folder does not exist, or a file is invalid; with the faults of all files.
+            MisuseError: if the folder does not exist. A prompt with an invalid file raises it when it is used.
         """
         if not isinstance(folder, str | Path):
             raise MisuseError(f"Prompts({shorten_repr(folder)}): give the folder of the prompts, a str or a Path")
         self._folder = Path(folder)
         self._prompts: Mapping[str, Mapping[Any, PromptTemplate]] = {}
+        self._faults: Mapping[str, tuple[str, ...]] = {}
         self._log: tuple[Activation, ...] = ()
         self._log_stamp: tuple[int, int] | None = None
         self.reload()
@@ -129,15 +130,20 @@ class Prompts:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the prompts, sorted."""
-        return tuple(sorted(self._prompts))
+        """Names of the prompts, sorted, also of those that have an invalid file."""
+        return tuple(sorted(self._prompts.keys() | self._faults.keys()))
+
+    @property
+    def faults(self) -> Mapping[str, tuple[str, ...]]:
+        """Faults of the invalid files, each with the path of its file, by the name of the prompt."""
+        return self._faults
 
     def reload(self) -> None:
         """Read the folder again."""
         if not self._folder.is_dir():
             raise MisuseError(f"there is no folder {str(self._folder)!r}: give the folder of the prompts")
         found: dict[str, dict[Any, PromptTemplate]] = defaultdict(dict)
-        faults = []
+        faults: dict[str, tuple[str, ...]] = {}
         for path in sorted(self._folder.glob("*/*")):
             if path.suffix not in _SUFFIXES or not is_version(path.stem):
                 continue
@@ -147,9 +153,9 @@ class Prompts:
                     raise MisuseError(f"version {same.version} has another file: delete one of them")  # noqa: TRY301
                 found[prompt.name][prompt.version_key] = prompt
             except (MisuseError, TypeError, ValueError, OSError) as error:
-                faults.append(f"{path}: {error}")
-        if faults:
-            raise MisuseError("\n".join(faults))
+                name = path.parent.name
+                faults[name] = (*faults.get(name, ()), f"{path}: {error}")
+        self._faults = faults
         self._prompts = {name: dict(sorted(versions.items())) for name, versions in found.items()}
         self._read_log()
 
@@ -157,8 +163,11 @@ class Prompts:
         """Return all versions of a prompt, the oldest first.
 
         Raises:
-            MisuseError: if there is no prompt of that name.
+            MisuseError: if there is no prompt of that name, or one of its files is invalid; with the faults of all its
+                files.
         """
+        if name in self._faults:
+            raise MisuseError("\n".join(self._faults[name]))
         if name not in self._prompts:
             known = ", ".join(self.names) or "none"
             raise MisuseError(f"no prompt {name!r} in {self._folder}; there are: {known}")

@@ -90,6 +90,18 @@ def test_the_doctor_reads_prompts(here, prompts):
     assert "BROKEN  prompts" in here("doctor", "--prompts", "prompts", code=1)
 
 
+def test_an_invalid_file_concerns_its_prompt_only(here, prompts):
+    """The list shows the other prompts and the fault; whoever uses the prompt gets the fault."""
+    (prompts.parent / "greeting").mkdir()
+    (prompts.parent / "greeting" / "1.0.md").write_text("+++\n+++\nHello.")
+    (prompts / "3.0.md").write_text("no front matter")
+    assert here("prompts", "list", code=1).startswith("* greeting@1.0")
+    assert "3.0.md: it has no front matter" in here.err
+    assert here("prompts", "render", "greeting") == "Hello.\n"
+    here("prompts", "render", "router", code=2)
+    assert "3.0.md: it has no front matter" in here.err
+
+
 @pytest.mark.parametrize("word", ["other", "router@9.0"])
 def test_what_is_not_there(here, prompts, word):
     """The error names what there is."""

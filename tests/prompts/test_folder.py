@@ -199,7 +199,7 @@ def test_two_files_of_one_version(folder):
     """Versions are equal as numbers."""
     write(folder, "v2.0.0")
     with pytest.raises(MisuseError, match=r"v2.0.0.md: version .* has another file"):
-        Prompts(folder)
+        Prompts(folder)["billing"]
 
 
 @pytest.mark.parametrize(
@@ -218,11 +218,17 @@ def test_two_files_of_one_version(folder):
     ],
 )
 def test_front_matter_is_checked(folder, front, message):
-    """All faults of a folder at once, each with its file."""
+    """All faults of a prompt at once, each with its file. The other prompts of the folder are not affected."""
     write(folder, "3.0", front=front)
     (folder / "billing" / "3.1.md").write_text("no front matter")
+    (folder / "greeting").mkdir()
+    (folder / "greeting" / "1.0.md").write_text("+++\n+++\nHello.")
+    prompts = Prompts(folder)
+    assert prompts["greeting"].text == "Hello."
     with pytest.raises(MisuseError, match=message) as caught:
-        Prompts(folder)
+        prompts["billing"]
+    assert prompts.names == ("billing", "greeting")
+    assert "\n".join(prompts.faults["billing"]) == str(caught.value)
     assert "3.0.md" in str(caught.value)
     assert "3.1.md: it has no front matter" in str(caught.value)
 

@@ -80,14 +80,18 @@ def list(args: argparse.Namespace, terminal: Terminal) -> ExitCode:  # noqa: A00
             "passed": reports[-1].passed if (reports := prompts.results(prompt)) else None,
         }
         for name in prompts.names
+        if name not in prompts.faults
         for prompt in prompts.versions(name)
     ]
+    faults = [fault for each in prompts.faults.values() for fault in each]
     if terminal.json:
-        terminal.document({"prompts": rows})
+        terminal.document({"prompts": rows, "faults": faults})
     for row in () if terminal.json else rows:
         result = "not tested" if row["passed"] is None else "passed" if row["passed"] else "failed"
         terminal.out(f"{'*' if row['in_use'] else ' '} {row['name']}@{row['version']}  {row['digest']}  {result}")
-    return ExitCode.DONE
+    for fault in faults:
+        terminal.err(fault)
+    return ExitCode.FAILED if faults else ExitCode.DONE
 
 
 def show(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
