@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -212,6 +213,24 @@ def test_nothing_is_sent_that_nobody_hears(redis_url):
             relay.publish(run_id, piece)
         inbox.wait(1)
         assert client.info("commandstats")["cmdstat_publish"]["calls"] == 1
+    leave()
+
+
+def test_text_before_its_stream_is_kept_for_a_moment(redis_url, monkeypatch):
+    """So that a stream which is opened while the model begins has the text from its beginning, in order."""
+    monkeypatch.setattr(broadcast, "HOLD_S", 60.0)
+    relay, inbox = DeltaRelay(redis_url), Inbox()
+    pieces = [Piece(TextDelta(text=text, run_id="late", turn=1, attempt=1), at) for at, text in enumerate("abc")]
+    with redis.Redis.from_url(redis_url) as client:
+        client.config_resetstat()
+        relay.publish("late", pieces[0])
+        while "cmdstat_pubsub|numsub" not in client.info("commandstats"):
+            time.sleep(0.005)
+    relay.publish("late", pieces[1])
+    leave = DeltaRelay(redis_url).subscribe("late", inbox.take)
+    inbox.wait(2)
+    relay.publish("late", pieces[2])
+    assert inbox.wait(3) == pieces
     leave()
 
 

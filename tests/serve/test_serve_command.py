@@ -62,7 +62,9 @@ def read_events(lines, count=None):
     return found
 
 
-@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
+@pytest.mark.parametrize(
+    "ends", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)], ids=["kill", "term"]
+)
 def test_a_client_goes_on_with_the_next_server(folder, ends):
     """The server dies in the middle of a call. The next one executes the run, and the client misses no event."""
     with server_in(folder) as (process, client):

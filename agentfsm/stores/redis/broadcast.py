@@ -7,11 +7,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import attrs
 
-from agentfsm.stores.redis.server import DEFAULT_PREFIX, build_connection, format_address, iter_messages, publish_heard
+from agentfsm.stores.redis.server import (
+    DEFAULT_PREFIX,
+    RedisConnection,
+    build_connection,
+    format_address,
+    iter_messages,
+    publish_heard,
+)
 
 _log = logging.getLogger("agentfsm.stores")
 
@@ -19,6 +26,8 @@ _log = logging.getLogger("agentfsm.stores")
 MAX_WAITING: Final = 10_000
 # Seconds between two requests of a sender. A person does not notice it, and the items in between share a request.
 PAUSE_S: Final = 0.02
+# Seconds for which items are kept for a listener that is about to come: the time from the start of a run to its stream.
+HOLD_S: Final = 0.3
 # Seconds after which a new listener is subscribed at the latest.
 CHECK_S: Final = 0.05
 # Seconds between two attempts to reach a server that is away.
@@ -36,6 +45,15 @@ def _start_thread(run: Callable[[], None], name: str) -> bool:
     return True
 
 
+class _Waiting(NamedTuple):
+    """An item that was not sent yet."""
+
+    channel: str
+    item: Any
+    since: float
+    """Time at which it was handed over, monotonic seconds."""
+
+
 def _check_url(_broadcast: object, _attribute: object, url: str) -> None:
     build_connection(url)
 
@@ -45,7 +63,8 @@ class RedisBroadcast:
     """Sends items to the listeners of a topic in all processes, and receives those of others.
 
     Nothing here fails or waits for the server: while it is slow or away, the oldest items are dropped. A thread sends
-    and another one receives, each while it is needed. An item whose topic has no listener is not sent.
+    and another one receives, each while it is needed. An item whose topic has no listener is kept for a moment, and
+    dropped without being sent.
     """
 
     url: str = attrs.field(validator=_check_url)
@@ -57,7 +76,7 @@ class RedisBroadcast:
     prefix: str = DEFAULT_PREFIX
     """Prefix of the names of the channels."""
 
-    _waiting: deque[tuple[str, Any]] = attrs.field(factory=lambda: deque(maxlen=MAX_WAITING), init=False)
+    _waiting: deque[_Waiting] = attrs.field(factory=lambda: deque(maxlen=MAX_WAITING), init=False)
     _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
     """Condition whose lock guards the threads and the listeners."""
 
@@ -72,7 +91,7 @@ class RedisBroadcast:
     def send(self, topic: str, item: object) -> None:
         """Hand over an item; from any thread, without waiting."""
         with self._changed:
-            self._waiting.append((f"{self.prefix}{topic}", item))
+            self._waiting.append(_Waiting(f"{self.prefix}{topic}", item, time.monotonic()))
             self._changed.notify()
             if not self._has_sender:
                 self._has_sender = _start_thread(self._run_sender, "agentfsm-broadcast")
@@ -98,10 +117,10 @@ class RedisBroadcast:
 
     def _run_sender(self) -> None:
         connection = build_connection(self.url)
-        while batch := self._take_batch():
+        while waiting := self._take_waiting():
             try:
                 connection.connect()  # unless it is
-                publish_heard(connection, batch, self.encode)
+                self._publish(connection, waiting)
             except Exception as error:  # noqa: BLE001  the server is away, or refuses; the items are lost
                 self._note_failure(error)
                 connection.disconnect()
@@ -112,18 +131,25 @@ class RedisBroadcast:
                 time.sleep(PAUSE_S)
         connection.disconnect()
 
-    def _take_batch(self) -> dict[str, list[Any]]:
-        """Wait for items, and return all by channel. An empty result ends the thread."""
+    def _take_waiting(self) -> list[_Waiting]:
+        """Wait for items, and return all of them. An empty result ends the thread."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._waiting, IDLE_S):
                 self._has_sender = False
-                return {}
             waiting = list(self._waiting)
             self._waiting.clear()
-        batch: dict[str, list[Any]] = {}
-        for channel, item in waiting:
-            batch.setdefault(channel, []).append(item)
-        return batch
+            return waiting
+
+    def _publish(self, connection: RedisConnection, waiting: Sequence[_Waiting]) -> None:
+        """Publish the items of topics with a listener, and keep the others for a moment."""
+        by_channel: dict[str, list[Any]] = {}
+        for each in waiting:
+            by_channel.setdefault(each.channel, []).append(each.item)
+        heard = publish_heard(connection, by_channel, self.encode)
+        oldest = time.monotonic() - HOLD_S
+        kept = [each for each in waiting if each.channel not in heard and each.since >= oldest]
+        with self._changed:
+            self._waiting.extendleft(reversed(kept))
 
     def _run_receiver(self) -> None:
         while not self._stop_if_unused():

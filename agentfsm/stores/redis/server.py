@@ -548,8 +548,8 @@ def iter_messages(
 
 def publish_heard(
     connection: RedisConnection, items: Mapping[str, Sequence[Any]], encode: Callable[[Sequence[Any]], bytes]
-) -> None:
-    """Publish the items of each channel that has a subscriber, as one message."""
+) -> set[str]:
+    """Publish the items of each channel that has a subscriber, as one message. Return these channels."""
     counts = _send_command(connection, "PUBSUB", "NUMSUB", *items)
     heard = {counts[at] for at in range(0, len(counts), 2) if int(counts[at + 1])}
     channels = [channel for channel in items if channel.encode() in heard]
@@ -558,6 +558,7 @@ def publish_heard(
         connection.send_packed_command(connection.pack_commands(commands))
     for _ in commands:
         connection.read_response()
+    return set(channels)
 
 
 def format_address(url: str) -> str:
