@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
+import typing_extensions
 
 import agentfsm
 from agentfsm.core.errors import MisuseError
@@ -153,7 +154,10 @@ def _is_context(hint: Any) -> bool:
 def _is_json_type(hint: Any) -> bool:
     origin = typing.get_origin(hint)
     if origin is None:
-        return hint in _JSON_TYPES or typing.is_typeddict(hint)
+        return hint in _JSON_TYPES or typing_extensions.is_typeddict(hint)
     if origin is typing.Literal:
         return True
-    return origin in _JSON_ORIGINS and all(map(_is_json_type, typing.get_args(hint)))
+    arguments = typing.get_args(hint)
+    if origin is dict and arguments[0] is not str:
+        return False  # keys of JSON objects are strings
+    return origin in _JSON_ORIGINS and all(map(_is_json_type, arguments))

@@ -102,14 +102,16 @@ async def _supervise(given: bytes, proxy_fd: int) -> bytes:
     try:
         await process.stdin.send(given)
         return b"".join([chunk async for chunk in process.stdout])
-    except (anyio.BrokenResourceError, anyio.ClosedResourceError):  # it has ended before it read its input
+    except (anyio.BrokenResourceError, OSError):  # it has ended before it read its input
         return b""
     finally:
         # Its input ends, so it kills its processes, and ends when they are gone.
         with anyio.CancelScope(shield=True):
             await process.stdin.aclose()
-            with anyio.move_on_after(_END_S):
+            with anyio.move_on_after(_END_S) as waiting:
                 await process.wait()
+            if waiting.cancelled_caught:
+                process.kill()
             await process.aclose()
 
 

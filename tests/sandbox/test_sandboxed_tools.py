@@ -76,6 +76,11 @@ async def test_a_result_is_bounded(level):
     assert len((await run(sandbox_functions.answer_at_length, (1 << 20,), {})).value) == 1 << 20
 
 
+def test_types_of_arguments_that_json_has():
+    """A tool takes them nested, optional and annotated."""
+    assert in_sandbox(sandbox_functions.take_many).parameters["required"] == ["names", "mode"]
+
+
 async def test_arguments_and_results_are_json(level):
     """What JSON can express comes back as it was, also characters outside of ASCII."""
     value = {"a": [1, 2.5, None, True, "ä€😀"], "b": {}}
@@ -162,6 +167,10 @@ def with_date(day: dt.date) -> str:
     return str(day)
 
 
+def with_numbers_as_keys(names: list[dict[int, str]]) -> int:
+    return len(names)
+
+
 def shadowed(a: int) -> int:
     return a
 
@@ -176,6 +185,7 @@ hidden, shadowed = shadowed, None
         (coroutine, "is async"),
         (with_context, "takes the RunContext"),
         (with_date, "the parameter day of with_date has the type datetime.date"),
+        (with_numbers_as_keys, r"the parameter names of with_numbers_as_keys has the type list\[dict\[int, str\]\]"),
         (hidden, "the name is another object there"),
     ],
 )

@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Annotated, Literal
 
 
 def add(a: int, b: int) -> int:
@@ -24,6 +25,13 @@ def add(a: int, b: int) -> int:
 def echo(value: dict) -> dict:
     """Return the argument."""
     return value
+
+
+def take_many(
+    names: dict[str, list[int | None]], mode: Literal["a", "b"], *, size: Annotated[int, "pixels"] = 3
+) -> int:
+    """Take arguments of many types."""
+    return len(names) + len(mode) + size
 
 
 def outcome(attempt):
