@@ -345,3 +345,18 @@ def test_the_assistant_remembers_and_forgets():
         "items forgotten for ann: 1",
         "'Porto' in a file: False",
     ]
+
+
+# A guarded agent.
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_injected_page_sends_no_mail(backend, capsys):
+    """A person sees where the request came from; without the page, nobody is asked."""
+    guarded = example("guarded")
+    anyio.run(guarded.main, backend=backend)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("because: the rule two_of(untrusted, private, sends_out)")
+    assert "call t1.0 of read_page" in lines[1]
+    assert "send_mail: rejected, guards: ask" in lines
+    assert [line for line in lines if line.startswith("sent:")] == ["sent: []", "sent: ['ann@shop.example']"]

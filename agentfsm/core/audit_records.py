@@ -11,6 +11,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.calls import OpenCall, Phase, parse_arguments
 from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.header import Header
 from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.messages import JSON, ErrorType, Outcome, ToolCall, ToolResult
@@ -86,6 +87,12 @@ class AuditRecord(Value):
 
     error_type: ErrorType | None = None
     """Reason why the tool gave no result; None if it gave one or the call is open."""
+
+    verdict: GuardVerdict | None = None
+    """Decision of the guards on the call; None if no rule can concern it, or they did not decide."""
+
+    reason: str = ""
+    """Reason of that decision, with the rule and the sources of its labels; empty if no rule applied."""
 
     approved_by: str | None = None
     """Person who approved the call, empty if no name was given; None if the call was not approved."""
@@ -170,8 +177,8 @@ class _AuditBuilder:
             case e.ToolPaused():
                 if any(_asks_for_result(item) and item.run_id == run.id for item in event.pending):
                     self.external_calls.add(event.call_id)
-            case e.ApprovalGiven():
-                self._record_approval(event, before)
+            case e.Guarded() | e.ApprovalGiven():
+                self._record_decision(event, before)
             case e.InputGiven(answers=answers) if answers:
                 informed = (*self.records[event.call_id].informed_by, event.by)
                 self._update(event.call_id, informed_by=informed)
@@ -205,7 +212,10 @@ class _AuditBuilder:
         since = _earliest_start(record.started_at, event.started_at) if attempts else None
         self._update(event.call_id, started_at=since, attempts=attempts)
 
-    def _record_approval(self, event: e.ApprovalGiven, before: Run) -> None:
+    def _record_decision(self, event: e.Guarded | e.ApprovalGiven, before: Run) -> None:
+        if isinstance(event, e.Guarded):
+            self._update(event.call_id, verdict=event.verdict, reason=event.reason)
+            return
         record = self.records[event.call_id]
         is_lost = before.open_call(event.call_id).phase is Phase.OUTCOME_UNKNOWN
         if is_lost and event.arguments is None:  # `settle(rerun=True)` is journalled so, too

@@ -85,7 +85,8 @@ def format_deadline(item: Pending, consequence: str) -> str:
 
 
 def _format_approval(item: Pending) -> str:
-    description = f" {one_line(item.description, NOTE_CHARS)}" if item.description.strip() else ""
+    notes = [one_line(note, NOTE_CHARS) for note in (item.description, item.reason) if note.strip()]
+    description = "".join([f" {note}" for note in notes])
     call = one_line(escape_hidden(f"{item.tool}({format_arguments(item.arguments)})"), NOTE_CHARS)
     return f"may {call} run?{description}{format_deadline(item, 'rejects it')}"
 

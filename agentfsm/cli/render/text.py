@@ -22,6 +22,7 @@ from agentfsm.cli.render.pending import format_error_lines, format_pending, form
 from agentfsm.core.audit_records import build_audit
 from agentfsm.core.calls import parse_arguments
 from agentfsm.core.events import ApprovalGiven, Paused, Resumed, ToolPaused, ToolsOffered
+from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.inbox import Approve
 from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import State
@@ -83,6 +84,12 @@ class CallView(Value):
     child: AgentCost | None = None
     """Cost of the sub-agent's run, if the tool is a sub-agent."""
 
+    verdict: GuardVerdict | None = None
+    """Decision of the guards on the call; None if there was none, or the journal was not read."""
+
+    reason: str = ""
+    """Reason of that decision; empty if no rule applied."""
+
     approved_by: str | None = None
     """Name of the person who approved the call; None if no approval was needed, or the journal was not read."""
 
@@ -132,7 +139,9 @@ class CallView(Value):
 
 
 def format_decisions(call: CallView | AuditRecord) -> Iterator[str]:
-    """Yield a line for each decision of a person about a call."""
+    """Yield a line for each decision of guards and persons about a call."""
+    if call.verdict is not None and call.reason:
+        yield f"guards: {call.verdict}, {call.reason}"
     if call.approved_by is not None:
         yield f"approved by {_format_person(call.approved_by)}"
     if call.proposed is not None:
@@ -214,6 +223,8 @@ def _add_decisions(call: CallView, record: AuditRecord | None) -> CallView:
     proposed = None if record.proposed is None else dict(record.proposed)
     return attrs.evolve(
         call,
+        verdict=record.verdict,
+        reason=record.reason,
         approved_by=record.approved_by,
         proposed=proposed,
         decision=record.decision,

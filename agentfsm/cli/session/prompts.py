@@ -70,7 +70,8 @@ def build_prompter(
     def decide(item: Pending) -> Submission | None:
         if item.kind is PendingKind.APPROVAL:
             rule = find_rule(item)
-            return _ask_approval(terminal, item, run_id, rule if isinstance(rule, ApprovalRule) else None)
+            lasting = rule if isinstance(rule, ApprovalRule) and not item.reason else None  # a guard asks each time
+            return _ask_approval(terminal, item, run_id, lasting)
         return _PROMPTS[item.kind](terminal, item, run_id)
 
     return decide
@@ -93,6 +94,8 @@ def _ask_approval(terminal: Terminal, item: Pending, run_id: str, rule: Approval
         terminal.err("The last approval was not executed:")
         for line in format_error_lines(item):
             terminal.err(f"  {line}")
+    if item.reason:
+        terminal.err(f"A guard wants it: {format_exact_json(item.reason)}")
     if item.description.strip():
         terminal.err(f"Its own description: {format_exact_json(item.description)}")
     terminal.err("Its exact arguments:")

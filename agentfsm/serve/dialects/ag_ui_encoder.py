@@ -416,7 +416,7 @@ def _build_interrupt(encoder: AGUIEncoder, item: Pending, position: str) -> Even
 
 def _describe(item: Pending) -> str:
     questions = " ".join(question.message for question in item.questions)
-    return item.error or questions or item.description or f"{item.kind} of {item.tool or 'the run'}"
+    return item.error or questions or item.reason or item.description or f"{item.kind} of {item.tool or 'the run'}"
 
 
 def _answer_schema(item: Pending) -> Mapping[str, Any] | None:

@@ -252,7 +252,7 @@ def describe_waits(run: Run) -> str:
 
 def _describe_wait(item: Pending) -> str:
     questions = " ".join(question.message for question in item.questions)
-    what = questions or item.description or json.dumps(item.arguments, ensure_ascii=False)
+    what = questions or item.reason or item.description or json.dumps(item.arguments, ensure_ascii=False)
     name = f"{item.tool} ({item.call_id})" if item.call_id else "the run"
     how = "answer here" if item.kind in (PendingKind.QUESTION, PendingKind.INPUT) else HOW_TO_RESOLVE[item.kind]
     return f"{item.kind} of {name}: {what}; {how}"

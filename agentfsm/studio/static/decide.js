@@ -39,6 +39,7 @@ export function decisionCard(rootId, item, { done, link = false, posted = null }
       link && runLink(rootId, t("open the run")),
       item.run_id !== rootId && runLink(item.run_id, t("sub-agent's run"))),
     item.description && h("p", { class: "description" }, item.description),
+    item.reason && h("p", { class: "reason" }, item.reason),
     item.error && h("p", { class: "error" }, item.error),
     body,
     item.expires_at && h("p", { class: "soft expires" }, until(item.expires_at)));
