@@ -90,7 +90,7 @@ async def test_text_of_a_worker_arrives(redis_url):
     assert [each for each in seen[1:] if each != "two"] == ["one ", "AnswerGiven", "end"]
 
 
-async def test_a_redis_that_dies_costs_text_only(monkeypatch):
+async def test_a_redis_that_dies_costs_text_only(monkeypatch, caplog):
     """The journal in the stream is complete, the run ends, and text comes again once the server is back."""
     monkeypatch.setattr(broadcast, "RETRY_S", 0.01)
     gates = [anyio.Event() for _ in range(2)]
@@ -130,6 +130,9 @@ async def test_a_redis_that_dies_costs_text_only(monkeypatch):
         async with worked(agent, server.url) as client:
             assert await watch(client, gates[0].set, kill_server) == (["one "], ["Observed", "AnswerGiven"], "one two")
             server.start()
+            for operation in ("PUBLISH", "SUBSCRIBE"):
+                assert caplog.text.count(f"{operation} fails, so messages are lost until it works again") <= 1
+            assert "messages are lost" in caplog.text
             texts, events, _ = await watch(client, lambda: None, heard.set)
             assert set("".join(texts)) == {"x"}
             assert events == ["Observed", "AnswerGiven"]

@@ -32,6 +32,9 @@ HOLD_S: Final = 0.3
 CHECK_S: Final = 0.05
 # Seconds between two attempts to reach a server that is away.
 RETRY_S: Final = 1.0
+# The operations, for the log.
+PUBLISH: Final = "PUBLISH"
+SUBSCRIBE: Final = "SUBSCRIBE"
 # Seconds until an idle sender ends: longer than the pauses of a model.
 IDLE_S: Final = 5.0
 
@@ -85,8 +88,8 @@ class RedisBroadcast:
     _listeners: dict[str, tuple[Callable[[bytes], None], ...]] = attrs.field(factory=dict, init=False)
     """Listeners by the name of the channel."""
 
-    _is_away: bool = attrs.field(default=False, init=False)
-    """Whether it was logged that the server is away."""
+    _failing: set[str] = attrs.field(factory=set, init=False)
+    """Operations that fail at present, of which the log has the first failure."""
 
     def send(self, topic: str, item: object) -> None:
         """Hand over an item; from any thread, without waiting."""
@@ -122,12 +125,12 @@ class RedisBroadcast:
                 connection.connect()  # unless it is
                 self._publish(connection, waiting)
             except Exception as error:  # noqa: BLE001  the server is away, or refuses; the items are lost
-                self._note_failure(error)
+                self._note_failure(PUBLISH, error)
                 connection.disconnect()
                 time.sleep(RETRY_S)
                 self._waiting.clear()  # nobody wants to see them late
             else:
-                self._note_answer()
+                self._note_success(PUBLISH)
                 time.sleep(PAUSE_S)
         connection.disconnect()
 
@@ -155,13 +158,13 @@ class RedisBroadcast:
         while not self._stop_if_unused():
             try:
                 for channel, message in iter_messages(self.url, self._listeners.copy, CHECK_S):
-                    self._note_answer()
+                    self._note_success(SUBSCRIBE)
                     for receive in self._listeners.get(channel, ()):
                         receive(message)
                     if not self._listeners:
                         break
             except Exception as error:  # noqa: BLE001  the server is away, or refuses; the messages are lost
-                self._note_failure(error)
+                self._note_failure(SUBSCRIBE, error)
                 time.sleep(RETRY_S)
 
     def _stop_if_unused(self) -> bool:
@@ -169,12 +172,11 @@ class RedisBroadcast:
             self._has_receiver = bool(self._listeners)
             return not self._has_receiver
 
-    def _note_failure(self, error: Exception) -> None:
-        if not self._is_away:
-            self._is_away = True
-            _log.warning(
-                "%s: messages between processes are lost until it is back: %s", format_address(self.url), error
-            )
+    def _note_failure(self, operation: str, error: Exception) -> None:
+        if operation not in self._failing:
+            self._failing.add(operation)
+            address = format_address(self.url)
+            _log.warning("%s: %s fails, so messages are lost until it works again: %s", address, operation, error)
 
-    def _note_answer(self) -> None:
-        self._is_away = False
+    def _note_success(self, operation: str) -> None:
+        self._failing.discard(operation)
