@@ -26,6 +26,7 @@ from agentfsm.core.segments import Segment
 from agentfsm.core.usage import Purpose, Usage
 from agentfsm.core.value import Value
 from agentfsm.core.verdict import Verdict
+from agentfsm.core.window_layers import WindowLayers
 
 
 @attrs.frozen(kw_only=True)
@@ -189,6 +190,12 @@ class Recalled(Event):
 
     model: str = ""
     """Name of the model that made the embeddings; empty if there were none."""
+
+    layers: WindowLayers | None = None
+    """Shares of the window when the memory was searched; None if that failed."""
+
+    left_out: int = 0
+    """Number of items that matched, and had no room in the share of the memory."""
 
 
 @attrs.frozen(kw_only=True)

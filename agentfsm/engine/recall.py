@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Final
 from agentfsm.core import events as e
 from agentfsm.core.messages import UserMessage
 from agentfsm.core.usage import Purpose
+from agentfsm.core.window_layers import TaskKind, WindowDemand
+from agentfsm.engine.execution.config import ANSWER_TOKENS
 from agentfsm.engine.execution.outcome import StepOutcome
+from agentfsm.engine.model_calls.tool_selection import list_offered_tools
 from agentfsm.ports.memory_items import Recall
+from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
@@ -23,15 +27,13 @@ async def recall(execution: Execution, memory: RunMemory) -> StepOutcome | None:
 
     A memory that fails does not fail the run: the event says why nothing was found.
     """
-    config, journal = execution.config, execution.journal
-    run = journal.run
+    journal, run = execution.journal, execution.journal.run
     if run.is_recalled or not memory.wants(run):
         return None
     said = (each for each in reversed(run.messages) if isinstance(each, UserMessage) and not each.is_note)
     query = next((message.text for message in said), "")
-    room = config.room_tokens(execution.ledger, config.resolve_settings(run))
     try:
-        found = await memory.recall_for(run, query, room)
+        found = await memory.recall_for(run, query, _measure_demand(execution))
     except Exception as error:  # noqa: BLE001  a memory is of any kind, and a run works without
         found = Recall(fault=f"{type(error).__name__}: {error}"[:MAX_QUERY_CHARS])
     if found.fault:
@@ -43,5 +45,27 @@ async def recall(execution: Execution, memory: RunMemory) -> StepOutcome | None:
         usage=found.usage,
         purpose=Purpose.MEMORY if found.model else None,
         model=found.model,
+        layers=found.layers,
+        left_out=found.left_out,
     )
     return StepOutcome((recalled,))
+
+
+def _measure_demand(execution: Execution) -> WindowDemand:
+    """Return what the next request needs of the window, beside messages and recalled items."""
+    config, run, counter = execution.config, execution.journal.run, execution.ledger.counter
+    is_chosen = run.offered is not None or not config.selector.wants(len(config.registry))
+    tools = list_offered_tools(execution) if is_chosen else ()  # not all of many tools will be offered
+    unit = BYTES_PER_TOKEN if counter is BYTE_COUNTER else 1
+    instructions = config.overhead_tokens(counter, (), "") // unit
+    with_tools = config.overhead_tokens(counter, tools, "") // unit
+    with_note = config.overhead_tokens(counter, (), run.closing_note) // unit
+    task = TaskKind.MEDIUM if len(config.registry) else TaskKind.SIMPLE
+    return WindowDemand(
+        window_tokens=config.model.window_tokens,
+        task=task if config.planner is None else TaskKind.COMPLEX,
+        instructions_tokens=instructions,
+        reserve_tokens=with_tools - instructions + (config.resolve_settings(run).max_tokens or ANSWER_TOKENS),
+        working_tokens=with_note - instructions,
+        messages=len(run.shown),
+    )

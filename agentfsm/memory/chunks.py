@@ -28,6 +28,8 @@ _ENDS: Final = (
     re.compile("(?<=[.!?;:]\\s)|(?<=[\u3002\uff01\uff1f\uff1b\uff1a])"),
     re.compile(r"(?<=\s)"),
 )
+# Bytes of a character, at most.
+_CHAR_BYTES: Final = 4
 # Parts into which a text without any of these is cut, for each size of a chunk.
 _PARTS: Final = 8
 
@@ -55,7 +57,7 @@ def split_document(text: str, *, tokens: int = CHUNK_TOKENS, overlap: int = OVER
 
     Args:
         text: The document: Markdown or plain text.
-        tokens: Largest size of a chunk, in tokens of four bytes.
+        tokens: Largest size of a chunk, in tokens of three bytes, as all estimates count.
         overlap: Tokens of a section's chunk that repeat the end of the chunk before, 0 or more and below `tokens`.
     """
     most, repeated = tokens * BYTES_PER_TOKEN, overlap * BYTES_PER_TOKEN
@@ -140,7 +142,7 @@ def _cut(text: str, most: int, ends: Sequence[re.Pattern[str]] = _ENDS) -> Itera
         for piece in filter(None, ends[0].split(text)):
             yield from _cut(piece, most, ends[1:])
     else:
-        step = max(1, most // (_PARTS * BYTES_PER_TOKEN))  # a character has four bytes at most
+        step = max(1, most // (_PARTS * _CHAR_BYTES))
         yield from (text[start : start + step] for start in range(0, len(text), step))
 
 

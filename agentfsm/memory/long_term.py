@@ -27,6 +27,7 @@ from agentfsm.core.run import Run
 from agentfsm.core.usage import Usage
 from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, SHARE, ValueRule, require_choice, require_members
 from agentfsm.core.value import Value
+from agentfsm.core.window_layers import WindowDemand, share_window
 from agentfsm.engine.execution.journal import load_run, read_header
 from agentfsm.engine.run_list import RunIterator
 from agentfsm.memory.documents import (
@@ -84,7 +85,6 @@ MOST: Final = ValueRule(
 )
 EPISODES: Final = 3
 FACTS: Final = 5
-SHARE_OF_WINDOW: Final = 0.3
 RUNS_CHOICE: Final = require_choice("keep", "delete")
 # Bytes of the id of an item without a key: no two items have the same one.
 ID_BYTES: Final = 10
@@ -194,11 +194,6 @@ class Memory(RunMemory):
 
     facts: int = attrs.field(default=FACTS, kw_only=True, validator=COUNT_OR_ZERO)
     """Number of other items that an agent recalls for an input, 0 or more. Default 5. Source: document G, 8."""
-
-    share: float = attrs.field(default=SHARE_OF_WINDOW, kw_only=True, validator=SHARE)
-    """Share of the room for messages that recalled items may take, above 0 and up to 1. Default 0.3: more of it adds
-    cost and little quality. Source: document G, 7 and 8.
-    """
 
     team_roles: frozenset[str] = attrs.field(factory=frozenset, kw_only=True, converter=_as_roles)
     """Roles whose runs also recall the items that all users of their tenant share. Default none."""
@@ -531,7 +526,7 @@ class Memory(RunMemory):
         """Return whether the run has a user."""
         return bool(run.header.user)
 
-    async def recall_for(self, run: Run[Any], query: str, room_tokens: int) -> Recall:
+    async def recall_for(self, run: Run[Any], query: str, demand: WindowDemand) -> Recall:
         """Return the episodes and other items that match an input, within their share of the window.
 
         Items above the clearance of the run are left out.
@@ -548,13 +543,23 @@ class Memory(RunMemory):
         for kinds, count in (((ItemKind.EPISODE,), self.episodes), (others, self.facts)):
             if count:
                 found += await mine._recall(query, embedded, attrs.evolve(where, kinds=kinds), count)  # noqa: SLF001
-        left = self.share * room_tokens
+        has_documents = any(entry.item.kind is ItemKind.DOCUMENT for entry in found)
+        layers = share_window(attrs.evolve(demand, has_documents=has_documents))
+        left = layers.memory - demand.working_tokens
         items: list[RecalledItem] = []
         for entry in sorted(found, key=lambda entry: -entry.score):
-            left -= estimate_tokens(entry.item.text)
-            if left >= 0:
+            tokens = estimate_tokens(entry.item.text)
+            if tokens <= left:
+                left -= tokens
                 items.append(as_recalled(entry))
-        return Recall(items=tuple(items), fault=embedded.fault, usage=embedded.usage, model=embedded.model)
+        return Recall(
+            items=tuple(items),
+            fault=embedded.fault,
+            usage=embedded.usage,
+            model=embedded.model,
+            layers=layers,
+            left_out=len(found) - len(items),
+        )
 
     async def read(self, *, kinds: Iterable[ItemKind | str] = (), include_held: bool = False) -> list[MemoryItem]:
         """Return all items of the owner that are not replaced, in the order of their ids."""

@@ -20,6 +20,7 @@ from agentfsm.core.run import Run
 from agentfsm.core.usage import Usage
 from agentfsm.core.validation import NAME, STRING, ValueRule, is_number, require_between, require_choice
 from agentfsm.core.value import Value
+from agentfsm.core.window_layers import WindowDemand, WindowLayers
 
 # Characters of an item: a page of dense text. Longer texts are cut into chunks before.
 MAX_ITEM_CHARS: Final = 20_000
@@ -221,6 +222,12 @@ class Recall(Value):
     model: str = ""
     """Name of the model that made the embeddings; empty if there were none."""
 
+    layers: WindowLayers | None = None
+    """Shares of the window; None if the memory did not ask for them."""
+
+    left_out: int = 0
+    """Number of items that matched and had no room."""
+
 
 class RunMemory(Protocol):
     """The memory of an agent, as the engine sees it."""
@@ -229,13 +236,13 @@ class RunMemory(Protocol):
         """Return whether the run has a memory: without a user it may have none."""
         ...
 
-    async def recall_for(self, run: Run, query: str, room_tokens: int) -> Recall:
+    async def recall_for(self, run: Run, query: str, demand: WindowDemand) -> Recall:
         """Search for items that matter for the newest input of a run.
 
         Args:
             run: The run, in THINK. Its header names the tenant, the user and the clearance.
             query: The newest input of the user, of any length.
-            room_tokens: Tokens that the window leaves for all messages.
+            demand: What the run needs of the window; `share_window` returns the room of the memory.
 
         Raises:
             Exception: of any type, if the memory fails. The run goes on without it.

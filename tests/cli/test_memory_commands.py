@@ -112,3 +112,17 @@ def test_a_memory_that_is_not_there_is_not_created(here):
     here("memory", "export", "--memory", "none.db", code=2)
     assert "there is no memory none.db" in here.err
     assert not (here.folder / "none.db").exists()
+
+
+def test_a_run_shows_what_it_recalled(kept):
+    """With the room that the memory had; a memory that failed says so."""
+
+    async def act():
+        folder = kept.folder / ".agentfsm"
+        memory, store = Memory(folder / "memory.db"), SQLiteStore(folder / "runs.db")
+        async with Agent(ScriptedModel("Tea."), store=store, memory=memory) as agent:
+            await agent.run("Ann drinks tea?", user="ann", id="r2")
+
+    anyio.run(act)
+    [line] = [line for line in kept("show", "r2").splitlines() if line.startswith("memory")]
+    assert line == "memory   2 items recalled, 10 of 19,200 tokens"

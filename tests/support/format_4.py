@@ -33,6 +33,7 @@ from agentfsm.core.pending import PendingKind, Question
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.usage import AgentCost, Purpose, Spending, Usage
 from agentfsm.core.verdict import Action, Verdict
+from agentfsm.core.window_layers import WindowLayers
 from tests.support.format_2 import FORMAT_2
 from tests.support.format_3 import FORMAT_3
 from tests.support.formats import Format
@@ -127,6 +128,8 @@ FURTHER = (
         usage=SMALL,
         purpose=Purpose.MEMORY,
         model="embedder",
+        layers=WindowLayers(instructions=1600, memory=2400, history=2400, reserve=1600),
+        left_out=2,
     ),
     e.Judged(verdict=Verdict(action=Action.ACCEPT, passed=True)),
     e.Planned(
@@ -225,6 +228,8 @@ FORMAT_4 = Format(
             *((kind, name) for kind in (e.Compacted, e.ToolsOffered, e.Judged) for name in ("purpose", "model")),
             e.Recalled,
             *((e.Recalled, name) for name in ("query", "items", "fault", "usage", "purpose", "model")),
+            *((e.Recalled, name) for name in ("layers", "left_out")),
+            *((WindowLayers, name) for name in ("instructions", "memory", "history", "reserve")),
             e.Planned,
             e.PlanDropped,
             e.StepsReady,

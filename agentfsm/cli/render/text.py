@@ -21,7 +21,7 @@ from agentfsm.cli.render.formatting import (
 from agentfsm.cli.render.pending import format_error_lines, format_pending, format_wait
 from agentfsm.core.audit_records import build_audit
 from agentfsm.core.calls import parse_arguments
-from agentfsm.core.events import ApprovalGiven, Paused, Resumed, ToolPaused, ToolsOffered
+from agentfsm.core.events import ApprovalGiven, Paused, Recalled, Resumed, ToolPaused, ToolsOffered
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.inbox import Approve
 from agentfsm.core.labels import join_labels
@@ -33,6 +33,7 @@ from agentfsm.core.value import Value
 from agentfsm.engine.execution.cost import calculate_run_cost
 from agentfsm.ports.stored import BEST_RATING
 from agentfsm.stores.rules import decision_word
+from agentfsm.tokens.ledger import estimate_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -368,6 +369,17 @@ def _format_identity(header: Header) -> Iterator[str]:
     yield from (f"{name:<8} {one_line(value, NOTE_CHARS)}" for name, value in facts.items() if value)
 
 
+def _format_recall(event: Recalled) -> str:
+    """Return what a search of the memory gave: the items that the model reads, with their tokens and the room."""
+    told = [f"{format_count(len(event.items), 'item')} recalled"]
+    if event.layers is not None:
+        tokens = sum([estimate_tokens(item.text) for item in event.items])
+        told.append(f"{tokens:,} of {event.layers.memory:,} tokens")
+    told += [f"{event.left_out:,} left out for want of room"] if event.left_out else []
+    told += [one_line(event.fault, NOTE_CHARS)] if event.fault else []
+    return ", ".join(told)
+
+
 def format_turns(turns: Sequence[TurnView]) -> Iterator[str]:
     """Return the turns as indented lines."""
     for turn in turns:
@@ -399,6 +411,7 @@ def _format_footer(run: Run, events: Sequence[Event]) -> Iterator[str]:
     spent = usage_by_purpose(events)
     for purpose, usage in spent.items() if len(spent) > 1 else ():
         yield f"         {purpose}: {_format_usage(usage, ())}"
+    yield from (f"memory   {_format_recall(event)}" for event in events if isinstance(event, Recalled))
     for label in join_labels(run.labels):
         source = run.labels[label]
         origin = "" if source.run_id == run.id else f" of run {source.run_id}"

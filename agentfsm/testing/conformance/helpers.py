@@ -55,6 +55,7 @@ from agentfsm.core.run import Run, begin_run
 from agentfsm.core.segments import Removed, Span, Summarised
 from agentfsm.core.usage import AgentCost, Usage
 from agentfsm.core.verdict import Action, Score, Verdict
+from agentfsm.core.window_layers import WindowLayers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -256,6 +257,8 @@ def build_every_event() -> tuple[Event, ...]:
             ),
             fault=HOSTILE_TEXT,
             usage=usage,
+            layers=WindowLayers(memory=2_400),
+            left_out=1,
         ),
         PlanDropped(at=2.0, reason=HOSTILE_TEXT, usage=usage),
         StepsReady(at=2.0, calls=(call,), usage=usage),
