@@ -49,6 +49,7 @@ from agentfsm.core.pending import Elicit
 from agentfsm.core.plans import Plan
 from agentfsm.core.run import A_co, Run, begin_run
 from agentfsm.core.settings import EXTRA_TOOLS, Settings
+from agentfsm.core.trace_context import child_traceparent
 from agentfsm.core.usage import AgentCost, SessionCost
 from agentfsm.core.validation import COUNT, SECONDS
 from agentfsm.decisions import as_attendant, wake_callers
@@ -57,6 +58,7 @@ from agentfsm.engine.execution import journal as journals
 from agentfsm.engine.execution.config import EngineConfig, join_instructions
 from agentfsm.engine.execution.cost import calculate_run_cost, calculate_session_cost
 from agentfsm.engine.execution.fairness import StepThrottle
+from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.engine.fork import build_fork_events
 from agentfsm.engine.replay import Replay, replay
 from agentfsm.engine.tool_calls.plan_tools import build_plan_tools
@@ -494,11 +496,15 @@ class Agent(Generic[A_co]):
         if after is not None and not after.is_over:
             raise MisuseError(f"run {after.id!r} is in {after.state.upper()}: finish it before you go on after it")
         identity: dict[str, Any] = {}
+        if not traceparent and parent is None and (tracer := self.driver.config.tracer) is not None:
+            traceparent = tracer.current_traceparent()
         if tenant or clearance or release or arms or traceparent:
             given = {"tenant": tenant, "clearance": clearance, "release": release, "arms": arms}
             identity = check_identity({**given, "traceparent": traceparent})
         if parent is not None:
-            identity = {name: getattr(parent.header, name) for name in INHERITED_FIELDS} | identity
+            inherited = {name: getattr(parent.header, name) for name in INHERITED_FIELDS}
+            called = next((each.call.id for each in parent.open if id == child_run_id(parent.id, each.call.id)), "")
+            identity = inherited | {"traceparent": child_traceparent(parent.header, called)} | identity
         header = self._build_header(
             parts,
             id,

@@ -22,7 +22,7 @@ STREAMING = CORE | HELPERS | {"streaming"}
 TOOLS = TOKENS | STREAMING | {"tools"}
 ENGINE = TOOLS | {"engine"}
 ADAPTERS = {"models", "stores"}
-FAMILIES = {"context", "guards", "openapi", "planning", "prompts", "reflection", "sandbox"}
+FAMILIES = {"context", "guards", "openapi", "planning", "prompts", "reflection", "sandbox", "telemetry"}
 KEEPERS = {"memory"}
 FRONT = {"_runnable_agent", "_validation", "agent", "cli", "decisions", "mcp", "runs", "serve", "studio", "subagent"}
 FRONT |= {"_deltas", "_run_status", "__init__", "__main__", "learner", "patterns", "testing", "worker"}
@@ -52,6 +52,7 @@ VENDORS = {
     "jsonschema_rs": "tools/schema/validator.py",
     "mcp": "mcp/",
     "openai": "models/openai/",
+    "opentelemetry": "telemetry/",
     "psycopg": "stores/postgres/connection.py",
     "redis": "stores/redis/server.py",
     "rich": "cli/render/live.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import Final, TypeVar
@@ -18,6 +19,7 @@ N = TypeVar("N", int, float)
 TimeResolver = Callable[[float], float]
 
 _UNIT_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_AGO_PATTERN: Final = re.compile(r"(\d{1,6}(?:\.\d+)?)([smhd])", re.ASCII)
 _SPAN_PATTERN: Final = re.compile(r"\+(\d{1,9}(?:\.\d+)?)([smhd])", re.ASCII)
 # Seconds since 1970, for 1973 to 2286. No ISO date consists of 9 or 10 digits.
 _UNIX_TIME_PATTERN: Final = re.compile(r"\d{9,10}(?:\.\d+)?", re.ASCII)
@@ -57,6 +59,16 @@ def parse_date(text: str) -> float:
             "1970 (9 or 10 digits)",
         ) from None
     return at
+
+
+def parse_since(text: str) -> float:
+    """Parse a time in the past: a date, or how long ago, such as 7d, 12h or 30m."""
+    if ago := _AGO_PATTERN.fullmatch(text):
+        return time.time() - float(ago[1]) * _UNIT_SECONDS[ago[2]]
+    try:
+        return parse_date(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; or how long ago, such as 7d, 12h or 30m") from None
 
 
 def parse_days(text: str) -> float:

@@ -19,6 +19,7 @@ from agentfsm.cli.argument_types import (
     parse_pair,
     parse_rating,
     parse_seconds,
+    parse_since,
     parse_time,
 )
 from agentfsm.cli.commands import (
@@ -179,9 +180,7 @@ def _add_inspect(add: AddParser) -> None:
     _add_run_id(show)
     show.add_argument("--at", metavar="VERSION", type=int, help="show the run as it was at this version")
     show.add_argument("--events", action="store_true", help="list its journal as well")
-    export = _add_command(add, inspect.export, text="write a run, its journal and its messages as JSON")
-    _add_run_id(export)
-    export.add_argument("--messages", action="store_true", help="write only its messages, in OpenAI's format")
+    _add_export(add)
     _add_audit(add)
     graph = _add_command(add, inspect.graph, text="draw an agent, the path of a run, or the state machine")
     graph.add_argument(
@@ -196,6 +195,24 @@ def _add_inspect(add: AddParser) -> None:
     doctor.add_argument("--prompts", metavar="FOLDER", help="the folder whose prompts are checked")
 
 
+def _add_export(add: AddParser) -> None:
+    text = "write a run, its journal and its messages as JSON; or send the traces of runs to OpenTelemetry"
+    export = _add_command(add, inspect.export, text=text)
+    export.add_argument("id", metavar="RUN|otlp", help="id of the run; or the word otlp, for the traces of all runs")
+    export.add_argument("--messages", action="store_true", help="write only its messages, in OpenAI's format")
+    export.add_argument("--to", metavar="URL", help="otlp: the server (default: $OTEL_EXPORTER_OTLP_ENDPOINT)")
+    export.add_argument(
+        "--since", metavar="TIME", type=parse_since, help="otlp: only runs that were open then or later, such as 7d"
+    )
+    export.add_argument(
+        "--content",
+        choices=["none", "redacted", "full"],
+        default="none",
+        help="otlp: texts that the spans have (default: %(default)s)",
+    )
+    export.add_argument("--follow", action="store_true", help="otlp: export what is new, until interrupted")
+
+
 def _add_audit(add: AddParser) -> None:
     audit = _add_command(
         add, audit_log.audit, text="list each call of a run, or of all runs: caller, arguments, approval, outcome"
@@ -208,7 +225,9 @@ def _add_audit(add: AddParser) -> None:
     audit.add_argument("--agent", metavar="NAME", help="only runs of the agent with this name")
     audit.add_argument("--user", metavar="NAME", help="only runs of this user")
     audit.add_argument("--session", help="only runs of this conversation")
-    audit.add_argument("--since", metavar="TIME", type=parse_date, help="only calls that were open then or later")
+    audit.add_argument(
+        "--since", metavar="TIME", type=parse_since, help="only calls that were open then or later, such as 7d"
+    )
     audit.add_argument("--until", metavar="TIME", type=parse_date, help="only calls requested before this time")
     audit.add_argument("--limit", type=parse_count, default=1_000, help="maximum number (default: %(default)s)")
     audit.add_argument("--results", action="store_true", help="with --json: include the results, not only hashes")

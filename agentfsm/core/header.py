@@ -70,7 +70,7 @@ class Header(Value):
     """Roles of the user."""
 
     tenant: str | None = None
-    """Tenant that the user belongs to; None if not given. Sub-agents inherit it and the four fields below."""
+    """Tenant that the user belongs to; None if not given. Sub-agents inherit it and the three fields below."""
 
     clearance: str = ""
     """Highest level of data that the run may use: "public", "internal", "confidential" or "restricted"; empty if not
@@ -84,7 +84,9 @@ class Header(Value):
     """Arm of each experiment that the run takes part in, by the name of the experiment."""
 
     traceparent: str = ""
-    """Trace that the run belongs to, as the value of the W3C header `traceparent`; empty if there is none."""
+    """Span that has started the run, as the value of the W3C header `traceparent`; empty if there is none. For the run
+    of a sub-agent it is the span of the call.
+    """
 
     labels: tuple[LabelSource, ...] = ()
     """Labels that the prompt brings into the run, each with its source: those that were given for it, and those of the

@@ -18,6 +18,7 @@ from typing import Final
 import attrs
 
 from agentfsm.core.errors import ModelRetry
+from agentfsm.core.value import Value
 
 # Characters of a path, and folders in it.
 _MAX_PATH_CHARS: Final = 1_000
@@ -37,7 +38,7 @@ _REASONS: Final = {
 
 
 @attrs.frozen
-class PathJail:
+class PathJail(Value):
     """A folder with all that is below it. Each error is a `ModelRetry` that names the path as it was given."""
 
     root: Path

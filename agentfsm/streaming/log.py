@@ -113,4 +113,9 @@ class RunLogger(Value):
 
 def redact(text: str) -> str:
     """Return the beginning of the text, with likely secrets masked."""
-    return _SECRET_PATTERN.sub("[redacted]", text[:MAX_PROMPT_CHARS])
+    return mask_secrets(text[:MAX_PROMPT_CHARS])
+
+
+def mask_secrets(text: str) -> str:
+    """Return the text with likely secrets masked."""
+    return _SECRET_PATTERN.sub("[redacted]", text)

@@ -10,7 +10,7 @@ import atexit
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 from weakref import WeakSet
 
 import attrs
@@ -21,11 +21,16 @@ from agentfsm.streaming import callbacks
 from agentfsm.streaming.callbacks import CallbackDispatcher, is_async_callable
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from agentfsm.core.events import Event
     from agentfsm.core.run import Run
+    from agentfsm.core.trace_context import TraceContext
 
-Watcher: TypeAlias = "Callable[[Run[Any], Sequence[Event]], object]"
-"""Function that observes runs. It receives the run after a commit, and the events of the commit."""
+Watcher: TypeAlias = "Callable[[Run[Any], Sequence[Event]], object] | RunTracer"
+"""Function that observes runs: it receives the run after a commit, and the events of the commit. Or an object that
+traces them.
+"""
 
 # Seconds that closing an agent, or the end of the process, waits for watchers.
 FLUSH_S: Final = 5.0
@@ -38,6 +43,36 @@ def _build_dispatcher(outlet: Outlet) -> CallbackDispatcher:
     # The methods refer to the outlet: its commits are delivered and flushed also after the agent is gone.
     name = f"agentfsm-watch-{outlet.name}"
     return CallbackDispatcher(outlet._call, thread_name=name, on_error=outlet._log_error)  # noqa: SLF001  of this module
+
+
+@runtime_checkable
+class RunTracer(Protocol):
+    """An observer that makes a distributed trace of runs: `Telemetry`."""
+
+    def watch_commit(self, before: Run[Any], run: Run[Any], events: Sequence[Event]) -> None:
+        """Observe a commit, in the thread of the watcher.
+
+        Args:
+            before: The run before it.
+            run: The run after it.
+            events: Its events.
+        """
+        ...
+
+    def flush(self, timeout_s: float) -> None:
+        """Export what was observed, within some seconds. Closing the agent, and the end of the process, call it."""
+        ...
+
+    def current_traceparent(self) -> str:
+        """Return the span that is current in the calling task, as the value of `traceparent`; empty if there is none.
+
+        A run that is started without a trace becomes a part of it.
+        """
+        ...
+
+    def activate(self, context: TraceContext) -> AbstractContextManager[object]:
+        """Make a span of the run current in the calling task, so that what is traced in there is below it."""
+        ...
 
 
 @attrs.define(eq=False, repr=False)
@@ -56,6 +91,11 @@ class Outlet:
         return str(getattr(self.watcher, "__qualname__", type(self.watcher).__qualname__))
 
     @property
+    def tracer(self) -> RunTracer | None:
+        """The watcher, if it traces runs; else None."""
+        return self.watcher if isinstance(self.watcher, RunTracer) else None
+
+    @property
     def dropped(self) -> int:
         """Number of commits that the watcher was not given, because it lagged behind."""
         return self._dispatcher.dropped
@@ -65,17 +105,21 @@ class Outlet:
         """Number of commits for which the watcher raised an exception."""
         return self._dispatcher.failed
 
-    def put(self, run: Run[Any], events: Sequence[Event]) -> None:
+    def put(self, before: Run[Any], run: Run[Any], events: Sequence[Event]) -> None:
         """Hand over a commit. It never waits for the watcher."""
-        if self._dispatcher.put((run, events)) == 1:
+        if self._dispatcher.put((before, run, events)) == 1:
             _log.warning(
                 "the watcher %s lags behind by %d commits; further ones are dropped",
                 self.name,
                 callbacks.MAX_BUFFERED_EVENTS,
             )
 
-    def _call(self, commit: tuple[Run[Any], Sequence[Event]]) -> object:
-        return self.watcher(*commit)
+    def _call(self, commit: tuple[Run[Any], Run[Any], Sequence[Event]]) -> object:
+        before, run, events = commit
+        if self.tracer is None:
+            return self.watcher(run, events)  # type: ignore[operator]
+        self.tracer.watch_commit(before, run, events)
+        return None
 
     def _log_error(self, error: BaseException) -> None:
         if self.failed == 1:
@@ -88,13 +132,15 @@ class Outlet:
             _log.warning("the watcher %s has not taken %d commits within %g s", self.name, left, timeout_s)
         if self.dropped or self.failed:
             _log.warning("the watcher %s: %d commits dropped, %d failed", self.name, self.dropped, self.failed)
+        if isinstance(self.watcher, RunTracer):
+            self.watcher.flush(timeout_s)
 
 
 @atexit.register
 def _flush_all() -> None:
     """Flush at the end of the process, which would otherwise end the threads in the middle."""
     for outlet in list(_outlets):
-        if outlet._dispatcher.is_behind:  # noqa: SLF001  one of its module
+        if outlet._dispatcher.is_behind or isinstance(outlet.watcher, RunTracer):  # noqa: SLF001  of this module
             outlet.flush()
 
 
@@ -115,6 +161,8 @@ def build_outlets(watchers: Iterable[Watcher | Outlet]) -> tuple[Outlet, ...]:
 
 
 def _check_watcher(watcher: Any) -> Watcher:
+    if isinstance(watcher, RunTracer) and not isinstance(watcher, type):
+        return watcher
     if not callable(watcher) or isinstance(watcher, type):
         raise MisuseError(f"Agent(watch=[{shorten_repr(watcher)}]): give a function of a run and its new events")
     if is_async_callable(watcher):

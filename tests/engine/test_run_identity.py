@@ -8,6 +8,7 @@ from agentfsm import Agent, Limits, MisuseError, difference
 from agentfsm.cli.render.text import format_run
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.header import INHERITED_FIELDS
+from agentfsm.core.trace_context import child_traceparent
 from agentfsm.testing import ScriptedModel, call, say
 
 IDENTITY = {
@@ -24,15 +25,19 @@ def agent_of(store, *replies, **fields):
 
 
 async def test_a_sub_agent_and_a_fork_have_the_identity_of_the_run(store):
-    """All of it, and each run has a nonce of its own; the nonce of a sub-agent's run is derived from the call's key."""
+    """All of it; the trace of a sub-agent's run names the call.
+
+    Each run has a nonce of its own; that of a sub-agent's run is derived from the call's key.
+    """
     clerk = Agent(ScriptedModel("Ann"), name="clerk").as_tool()
     agent = agent_of(store, say("", call("clerk", query="who?")), "done", tools=[clerk])
     run = await agent.run("go", user="ann", roles=["lead"], **IDENTITY)
     child = await agent.load(f"{run.id}.t1.0")
     fork = await agent.fork(run.id, at=1)
     assert set(INHERITED_FIELDS) == set(IDENTITY)
-    for each in (run, child, fork):
-        assert {name: getattr(each.header, name) for name in IDENTITY} == IDENTITY
+    below = {**IDENTITY, "traceparent": child_traceparent(run.header, "t1.0")}
+    for each, identity in ((run, IDENTITY), (child, below), (fork, IDENTITY)):
+        assert {name: getattr(each.header, name) for name in IDENTITY} == identity
         assert (each.header.user, each.header.roles) == ("ann", ("lead",))
     assert len({run.header.nonce, child.header.nonce, fork.header.nonce}) == 3
     key = next(entry.key for entry in run.messages[1].calls)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.commands.otlp import OTLP, export_traces
 from agentfsm.cli.render import flowchart
 from agentfsm.cli.render.json_documents import (
     build_export_json,
@@ -91,7 +92,9 @@ async def _read_additions(store: Store, run: Run) -> tuple[Sequence[tuple[str, D
 
 
 def export(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Write a run with its journal and its messages."""
+    """Write a run with its journal and its messages; or export the traces of runs."""
+    if args.id == OTLP:
+        return export_traces(args, terminal)
     found, events, root, hint = _load_run(args.id, None, args.store)
     if args.messages:
         from agentfsm.models import to_openai  # noqa: PLC0415  few commands need the models

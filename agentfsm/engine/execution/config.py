@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.output import OutputSpec
-    from agentfsm.streaming.watch import Outlet
+    from agentfsm.streaming.watch import Outlet, RunTracer
 
 # Tokens left free for an answer, which all current models can write. A token budget with less caps the answer.
 ANSWER_TOKENS: Final = 4_096
@@ -120,6 +121,11 @@ class EngineConfig(Value):
             return self
         instructions = join_instructions(header.instructions, self.output_spec)
         return attrs.evolve(self, instructions=instructions, prompts=header.fingerprint.prompts)
+
+    @cached_property
+    def tracer(self) -> RunTracer | None:
+        """The watcher that makes the spans of requests and calls current; None if there is none."""
+        return next((outlet.tracer for outlet in self.watch if outlet.tracer is not None), None)
 
     @property
     def guarded_tools(self) -> frozenset[str]:

@@ -294,7 +294,7 @@ class Journal:
         if taken:
             self._untaken_rows = self._untaken_rows.difference(taken)
         for outlet in self.watch:
-            outlet.put(run, events)
+            outlet.put(before, run, events)
         if self.on_run is not None:
             self.on_run(run)
         if self.on_event is not None:

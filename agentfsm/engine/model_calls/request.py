@@ -13,6 +13,7 @@ import attrs
 from agentfsm._http import parse_wait_s
 from agentfsm.core.errors import LimitError, MisuseError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.messages import AssistantMessage, SystemMessage
+from agentfsm.core.trace_context import event_context
 from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.budget import NO_USAGE
 from agentfsm.engine.execution.config import ANSWER_TOKENS, MAX_ANSWER_TOKENS, EngineConfig
@@ -141,9 +142,14 @@ async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | No
     usage = NO_USAGE
     try:
         request = _build_request(prepared, granted if granted < wanted else None)
-        reply = _check_not_empty(
-            engine, await fetch_reply(engine.model, request, None if receiver is None else receiver.receive)
-        )
+        receive = None if receiver is None else receiver.receive
+        if engine.tracer is None:
+            reply = await fetch_reply(engine.model, request, receive)
+        else:
+            run = drive.journal.run
+            with engine.tracer.activate(event_context(run.header, run.version + 1)):  # the reply will be that version
+                reply = await fetch_reply(engine.model, request, receive)
+        reply = _check_not_empty(engine, reply)
         usage = _resolve_usage(prepared, reply)
     except ModelError as error:
         usage = error.usage = price_usage(drive, engine.model, error.usage or Usage())

@@ -29,6 +29,7 @@ from agentfsm.core.messages import JSON, ErrorType, Media, Outcome, ToolCall, To
 from agentfsm.core.pending import Pending
 from agentfsm.core.plans import QUESTION_TOOL
 from agentfsm.core.tool_traits import ToolKind
+from agentfsm.core.trace_context import call_context
 from agentfsm.core.usage import Purpose, Spending, Usage
 from agentfsm.engine.execution.budget import NO_USAGE
 from agentfsm.engine.execution.config import ANSWER_TOKENS
@@ -61,6 +62,8 @@ from agentfsm.tools.schema.binding import BoundArguments
 from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.journal import Journal
     from agentfsm.tools.registry import ToolRegistry
@@ -108,6 +111,14 @@ class RunHost(QueueHost):
 
     started_steps: set[str] = attrs.field(factory=set)
     """Ids of the steps that the scheduler has taken."""
+
+    activate_span: Callable[[ToolCall], AbstractContextManager[object]] | None = attrs.field(init=False, default=None)
+    """Function that returns what makes the span of a call current in its task; None if the run is not traced."""
+
+    def __attrs_post_init__(self) -> None:
+        if (tracer := self.execution.config.tracer) is not None:
+            header = self.execution.journal.run.header
+            self.activate_span = lambda call: tracer.activate(call_context(header, call.id))
 
     def record(self, *events: e.Event, taken: Sequence[int] = ()) -> None:
         """Commit events of calls. If no call is left without a result, the same append ends the turn."""

@@ -39,6 +39,8 @@ from agentfsm.tools.queue.transient import TransientFailure, classify_failure
 from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from agentfsm.core.messages import ToolResult
     from agentfsm.limiter import Limiter, Permit
     from agentfsm.ports.store import Clock
@@ -73,6 +75,9 @@ def failed_outcome(text: str, error_type: ErrorType, *, retryable: bool = False)
 
 class QueueHost:
     """The interface between calls and their run. This base class serves a stand-alone queue."""
+
+    activate_span: Callable[[ToolCall], AbstractContextManager[object]] | None = None
+    """Function that returns what makes the span of a call current in its task; None if calls are not traced."""
 
     def find_tool(self, registry: ToolRegistry, name: str) -> Tool[..., Any] | None:
         """Return the tool of that name, or None."""
@@ -270,7 +275,11 @@ class ToolDispatcher:
         tries = _RetryLoop(self, job, tool, bound, timeout_s, scope, anyio.current_time)
         end: CallOutcome | None = None
         with scope:
-            end = await tries.run()
+            if self.host.activate_span is None:
+                end = await tries.run()
+            else:
+                with self.host.activate_span(job.call):
+                    end = await tries.run()
         if end is None:
             text = result_text.timeout_text(tool, timeout_s)
             end = CallOutcome(Outcome.TIMED_OUT, text, ErrorType.TIMEOUT, tool.read_only)

@@ -1,0 +1,92 @@
+"""Identity of a run, its requests and its calls in a distributed trace, in the format of W3C Trace Context.
+
+All ids are derived from the run, so they are the same when it is exported live or from its journal, once or again.
+The journal records none of them except `Header.traceparent`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.header import Header
+from agentfsm.core.value import Value
+
+# Hexadecimal digits of the ids.
+TRACE_ID_DIGITS: Final = 32
+SPAN_ID_DIGITS: Final = 16
+
+
+@attrs.frozen(kw_only=True)
+class TraceContext(Value):
+    """A span of a trace, as the W3C header `traceparent` names it."""
+
+    trace_id: str
+    """Id of the trace, 32 hexadecimal digits."""
+
+    span_id: str
+    """Id of the span, 16 hexadecimal digits."""
+
+    sampled: bool = True
+    """Whether the trace is recorded, as far as the caller has decided it."""
+
+    def __str__(self) -> str:
+        return f"00-{self.trace_id}-{self.span_id}-{int(self.sampled):02x}"
+
+
+def parse_traceparent(text: str) -> TraceContext:
+    """Return the span that a valid value of the header `traceparent` names."""
+    _, trace_id, span_id, flags = text.split("-")[:4]
+    return TraceContext(trace_id=trace_id, span_id=span_id, sampled=bool(int(flags, 16) & 1))
+
+
+def caller_context(header: Header) -> TraceContext | None:
+    """Return the span that started the run, from its header; None if it was given no trace."""
+    return parse_traceparent(header.traceparent) if header.traceparent else None
+
+
+def run_context(header: Header) -> TraceContext:
+    """Return the span of a whole run. Its trace is that of its caller, or its own if it was given none."""
+    return _derive(header, "run")
+
+
+def event_context(header: Header, version: int) -> TraceContext:
+    """Return the span that ends with an event of the run.
+
+    Args:
+        header: Header of the run.
+        version: Version of the run after the event. The span of a model request is known before the reply: it will be
+            the next version.
+    """
+    return _derive(header, str(version))
+
+
+def call_context(header: Header, call_id: str) -> TraceContext:
+    """Return the span of a tool call, all its attempts together."""
+    return _derive(header, f"call {call_id}")
+
+
+def wait_context(header: Header, version: int) -> TraceContext:
+    """Return the span of the time before an event during which nothing was executed; `version` is that after it."""
+    return _derive(header, f"before {version}")
+
+
+def child_traceparent(parent: Header, call_id: str) -> str:
+    """Return the `traceparent` of a run that another run has started.
+
+    Args:
+        parent: Header of the run that started it.
+        call_id: Id of the call that it works for; empty if it works for none.
+    """
+    return str(call_context(parent, call_id) if call_id else run_context(parent))
+
+
+def _derive(header: Header, name: str) -> TraceContext:
+    caller = caller_context(header)
+    return TraceContext(
+        trace_id=short_hash(f"trace {header.id}", TRACE_ID_DIGITS) if caller is None else caller.trace_id,
+        span_id=short_hash(f"{name} of {header.id}", SPAN_ID_DIGITS),
+        sampled=caller is None or caller.sampled,
+    )

@@ -1,0 +1,101 @@
+"""Traces of runs while they run: a watcher that exports each span when it ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import attrs
+from opentelemetry import trace
+from opentelemetry.sdk.trace.export import SpanExporter
+
+from agentfsm.core.events import Event
+from agentfsm.core.run import Run
+from agentfsm.core.trace_context import TraceContext
+from agentfsm.core.validation import require_choice
+from agentfsm.telemetry.span_export import (
+    CountingExporter,
+    SpanQueue,
+    build_exporter,
+    build_resource,
+    to_sdk_context,
+)
+from agentfsm.telemetry.spans import CONTENTS, Content, list_spans
+
+_log = logging.getLogger("agentfsm.telemetry")
+
+
+@attrs.define(eq=False, repr=False)
+class Telemetry:
+    """Exports traces of runs by OpenTelemetry: `Agent(..., watch=[Telemetry()])`.
+
+    A run is a span `invoke_agent`, with a span for each model request (`chat`), tool call (`execute_tool`), plan,
+    search of the memory, and wait. Each span is exported when it ends, in a thread of its own. Spans of a run have the
+    same ids in each process: so a run that a crash has interrupted, and another process resumed, is one trace, and
+    `agentfsm export otlp` adds what could not be exported at the time.
+
+    While a model request or a tool runs, its span is current in OpenTelemetry's context: spans of instrumented
+    libraries are below it. A run that is started in a span becomes a part of its trace.
+
+    An exporter that is slow, away or raises delays and changes no run. Spans that are lost are counted.
+
+    Raises:
+        ImportError: when the extra `otel` is not installed.
+    """
+
+    exporter: str | SpanExporter | None = None
+    """Address of a server of OTLP over HTTP, such as "http://127.0.0.1:4318", or an exporter. Default None: as the
+    variables `OTEL_EXPORTER_OTLP_*` say, else port 4318 of this machine.
+    """
+
+    content: Content = attrs.field(default="none", kw_only=True, validator=require_choice(*CONTENTS))
+    """Texts that the spans have: "none", "redacted" (likely secrets are masked), or "full". Default "none": neither
+    prompts, answers, arguments and results, nor texts of errors and the names of users.
+    """
+
+    service: str = attrs.field(default="", kw_only=True)
+    """Name of the service. Default: `OTEL_SERVICE_NAME`, else "agentfsm"."""
+
+    _queue: SpanQueue = attrs.field(
+        init=False,
+        default=attrs.Factory(
+            lambda self: SpanQueue(CountingExporter(build_exporter(self.exporter)), build_resource(self.service)),
+            takes_self=True,
+        ),
+    )
+
+    @property
+    def exported(self) -> int:
+        """Number of spans that the exporter has delivered."""
+        return self._queue.exporter.exported
+
+    @property
+    def lost(self) -> int:
+        """Number of spans that were not delivered (yet): still queued, dropped from a full queue, or refused."""
+        return self._queue.lost
+
+    def watch_commit(self, before: Run[Any], run: Run[Any], events: Sequence[Event]) -> None:
+        """Queue the spans that end with a commit."""
+        for event in events:
+            then, before = before, before.apply(event) if len(events) > 1 else run
+            self._queue.put(list_spans(then, event, before, content=self.content))
+
+    def flush(self, timeout_s: float = 5.0) -> None:
+        """Export what is queued, in up to `timeout_s` seconds."""
+        if not self._queue.flush(timeout_s):
+            _log.warning("spans are still being exported after %g s", timeout_s)
+        if self.lost:
+            _log.warning("%d spans were not delivered", self.lost)
+
+    def current_traceparent(self) -> str:
+        """Return the current span of OpenTelemetry as the value of `traceparent`; empty if there is none."""
+        context = trace.get_current_span().get_span_context()
+        if not context.is_valid:
+            return ""
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+
+    def activate(self, context: TraceContext) -> AbstractContextManager[object]:
+        """Make a span of a run current."""
+        return trace.use_span(trace.NonRecordingSpan(to_sdk_context(context)), record_exception=False)
