@@ -323,7 +323,7 @@ async def test_appends_are_written_together(store, rows, sent):
     gate.set()
     for commit in commits:
         assert await commit.wait()
-    assert len(sent) == 1
+    assert len([each for each in sent if "written" in each]) == 1  # beside the upkeep of the store
     assert rows("SELECT version, count(*) FROM {s}.runs GROUP BY 1 ORDER BY 1") == [(1, 50), (6, 50)]
     assert rows("SELECT count(*) FROM {s}.events WHERE version > 0") == [(50 + 50 * 6,)]
 
