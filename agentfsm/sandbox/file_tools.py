@@ -92,8 +92,8 @@ def _build_write_file(jail: PathJail, options: ToolDeclarations) -> Tool[..., An
         jail.write(path, content)
         return f"wrote {len(content):,} bytes to {path}"
 
-    defaults: dict[str, Any] = {"locks": _lock}
-    return make_tool(write_file, name=WRITE_FILE, idempotent=True, **(defaults | dict(options)))
+    all_options: dict[str, Any] = {"locks": _lock, **options}
+    return make_tool(write_file, name=WRITE_FILE, idempotent=True, **all_options)
 
 
 def _build_edit_file(jail: PathJail, options: ToolDeclarations) -> Tool[..., Any]:
@@ -117,8 +117,8 @@ def _build_edit_file(jail: PathJail, options: ToolDeclarations) -> Tool[..., Any
         """Repeat an edit whose outcome is unknown, unless it would then be made twice."""
         return "ask" if a.old in a.new else "rerun"
 
-    defaults: dict[str, Any] = {"locks": _lock, "on_unknown": decide_unknown}
-    return make_tool(edit_file, name=EDIT_FILE, **(defaults | dict(options)))
+    all_options: dict[str, Any] = {"locks": _lock, "on_unknown": decide_unknown, **options}
+    return make_tool(edit_file, name=EDIT_FILE, **all_options)
 
 
 def _lock(a: Arguments) -> set[str]:

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from agentfsm import Agent, ErrorType, MisuseError, Outcome, RunContext, tool
-from agentfsm.ports import SandboxEnd, SandboxOutcome
+from agentfsm.ports import SandboxEnd
 from agentfsm.sandbox import Availability, Isolation, Sandbox, build_python_tool, find_isolation
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support import sandbox_functions
@@ -129,23 +129,6 @@ async def test_a_path_that_is_not_there(level, tmp_path):
     ended = await Sandbox(read=[tmp_path / "missing"]).run(sandbox_functions.add, (1, 2), {})
     assert ended.end is SandboxEnd.NOT_STARTED
     assert "missing of the sandbox does not exist" in ended.error
-
-
-async def test_a_sandbox_of_ones_own():
-    """Any object with the methods of the port can be the sandbox of a tool."""
-
-    class Elsewhere:
-        seconds = 5.0
-
-        def check_function(self, function):
-            assert function is sandbox_functions.add
-
-        async def run(self, function, args, kwargs):
-            return SandboxOutcome(end=SandboxEnd.DONE, level="elsewhere", value=function(*args, **kwargs))
-
-    elsewhere = tool(sandbox=Elsewhere())(sandbox_functions.add)
-    (added,), _ = await results_of([elsewhere], call("add", a=1, b=2))
-    assert (added.content, added.sandbox, elsewhere.timeout_s) == ("3", "elsewhere", 5.0)
 
 
 def define_inside():

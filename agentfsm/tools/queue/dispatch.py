@@ -379,7 +379,7 @@ class _RetryLoop:
             return CallOutcome(Outcome.DONE, text, parts=parts, sandbox=level)
         if ended.end is SandboxEnd.RETRY:
             return failed_outcome(error, ErrorType.RETRY, retryable=True)._replace(sandbox=level)
-        self.dispatcher.host.on_tool_error(self.job.call, ToolError(f"{error}\n{ended.trace}"))
+        self.dispatcher.host.on_tool_error(self.job.call, ToolError(f"{error}\n{replace_surrogates(ended.trace)}"))
         if ended.end is SandboxEnd.NOT_STARTED:
             return failed_outcome(result_text.not_sandboxed_text(error), ErrorType.UNAVAILABLE, retryable=True)
         text = result_text.sandbox_failure_text(error, tool)
