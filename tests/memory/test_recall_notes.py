@@ -13,6 +13,7 @@ from agentfsm.memory import Memory
 from agentfsm.planning import Planner
 from agentfsm.ports.context import GroupKind
 from agentfsm.reflection import RUBRIC, Reflector
+from agentfsm.serve.dialects.ag_ui_encoder import _convert_message
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel
 from agentfsm.tokens.ledger import TokenLedger
@@ -98,3 +99,10 @@ def test_a_message_is_the_users_unless_it_says_otherwise():
     """Also in journals that have no word about it."""
     message = UserMessage(parts=(TextPart(text="hello"),))
     assert (message.origin, message.is_note) == ("user", False)
+
+
+async def test_a_client_sees_the_note_as_one_of_the_system(memory):
+    """A client of AG-UI sends messages with the role "user" back as input."""
+    async with Agent(ScriptedModel("10:15"), memory=memory) as agent:
+        run = await agent.run("When does the train leave?", user="ann")
+    assert [_convert_message(each, "m")["role"] for each in run.messages] == ["user", "system", "assistant"]
