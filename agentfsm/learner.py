@@ -119,7 +119,7 @@ class Learner:
         Raises:
             LeaseLostError: if an extraction took longer than three minutes, and another process has gone on meanwhile.
         """
-        count = 0
+        count, is_waiting = 0, False
         while True:
             async with self.store.follow(self.name, wait=not until_idle, lease_s=LEASE_S) as follower:
                 async for delivery in follower:
@@ -127,7 +127,12 @@ class Learner:
                     await delivery.done()
             if not await self._count_unread():
                 return count
-            await anyio.sleep(FOLLOWER_POLL_S)  # another process works, or has died
+            if not is_waiting:
+                _log.warning(
+                    "another process learns as %r, or was killed less than %.0f s ago: waiting", self.name, LEASE_S
+                )
+            is_waiting = True
+            await anyio.sleep(FOLLOWER_POLL_S)
 
     async def learn(self, run_id: str) -> int:
         """Learn from one run that is over, now. Return the number of new items; 0 if nothing is learned from it.

@@ -581,7 +581,10 @@ class Memory(RunMemory):
 
         A version of an episode is left out if the episode itself was forgotten.
         """
-        return len(await self.index.add(items))
+        count = len(await self.index.add(items))
+        if count and self._vectors is not None:
+            await self._vectors.embed_new()
+        return count
 
     async def rebuild(self, store: Store) -> int:
         """Derive the items of runs again from the journals, and drop those there were. Return the number of items.
@@ -612,7 +615,7 @@ class Memory(RunMemory):
             return 0
         if not leaves_episode(run) or not is_extraction(extraction.header) or not extraction.is_over:
             return 0
-        return await self.add_derived(build_items(run, extraction, feedback))
+        return len(await self.index.add(build_items(run, extraction, feedback)))
 
     # Forget.
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import attrs
 
 from agentfsm._concurrency import start_in_thread
-from agentfsm.core.errors import AgentError
+from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.memory.item_rows import (
     COLUMNS,
@@ -132,6 +132,15 @@ class _ItemFile(DatabaseFile):
         """Close the files; the next transaction opens them again."""
         self.close_file()
         self.vectors.close_file()
+
+    def translate_error(self, error: Exception) -> AgentError:
+        """Return the AgentError for an error, with advice if this SQLite cannot search text."""
+        if "no such module: fts5" in str(error):
+            return MisuseError(
+                f"{self.path}: this SQLite has no FTS5, which searches text: use a Python whose sqlite3 has it, or "
+                'keep the memory in PostgreSQL: Memory("postgresql://...")'
+            )
+        return super().translate_error(error)
 
     def maintain(self) -> None:
         """Move the pages of the logs into the files."""

@@ -1,6 +1,7 @@
 """The index in a SQLite file."""
 
 import os
+import sqlite3
 import stat
 
 import pytest
@@ -9,6 +10,7 @@ from agentfsm.core.errors import CorruptError, MisuseError, StoreError
 from agentfsm.memory import SQLiteIndex
 from agentfsm.ports.memory_items import Namespace
 from agentfsm.stores import SQLiteStore
+from agentfsm.stores.sqlite.file import connect_sqlite3
 from agentfsm.testing.memory_conformance import ANN, MemoryIndexConformance, build_item
 
 
@@ -63,6 +65,29 @@ async def test_a_temporary_file_is_removed(tmp_path, monkeypatch):
     assert [*tmp_path.rglob("*.db")]
     await index.aclose()
     assert not [*tmp_path.iterdir()]
+
+
+class NoFTS5:
+    """A connection to a SQLite that was built without FTS5."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def execute(self, sql, parameters=(), /):
+        if "fts5" in sql:
+            raise sqlite3.OperationalError("no such module: fts5")
+        return self.inner.execute(sql, parameters)
+
+    def close(self):
+        self.inner.close()
+
+
+async def test_a_sqlite_without_fts5_is_refused(tmp_path):
+    """The error says what is missing, and where the memory can be kept instead."""
+    index = SQLiteIndex(tmp_path / "memory.db", connect=lambda path: NoFTS5(connect_sqlite3(path)))
+    with pytest.raises(MisuseError, match=r"has no FTS5.*PostgreSQL"):
+        await index.add([build_item("a", "text")])
+    await index.aclose()
 
 
 async def test_a_new_file_is_private(tmp_path):
