@@ -371,9 +371,9 @@ def _add_memory_options(*commands: argparse.ArgumentParser) -> None:
     for each in commands:
         each.add_argument(
             "--memory",
-            metavar="PATH",
+            metavar="PATH|URL",
             default=memory_admin.DEFAULT_MEMORY,
-            help="file of the memory (default: %(default)s)",
+            help="file of the memory, or postgresql://... (default: %(default)s)",
         )
         each.add_argument("--user", default="", help="owner of the items (default: items that all users share)")
         each.add_argument("--tenant", default="", help="tenant of the user (default: none)")
@@ -403,6 +403,12 @@ def _add_index(add: AddParser) -> None:
     remove.add_argument("--by", metavar="NAME", default=memory_admin.BY, help="name for the record of a deletion")
     rebuild = _add_command(sub, index_admin.rebuild, text="build the index again from the items of all users")
     _add_memory_options(adds, search, lists, remove, rebuild)
+    for each in (adds, search, rebuild):
+        each.add_argument(
+            "--embedder",
+            metavar="NAME",
+            help="also search by meaning, with an embedder such as openai:text-embedding-3-small",
+        )
 
 
 def _add_mcp(add: AddParser) -> None:

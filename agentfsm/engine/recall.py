@@ -32,8 +32,9 @@ async def recall(execution: Execution, memory: RunMemory) -> StepOutcome | None:
         return None
     said = (each for each in reversed(run.messages) if isinstance(each, UserMessage) and not each.is_note)
     query = next((message.text for message in said), "")
+    demand = _measure_demand(execution)
     try:
-        found = await memory.recall_for(run, query, _measure_demand(execution))
+        found = await memory.recall_for(run, query, demand)
     except Exception as error:  # noqa: BLE001  a memory is of any kind, and a run works without
         found = Recall(fault=f"{type(error).__name__}: {error}"[:MAX_QUERY_CHARS])
     if found.fault:

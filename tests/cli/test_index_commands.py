@@ -4,6 +4,7 @@ import anyio
 import pytest
 
 from agentfsm.memory import Memory
+from tests.support.embedding_server import serving_embeddings
 
 TEA = "# Tea\n\nGreen tea needs 80 degrees.\n\n# Coffee\n\nCoffee needs 92 degrees.\n"
 
@@ -63,3 +64,23 @@ def test_files_that_cannot_be_added(here):
     assert "give both" in here.err
     here("index", "search", "tea", code=2)
     assert "no memory .agentfsm/memory.db" in here.err
+
+
+def test_only_new_chunks_are_embedded(here, monkeypatch):
+    """With an embedder, which a rebuild asks for all items again; one that is unknown is refused."""
+    (here.folder / "tea.md").write_text(TEA, encoding="utf-8")
+    options = ("--embedder", "openai:text-embedding-3-small")
+    with serving_embeddings(dims=1536) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        here("index", "add", "tea.md", *options)
+        assert sorted(server.requests.pop()["input"])[1] == "tea.md > Tea\nGreen tea needs 80 degrees."
+        (here.folder / "tea.md").write_text(TEA.replace("92", "94"), encoding="utf-8")
+        here("index", "add", "tea.md", *options)
+        assert "tea.md > Tea\nGreen tea needs 80 degrees." not in server.requests.pop()["input"]
+        assert "94 degrees" in here("index", "search", "unrelated", *options)
+        server.requests.clear()
+        assert here("index", "rebuild", *options) == "indexed 4 items\n"
+        assert sum(len(request["input"]) for request in server.requests) == 4
+    here("index", "add", "tea.md", "--embedder", "nobody:x", code=2)
+    assert "does not name an embedder" in here.err

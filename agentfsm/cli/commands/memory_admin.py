@@ -44,11 +44,12 @@ def run_with_memory(args: argparse.Namespace, act: Callable[[Memory], Awaitable[
     """
     from agentfsm.memory import Memory  # noqa: PLC0415  brings sqlite3
 
-    if creates:
-        create_private_folder(Path(args.memory).parent)
-    elif not Path(args.memory).is_file():
-        raise MisuseError(f"there is no memory {args.memory}: name its file with --memory")
-    memory = Memory(args.memory).for_(user=args.user, tenant=args.tenant)
+    if "://" not in args.memory:  # a database is created by whoever runs its server
+        if creates:
+            create_private_folder(Path(args.memory).parent)
+        elif not Path(args.memory).is_file():
+            raise MisuseError(f"there is no memory {args.memory}: name its file with --memory")
+    memory = Memory(args.memory, embedder=getattr(args, "embedder", None)).for_(user=args.user, tenant=args.tenant)
 
     async def act_and_close() -> T:
         try:
