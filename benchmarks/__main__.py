@@ -7,8 +7,18 @@ for a bare `@tool`, whose calls run one by one. A row is a name ("crowd") or a n
 
 Further words, each by itself: `peers` measures the other frameworks, `growth` what long runs and many of them cost,
 `options` what each option costs, `plans` the tokens of plans, `dialogues` whether recorded dialogues may run in
-parallel, `selection` how often the right tool is chosen, for which it needs the network, and `injections` which actions
-of attackers a guard lets start.
+OTHERS = (
+    "peers",
+    "growth",
+    "claims",
+    "options",
+    "plans",
+    "dialogues",
+    "recall",
+    "selection",
+    "event_streams",
+    "injections",
+)
 """
 
 from __future__ import annotations
@@ -24,7 +34,18 @@ from benchmarks.measure import Row, machine, short
 from benchmarks.one import chosen, entries
 
 OUT = Path(".agentfsm/bench.json")
-OTHERS = ("peers", "growth", "claims", "options", "plans", "dialogues", "selection", "event_streams", "injections")
+OTHERS = (
+    "peers",
+    "growth",
+    "claims",
+    "options",
+    "plans",
+    "dialogues",
+    "recall",
+    "selection",
+    "event_streams",
+    "injections",
+)
 HEAD = (
     f"{'row':<16}{'floor':>9}{'agentfsm':>10} {'unit':<6}{'spread':>6}{'ratio':>8}{'bare':>12}{'goal':>13}"
     f"{'stretch':>11}     what"

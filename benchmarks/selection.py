@@ -133,7 +133,7 @@ async def recall(scorer: Scorer, dealt: list[list[ToolDefinition]], tasks: list[
     for catalogue in dealt:
         names = [tool.name for tool in catalogue]
         for task in (task for task in tasks if task.true.issubset(names)):
-            order, _flaw = await BySimilarity(scorer=scorer).rank(task.text, catalogue)
+            order, _flaw, _usage = await BySimilarity(scorer=scorer).rank(task.text, catalogue)
             best = [names[place] for place in order]
             shares.append([len(task.true.intersection(best[:k])) / len(task.true) for k in FIRST])
     return [statistics.fmean(column) for column in zip(*shares, strict=True)], len(shares)
