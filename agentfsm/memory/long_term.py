@@ -477,7 +477,7 @@ class Memory(RunMemory):
         return await self._recall(query, await self._embed_query(query), where, k)
 
     async def _recall(self, query: str, embedded: EmbeddedQuery, where: ItemFilter, k: int) -> list[Recollection]:
-        found = fuse(await self._search(query, embedded, where))[: k * OVERFETCH]
+        found = fuse(await self._search(query, embedded, where), k * OVERFETCH)
         items = await self.index.get([item_id for item_id, *_ in found])
         present = [(items[item_id], similarity, ranks) for item_id, similarity, ranks in found if item_id in items]
         known_at = await self._now() if math.isinf(where.as_of) else where.as_of

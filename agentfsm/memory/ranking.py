@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from operator import attrgetter
 from typing import Final
 
 import attrs
@@ -62,30 +64,33 @@ class Recollection(Value):
     """
 
 
-def fuse(rankings: Mapping[str, Sequence[ItemMatch]]) -> list[tuple[str, float, dict[str, float]]]:
+def fuse(rankings: Mapping[str, Sequence[ItemMatch]], count: int) -> list[tuple[str, float, dict[str, float]]]:
     """Join rankings by reciprocal rank.
 
     Args:
         rankings: For each name, the items of a ranking with their scores, best first.
+        count: Number of items to return.
 
     Returns:
         For each item its id, its similarity and its ranks, best first. The similarity is the mean, over the rankings,
         of the item's score in shares of the best one; it never rises along the order.
     """
-    ranks: dict[str, dict[str, float]] = defaultdict(dict)
+    fused: dict[str, float] = defaultdict(float)
     shares: dict[str, float] = defaultdict(float)
-    for name, ranking in rankings.items():
+    for ranking in rankings.values():
         best = ranking[0].score if ranking else 0.0
+        weight = 1 / best / len(rankings) if best > 0 else 0.0
+        for place, (item_id, _session, _place, score) in enumerate(ranking, FUSION_CONSTANT + 1):
+            fused[item_id] += 1 / place
+            shares[item_id] += score * weight
+    first = sorted(fused, key=fused.__getitem__, reverse=True)[:count]
+    ranks: dict[str, dict[str, float]] = {item_id: {} for item_id in first}
+    for name, ranking in rankings.items():
         for rank, match in enumerate(ranking, 1):
-            ranks[match.item_id][name] = rank
-            shares[match.item_id] += match.score / best / len(rankings) if best > 0 else 0.0
-    fused = {each: sum(1 / (FUSION_CONSTANT + rank) for rank in of_item.values()) for each, of_item in ranks.items()}
-    found: list[tuple[str, float, dict[str, float]]] = []
-    similarity = 1.0
-    for each in sorted(fused, key=lambda item_id: -fused[item_id]):
-        similarity = min(similarity, shares[each])
-        found.append((each, similarity, ranks[each]))
-    return found
+            if match.item_id in ranks:
+                ranks[match.item_id][name] = rank
+    similarities = accumulate((min(1.0, shares[item_id]) for item_id in first), min)
+    return [(item_id, similarity, ranks[item_id]) for item_id, similarity in zip(first, similarities, strict=True)]
 
 
 def rank_windows(matches: Sequence[ItemMatch], neighbours: Iterable[ItemMatch], distance: int) -> list[ItemMatch]:
@@ -96,18 +101,15 @@ def rank_windows(matches: Sequence[ItemMatch], neighbours: Iterable[ItemMatch], 
         neighbours: Items near them, which may include them.
         distance: Number of places, 0 or more.
     """
-    scores: dict[str, dict[int, float]] = defaultdict(dict)
-    for match in matches:
-        places = scores[_group(match)]
-        places[match.place] = places.get(match.place, 0.0) + match.score
-
-    def add_up(match: ItemMatch) -> ItemMatch:
-        near = scores[_group(match)]
-        places = range(match.place - distance, match.place + distance + 1)
-        return match._replace(score=sum([near.get(place, 0.0) for place in places]))
-
-    items = {match.item_id: match for match in (*matches, *neighbours)}
-    return sorted(map(add_up, items.values()), key=lambda match: -match.score)
+    scores: dict[tuple[str, int], float] = defaultdict(float)
+    for (_group, place), score in {(_name_group(match), match.place): match.score for match in matches}.items():
+        for near in range(place - distance, place + distance + 1):
+            scores[_group, near] += score
+    items = {match.item_id: match for match in (*matches, *neighbours)}.values()
+    found = [
+        ItemMatch(item_id, session, place, scores[session or item_id, place]) for item_id, session, place, _ in items
+    ]
+    return sorted(found, key=_score_of, reverse=True)
 
 
 def rank_sessions(matches: Sequence[ItemMatch], ranked: Sequence[ItemMatch]) -> list[ItemMatch]:
@@ -119,12 +121,16 @@ def rank_sessions(matches: Sequence[ItemMatch], ranked: Sequence[ItemMatch]) -> 
     """
     totals: dict[str, float] = defaultdict(float)
     for match in matches:
-        totals[_group(match)] += match.score**2  # one good match says more than many poor ones
-    found = [match._replace(score=totals[_group(match)]) for match in ranked]
-    return sorted(found, key=lambda match: -match.score)
+        totals[_name_group(match)] += match.score**2  # one good match says more than many poor ones
+    found = [ItemMatch(item_id, session, place, totals[session or item_id]) for item_id, session, place, _ in ranked]
+    return sorted(found, key=_score_of, reverse=True)
 
 
-def _group(match: ItemMatch) -> str:
+# The score of a match.
+_score_of = attrgetter("score")
+
+
+def _name_group(match: ItemMatch) -> str:
     """Return the name of the match's session; an item without one is a session of its own."""
     return match.session or match.item_id
 

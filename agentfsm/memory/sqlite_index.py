@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final
@@ -47,7 +47,7 @@ from agentfsm.stores.threaded.group_commit import GroupCommitWriter
 from agentfsm.stores.threaded.lease_table import LeaseTable
 from agentfsm.stores.threaded.outage import Outage
 
-# Vectors read at first for each match that is wanted, and the factor by which more are read if too few fit the filter.
+# Ranked items read at first for each one wanted, and the factor by which more are read if too few fit the filter.
 OVERFETCH: Final = 2
 FURTHER: Final = 8
 # Seconds that a call waits for another process's transaction.
@@ -197,34 +197,46 @@ class _ItemFile(DatabaseFile):
         return int(count)
 
     def search_text(self, terms: QueryTerms, where: ItemFilter, limit: int) -> list[ItemMatch]:
-        """Return the best matches. The filter is a part of the query, so it does not shorten the result."""
-        condition, values = _write_filter(where)
+        """Return the best matches that fit the filter."""
         owners = " OR ".join(f'"{name_owner(each)}"' for each in where.namespaces)
         match = f"owner : ({owners}) AND ({_write_match(terms)})"
+        sql = "SELECT rowid, -rank FROM items_text WHERE items_text MATCH ? ORDER BY rank LIMIT ?"
+        return self._rank_fitting(lambda count: self.execute(sql, (match, count)).fetchall(), where, limit)
+
+    def _rank_fitting(
+        self, rank: Callable[[int], Sequence[tuple[int, float]]], where: ItemFilter, limit: int
+    ) -> list[ItemMatch]:
+        """Return the first items of a ranking that fit the filter. More are read until enough of them do.
+
+        Args:
+            rank: Returns the numbers of the best items of the owners, at most as many as given, with their scores.
+            where: The filter.
+            limit: Number of items.
+        """
+        condition, values = _write_filter(where)
         sql = (
-            f"SELECT i.id, {SESSION}, i.place, -items_text.rank FROM items_text "  # noqa: S608
-            f"JOIN items i ON i.number = items_text.rowid WHERE items_text MATCH :match AND {condition} "
-            "ORDER BY items_text.rank, i.number LIMIT :limit"
+            f"SELECT n.key, i.id, {SESSION}, i.place FROM json_each(:numbers) n "  # noqa: S608
+            f"JOIN items i ON i.number = n.value WHERE {condition}"
         )
-        rows = self.execute(sql, {**values, "match": match, "limit": limit}).fetchall()
-        return [ItemMatch(*row) for row in rows]
+        count = limit * OVERFETCH
+        while True:
+            ranked = rank(count)
+            numbers = json.dumps([number for number, _ in ranked])
+            rows = sorted(self.execute(sql, {**values, "numbers": numbers}).fetchall())[:limit]
+            if len(rows) == limit or len(ranked) < count:
+                return [ItemMatch(item_id, session, place, ranked[key][1]) for key, item_id, session, place in rows]
+            count *= FURTHER
 
     def find_neighbours(self, matches: Sequence[ItemMatch], distance: int, where: ItemFilter) -> list[ItemMatch]:
         """Return the items near others."""
         condition, values = _write_filter(where)
-        near = {
-            (match.session[:OWNER_CHARS], match.session[OWNER_CHARS:], match.place + step)
-            for match in matches
-            if match.session
-            for step in range(-distance, distance + 1)
-        }
+        ranges = json.dumps([*_merge_ranges(matches, distance)])
         sql = (
-            f"SELECT i.id, {SESSION}, i.place, 0.0 FROM json_each(:places) p "  # noqa: S608
-            "JOIN items i ON i.owner = p.value ->> 0 AND i.session = p.value ->> 1 AND i.place = p.value ->> 2 "
-            f"WHERE {condition}"
+            f"SELECT i.id, {SESSION}, i.place, 0.0 FROM json_each(:ranges) p "  # noqa: S608
+            "JOIN items i ON i.owner = p.value ->> 0 AND i.session = p.value ->> 1 "
+            f"AND i.place BETWEEN p.value ->> 2 AND p.value ->> 3 WHERE {condition}"
         )
-        rows = self.execute(sql, {**values, "places": json.dumps(sorted(near))}).fetchall()
-        return [ItemMatch(*row) for row in rows]
+        return [ItemMatch(*row) for row in self.execute(sql, {**values, "ranges": ranges}).fetchall()]
 
     def get(self, ids: Collection[str]) -> list[MemoryItem]:
         """Return the items with these ids."""
@@ -393,24 +405,23 @@ class _ItemFile(DatabaseFile):
         self._note_embedded([key.number for key in keys.values()])
 
     def search_vector(self, vector: Sequence[float], where: ItemFilter, limit: int) -> list[ItemMatch]:
-        """Return the nearest items that fit the filter. More are read until enough of them do."""
+        """Return the nearest items that fit the filter."""
         self._check_model()
-        owners, count = [name_owner(each) for each in where.namespaces], limit * OVERFETCH
-        while True:
-            near = self.vectors.find_nearest(owners, vector, count)
-            found = self._select_fitting(near, where)
-            if len(found) >= limit or len(near) < count:
-                return found[:limit]
-            count *= FURTHER
+        owners = [name_owner(each) for each in where.namespaces]
+        return self._rank_fitting(lambda count: self.vectors.find_nearest(owners, vector, count), where, limit)
 
-    def _select_fitting(self, near: Sequence[tuple[int, float]], where: ItemFilter) -> list[ItemMatch]:
-        """Return the items that fit the filter, in their order."""
-        condition, values = _write_filter(where)
-        sql = (
-            f"SELECT i.id, {SESSION}, i.place, n.value ->> 1 FROM json_each(:near) n "  # noqa: S608
-            f"JOIN items i ON i.number = n.value ->> 0 WHERE {condition} ORDER BY n.key"
-        )
-        return [ItemMatch(*row) for row in self.execute(sql, {**values, "near": json.dumps(near)}).fetchall()]
+
+def _merge_ranges(matches: Sequence[ItemMatch], distance: int) -> Iterator[tuple[str, str, int, int]]:
+    """Yield owner, session, first and last place of the surroundings of matches; none of them overlap."""
+    session, first, last = "", 0, 0
+    for match in sorted({(match.session, match.place) for match in matches if match.session}):
+        if match[0] != session or match[1] - distance > last:
+            if session:
+                yield session[:OWNER_CHARS], session[OWNER_CHARS:], first, last
+            session, first = match[0], match[1] - distance
+        last = match[1] + distance
+    if session:
+        yield session[:OWNER_CHARS], session[OWNER_CHARS:], first, last
 
 
 def _as_path(path: str | os.PathLike[str]) -> str:

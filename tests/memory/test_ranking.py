@@ -37,11 +37,13 @@ def test_a_session_with_a_good_match_is_before_one_with_many_poor_ones():
 
 def test_the_first_of_all_rankings_has_similarity_1():
     """Similarity never rises along the order of the joined rankings."""
-    found = fuse({"text": [match("a", 1, 4.0), match("b", 2, 1.0)], "window": [match("a", 1, 2.0), match("c", 3, 2.0)]})
+    rankings = {"text": [match("a", 1, 4.0), match("b", 2, 1.0)], "window": [match("a", 1, 2.0), match("c", 3, 2.0)]}
+    found = fuse(rankings, 5)
+    assert fuse(rankings, 1) == found[:1]
     assert [each for each, *_ in found] == ["a", "b", "c"]
     assert [similarity for _, similarity, _ in found] == [1.0, 0.125, 0.125]
     assert found[0][2] == {"text": 1, "window": 1}
-    assert fuse({}) == []
+    assert fuse({}, 5) == []
 
 
 def test_the_score_is_the_documents_formula():
