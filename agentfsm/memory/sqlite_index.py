@@ -48,7 +48,7 @@ from agentfsm.stores.threaded.lease_table import LeaseTable
 from agentfsm.stores.threaded.outage import Outage
 
 # Ranked items read at first for each one wanted, and the factor by which more are read if too few fit the filter.
-OVERFETCH: Final = 2
+OVERFETCH: Final = 1.25
 FURTHER: Final = 8
 # Seconds that a call waits for another process's transaction.
 PATIENCE_S: Final = 30.0
@@ -218,7 +218,7 @@ class _ItemFile(DatabaseFile):
             f"SELECT n.key, i.id, {SESSION}, i.place FROM json_each(:numbers) n "  # noqa: S608
             f"JOIN items i ON i.number = n.value WHERE {condition}"
         )
-        count = limit * OVERFETCH
+        count = int(limit * OVERFETCH)
         while True:
             ranked = rank(count)
             numbers = json.dumps([number for number, _ in ranked])
