@@ -67,7 +67,7 @@ def _refuse(available: Availability) -> SandboxOutcome:
         end=SandboxEnd.NOT_STARTED,
         level="",
         error=f"there is no sandbox on this machine ({why}). Install bubblewrap, let the container create user "
-        "namespaces, or set allow_unsandboxed=True if the function may run with all rights",
+        "namespaces for an ordinary user, or set allow_unsandboxed=True if the function may run with all rights",
     )
 
 
@@ -163,6 +163,8 @@ def _read_error(sandbox: Rights, isolation: Isolation, error: Mapping[str, Any],
     reason = f"{kinds[0]}: {text}" if text else str(kinds[0])
     if kinds[0] == "MemoryError":
         reason += f" (the sandbox has {sandbox.memory_mb} MB)"
+    if kinds[0] == "PermissionError" and sandbox.write and os.geteuid() == 0:
+        reason += " (the agent is root, so the function is user 65534, who needs the right to write there)"
     if kinds[0] == "ModuleNotFoundError":
         reason += " (a sandbox sees Python's packages and the function's own package only: add others to read=)"
     return _fail(isolation, reason, trace)

@@ -2,7 +2,13 @@
 
 import hashlib
 
+import anyio
 import pytest
+
+from agentfsm import Agent, tool
+from agentfsm.ports import SandboxEnd, SandboxOutcome
+from agentfsm.stores import SQLiteStore
+from agentfsm.testing import ScriptedModel, call, say
 
 
 @pytest.fixture
@@ -32,6 +38,37 @@ def test_the_calls_of_a_run(audited):
         "    approved by bob",
         '    arguments of the model before the edit: account="17", cents=5',
     ]
+
+
+def work() -> str:
+    """Work."""
+    return "done"
+
+
+class Elsewhere:
+    """A sandbox that starts no process."""
+
+    seconds = 5.0
+
+    def check_function(self, function):
+        """Take any function."""
+
+    async def run(self, function, args, kwargs):
+        return SandboxOutcome(end=SandboxEnd.DONE, level="bubblewrap", value=function())
+
+
+def test_the_sandbox_of_a_call(here):
+    """The isolation in which a function ran stands with its call."""
+
+    async def drive():
+        model = ScriptedModel(say("", call("work")), say("done"))
+        store = SQLiteStore(here.folder / ".agentfsm" / "runs.db")
+        async with Agent(model, tools=[tool(sandbox=Elsewhere())(work)], store=store) as agent:
+            await agent.run("go", id="boxed")
+
+    anyio.run(drive)
+    assert "    sandbox: bubblewrap" in here("audit", "boxed").splitlines()
+    assert [each["sandbox"] for each in here.json("audit", "boxed")["calls"]] == ["bubblewrap"]
 
 
 def test_an_agent_below_is_told_behind_its_call(audited):

@@ -1,6 +1,7 @@
 """Tools whose functions run in sandboxes: results, failures, the level in the audit, and what is refused."""
 
 import datetime as dt
+import os
 import sys
 
 import anyio
@@ -12,6 +13,7 @@ from agentfsm.sandbox import Availability, Isolation, Sandbox, build_python_tool
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support import sandbox_functions
 from tests.support.database_servers import debian
+from tests.support.sandbox_escapes import outside
 
 
 @pytest.fixture
@@ -122,6 +124,19 @@ async def test_without_a_sandbox_if_the_user_allows_it(monkeypatch):
     trusting = tool(sandbox=Sandbox(allow_unsandboxed=True))(sandbox_functions.add)
     (added,), audit = await results_of([trusting], call("add", a=1, b=2))
     assert (added.content, added.sandbox, audit[0].sandbox) == ("3", "unsandboxed", "unsandboxed")
+
+
+async def test_root_writes_as_another_user(level):
+    """Where the agent is root, a folder of root's is closed to the function, and the error says for whom to open it."""
+    if os.geteuid():
+        pytest.skip("this is not root")
+    with outside() as (place, *_):
+        (place / "write").chmod(0o755)
+        sandbox = Sandbox(write=[place / "write"])
+        ended = await sandbox.run(sandbox_functions.write_note, (str(place / "write"),), {})
+        assert "the function is user 65534" in ended.error
+        (place / "write").chmod(0o777)
+        assert (await sandbox.run(sandbox_functions.write_note, (str(place / "write"),), {})).value == 6
 
 
 async def test_a_path_that_is_not_there(level, tmp_path):

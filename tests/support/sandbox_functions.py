@@ -212,6 +212,11 @@ def fetch(urls: list) -> list:
     return found
 
 
+def write_note(folder: str) -> int:
+    """Write a file."""
+    return (Path(folder) / "note").write_text("a note")
+
+
 def ask_again(city: str) -> str:
     """Ask the model for other arguments."""
     from agentfsm import ModelRetry  # noqa: PLC0415  in the sandbox
