@@ -360,6 +360,9 @@ def _add_memory(add: AddParser) -> None:
     forget.add_argument("items", metavar="ITEM", nargs="*", help="id of an item")
     forget.add_argument("--all", action="store_true", help="all items of the user")
     forget.add_argument("--runs", action="store_true", help="with --all: the runs of the user as well")
+    forget.add_argument(
+        "--deleted-runs", action="store_true", help="items of all users from runs that the store no longer has"
+    )
     rebuild = _add_command(sub, memory_admin.rebuild, text="derive the items of runs again from the journals")
     export = _add_command(sub, memory_admin.export, text="print all items of a user")
     _add_memory_options(search, show, release, forget, rebuild, export)

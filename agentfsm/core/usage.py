@@ -32,7 +32,7 @@ class Purpose(StrEnum):
     """A step of a plan that is a question."""
 
     MEMORY = "memory"
-    """Searches of the memory, and learning for it."""
+    """Embeddings for searches of the memory. Learning from a run is billed to an extraction run, as its turns."""
 
     JUDGE = "judge"
     """A judgement on an answer or on results."""

@@ -61,6 +61,14 @@ def test_runs_are_learned_from(kept):
     assert "is not a Learner, but of type Memory: name a Learner" in kept.err
 
 
+def test_what_a_deleted_run_taught_goes_with_it(kept):
+    """After `delete` or `prune`, on request; what was told directly stays."""
+    kept("delete", "r1")
+    assert kept("memory", "forget", "--deleted-runs") == "forgot 2 items\n"
+    assert kept("memory", "search", "Porto", "--user", "ann") == ""
+    assert "drinks tea" in kept("memory", "search", "tea", "--user", "ann")
+
+
 def test_items_are_found_and_shown(kept):
     """For their owner only."""
     [line] = kept("memory", "search", "Where does she work? Porto", "--user", "ann", "--limit", "1").splitlines()
@@ -101,6 +109,7 @@ def test_items_are_forgotten(kept):
     assert "either ids of items, or --all" in kept.err
     kept("memory", "forget", tea["id"], "--runs", "--user", "ann", code=2)
     assert "give it with --all" in kept.err
+    assert kept("memory", "forget", "--deleted-runs") == "forgot 0 items\n"
     assert kept.json("memory", "forget", "--all", "--runs", "--user", "ann") == {"forgotten": 3}
     assert kept.json("runs")["runs"] == []
     assert kept("memory", "export", "--user", "ann") == ""

@@ -142,23 +142,23 @@ def release(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 
 def forget(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Delete items of an owner, or all of them, and with `--runs` the runs of the user.
+    """Delete items of an owner, or all of them, and with `--runs` the runs of the user; or those of deleted runs.
 
     Raises:
-        MisuseError: if neither or both are named.
+        MisuseError: if none or several of these are named.
     """
-    if bool(args.items) == args.all:
-        raise MisuseError("expected either ids of items, or --all")
+    if [bool(args.items), args.all, args.deleted_runs].count(True) != 1:
+        raise MisuseError("expected either ids of items, or --all, or --deleted-runs")
     if args.runs and not args.all:
         raise MisuseError("--runs deletes all runs of the user: give it with --all")
-    store = open_existing_store(args.store) if args.runs else None
+    store = open_existing_store(args.store) if args.runs or args.deleted_runs else None
 
     async def act(memory: Memory) -> int:
-        if not args.all:
-            return await memory.forget(args.items, by=args.by)
         if store is None:
-            return await memory.forget_all(by=args.by)
+            return await (memory.forget_all(by=args.by) if args.all else memory.forget(args.items, by=args.by))
         try:
+            if args.deleted_runs:
+                return await memory.forget_deleted_runs(store, by=args.by)
             return await memory.forget_all(runs="delete", store=store, by=args.by)
         finally:
             await store.aclose()
