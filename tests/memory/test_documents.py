@@ -1,5 +1,7 @@
 """Documents in the memory: versions, stable chunks, resources of MCP servers."""
 
+import random
+
 import attrs
 import pytest
 
@@ -8,6 +10,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import Recalled
 from agentfsm.core.messages import FilePart, TextPart
 from agentfsm.memory import DocumentChange, Expiry, Memory
+from agentfsm.ports.memory_items import ItemFilter
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel
 
@@ -194,3 +197,25 @@ async def test_bad_documents(memory, name, text, options, error):
     with pytest.raises(MisuseError, match=error):
         await memory.add_document(name, text, **options)
     assert await memory.read() == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_every_version_is_found_as_of_its_time(memory, seed):
+    """Against a naive list of versions; other documents and users do not disturb it."""
+    rng, versions = random.Random(seed), []
+    others = [(memory, "other.md"), (memory.for_(user="bob", tenant="acme"), "guide.md")]
+    for _ in range(8):
+        sections = rng.choices(["a", "b", "c", "d"], k=rng.randint(0, 4))
+        text = "\n".join(f"# {each}\n\nabout {each}\n" for each in sections)
+        if text:
+            await memory.add_document("guide.md", text)
+        elif versions and versions[-1][1]:
+            await memory.remove_document("guide.md")
+        versions.append((memory.clock.time, sorted(f"about {each}" for each in sections)))
+        for owner, name in others:
+            await owner.add_document(name, f"# a\n\nabout {rng.choice('abcd')}\n")
+        memory.clock.time += rng.choice([0.5, 100.0])
+    for at, expected in versions:
+        for where in ({"as_of": at + 0.2, "valid_at": at + 0.2}, {"valid_at": at + 0.2}):
+            known = ItemFilter(namespaces=(memory.namespace,), session="guide.md", **where)
+            assert sorted(item.text.partition("\n")[2] for item in await memory.index.read(known)) == expected
