@@ -134,3 +134,28 @@ def test_learners_may_be_killed_again_and_again(fork_server, folder, seed):
         if not result.killed:
             break
     anyio.run(check, str(folder), 3)
+
+
+async def keep(folder: str) -> None:
+    """Keep something of Ann."""
+    memory = Memory(Path(folder, "memory.db"))
+    for number in range(20):
+        await memory.for_(user="ann").remember(f"Zanzibar, day {number}")
+    await memory.aclose()
+
+
+async def forget(folder: str, *, whole: bool = True) -> None:
+    """Forget Ann, or until this process is killed; or forget nothing."""
+    memory = Memory(SQLiteIndex(Path(folder, "memory.db"), connect=connect))
+    ann = memory.for_(user="ann")
+    await (ann.forget_all() if whole else ann.forget([]))
+    await memory.aclose()
+
+
+def test_a_deletion_that_was_killed_is_finished_by_the_next(fork_server, folder):
+    """The items are gone with its commit, and their bytes with the end of this or any later call of `forget`."""
+    anyio.run(keep, str(folder))
+    assert fork_server.run(forget, str(folder), kill_at=("commit", 2)).killed
+    assert any(b"Zanzibar" in path.read_bytes() for path in folder.iterdir())
+    anyio.run(partial(forget, str(folder), whole=False))
+    assert not any(b"Zanzibar" in path.read_bytes() for path in folder.iterdir())
