@@ -111,7 +111,7 @@ anyio.run(main, backend=BACKEND)
 """
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("backend", ["asyncio", pytest.param("trio", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("adapter", ["OpenAIChat", "OpenAIResponses", "Anthropic"])
 def test_a_server_that_is_down_is_named_on_stderr_at_the_first_attempt(adapter, backend):
     """A program that has not configured logging gets one line per turn, before the first wait for a retry."""

@@ -36,11 +36,11 @@ def random_layers(rng):
     ]
 
 
-def test_a_thousand_assemblies():
+def test_many_assemblies():
     """Each fits its budget with all fixed layers whole and in order, or says why it cannot."""
     outcomes = {"fits": 0, "shortened": 0, "fixed": 0, "elastic": 0}
     expected = 0
-    for seed in range(1_000):
+    for seed in range(250):
         rng = random.Random(seed)
         layers, budget = random_layers(rng), rng.randint(50, 4_000)
         fixed = [layer for kind in LayerKind for layer in layers if layer.kind is kind and layer.text]
@@ -62,7 +62,7 @@ def test_a_thousand_assemblies():
         assert bool(made.shortened) or whole == len(layers)
         outcomes["shortened" if made.shortened else "fits"] += 1
     assert outcomes["fixed"] == expected
-    assert min(outcomes.values()) > 10, outcomes
+    assert min(outcomes.values()) > 2, outcomes
 
 
 def test_the_budget_of_the_document():
