@@ -123,7 +123,8 @@ def _find_obstacle(level: Isolation, program: str | None) -> str | None:
         return f"the trial failed: {error}"
     if report["result"].startswith(function_call.READY.decode()) and report["exit_code"] == 0:
         return None
-    return str(report["output"]).strip() or f"the trial ended with exit code {report['exit_code']}"
+    lines = str(report["output"]).strip().splitlines()
+    return lines[-1] if lines else f"the trial ended with exit code {report['exit_code']}"
 
 
 def _try(given: bytes) -> dict[str, Any]:

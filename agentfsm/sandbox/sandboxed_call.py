@@ -124,8 +124,9 @@ def _read_report(sandbox: Rights, isolation: Isolation, written: bytes) -> Sandb
     ready, result = report["result"][:1], report["result"][1:]
     output = report["output"][-_MAX_TRACE_CHARS:]
     if ready != function_call.READY.decode() and report["end"] == "ended":
-        reason = f"the sandbox could not be set up: {output.strip()[-_MAX_REASON_CHARS:] or 'no reason was given'}"
-        return SandboxOutcome(end=SandboxEnd.NOT_STARTED, level="", error=reason)
+        reason = (output.strip().splitlines() or ["no reason was given"])[-1]
+        error = f"the sandbox could not be set up: {reason}"
+        return SandboxOutcome(end=SandboxEnd.NOT_STARTED, level="", error=error, trace=output)
     if report["end"] == "timeout":
         error = f"no result within {sandbox.seconds:g} s, so the function and all that it had started were ended"
         return SandboxOutcome(end=SandboxEnd.TIMED_OUT, level=isolation.value, error=error, trace=output)

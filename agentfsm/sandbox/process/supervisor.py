@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -72,6 +73,8 @@ class Supervisor:
         if not self.main_pid:
             try:
                 self._become_function(request, result, output, proxy_fd)
+            except BaseException:  # noqa: BLE001  the output of this process is the only place to tell it
+                traceback.print_exc()
             finally:
                 os._exit(function_call.SETUP_FAILED)
         os.close(result)
@@ -91,8 +94,7 @@ class Supervisor:
         if not self.spec["command"]:
             nothing = os.open(os.devnull, os.O_RDONLY)
             os.dup2(nothing, _INPUT)
-            keep = {0, 1, 2, result, proxy_fd}
-            _close_others(keep)
+            _close_others({0, 1, 2, result, proxy_fd})
             os.environ.clear()
             os.environ.update(self.spec["env"])
             function_call.run_in_sandbox(self.spec, request, result, proxy_fd)
