@@ -10,7 +10,7 @@ from itertools import product
 LOOPS = ("asyncio", "trio")
 STORES = ("memory", "sqlite")
 # What stands around core and engine reaches an event loop only by way of anyio and of the engine's own threads.
-ON_ONE_LOOP = ("tests/mcp/", "tests/models/", "tests/recordings/", "tests/stores/", "tests/test_")
+ON_ONE_LOOP = ("tests/mcp/", "tests/models/", "tests/recordings/", "tests/sandbox/", "tests/stores/", "tests/test_")
 
 
 def are_named(args: Iterable[str], keyword: str) -> bool:
