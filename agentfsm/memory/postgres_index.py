@@ -72,7 +72,8 @@ TABLES: Final = PostgresTables(
         CREATE TABLE workers (name text PRIMARY KEY, until float8 NOT NULL, mark bigint NOT NULL);
         CREATE TABLE items (
             number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, id text COLLATE "C" NOT NULL UNIQUE,
-            tenant text NOT NULL, "user" text NOT NULL, kind text NOT NULL, slot text NOT NULL, replaces text NOT NULL,
+            tenant text NOT NULL, "user" text NOT NULL, kind text NOT NULL, slot text NOT NULL,
+            replaces text COLLATE "C" NOT NULL,
             source_run text, source_version bigint, session text NOT NULL, place bigint NOT NULL,
             level smallint NOT NULL, valid_from float8 NOT NULL, valid_to float8 NOT NULL, recorded_at float8 NOT NULL,
             held boolean NOT NULL, labels text NOT NULL, importance float8 NOT NULL, text text NOT NULL,
@@ -118,7 +119,7 @@ _WORDS: Final = (
 _ROW: Final = f"({', '.join(['%s'] * 19)}, {_WORDS}, %s)"
 _INSERT: Final = f"INSERT INTO items ({COLUMNS.removeprefix('number, ')}, words, owner) VALUES "  # noqa: S608
 _SEARCH: Final = """
-WITH terms AS (
+WITH terms AS MATERIALIZED (
     SELECT CASE WHEN numnode(to_tsquery('english', word || ':A')) > 0 THEN to_tsquery('english', word || ':A')
            ELSE to_tsquery('simple', word || ':D') END AS term
     FROM unnest(:words::text[]) word
@@ -127,12 +128,12 @@ WITH terms AS (
     SELECT i.id, {session} AS session, i.place, i.number, i.words, length(i.words) AS size FROM items i
     WHERE i.words @@ (:owned::tsquery && (SELECT string_agg('(' || term::text || ')', ' | ')::tsquery FROM terms))
     AND {condition}
-), total AS (
+), total AS MATERIALIZED (
     SELECT count(*)::float8 AS items FROM items WHERE owner = ANY(:owners)
-), weighed AS (
+), weighed AS MATERIALIZED (
     SELECT term, ln(1 + (total.items - found + 0.5) / (found + 0.5)) AS rarity FROM total, LATERAL (
         SELECT term, (SELECT count(*) FROM hits WHERE hits.words @@ term)::float8 AS found FROM terms) counted
-), mean AS (SELECT avg(size)::float8 AS size FROM hits)
+), mean AS MATERIALIZED (SELECT avg(size)::float8 AS size FROM hits)
 SELECT id, session, place, (
     SELECT sum(rarity * ts_rank('{{0.1, 0.1, 0.1, 0.1}}', words, term)) FROM weighed
 ) / (0.4 + 0.6 * hits.size / mean.size) AS score FROM hits, mean ORDER BY score DESC, number LIMIT :limit
