@@ -1,10 +1,11 @@
 """The command line.
 
     agentfsm demo | run | submit | worker | resume | serve | webhooks                  execute
-             runs | show | export | audit | graph | doctor | studio                    inspect
+             runs | show | export | audit | metrics | graph | doctor | studio          inspect
              approve | reject | settle | answer | send | pause | cancel | feedback     decide
              fork | replay | diff                                                      fork and compare
              delete | prune | compact                                                  remove
+    agentfsm alerts rules | test
     agentfsm followers list | drop
     agentfsm prompts list | show | render | test | activate | rollback | diff
     agentfsm keys add | list | remove

@@ -95,6 +95,15 @@ def parse_pair(text: str) -> tuple[str, str]:
     return key, value
 
 
+def parse_threshold(text: str) -> tuple[str, float]:
+    """Parse METRIC=NUMBER."""
+    name, value = parse_pair(text)
+    try:
+        return name, float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number: write for example {name}=0.8") from None
+
+
 def parse_field(text: str) -> tuple[str, str]:
     """Parse a field of an answer: NAME=VALUE."""
     name, sign, value = text.partition("=")

@@ -20,12 +20,15 @@ from agentfsm.cli.argument_types import (
     parse_rating,
     parse_seconds,
     parse_since,
+    parse_threshold,
     parse_time,
 )
 from agentfsm.cli.commands import (
+    alert_rules,
     audit_log,
     decide,
     execute,
+    fleet_metrics,
     follower_admin,
     index_admin,
     inspect,
@@ -92,6 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_timetravel(add)
     _add_retention(add)
     _add_followers(add)
+    _add_metrics(add)
     _add_memory(add)
     _add_index(add)
     _add_mcp(add)
@@ -340,6 +344,33 @@ def _add_followers(add: AddParser) -> None:
         sub, follower_admin.drop_follower, name="drop", text="remove a follower, which keeps runs from being pruned"
     )
     drop.add_argument("name", metavar="NAME", help="name of the follower")
+
+
+def _add_metrics(add: AddParser) -> None:
+    metrics = _add_command(
+        add, fleet_metrics.metrics, text="print success, latency, tokens, cost and tools of all runs"
+    )
+    metrics.add_argument("--agent", metavar="NAME", help="only runs of the agent with this name")
+    text = "print the rules for Prometheus, or test their thresholds with the journals"
+    group = add("alerts", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    sub = group.add_subparsers(required=True, metavar="COMMAND").add_parser
+    rules = _add_command(sub, alert_rules.rules, text="print the alerts as a file of rules for Prometheus")
+    test = _add_command(
+        sub, alert_rules.test, text="print when the alerts would have fired; exit code 1 if one still does"
+    )
+    for each in (metrics, test):
+        each.add_argument(
+            "--since", metavar="TIME", type=parse_since, help="from then on, such as 1d (default: the first run)"
+        )
+    for each in (rules, test):
+        each.add_argument(
+            "--set",
+            metavar="METRIC=NUMBER",
+            type=parse_threshold,
+            action="append",
+            default=[],
+            help="another threshold; may be given several times",
+        )
 
 
 def _add_memory(add: AddParser) -> None:

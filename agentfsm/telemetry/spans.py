@@ -30,16 +30,13 @@ from agentfsm.core.usage import Purpose, Usage
 from agentfsm.core.value import Value
 from agentfsm.streaming.log import mask_secrets
 from agentfsm.telemetry import attribute_names as n
+from agentfsm.telemetry.gaps import find_gap
 
 Content: TypeAlias = Literal["none", "redacted", "full"]
 """Texts of a run that its spans have: "none", "redacted" (with personal data and secrets replaced), or "full"."""
 
 CONTENTS: Final = get_args(Content)
 Attribute: TypeAlias = "str | bool | int | float | tuple[str, ...]"
-# Shortest gap between two events that is a span, seconds; shorter ones are the work of the engine between two events.
-MIN_GAP_S: Final = 0.01
-# Shortest time without any event, outside of a wait, that counts as an interruption: the worker was gone.
-MIN_INTERRUPTION_S: Final = 1.0
 
 
 @attrs.frozen(kw_only=True)
@@ -154,20 +151,12 @@ class _SpanBuilder:
 
     def list_gap(self) -> list[TraceSpan]:
         """Return the time before the event during which no worker executed the run, if there was such a time."""
-        start, end = self.before.updated_at, self.event.at - self.event.took_s
-        if end - start < MIN_GAP_S:
-            return []
-        if self.before.version == 0:
-            kind = "queue"
-        elif pending := self.before.pending:
-            kind = ",".join(dict.fromkeys(str(item.kind) for item in pending))
-        elif end - start >= MIN_INTERRUPTION_S:
-            kind = "interruption"
-        else:
+        if (gap := find_gap(self.before, self.event)) is None:
             return []
         calls = tuple([item.call_id for item in self.before.pending if item.call_id])
         context = wait_context(self.header, self.run.version)
-        return [self.build(f"wait {kind}", start, {n.WAIT: kind, n.TOOL_CALL_ID: calls}, context=context, end=end)]
+        attributes = {n.WAIT: gap.kind, n.TOOL_CALL_ID: calls}
+        return [self.build(f"wait {gap.kind}", gap.started_at, attributes, context=context, end=gap.ended_at)]
 
     # Work.
 

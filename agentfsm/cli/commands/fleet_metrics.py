@@ -1,0 +1,105 @@
+"""`agentfsm metrics`: how the agents of a store do."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.render.formatting import format_count, format_duration, format_time
+from agentfsm.cli.resolve.run_lookup import run_in_store
+from agentfsm.cli.resolve.store_location import open_existing_store
+from agentfsm.telemetry.metrics_summary import Distribution, MetricsSummary, read_measurements, summarize
+
+if TYPE_CHECKING:
+    from agentfsm.cli.terminal import Terminal
+
+# Tools in the table; the JSON document has all of them.
+MAX_TOOLS: Final = 20
+
+
+def metrics(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Print the metrics of all runs since a time."""
+    store = open_existing_store(args.store)
+    since = -inf if args.since is None else float(args.since)
+
+    async def act() -> MetricsSummary:
+        log = await read_measurements(store, since=since, agent=args.agent)
+        return summarize(log, since, log.find_end(await store.now()))
+
+    summary = run_in_store(store, act)
+    if terminal.json:
+        terminal.document(attrs.asdict(summary))
+        return ExitCode.DONE
+    rows = [*_list_tasks(summary), *_list_work(summary)]
+    width = max(len(name) for name, _ in rows)
+    terminal.out(f"{format_time(summary.since)} to {format_time(summary.until)}")
+    for name, text in rows:
+        terminal.out(f"{name.ljust(width)}  {text}")
+    for line in _list_tools(summary):
+        terminal.out(line)
+    return ExitCode.DONE
+
+
+def _list_tasks(summary: MetricsSummary) -> Iterator[tuple[str, str]]:
+    """Yield the metrics of tasks, with their names."""
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in summary.outcomes.items())
+    yield "tasks", f"{summary.tasks + summary.cancelled:,}" + (f": {reasons}" if reasons else "")
+    yield "task_success_rate", _share(summary.task_success_rate)
+    yield "error_rate", _share(summary.error_rate)
+    yield "avg_rounds_per_task", _number(summary.avg_rounds_per_task, ",.1f")
+    yield "avg_latency_ms", _number(summary.avg_latency_ms, ",.0f") + _percentiles(summary.latency_s)
+    yield "avg_tokens_per_task", _number(summary.avg_tokens_per_task, ",.0f")
+    yield "daily_cost_usd", _number(summary.daily_cost_usd, ",.4f")
+    yield (
+        "user_satisfaction",
+        _number(summary.user_satisfaction, ".2f") + f", {format_count(summary.ratings, 'rating')}",
+    )
+
+
+def _list_work(summary: MetricsSummary) -> Iterator[tuple[str, str]]:
+    """Yield the other metrics, with their names."""
+    yield "tokens", f"{summary.input_tokens:,} input, {summary.output_tokens:,} output"
+    for name, found in (("model requests", summary.request_s), ("queue", summary.queue_s)):
+        if found is not None:
+            yield name, f"{found.count:,}{_percentiles(found)}"
+    for kind, found in summary.waits.items():
+        yield (
+            f"waits for {kind}" if kind != "interruption" else "interruptions",
+            f"{found.count:,}{_percentiles(found)}",
+        )
+    if summary.waiting:
+        yield "waiting now", ", ".join(f"{count:,} {kind}" for kind, count in summary.waiting.items())
+
+
+def _list_tools(summary: MetricsSummary) -> Iterator[str]:
+    """Yield the table of tools."""
+    if not summary.tools:
+        return
+    shown = summary.tools[:MAX_TOOLS]
+    width = max(len("tool"), *[len(each.tool) for each in shown])
+    yield f"\n{'tool'.ljust(width)}  {'calls':>8}  {'per hour':>9}  {'errors':>7}  duration"
+    for each in shown:
+        errors, times = _share(each.tool_error_rate), _percentiles(each.duration_s).removeprefix(", ") or "-"
+        yield f"{each.tool.ljust(width)}  {each.calls:>8,}  {each.calls_per_hour:>9,.1f}  {errors:>7}  {times}"
+    if more := len(summary.tools) - len(shown):
+        yield f"and {format_count(more, 'more tool')}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _percentiles(found: Distribution | None) -> str:
+    if found is None:
+        return ""
+    p50, p95, p99 = map(format_duration, (found.p50, found.p95, found.p99))
+    return f", P50 {p50}, P95 {p95}, P99 {p99}"

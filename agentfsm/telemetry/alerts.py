@@ -1,0 +1,405 @@
+"""Alerts on the metrics: one table, from which the rules for Prometheus are written and which journals are tested with.
+
+agentfsm has no alert engine: Prometheus evaluates the rules, and Alertmanager notifies. `replay_alerts` evaluates the
+same table over recorded journals, so that a threshold can be tried before it is relied on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from math import inf
+from statistics import median
+from types import MappingProxyType
+from typing import Final, Literal
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.validation import is_number
+from agentfsm.core.value import Value
+from agentfsm.telemetry import measurements as m
+from agentfsm.telemetry.metrics_summary import CANCELLED, COMPLETED, DAY_S, ERROR_REASONS, HOUR_S, MeasurementLog
+
+# Seconds between two evaluations: those of the rules, and of a replay.
+INTERVAL_S: Final = 300.0
+# Time in which the median of a tool's calls is taken, seconds, and the fewest hours that make a baseline.
+BASELINE_S: Final = 7 * DAY_S
+MIN_BASELINE_HOURS: Final = 24
+
+
+@attrs.frozen(kw_only=True)
+class Series(Value):
+    """The series of a metric that an alert adds up."""
+
+    metric: m.Metric
+    """The metric."""
+
+    label: str = ""
+    """Label that selects series; empty for all."""
+
+    only: tuple[str, ...] = ()
+    """Values of the label that are added up."""
+
+    without: tuple[str, ...] = ()
+    """Values of the label that are left out."""
+
+    part: Literal["", "sum", "count"] = ""
+    """Of a histogram: the sum of its values, or their number; empty for a counter."""
+
+    def selects(self, labels: tuple[str, ...]) -> bool:
+        """Return whether a series with these labels is added up."""
+        if not self.label:
+            return True
+        value = labels[self.metric.labels.index(self.label)]
+        return value in self.only if self.only else value not in self.without
+
+    def format_query(self, window: str) -> str:
+        """Return the increase in a window, as PromQL."""
+        name = f"{self.metric.name}_{self.part}" if self.part else self.metric.name
+        matcher = ""
+        if self.label:
+            operator, values = ("=~", self.only) if self.only else ("!~", self.without)
+            matcher = f'{{{self.label}{operator}"{"|".join(values)}"}}'
+        return f"increase({name}{matcher}[{window}])"
+
+
+@attrs.frozen(kw_only=True)
+class Alert(Value):
+    """A threshold of a metric. The value is `parts / wholes`, or the sum of `parts` if there are no `wholes`."""
+
+    name: str
+    """Name of the metric."""
+
+    text: str
+    """Meaning, for people."""
+
+    parts: Series
+    wholes: Series | None = None
+    threshold: float
+    """Limit of the value. For an alert with a baseline: multiple of the median hour of the 7 days before."""
+
+    is_minimum: bool = False
+    """Whether the alert fires below the threshold, not above it."""
+
+    by: tuple[str, ...] = ("agent",)
+    """Labels by which series are added up; each group fires on its own. Empty: all together."""
+
+    window_s: float = HOUR_S
+    """Seconds that the value is about."""
+
+    at_least: int = 0
+    """Fewest values in the window: with fewer the alert is silent."""
+
+    scale: float = 1.0
+    """Factor from the unit of the metric to that of the threshold."""
+
+    has_baseline: bool = False
+    """Whether the value is compared with its own median, for which `MIN_BASELINE_HOURS` must be known."""
+
+    for_s: float = 600.0
+    """Seconds for which the threshold must be exceeded before the alert fires."""
+
+    keep_s: float = 900.0
+    """Seconds for which it goes on firing afterwards, so that it does not flap."""
+
+    def is_exceeded(self, value: float) -> bool:
+        """Return whether a value is on the wrong side of the threshold."""
+        return value < self.threshold if self.is_minimum else value > self.threshold
+
+    @property
+    def rule_name(self) -> str:
+        """Name of the rule in Prometheus."""
+        return "Agentfsm" + "".join(word.capitalize() for word in self.name.split("_"))
+
+
+_ENDED: Final = Series(metric=m.RUNS, label="outcome", without=(CANCELLED,))
+_MADE_CALLS: Final = Series(metric=m.TOOL_CALLS, label="outcome", only=(m.TOOL_DONE, *m.TOOL_ERRORS))
+
+ALERTS: Final[Mapping[str, Alert]] = MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            Alert(
+                name="task_success_rate",
+                text="Fewer than 90 % of an agent's tasks are completed.",
+                parts=Series(metric=m.RUNS, label="outcome", only=(COMPLETED,)),
+                wholes=_ENDED,
+                threshold=0.9,
+                is_minimum=True,
+                at_least=20,
+            ),
+            Alert(
+                name="error_rate",
+                text="More than 5 % of an agent's tasks end by a timeout, model errors, too many errors or a loop.",
+                parts=Series(metric=m.RUNS, label="outcome", only=ERROR_REASONS),
+                wholes=_ENDED,
+                threshold=0.05,
+                at_least=20,
+            ),
+            Alert(
+                name="avg_rounds_per_task",
+                text="An agent needs more than 8 turns for a task, on average.",
+                parts=Series(metric=m.RUN_TURNS, part="sum"),
+                wholes=Series(metric=m.RUN_TURNS, part="count"),
+                threshold=8.0,
+                at_least=10,
+            ),
+            Alert(
+                name="avg_latency_ms",
+                text="An agent needs more than 15 s for a task, on average, without the time that it waits for people.",
+                parts=Series(metric=m.RUN_DURATION, part="sum"),
+                wholes=Series(metric=m.RUN_DURATION, part="count"),
+                threshold=15_000.0,
+                scale=1_000.0,
+                at_least=10,
+            ),
+            Alert(
+                name="avg_tokens_per_task",
+                text="An agent uses more than 10,000 tokens for a task, on average.",
+                parts=Series(metric=m.RUN_TOKENS, part="sum"),
+                wholes=Series(metric=m.RUN_TOKENS, part="count"),
+                threshold=10_000.0,
+                at_least=10,
+            ),
+            Alert(
+                name="daily_cost_usd",
+                text="All agents together cost more than 500 US dollars in a day.",
+                parts=Series(metric=m.COST),
+                threshold=500.0,
+                by=(),
+                window_s=DAY_S,
+                for_s=0.0,
+            ),
+            Alert(
+                name="tool_call_frequency",
+                text="An agent calls a tool more than 3 times as often as in its median hour of the last 7 days.",
+                parts=Series(metric=m.TOOL_CALLS),
+                threshold=3.0,
+                by=("agent", "tool"),
+                at_least=20,
+                has_baseline=True,
+            ),
+            Alert(
+                name="tool_error_rate",
+                text="More than 10 % of an agent's calls of a tool fail.",
+                parts=Series(metric=m.TOOL_CALLS, label="outcome", only=m.TOOL_ERRORS),
+                wholes=_MADE_CALLS,
+                threshold=0.1,
+                by=("agent", "tool"),
+                at_least=20,
+            ),
+            Alert(
+                name="user_satisfaction",
+                text="People rate an agent below 3.5 of 5, on average of a day.",
+                parts=Series(metric=m.RATINGS, part="sum"),
+                wholes=Series(metric=m.RATINGS, part="count"),
+                threshold=3.5,
+                is_minimum=True,
+                window_s=DAY_S,
+                at_least=10,
+                for_s=0.0,
+            ),
+        )
+    }
+)
+"""The alerts, by the name of the metric."""
+
+# Time before a replay that its values depend on, seconds.
+LOOKBACK_S: Final = BASELINE_S + DAY_S
+
+
+def set_thresholds(thresholds: Mapping[str, float]) -> tuple[Alert, ...]:
+    """Return all alerts, some with a threshold of your own.
+
+    Args:
+        thresholds: Thresholds by name of the metric.
+
+    Raises:
+        MisuseError: when there is no such alert, or a threshold is not a number.
+    """
+    if unknown := thresholds.keys() - ALERTS.keys():
+        raise MisuseError(f"there is no alert {min(unknown)!r}: choose one of {', '.join(ALERTS)}")
+    if wrong := [name for name, value in thresholds.items() if not is_number(value) or value < 0]:
+        raise MisuseError(f"the threshold of {wrong[0]} must be a number of 0 or more, not {thresholds[wrong[0]]!r}")
+    return tuple([attrs.evolve(each, threshold=thresholds.get(name, each.threshold)) for name, each in ALERTS.items()])
+
+
+# Rules for Prometheus.
+
+
+def format_rules(alerts: Iterable[Alert] = tuple(ALERTS.values())) -> str:
+    """Return the alerts as a file of rules for Prometheus, in YAML."""
+    lines = [
+        "# Alerts on the metrics of agentfsm, for Prometheus: written by `agentfsm alerts rules`.",
+        "groups:",
+        "  - name: agentfsm",
+        f"    interval: {_format_span(INTERVAL_S)}",
+        "    rules:",
+    ]
+    for each in alerts:
+        where = " ".join(f"{{{{ $labels.{label} }}}}" for label in each.by)
+        lines += [
+            f"      - alert: {each.rule_name}",
+            "        expr: >-",
+            *[f"          {line}" for line in _format_expression(each)],
+            f"        for: {_format_span(each.for_s)}",
+            f"        keep_firing_for: {_format_span(each.keep_s)}",
+            "        labels:",
+            "          severity: warning",
+            f"          metric: {each.name}",
+            "        annotations:",
+            f"          summary: {each.text!r}",
+            f"          description: '{each.name}{' of ' + where if where else ''} is {{{{ $value | humanize }}}}'",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _format_expression(alert: Alert) -> Iterator[str]:
+    """Yield the lines of an alert's expression in PromQL."""
+    window = _format_span(alert.window_s)
+    total = f"sum by ({', '.join(alert.by)}) ({{}})" if alert.by else "sum({})"
+    value = total.format(alert.parts.format_query(window))
+    compared = f"{'<' if alert.is_minimum else '>'} {alert.threshold:.12g}"
+    if alert.has_baseline:
+        history = f"{value}[{_format_span(BASELINE_S)}:1h] offset {window}"
+        yield f"{value} / quantile_over_time(0.5, {history}) {compared}"
+        yield f"and {value} >= {alert.at_least}"
+        yield f"and count_over_time({history}) >= {MIN_BASELINE_HOURS}"
+    elif alert.wholes is None:
+        yield f"{value} {compared}"
+    else:
+        count = total.format(alert.wholes.format_query(window))
+        if alert.parts.label:
+            value = f"({value} or 0 * {count})"  # there is no series of an outcome that never was
+        scaled = value if alert.scale == 1 else f"{alert.scale:g} * {value}"
+        yield f"{scaled} / {count} {compared}"
+        yield f"and {count} >= {alert.at_least}"
+
+
+def _format_span(seconds: float) -> str:
+    """Return a time as Prometheus writes it."""
+    for unit, length in (("d", DAY_S), ("h", HOUR_S), ("m", 60.0)):
+        if seconds and seconds % length == 0:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+# Replay.
+
+
+@attrs.frozen(kw_only=True)
+class Firing(Value):
+    """A time in which an alert would have fired."""
+
+    alert: str
+    """Name of the alert."""
+
+    labels: Mapping[str, str]
+    """The agent, and the tool if the alert is about tools; none for an alert on all together."""
+
+    since: float
+    """Time at which it began to fire, seconds since 1970."""
+
+    until: float | None
+    """Time at which it ended; None if it still fires at the end of the replay."""
+
+    worst: float
+    """Value farthest from the threshold."""
+
+
+def replay_alerts(
+    log: MeasurementLog, since: float, until: float, alerts: Iterable[Alert] = tuple(ALERTS.values())
+) -> tuple[Firing, ...]:
+    """Return when the alerts would have fired, evaluated every 5 minutes, oldest first.
+
+    Args:
+        log: The measurements, from `LOOKBACK_S` before the replay on.
+        since: Beginning of the replay, seconds since 1970; -inf for the first measurement.
+        until: End of the replay, seconds since 1970.
+        alerts: The alerts. Default: all of them.
+    """
+    since = min(log.find_start(since), until)
+    # The last evaluation is at the end, so that what happened just now counts.
+    times = [until - INTERVAL_S * step for step in range(int((until - since) / INTERVAL_S), -1, -1)]
+    found = [firing for alert in alerts for firing in _replay_alert(log, alert, times)]
+    return tuple(sorted(found, key=lambda each: each.since))
+
+
+@attrs.frozen(eq=False)
+class _Sums:
+    """Sums of the values of a group, by time."""
+
+    times: Sequence[float]
+    totals: Sequence[float]
+    """Sum of the values up to each time; one more, 0, at the beginning."""
+
+    def between(self, start: float, end: float) -> float:
+        """Return the sum of the values after `start`, up to `end`."""
+        return self.totals[bisect_right(self.times, end)] - self.totals[bisect_right(self.times, start)]
+
+
+def _group(log: MeasurementLog, series: Series, by: tuple[str, ...]) -> dict[tuple[str, ...], _Sums]:
+    """Return the sums of series, by the labels of their group."""
+    indexes = [series.metric.labels.index(label) for label in by]
+    groups: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+    for (name, labels), points in log.series.items():
+        if name == series.metric.name and series.selects(labels):
+            values = [(at, 1.0) for at, _ in points] if series.part == "count" else points
+            groups.setdefault(tuple([labels[index] for index in indexes]), []).extend(values)
+    return {key: _add_up(sorted(points)) for key, points in groups.items()}
+
+
+def _add_up(points: list[tuple[float, float]]) -> _Sums:
+    return _Sums([at for at, _ in points], [0.0, *accumulate(value for _, value in points)])
+
+
+def _replay_alert(log: MeasurementLog, alert: Alert, times: Sequence[float]) -> Iterator[Firing]:
+    parts = _group(log, alert.parts, alert.by)
+    wholes = parts if alert.wholes is None else _group(log, alert.wholes, alert.by)
+    for key, whole in wholes.items():
+        values = [(at, _evaluate(alert, parts.get(key, _add_up([])), whole, at)) for at in times]
+        yield from _find_firings(alert, dict(zip(alert.by, key, strict=True)), values)
+
+
+def _evaluate(alert: Alert, part: _Sums, whole: _Sums, at: float) -> float | None:
+    """Return the value of an alert at a time; None if there are too few values."""
+    count = whole.between(at - alert.window_s, at)
+    if not count or count < alert.at_least:
+        return None
+    if alert.has_baseline:
+        usual = _find_median(whole, at - alert.window_s)
+        return None if usual is None else count / usual if usual else inf
+    return count if alert.wholes is None else alert.scale * part.between(at - alert.window_s, at) / count
+
+
+def _find_median(sums: _Sums, end: float) -> float | None:
+    """Return the median of the hours before a time, from the first value on; None if they are too few."""
+    ends = [end - HOUR_S * hour for hour in range(int(BASELINE_S / HOUR_S))]
+    hours = [sums.between(each - HOUR_S, each) for each in ends if each >= sums.times[0]]
+    return median(hours) if len(hours) >= MIN_BASELINE_HOURS else None
+
+
+def _find_firings(
+    alert: Alert, labels: Mapping[str, str], values: Sequence[tuple[float, float | None]]
+) -> Iterator[Firing]:
+    """Yield the times in which the values make an alert fire."""
+    pending_since: float | None = None
+    firing: Firing | None = None
+    exceeded_at = -inf
+    for at, value in values:
+        if value is not None and alert.is_exceeded(value):
+            pending_since, exceeded_at = at if pending_since is None else pending_since, at
+            if firing is None and at - pending_since >= alert.for_s:
+                firing = Firing(alert=alert.name, labels=labels, since=at, until=None, worst=value)
+            elif firing is not None:
+                choose = min if alert.is_minimum else max
+                firing = attrs.evolve(firing, worst=choose(firing.worst, value))
+            continue
+        pending_since = None
+        if firing is not None and at - exceeded_at >= alert.keep_s:
+            yield attrs.evolve(firing, until=at)
+            firing = None
+    if firing is not None:
+        yield firing

@@ -1,0 +1,290 @@
+"""Metrics of the runs in a store over a time, computed from their journals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from math import ceil, inf
+from typing import Final
+
+import attrs
+
+from agentfsm.core.errors import RunNotFoundError
+from agentfsm.core.limits import StopReason
+from agentfsm.core.pending import PendingKind
+from agentfsm.core.run import begin_run
+from agentfsm.core.value import Value
+from agentfsm.engine.run_list import RunIterator
+from agentfsm.ports.store import Filter, RunSummary, Store
+from agentfsm.telemetry import measurements as m
+from agentfsm.telemetry.gaps import INTERRUPTION, QUEUE
+
+DAY_S: Final = 86_400.0
+HOUR_S: Final = 3_600.0
+
+# Stop reasons of tasks that broke, as opposed to those that used up a limit or were stopped.
+ERROR_REASONS: Final = (
+    str(StopReason.TIMEOUT),
+    str(StopReason.TOO_MANY_ERRORS),
+    str(StopReason.LOOP_DETECTED),
+    str(StopReason.MODEL_ERROR),
+)
+COMPLETED: Final = str(StopReason.COMPLETED)
+# A cancelled task says nothing of what it would have become.
+CANCELLED: Final = str(StopReason.CANCELLED)
+
+
+@attrs.frozen(kw_only=True)
+class Distribution(Value):
+    """Distribution of measured values. Percentiles are values that occurred."""
+
+    count: int
+    """Number of values."""
+
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+
+
+@attrs.frozen(kw_only=True)
+class ToolMetrics(Value):
+    """Metrics of one tool."""
+
+    tool: str
+    """Name of the tool; "(unknown)" stands for all names that models invented."""
+
+    calls: int
+    """Number of calls that ended, refused ones included."""
+
+    calls_per_hour: float
+    """`tool_call_frequency`: calls in an hour, over the whole time."""
+
+    tool_error_rate: float | None
+    """Share of failures in the calls that were made, 0 to 1; None if none was."""
+
+    duration_s: Distribution | None
+    """Seconds of a call with all its attempts; None if none was made."""
+
+
+@attrs.frozen(kw_only=True)
+class MetricsSummary(Value):
+    """Metrics of runs over a time. A figure that nothing was measured for is None, never 0."""
+
+    since: float
+    """Beginning of the time, seconds since 1970."""
+
+    until: float
+    """End of the time, seconds since 1970."""
+
+    tasks: int
+    """Number of tasks that ended: runs that no other run has called, without cancelled ones."""
+
+    cancelled: int
+    """Number of tasks that were cancelled. They count in no rate."""
+
+    task_success_rate: float | None
+    """Share of completed tasks, 0 to 1."""
+
+    error_rate: float | None
+    """Share of tasks that ended by a timeout, model errors, too many errors or a loop, 0 to 1."""
+
+    avg_rounds_per_task: float | None
+    """Mean of turns of a task."""
+
+    avg_latency_ms: float | None
+    """Mean milliseconds from the creation of a task to its end, without the time that it waited for people."""
+
+    avg_tokens_per_task: float | None
+    """Mean tokens of a task, those of its sub-agents included."""
+
+    daily_cost_usd: float | None
+    """US dollars of all runs in a day; over several days their mean. None if no price was known."""
+
+    user_satisfaction: float | None
+    """Mean rating, 1 to 5."""
+
+    ratings: int
+    """Number of ratings."""
+
+    latency_s: Distribution | None
+    """Seconds of a task, as in `avg_latency_ms`."""
+
+    request_s: Distribution | None
+    """Seconds of a turn's model request."""
+
+    queue_s: Distribution | None
+    """Seconds from the creation of a run until a worker began it."""
+
+    waits: Mapping[str, Distribution]
+    """Seconds of other times without a worker, by kind, such as "approval" or "interruption"."""
+
+    interruptions: int
+    """Number of times that a worker was gone in the middle of a run, by a crash or a shutdown."""
+
+    input_tokens: int
+    """Tokens of all requests."""
+
+    output_tokens: int
+    """Tokens of all replies."""
+
+    outcomes: Mapping[str, int]
+    """Number of tasks that ended, by stop reason."""
+
+    tools: tuple[ToolMetrics, ...]
+    """Tools, the most called first."""
+
+    waiting: Mapping[str, int]
+    """Number of open runs that wait now, by what they wait for, such as "approval"."""
+
+
+@attrs.define(eq=False, repr=False)
+class MeasurementLog:
+    """Measurements of many runs, by metric and labels."""
+
+    series: dict[tuple[str, tuple[str, ...]], list[tuple[float, float]]] = attrs.field(factory=dict)
+    """Times and values by metric and labels."""
+
+    waiting: Counter[str] = attrs.field(factory=Counter)
+    """Number of runs that wait, by what they wait for."""
+
+    def add(self, measurements: Iterable[m.Measurement]) -> None:
+        """Add measurements."""
+        for each in measurements:
+            self.series.setdefault((each.metric, each.labels), []).append((each.at, each.value))
+
+    def find_start(self, since: float) -> float:
+        """Return a time, or for -inf that of the oldest measurement; the measurements must be in order."""
+        return since if since > -inf else min([points[0][0] for points in self.series.values()], default=0.0)
+
+    def find_end(self, now: float) -> float:
+        """Return the present, or the time of the newest measurement: clocks differ, and times are rounded."""
+        return max([now, *[points[-1][0] for points in self.series.values()]])
+
+    def values(self, metric: m.Metric, since: float, until: float, **labels: str) -> list[float]:
+        """Return the values of a metric in a time, of all series with these labels."""
+        wanted = [(metric.labels.index(name), value) for name, value in labels.items()]
+        return [
+            value
+            for (name, has), points in self.series.items()
+            if name == metric.name and all(has[index] == label for index, label in wanted)
+            for at, value in points
+            if since <= at <= until
+        ]
+
+    def label_values(self, metric: m.Metric, label: str) -> list[str]:
+        """Return the values that a label of a metric has, sorted."""
+        index = metric.labels.index(label)
+        return sorted({has[index] for name, has in self.series if name == metric.name})
+
+
+async def read_measurements(store: Store, *, since: float = -inf, agent: str | None = None) -> MeasurementLog:
+    """Return the measurements of the runs in a store.
+
+    Args:
+        store: The store.
+        since: Time in seconds since 1970; runs that were over before it are left out.
+        agent: Name of the agent; None for all.
+    """
+    log = MeasurementLog()
+    async for summary in RunIterator(store, Filter(agent=agent)):
+        if summary.stop_reason is None or summary.updated_at >= since or summary.rating is not None:
+            try:
+                await _read_run(store, summary, log)
+            except RunNotFoundError:  # removed after it was listed
+                continue
+    for points in log.series.values():
+        points.sort()
+    return log
+
+
+async def _read_run(store: Store, summary: RunSummary, log: MeasurementLog) -> None:
+    stored = await store.read(summary.id)
+    log.add(m.measure_run(stored.header, stored.events))
+    if summary.rating is not None:
+        log.add(m.measure_feedback(stored.header, each) for each in await store.list_feedback(summary.id))
+    if summary.waiting:
+        run = begin_run(stored.header).fold(stored.events)
+        # What a sub-agent waits for is counted at its own run.
+        log.waiting.update(str(item.kind) for item in run.pending if item.run_id == run.id)
+
+
+def summarize(log: MeasurementLog, since: float, until: float) -> MetricsSummary:
+    """Return the metrics of a time.
+
+    Args:
+        log: The measurements.
+        since: Beginning, seconds since 1970; -inf for the first measurement.
+        until: End, seconds since 1970.
+    """
+    since = min(log.find_start(since), until)
+    hours = max((until - since) / HOUR_S, 1.0)
+
+    def add_up(metric: m.Metric, **labels: str) -> float:
+        return sum(log.values(metric, since, until, **labels))
+
+    outcomes = {each: int(add_up(m.RUNS, outcome=each)) for each in log.label_values(m.RUNS, "outcome")}
+    cancelled = outcomes.get(CANCELLED, 0)
+    tasks = sum(outcomes.values()) - cancelled
+    latency = _distribute(log.values(m.RUN_DURATION, since, until))
+    costs, ratings = log.values(m.COST, since, until), log.values(m.RATINGS, since, until)
+    kinds = {kind: log.values(m.WAITS, since, until, kind=kind) for kind in log.label_values(m.WAITS, "kind")}
+    waits = {kind: found for kind, values in kinds.items() if (found := _distribute(values)) is not None}
+    tools = [_summarize_tool(log, tool, since, until, hours) for tool in log.label_values(m.TOOL_CALLS, "tool")]
+    return MetricsSummary(
+        since=since,
+        until=until,
+        tasks=tasks,
+        cancelled=cancelled,
+        task_success_rate=outcomes.get(COMPLETED, 0) / tasks if tasks else None,
+        error_rate=sum(outcomes.get(each, 0) for each in ERROR_REASONS) / tasks if tasks else None,
+        avg_rounds_per_task=_mean(log.values(m.RUN_TURNS, since, until)),
+        avg_latency_ms=None if latency is None else latency.mean * 1_000,
+        avg_tokens_per_task=_mean(log.values(m.RUN_TOKENS, since, until)),
+        daily_cost_usd=sum(costs) / max((until - since) / DAY_S, 1.0) if costs else None,
+        user_satisfaction=_mean(ratings),
+        ratings=len(ratings),
+        latency_s=latency,
+        request_s=_distribute(log.values(m.REQUESTS, since, until)),
+        queue_s=waits.pop(QUEUE, None),
+        interruptions=0 if INTERRUPTION not in waits else waits[INTERRUPTION].count,
+        waits=waits,
+        input_tokens=int(add_up(m.TOKENS, direction="input")),
+        output_tokens=int(add_up(m.TOKENS, direction="output")),
+        outcomes={outcome: count for outcome, count in outcomes.items() if count},
+        tools=tuple(sorted([each for each in tools if each.calls], key=lambda each: -each.calls)),
+        waiting={str(kind): log.waiting[str(kind)] for kind in PendingKind if log.waiting[str(kind)]},
+    )
+
+
+def _summarize_tool(log: MeasurementLog, tool: str, since: float, until: float, hours: float) -> ToolMetrics:
+    outcomes = {
+        outcome: len(log.values(m.TOOL_CALLS, since, until, tool=tool, outcome=outcome))
+        for outcome in log.label_values(m.TOOL_CALLS, "outcome")
+    }
+    calls = sum(outcomes.values())
+    errors = sum(outcomes.get(each, 0) for each in m.TOOL_ERRORS)
+    made = errors + outcomes.get(m.TOOL_DONE, 0)
+    return ToolMetrics(
+        tool=tool,
+        calls=calls,
+        calls_per_hour=calls / hours,
+        tool_error_rate=errors / made if made else None,
+        duration_s=_distribute(log.values(m.TOOL_DURATION, since, until, tool=tool)),
+    )
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _distribute(values: list[float]) -> Distribution | None:
+    """Return the distribution of values; None if there are none."""
+    if not values:
+        return None
+    ordered = sorted(values)
+
+    def at(share: float) -> float:
+        return ordered[ceil(share * len(ordered)) - 1]
+
+    return Distribution(count=len(ordered), mean=sum(ordered) / len(ordered), p50=at(0.5), p95=at(0.95), p99=at(0.99))
