@@ -35,8 +35,8 @@ from agentfsm.tools.tool import Tool, make_tool
 
 VERSION: Final = "v1.2.2"
 # Labels by tool, as a careful developer would declare them. `u`: the result has text that strangers can write; `p`: it
-# has data of the user; `s`: the call sends data to others; `i`: it cannot be undone. Tools without a mark only read
-# public data, or change something of the user's that can be changed back.
+# has data of the user; `s`: the call sends data to others; `i`: it cannot be undone, as with anything that others have
+# received or may now see. Tools without a mark only read public data, or change something that can be changed back.
 MARKS: Final[Mapping[str, str]] = {
     # Workspace: anybody can send mails, invitations and files. Events with participants send invitations.
     **dict.fromkeys(
@@ -48,8 +48,8 @@ MARKS: Final[Mapping[str, str]] = {
     "send_email": "si",
     "delete_email": "i",
     "delete_file": "i",
-    "share_file": "s",
-    **dict.fromkeys(("create_calendar_event", "reschedule_calendar_event", "add_calendar_event_participants"), "s"),
+    "share_file": "si",
+    **dict.fromkeys(("create_calendar_event", "reschedule_calendar_event", "add_calendar_event_participants"), "si"),
     "cancel_calendar_event": "si",
     # Banking: the subject of a transaction is written by whoever pays, and a file may be anybody's bill.
     **dict.fromkeys(("get_iban", "get_balance", "get_user_info", "get_scheduled_transactions"), "p"),
@@ -57,13 +57,12 @@ MARKS: Final[Mapping[str, str]] = {
     "read_file": "up",
     **dict.fromkeys(("send_money", "schedule_transaction", "update_scheduled_transaction"), "si"),
     **dict.fromkeys(("update_password", "update_user_info"), "i"),
-    # Slack: messages come from others, and an address can carry data to its host.
-    **dict.fromkeys(("get_channels", "get_users_in_channel"), "p"),
-    **dict.fromkeys(("read_channel_messages", "read_inbox"), "up"),
+    # Slack: messages and names come from others, and an address can carry data to its host.
+    **dict.fromkeys(("get_channels", "get_users_in_channel", "read_channel_messages", "read_inbox"), "up"),
     "get_webpage": "us",
     "post_webpage": "si",
     **dict.fromkeys(("send_direct_message", "send_channel_message"), "si"),
-    **dict.fromkeys(("add_user_to_channel", "invite_user_to_slack"), "s"),
+    **dict.fromkeys(("add_user_to_channel", "invite_user_to_slack"), "si"),
     "remove_user_from_slack": "i",
     # Travel: reviews are written by strangers, bookings are made with others.
     **dict.fromkeys(
