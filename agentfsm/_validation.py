@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -126,11 +128,26 @@ def as_guards(guards: CallGuard | Iterable[CallGuard]) -> tuple[CallGuard, ...]:
     """
     given = tuple(guards) if isinstance(guards, Iterable) else (guards,)
     for each in given:
-        if not all(callable(getattr(each, name, None)) for name in ("concerns", "counts", "decide", "check_data")):
+        if not all(
+            callable(getattr(each, name, None))
+            for name in ("concerns", "counts", "decide", "check_data", "find_unreachable")
+        ):
             raise MisuseError(
                 f"Agent(guards=...) takes guards, not {type(each).__name__}: give Guard(rule, ...) of agentfsm.guards"
             )
     return given
+
+
+def warn_of_unreachable_rules(guards: Iterable[CallGuard], tools: ToolRegistry) -> None:
+    """Log each rule of the guards that never asks, once in this process."""
+    traits = [tool.traits for tool in tools]
+    for text in [text for guard in guards for text in guard.find_unreachable(traits)]:
+        _warn_once(text)
+
+
+@cache
+def _warn_once(text: str) -> None:
+    logging.getLogger("agentfsm.guards").warning(text)
 
 
 def as_states(states: Iterable[State]) -> frozenset[State]:

@@ -33,6 +33,7 @@ from agentfsm._validation import (
     check_run,
     check_start_options,
     to_plain_json,
+    warn_of_unreachable_rules,
 )
 from agentfsm.context import AutoSelect, SlidingWindow, TrimResults
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
@@ -180,6 +181,8 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
     _check_hosted_tools(agent)
     if agent.limits.usd is not None:
         agent.model.prepare()  # here, because it may block; `check_price` asks for a price in the event loop
+    if agent.guards:
+        warn_of_unreachable_rules(agent.guards, agent.tools)
     answers = _build_answers(agent)
     is_plain = type(agent.instructions) is str
     engine = EngineConfig(

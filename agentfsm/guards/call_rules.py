@@ -150,6 +150,10 @@ class ToolRule(Value, CallGuard):
         """Return whether one of the rules covers the tool."""
         return any(rule.covers(tool) for rule in self.rules)
 
+    def covers_all_calls(self, tool: ToolTraits) -> bool:
+        """Return whether one of the rules covers all calls of the tool, whatever their arguments."""
+        return any(rule.when is None and rule.covers(tool) for rule in self.rules)
+
     def decide(self, call: GuardedCall) -> GuardDecision | None:
         """Return the verdict if one of the rules covers the call. A condition that fails counts against the call."""
         for rule in self.rules:

@@ -9,11 +9,11 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.value import Value
-from agentfsm.guards.call_rules import no, two_of, within_clearance
+from agentfsm.guards.call_rules import ToolRule, no, two_of, within_clearance
 from agentfsm.ports.guards import CallGuard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from agentfsm.core.header import Header
     from agentfsm.core.labels import Label
@@ -64,6 +64,22 @@ class Guard(Value, CallGuard):
     def counts(self, tool: ToolTraits) -> bool:
         """Return whether calls of the tool count toward a quota."""
         return any(rule.counts(tool) for rule in self.rules)
+
+    def find_unreachable(self, tools: Sequence[ToolTraits]) -> Sequence[str]:
+        """Return a text for each rule that never asks, because a rule beside it allows all its calls.
+
+        Args:
+            tools: The tools of the agent.
+        """
+        allowing = [rule for rule in self.rules if isinstance(rule, ToolRule) and rule.verdict is GuardVerdict.ALLOW]
+        asking = [rule for rule in self.rules if getattr(rule, "verdict", None) is GuardVerdict.ASK]
+        texts: list[str] = []
+        for rule in asking:
+            concerned = [tool for tool in tools if rule.concerns(tool)]
+            if concerned and all(any(each.covers_all_calls(tool) for each in allowing) for tool in concerned):
+                names = ", ".join([tool.name for tool in concerned])
+                texts.append(f"the rule {rule} of a guard never asks: all calls that it is about ({names}) are allowed")
+        return texts
 
     def check_data(self, labels: Iterable[Label], header: Header) -> GuardDecision | None:
         """Return the refusal if a run must not read data with these labels, else None."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Protocol
 
@@ -89,6 +89,10 @@ class CallGuard(Protocol):
     def decide(self, call: GuardedCall) -> GuardDecision | None:
         """Return the decision on a call; None if no rule applies, so that the call may run."""
         ...
+
+    def find_unreachable(self, tools: Sequence[ToolTraits]) -> Sequence[str]:  # noqa: ARG002  a single rule
+        """Return a text for each rule that never asks, because another one allows all its calls. Default: none."""
+        return ()
 
     def check_data(self, labels: Iterable[Label], header: Header) -> GuardDecision | None:  # noqa: ARG002  as above
         """Return the refusal if a run must not read data with these labels, else None. Default: None.

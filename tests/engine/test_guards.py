@@ -12,6 +12,7 @@ from agentfsm.core.calls import Phase
 from agentfsm.core.messages import ErrorType
 from agentfsm.guards import Guard, GuardVerdict, allow, ask, max_calls, no, refuse, two_of, within_clearance
 from agentfsm.planning import Planner
+from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.permission import Rule
 from tests.support.checks import results_of, sound, virtually
@@ -514,3 +515,19 @@ def test_only_guards_are_guards():
         Agent(ScriptedModel("done"), guards=["untrusted"])
     with pytest.raises(MisuseError, match="give rules"):
         Guard("untrusted")
+
+
+def test_a_rule_that_never_asks_is_logged_once(caplog):
+    """All its calls are allowed; a rule with a condition, or of another guard, allows only some."""
+    desk = Desk()
+    shadowed = Guard(ask("pay"), Guard.default(), allow("p*"))
+    for guards in (
+        [shadowed],
+        [shadowed],
+        [Guard(ask("send"), allow(Rule("send", lambda _: True))), Guard(allow("*"))],
+    ):
+        desk.agent(MemoryStore(), "done", guards=guards)
+    [record] = caplog.records
+    assert (
+        record.getMessage() == "the rule ask(pay) of a guard never asks: all calls that it is about (pay) are allowed"
+    )
