@@ -1,0 +1,181 @@
+"""Compare two evaluations of one suite, with three answers: worse, not shown to be worse, undecided.
+
+Both agents have run the same cases, so differences are paired by case. An answer needs an interval: a lower mean alone
+is noise, and a small sample that shows no difference is no proof either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from statistics import NormalDist, fmean
+from typing import Final
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.validation import POSITIVE, ValueRule, is_number
+from agentfsm.core.value import Value
+from agentfsm.evals.results import PASSED, Evaluation
+from agentfsm.evals.statistics import CONFIDENCE, bootstrap_interval, cases_needed, mcnemar, mean_and_spread
+
+# Relative loss that is not accepted (document H, 3.4).
+WORSE_BY: Final = 0.05
+# Cases below which nothing is decided: an interval of fewer says more about its method than about the agents.
+MIN_CASES: Final = 10
+
+_PROBABILITY: Final = ValueRule(
+    fits=lambda value: is_number(value) and 0 < value < 1, wanted="a number above 0 and below 1"
+)
+
+
+class Answer(StrEnum):
+    """Answer of a comparison."""
+
+    WORSE = "worse"
+    """The interval of the difference is below 0."""
+
+    BETTER = "better"
+    """The interval of the difference is above 0."""
+
+    NOT_WORSE = "not shown to be worse"
+    """The interval includes 0, and excludes the loss that is not accepted."""
+
+    UNDECIDED = "undecided"
+    """The interval includes both 0 and that loss."""
+
+
+@attrs.frozen(kw_only=True)
+class Comparison(Value):
+    """Comparison of two evaluations by one aspect."""
+
+    metric: str
+    """Name of the scorer."""
+
+    before: float
+    """Mean of the first evaluation over the shared cases."""
+
+    after: float
+    """Mean of the second evaluation over the shared cases."""
+
+    interval: tuple[float, float]
+    """Interval that contains the real difference, second minus first, with the confidence."""
+
+    confidence: float
+    """Confidence of the interval."""
+
+    cases: int
+    """Number of cases that both evaluations have scored."""
+
+    margin: float
+    """Loss that is not accepted, in the unit of the means."""
+
+    needed: int
+    """Cases with which a loss of `margin` is found with a probability of 95 %."""
+
+    answer: Answer
+    """The answer."""
+
+    p_value: float | None = None
+    """P-value of McNemar's exact test, if each case ran once and passed or failed; else None."""
+
+    @property
+    def difference(self) -> float:
+        """Second mean minus first."""
+        return self.after - self.before
+
+    @property
+    def missing(self) -> int:
+        """Number of further cases that would settle an undecided comparison; else 0."""
+        return max(1, self.needed - self.cases) if self.answer is Answer.UNDECIDED else 0
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        more = f"; {self.missing} more cases would settle a loss of {self.margin:.1%}" if self.missing else ""
+        return (
+            f"{self.metric}: {self.answer}, {self.before:.1%} to {self.after:.1%} on {self.cases} cases, "
+            f"difference {self.difference:+.1%} [{low:+.1%}, {high:+.1%}]{more}"
+        )
+
+
+def compare(
+    before: Evaluation,
+    after: Evaluation,
+    *,
+    metric: str = PASSED,
+    worse_by: float = WORSE_BY,
+    confidence: float = CONFIDENCE,
+) -> Comparison:
+    """Compare two evaluations of one suite by one aspect, paired by case.
+
+    Args:
+        before: The baseline.
+        after: The candidate.
+        metric: Name of the scorer; "total" for the weighted mean of all.
+        worse_by: Relative loss that is not accepted: 0.05 of a baseline of 80 % is 4 points.
+        confidence: Confidence of the interval, above 0 and below 1.
+
+    Raises:
+        MisuseError: if they have no case in common with a grade of this aspect, or an argument is wrong.
+    """
+    POSITIVE.check("compare", "worse_by", worse_by)
+    _PROBABILITY.check("compare", "confidence", confidence)
+    first, second = before.by_case(metric), after.by_case(metric)
+    shared = [case for case in first if case in second]
+    if not shared:
+        known = ", ".join(dict.fromkeys([*before.metrics, *after.metrics])) or "none"
+        raise MisuseError(f"no case has a grade of {metric!r} in both evaluations; scored aspects: {known}")
+    means = [(fmean(first[case]), fmean(second[case])) for case in shared]
+    base, differences = fmean(mean for mean, _ in means), [after - before for before, after in means]
+    margin = worse_by * base
+    spread = _floor_spread(base - margin, first, second, shared)
+    interval = (-1.0, 1.0)
+    if len(shared) >= MIN_CASES:
+        interval, own = bootstrap_interval(differences, confidence=confidence), mean_and_spread(differences)[1]
+        spread = max(spread, own)
+    needed = max(MIN_CASES, cases_needed(spread, margin, confidence=confidence)) if margin else MIN_CASES
+    half = NormalDist().inv_cdf((1 + confidence) / 2) * spread / math.sqrt(len(shared))
+    return Comparison(
+        metric=metric,
+        before=base,
+        after=fmean(mean for _, mean in means),
+        interval=interval,
+        confidence=confidence,
+        cases=len(shared),
+        margin=margin,
+        needed=needed,
+        answer=_decide(interval, min(interval[0], fmean(differences) - half), margin, len(shared)),
+        p_value=_test_pairs(first, second, shared),
+    )
+
+
+def _decide(interval: tuple[float, float], lowest: float, margin: float, cases: int) -> Answer:
+    if cases < MIN_CASES:
+        return Answer.UNDECIDED
+    if interval[1] < 0:
+        return Answer.WORSE
+    if interval[0] > 0:
+        return Answer.BETTER
+    return Answer.NOT_WORSE if lowest > -margin or not margin else Answer.UNDECIDED
+
+
+def _floor_spread(
+    rate: float, first: Mapping[str, list[float]], second: Mapping[str, list[float]], shared: Iterable[str]
+) -> float:
+    """Return the spread that the differences of cases have at least if one agent is at `rate`.
+
+    A sample in which nothing differs has no spread, although an agent that fails now and then could have given it. So
+    the variance is at least that of a mean of as many passes and failures as the fewest runs of a case.
+    """
+    fewest = min(min(len(first[case]), len(second[case])) for case in shared)
+    return math.sqrt(max(0.0, rate * (1 - rate)) / fewest)
+
+
+def _test_pairs(
+    first: Mapping[str, list[float]], second: Mapping[str, list[float]], shared: Iterable[str]
+) -> float | None:
+    pairs = [(first[case], second[case]) for case in shared]
+    if any(len(a) != 1 or len(b) != 1 or not {*a, *b} <= {0.0, 1.0} for a, b in pairs):
+        return None
+    return mcnemar(sum(a > b for a, b in pairs), sum(a < b for a, b in pairs))

@@ -1,0 +1,169 @@
+"""Results of an evaluation, with the means and rates of all cases. A result is kept as a JSON file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.value import Value
+from agentfsm.evals.scorers import Grade
+
+# Version of the form of the file.
+RESULT_FORMAT: Final = 1
+# Grade of the outcome from which a run counts as passed.
+PASSED: Final = "outcome"
+
+
+@attrs.frozen(kw_only=True)
+class CaseResult(Value):
+    """Result of one run of a case."""
+
+    case: str
+    """Id of the case."""
+
+    repeat: int
+    """Number of the run among those of the case, from 1."""
+
+    run_id: str
+    """Id of the run in the store, for `agentfsm show`."""
+
+    grades: Mapping[str, Grade]
+    """Grade by the name of the scorer."""
+
+    total: float | None
+    """Mean of the grades, weighted as the case says; None if nothing was scored."""
+
+    tags: tuple[str, ...] = ()
+    """Tags of the case."""
+
+    stop_reason: str = ""
+    """Reason why the run ended; empty if it waits for a person."""
+
+    turns: int = 0
+    """Turns of the run."""
+
+    tokens: int = 0
+    """Input and output tokens, sub-agents included."""
+
+    usd: float | None = None
+    """US dollars; None if a price is unknown."""
+
+    seconds: float = 0.0
+    """Active time of the run."""
+
+    calls: tuple[str, ...] = ()
+    """Tools that the run called, in order."""
+
+    findings: tuple[str, ...] = ()
+    """Reasons to doubt the result, such as a call that was not recorded."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the outcome is the expected one."""
+        grade = self.grades.get(PASSED)
+        return grade is not None and grade.value == 1
+
+
+@attrs.frozen(kw_only=True)
+class Evaluation(Value):
+    """Results of all runs of a suite with one agent."""
+
+    suite: str
+    """Name of the suite."""
+
+    agent: str
+    """Name of the agent."""
+
+    version: str = ""
+    """Version of the agent; empty if it has none."""
+
+    model: str = ""
+    """Name of the model."""
+
+    speed: str = "live"
+    """"live", "recorded" or "replay"."""
+
+    at: str = ""
+    """Time of the end, in ISO 8601 and UTC."""
+
+    runs: int
+    """Runs of each case."""
+
+    results: tuple[CaseResult, ...]
+    """Results, by case and then by repeat."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the aspects that were scored, in the order of the scorers."""
+        names = dict.fromkeys(name for each in self.results for name in each.grades)
+        return tuple(name for name in names if self.by_case(name))
+
+    def by_case(self, metric: str = PASSED, *, tag: str | None = None) -> dict[str, list[float]]:
+        """Return the grades of an aspect by case, without those that were not scored.
+
+        Args:
+            metric: Name of the scorer; "total" for the weighted mean.
+            tag: Only cases with this tag; None for all.
+        """
+        found: dict[str, list[float]] = {}
+        for each in self.results:
+            grade = each.total if metric == "total" else each.grades.get(metric, Grade(None)).value
+            if grade is not None and (tag is None or tag in each.tags):
+                found.setdefault(each.case, []).append(grade)
+        return found
+
+    def mean(self, metric: str = PASSED, *, tag: str | None = None) -> float | None:
+        """Return the mean over the cases of their mean grade, from 0 to 1; None if nothing was scored."""
+        grades = self.by_case(metric, tag=tag).values()
+        return fmean(map(fmean, grades)) if grades else None
+
+    def pass_hat(self, k: int) -> float:
+        """Return pass^k: the probability that all of `k` runs of a case pass, as the mean over the cases.
+
+        The estimate C(c, k) / C(n, k) for c of n runs that passed is unbiased. Source: tau-bench, arXiv 2406.12045.
+
+        Raises:
+            MisuseError: if `k` is not from 1 to the number of runs.
+        """
+        if k not in range(1, self.runs + 1):
+            raise MisuseError(f"pass^{k} of {self.runs} runs: give a number from 1 to {self.runs}")
+        passed: dict[str, list[bool]] = {}
+        for each in self.results:
+            passed.setdefault(each.case, []).append(each.passed)
+        return fmean(math.comb(sum(each), k) / math.comb(len(each), k) for each in passed.values())
+
+    def save(self, path: str | Path) -> None:
+        """Write the evaluation as JSON."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the evaluation as plain JSON."""
+        return {"format": RESULT_FORMAT, **attrs.asdict(self)}
+
+    @classmethod
+    def load(cls, path: str | Path) -> Evaluation:
+        """Read an evaluation that `save` wrote.
+
+        Raises:
+            MisuseError: if the file cannot be read, or is something else.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            if data.pop("format") != RESULT_FORMAT:
+                raise MisuseError(f"{path} has another format: evaluate again with this version of agentfsm")
+            return cls(**{**data, "results": tuple(map(_read_result, data["results"]))})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise MisuseError(f"{path} is not the result of an evaluation: {error}") from None
+
+
+def _read_result(data: Mapping[str, Any]) -> CaseResult:
+    grades = {name: Grade(**grade) for name, grade in data["grades"].items()}
+    lists = {name: tuple(data[name]) for name in ("tags", "calls", "findings")}
+    return CaseResult(**{**data, **lists, "grades": grades})

@@ -1,0 +1,198 @@
+"""Scorers: each grades one aspect of a run, from 0 to 1, by a rule. None of them asks a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import attrs
+
+from agentfsm.agent import Agent
+from agentfsm.core.machine import State
+from agentfsm.core.messages import Outcome
+from agentfsm.core.value import Value
+from agentfsm.evals.case import CallPath, Case, ExpectedCall
+from agentfsm.testing.models import FunctionModel
+
+if TYPE_CHECKING:
+    from agentfsm.core.calls import CallRecord
+    from agentfsm.core.run import Run
+
+# Characters of a reason that a report shows.
+MAX_REASON_CHARS: Final = 300
+
+
+@attrs.frozen
+class Grade(Value):
+    """The grade of one aspect of a run."""
+
+    value: float | None
+    """From 0 (worst) to 1 (best); None if the aspect is not scored, which is not the same as 0."""
+
+    reason: str = ""
+    """Reason for a grade below 1, or for none."""
+
+
+@attrs.frozen(kw_only=True)
+class GradedRun(Value):
+    """A run that scorers grade, with its case."""
+
+    case: Case
+    """The case."""
+
+    run: Run[Any]
+    """The run: over, or waiting for a person, which counts as not completed."""
+
+    agent: Agent[Any]
+    """The agent of the run."""
+
+    deps: Any = None
+    """Dependencies of the run."""
+
+
+class Scorer(Protocol):
+    """Protocol of scorers."""
+
+    @property
+    def name(self) -> str:
+        """Name of the aspect, for reports and weights."""
+        ...
+
+    async def grade(self, graded: GradedRun) -> Grade:
+        """Grade a run. A scorer that asks a model keeps the reply in the store, so that it is asked once."""
+        ...
+
+
+NOT_SCORED: Final = Grade(None, "")
+
+
+@attrs.frozen
+class OutcomeScorer(Value):
+    """Grades 1 if the run ended with an answer that passes all checks, and the check of the world; else 0.
+
+    A check of the world is recorded as a run of its own beside the run that it checks, because the world may change
+    afterwards. So it is made once.
+    """
+
+    name: str = "outcome"
+    """Name of the aspect."""
+
+    async def grade(self, graded: GradedRun) -> Grade:
+        """Grade a run. A check of the world that raises leaves the run unscored."""
+        run, case = graded.run, graded.case
+        if run.state is not State.DONE:
+            stop = f"stopped by {run.stop_reason}: {run.stop_message}" if run.is_over else "the run waits for a person"
+            return Grade(0.0, stop)
+        for check in case.expect:
+            if (why := check.find_failure(run.answer)) is not None:
+                return Grade(0.0, f"{check.name}: {why}")
+        return Grade(1.0) if case.check is None else await _record_check(graded)
+
+
+async def _record_check(graded: GradedRun) -> Grade:
+    """Check the world in a run of its own, whose answer is the grade; if there is one already, return its grade."""
+    check, run = graded.case.check, graded.run
+    assert check is not None  # noqa: S101  the caller has looked
+
+    async def decide(_request: object) -> str:
+        try:
+            found: object = check(run, graded.deps)
+            found = await found if isawaitable(found) else found
+        except Exception as error:  # noqa: BLE001  the check is the user's code
+            return json.dumps([None, f"the check raised {type(error).__name__}: {error}"])
+        if found is True:
+            return json.dumps([1.0, ""])
+        if found is False or isinstance(found, str):
+            return json.dumps([0.0, found or "the check of the world failed"])
+        return json.dumps([None, f"the check returned {type(found).__name__}: return True, False or a reason"])
+
+    checker = Agent(FunctionModel(decide), name="eval-check", store=graded.agent.store, clock=graded.agent.clock)
+    checked = await checker.run(f"Check the world after the run {run.id}.", id=f"{run.id}-check")
+    value, reason = json.loads(checked.answer)
+    return Grade(value, reason)
+
+
+@attrs.frozen
+class PathScorer(Value):
+    """Grades the tool calls by alignment with the nearest valid path: 2 m / (e + c).
+
+    m is the number of calls that match a path in order, e the length of the path, and c the number of calls. So
+    missing, wrong, repeated and misplaced calls all cost. A skipped call, which never ran, does not count.
+    """
+
+    name: str = "tool_path"
+    """Name of the aspect."""
+
+    async def grade(self, graded: GradedRun) -> Grade:
+        """Grade a run; a case without paths is not scored."""
+        paths = graded.case.paths
+        if paths is None:
+            return NOT_SCORED
+        calls = [call for call in graded.run.calls if call.outcome is not Outcome.SKIPPED]
+        value = max((align(path, calls) for path in paths or [()]), default=0.0)
+        made = ", ".join(call.name for call in calls) or "none"
+        return Grade(value, "" if value == 1 else f"calls: {made}")
+
+
+def align(path: CallPath, calls: Sequence[CallRecord]) -> float:
+    """Return how well calls match a path, from 0 to 1: twice the aligned calls, by the length of both together."""
+    expected = sum(map(len, path))
+    if not expected and not calls:
+        return 1.0
+    # best[j]: most calls among the first j that match the groups so far, in order
+    best = [0] * (len(calls) + 1)
+    for group in path:
+        best = [max(best[k] + _count_matches(group, calls[k:j]) for k in range(j + 1)) for j in range(len(calls) + 1)]
+    return 2 * best[-1] / (expected + len(calls))
+
+
+def _count_matches(group: Sequence[ExpectedCall], calls: Sequence[CallRecord]) -> int:
+    """Return the most expected calls of a group that have a call of their own (a maximum matching of two sets)."""
+    taken: dict[int, int] = {}
+
+    def place(wanted: int, seen: set[int]) -> bool:
+        for index, call in enumerate(calls):
+            if index in seen or not group[wanted].matches(call.name, call.arguments):
+                continue
+            seen.add(index)
+            if index not in taken or place(taken[index], seen):
+                taken[index] = wanted
+                return True
+        return False
+
+    return sum(place(wanted, set()) for wanted in range(len(group)))
+
+
+@attrs.frozen
+class LimitScorer(Value):
+    """Grades `min(1, limit / actual)` for turns, US dollars or seconds of active time."""
+
+    name: str
+    """Name of the aspect: "steps", "cost" or "latency"."""
+
+    async def grade(self, graded: GradedRun) -> Grade:
+        """Grade a run; a case without the limit, and a run whose cost is unknown, are not scored."""
+        case, cost = graded.case, graded.agent.cost(graded.run)
+        measures: Mapping[str, tuple[float | None, float | None]] = {
+            "steps": (case.max_steps, graded.run.turn),
+            "cost": (case.max_usd, cost.usd),
+            "latency": (case.max_seconds, cost.duration_s),
+        }
+        limit, actual = measures[self.name]
+        if limit is None:
+            return NOT_SCORED
+        if actual is None:
+            return Grade(None, f"the price of {', '.join(cost.unpriced)} is unknown")
+        value = min(1.0, limit / actual) if actual > 0 else 1.0
+        return Grade(value, "" if value == 1 else f"{actual:g} of {limit:g}")
+
+
+SCORERS: Final[tuple[Scorer, ...]] = (
+    OutcomeScorer(),
+    PathScorer(),
+    LimitScorer("steps"),
+    LimitScorer("cost"),
+    LimitScorer("latency"),
+)

@@ -1,0 +1,127 @@
+"""Suites in files of YAML or JSON Lines, and cases made from real runs."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from agentfsm._plugins import require_extra
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.messages import Outcome, TextPart
+from agentfsm.core.run import Run
+from agentfsm.core.validation import shorten_repr
+from agentfsm.evals.case import Case, Suite
+from agentfsm.streaming.log import mask_secrets
+
+_FIELDS: Final = tuple(field.name for field in attrs.fields(Case))
+
+
+def load_suite(path: str | Path) -> Suite:
+    """Read a suite: YAML with `cases:` and optionally `name:`, or JSON Lines with one case in each line.
+
+    Raises:
+        MisuseError: if the file cannot be read, or a case is wrong; the message names it.
+        MissingExtraError: if it is YAML, and the extra `evals` is not installed.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MisuseError(f"the suite {file} cannot be read: {error}") from None
+    if file.suffix in {".yaml", ".yml"}:
+        name, cases = _parse_yaml(text, file)
+    elif file.suffix == ".jsonl":
+        name, cases = file.stem, _parse_lines(text, file)
+    else:
+        raise MisuseError(f"the suite {file}: give a file .yaml or .jsonl, or module:suite for one in Python")
+    return Suite([_build_case(each, f"{file}, case {number}") for number, each in enumerate(cases, 1)], name=name)
+
+
+def _parse_yaml(text: str, file: Path) -> tuple[str, Sequence[Any]]:
+    with require_extra("a suite in YAML", "evals", "yaml"):
+        import yaml  # type: ignore[import-untyped]  # noqa: PLC0415  an extra
+    try:
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise MisuseError(f"the suite {file} is not YAML: {error}") from None
+    match data:
+        case {"cases": [*cases], **rest} if rest.keys() <= {"name"}:
+            return str(rest.get("name") or file.stem), cases
+    raise MisuseError(f"the suite {file}: give a list of cases below `cases:`, and nothing else but `name:`")
+
+
+def _parse_lines(text: str, file: Path) -> Sequence[Any]:
+    try:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, RecursionError) as error:
+        raise MisuseError(f"the suite {file} has a line that is not JSON: {error}") from None
+
+
+def _build_case(data: object, place: str) -> Case:
+    if not isinstance(data, Mapping) or "input" not in data:
+        raise MisuseError(f"{place}: {shorten_repr(data)} has no `input`")
+    if unknown := next((name for name in data if name not in _FIELDS), None):
+        raise MisuseError(f"{place} has the unknown field {unknown!r}; fields: {', '.join(_FIELDS)}")
+    try:
+        return Case(**data)
+    except MisuseError as error:
+        raise MisuseError(f"{place}: {error}") from None
+
+
+def describe_run(run: Run[Any]) -> dict[str, Any]:
+    """Return a case made from a run, as plain data: its input, calls and answer, with likely secrets masked.
+
+    The calls and turns of the run are the path and the maximum, so edit them where another way is as good.
+
+    Raises:
+        MisuseError: if the run is not over, continues another one, or its input is more than a text.
+    """
+    header = run.header
+    if not run.is_over:
+        raise MisuseError(f"run {run.id} is not over: make a case of a run that is")
+    if header.after is not None or header.session is not None or header.history:
+        raise MisuseError(f"run {run.id} continues a conversation, which a case does not have: choose another run")
+    texts = [part.text for part in header.prompt if isinstance(part, TextPart)]
+    if len(texts) != len(header.prompt):
+        raise MisuseError(f"the input of run {run.id} is not only text: write the case in Python")
+    calls = [call.name for call in run.calls if call.outcome is not Outcome.SKIPPED]
+    answer = mask_secrets(run.answer) if run.stop_reason == "completed" else ""
+    case = {"id": run.id, "input": mask_secrets("\n".join(texts)), "paths": [calls], "max_steps": max(run.turn, 1)}
+    return {**case, **({"answer": answer} if answer else {}), "recorded": run.id}
+
+
+def add_case(path: str | Path, data: Mapping[str, Any]) -> Suite:
+    """Append a case to a suite's file, which is created if there is none, and return the suite.
+
+    Raises:
+        MisuseError: as `load_suite`, also if the case has an id of the suite; the file is then unchanged.
+    """
+    file = Path(path)
+    before = file.read_text(encoding="utf-8") if file.exists() else ""
+    if file.suffix == ".jsonl":
+        text = f"{before.rstrip()}\n{json.dumps(data, ensure_ascii=False)}\n".lstrip()
+    else:
+        text = f"{before.rstrip() or 'cases:'}\n{_format_item(data, before)}"
+    file.write_text(text, encoding="utf-8")
+    try:
+        suite = load_suite(file)
+        if suite.cases[-1].id != data["id"]:
+            raise MisuseError(f"{file} does not end with its cases: move `cases:` to the end")
+    except MisuseError:
+        file.write_text(before, encoding="utf-8") if before else file.unlink()
+        raise
+    return suite
+
+
+def _format_item(data: Mapping[str, Any], before: str) -> str:
+    """Return a case as an item of YAML, as far indented as the items before it."""
+    with require_extra("a suite in YAML", "evals", "yaml"):
+        import yaml  # noqa: PLC0415  an extra
+    first = next((line for line in before.splitlines() if line.lstrip().startswith("- ")), "  - ")
+    item: str = yaml.safe_dump([dict(data)], sort_keys=False, allow_unicode=True, width=100)
+    return textwrap.indent(item, first[: len(first) - len(first.lstrip())])
