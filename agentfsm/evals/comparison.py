@@ -1,7 +1,7 @@
-"""Compare two evaluations of one suite, with three answers: worse, not shown to be worse, undecided.
+"""Compare two evaluations of one suite, and conclude: worse, better, not shown to be worse, or undecided.
 
-Both agents have run the same cases, so differences are paired by case. An answer needs an interval: a lower mean alone
-is noise, and a small sample that shows no difference is no proof either.
+Both agents have run the same cases, so differences are paired by case. A conclusion needs an interval: a lower mean
+alone may be noise, and a small sample without a difference does not exclude one.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _PROBABILITY: Final = ValueRule(
 )
 
 
-class Answer(StrEnum):
-    """Answer of a comparison."""
+class Conclusion(StrEnum):
+    """Conclusion of a comparison."""
 
     WORSE = "worse"
     """The interval of the difference is below 0."""
@@ -74,8 +74,8 @@ class Comparison(Value):
     needed: int
     """Cases with which a loss of `margin` is found with a probability of 95 %."""
 
-    answer: Answer
-    """The answer."""
+    conclusion: Conclusion
+    """The conclusion."""
 
     p_value: float | None = None
     """P-value of McNemar's exact test, if each case ran once and passed or failed; else None."""
@@ -88,13 +88,14 @@ class Comparison(Value):
     @property
     def missing(self) -> int:
         """Number of further cases that would settle an undecided comparison; else 0."""
-        return max(1, self.needed - self.cases) if self.answer is Answer.UNDECIDED else 0
+        return max(1, self.needed - self.cases) if self.conclusion is Conclusion.UNDECIDED else 0
 
     def __str__(self) -> str:
         low, high = self.interval
         more = f"; {self.missing} more cases would settle a loss of {self.margin:.1%}" if self.missing else ""
+        cases = f"{self.cases} case" if self.cases == 1 else f"{self.cases} cases"
         return (
-            f"{self.metric}: {self.answer}, {self.before:.1%} to {self.after:.1%} on {self.cases} cases, "
+            f"{self.metric}: {self.conclusion}, {self.before:.1%} to {self.after:.1%} in {cases}, "
             f"difference {self.difference:+.1%} [{low:+.1%}, {high:+.1%}]{more}"
         )
 
@@ -145,19 +146,19 @@ def compare(
         cases=len(shared),
         margin=margin,
         needed=needed,
-        answer=_decide(interval, min(interval[0], fmean(differences) - half), margin, len(shared)),
+        conclusion=_decide(interval, min(interval[0], fmean(differences) - half), margin, len(shared)),
         p_value=_test_pairs(first, second, shared),
     )
 
 
-def _decide(interval: tuple[float, float], lowest: float, margin: float, cases: int) -> Answer:
+def _decide(interval: tuple[float, float], lowest: float, margin: float, cases: int) -> Conclusion:
     if cases < MIN_CASES:
-        return Answer.UNDECIDED
+        return Conclusion.UNDECIDED
     if interval[1] < 0:
-        return Answer.WORSE
+        return Conclusion.WORSE
     if interval[0] > 0:
-        return Answer.BETTER
-    return Answer.NOT_WORSE if lowest > -margin or not margin else Answer.UNDECIDED
+        return Conclusion.BETTER
+    return Conclusion.NOT_WORSE if lowest > -margin or not margin else Conclusion.UNDECIDED
 
 
 def _floor_spread(

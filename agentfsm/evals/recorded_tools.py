@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NOT_RECORDED: Final = "This call was not recorded, so it has no result."
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, eq=False)
 class Recording:
     """Results of the tool calls of a run, by tool and arguments."""
 

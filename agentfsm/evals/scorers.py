@@ -52,7 +52,7 @@ class GradedRun(Value):
     """Dependencies of the run."""
 
 
-class Scorer(Protocol):
+class RunScorer(Protocol):
     """Protocol of scorers."""
 
     @property
@@ -189,7 +189,7 @@ class LimitScorer(Value):
         return Grade(value, "" if value == 1 else f"{actual:g} of {limit:g}")
 
 
-SCORERS: Final[tuple[Scorer, ...]] = (
+SCORERS: Final[tuple[RunScorer, ...]] = (
     OutcomeScorer(),
     PathScorer(),
     LimitScorer("steps"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from statistics import NormalDist, fmean, variance
+from statistics import NormalDist, StatisticsError, correlation, fmean, variance
 from typing import Final
 
 # Two-sided confidence of intervals, and the probability with which a real difference is to be found.
@@ -116,13 +116,10 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
     """Return Spearman's rank correlation of two lists of the same length; 0 if all values of one are equal."""
-    pairs = _rank(first), _rank(second)
-    means = [fmean(each) for each in pairs]
-    deltas = [[rank - mean for rank in ranks] for ranks, mean in zip(pairs, means, strict=True)]
-    norms = [math.sqrt(sum(delta * delta for delta in each)) for each in deltas]
-    if not all(norms):
+    try:
+        return correlation(_rank(first), _rank(second))
+    except StatisticsError:
         return 0.0
-    return sum(a * b for a, b in zip(*deltas, strict=True)) / (norms[0] * norms[1])
 
 
 def _rank(values: Sequence[float]) -> list[float]:
@@ -142,7 +139,7 @@ def _rank(values: Sequence[float]) -> list[float]:
 def cohen_kappa(first: Sequence[object], second: Sequence[object]) -> float:
     """Return Cohen's kappa: the agreement of two lists of labels beyond chance, 1 for equal lists.
 
-    If both lists have the same single label, there is nothing to tell apart, and the result is 0.
+    If both lists have the same single label, agreement by chance is certain, and the result is 0.
     """
     number = len(first)
     agreed = sum(a == b for a, b in zip(first, second, strict=True)) / number

@@ -23,7 +23,7 @@ from agentfsm.core.validation import COUNT, STRING, require_choice
 from agentfsm.evals.case import Case, Suite
 from agentfsm.evals.recorded_tools import Recording
 from agentfsm.evals.results import CaseResult, Evaluation
-from agentfsm.evals.scorers import SCORERS, Grade, GradedRun, Scorer
+from agentfsm.evals.scorers import SCORERS, Grade, GradedRun, RunScorer
 
 # Runs of each case: models vary, and one run shows little (document F, 6.3: 5 to 10).
 RUNS: Final = 5
@@ -41,7 +41,7 @@ async def evaluate(
     suite: Suite | Iterable[Case],
     *,
     runs: int = RUNS,
-    scorers: Iterable[Scorer] = SCORERS,
+    scorers: Iterable[RunScorer] = SCORERS,
     speed: Speed = "live",
     deps: Any = None,
     label: str = "",
@@ -125,10 +125,10 @@ async def _execute_all(
     return [found[index] for index in range(len(jobs))]
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, eq=False)
 class _Runner:
     agent: Agent[Any]
-    scorers: tuple[Scorer, ...]
+    scorers: tuple[RunScorer, ...]
     speed: Speed
     deps: Any
     label: str
