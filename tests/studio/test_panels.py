@@ -236,3 +236,17 @@ def test_the_workers(open_page, studio, show):
     (studio.folder / "go.txt").touch()
     expect(row).to_have_count(0)
     assert studio.request("GET", f"/v1/runs/{run_id}?wait_s=30")["status"] == "done"
+
+
+def test_the_memory_and_the_guards(open_page, studio, show):
+    """The items that a run recalled, and the decisions on its calls, are those of its journal."""
+    events = {each["is"]: each for each in show("show", "hostile", "--events")["events"]}
+    [item] = events["Recalled"]["items"]
+    page = open_panel(open_page, studio, "hostile", "memory")
+    row = page.locator(f'.panel tr[data-item="{item["id"]}"]')
+    assert row.locator("td").first.text_content() == item["text"]
+    assert numbers(row.locator("td").nth(2).text_content()) == [item["score"]]
+    page = open_panel(open_page, studio, "hostile", "guards")
+    cells = page.locator('.panel tr[data-decision="t1.0"] td').all_text_contents()
+    decision = events["Guarded"]
+    assert cells[1:4] == [decision["verdict"], decision["rule"], decision["reason"]]

@@ -15,8 +15,11 @@ import httpx
 
 import agentfsm
 from agentfsm.core import events as e
+from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.header import Header
+from agentfsm.core.labels import Label
 from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult
+from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.usage import Usage
 from agentfsm.stores import SQLiteStore
 
@@ -95,9 +98,14 @@ async def write_journals(path):
     """Write a run whose every field is hostile, and one of 10,000 events."""
     store = SQLiteStore(path)
     call = ToolCall(id="t1.0", name="search", arguments=json.dumps({"query": HOSTILE}), key="k")
+    item = RecalledItem(
+        id="m1", kind="fact", text="Ann pays by card", score=0.75, valid_from=90.0, labels=(Label.PRIVATE,)
+    )
     hostile = [
         e.Observed(at=100.0, took_s=0.1),
+        e.Recalled(at=100.0, query=HOSTILE, items=(item,)),
         e.ToolsChosen(at=101.0, took_s=1.0, message=AssistantMessage(text=HOSTILE, thinking=HOSTILE, calls=(call,))),
+        e.Guarded(at=101.0, call_id="t1.0", verdict=GuardVerdict.ALLOW, rule="no(untrusted)", reason="it is allowed"),
         e.ToolFinished(at=102.0, took_s=1.0, result=build_result("t1.0", HOSTILE, 101.0)),
         e.ToolsReturned(at=102.0),
         e.Continued(at=102.0, note=HOSTILE),

@@ -4,9 +4,11 @@ import { calls } from "./calls.js";
 import { changes } from "./changes.js";
 import { cost } from "./cost.js";
 import { events } from "./events.js";
+import { guards } from "./guards.js";
 import { labels } from "./labels.js";
+import { memory } from "./memory.js";
 import { plan } from "./plan.js";
 import { shown } from "./shown.js";
 import { transcript } from "./transcript.js";
 
-export const PANELS = [transcript, events, calls, shown, plan, labels, cost, changes];
+export const PANELS = [transcript, events, calls, shown, plan, labels, guards, memory, cost, changes];

@@ -1,0 +1,37 @@
+// Searches of the memory: what was looked for, and the items that the model read.
+import { fill, h } from "../dom.js";
+import { date } from "../format.js";
+import { t } from "../i18n.js";
+import { runLink, table } from "../parts.js";
+
+export const memory = {
+  id: "memory",
+  title: "Memory",
+  shows: (run) => listSearches(run).length > 0,
+  mount(host, run) {
+    return () => fill(host, listSearches(run).map((each) => drawSearch(each, run)));
+  },
+};
+
+function listSearches(run) {
+  return run.journal.events.slice(0, run.view.version)
+    .map((event, index) => ({ event, version: index + 1 }))
+    .filter(({ event }) => event.is === "Recalled");
+}
+
+function drawSearch({ event, version }, run) {
+  const items = event.items ?? [];
+  return h("section", { "data-search": version },
+    h("h3", {}, h("button", { type: "button", class: "quiet", onclick: () => run.goTo(version) }, `v${version}`), ` ${event.query}`),
+    event.fault && h("p", { class: "error" }, event.fault),
+    items.length
+      ? table(t("Memory"), [t("Item"), t("Kind"), t("Score"), t("Valid from"), t("Source"), t("Labels")], items.map(drawItem))
+      : h("p", { class: "soft" }, t("Nothing found")));
+}
+
+function drawItem(each) {
+  return h("tr", { "data-item": each.id },
+    h("td", { class: "text" }, each.text), h("td", {}, each.kind), h("td", {}, each.score.toFixed(2)),
+    h("td", {}, date(each.valid_from)), h("td", {}, each.source ? runLink(each.source) : "–"),
+    h("td", {}, (each.labels ?? []).map((label) => h("span", { class: "label" }, label))));
+}
