@@ -130,9 +130,10 @@ WITH terms AS MATERIALIZED (
     AND {condition}
 ), total AS MATERIALIZED (
     SELECT count(*)::float8 AS items FROM items WHERE owner = ANY(:owners)
+), counted AS MATERIALIZED (
+    SELECT term, (SELECT count(*) FROM hits WHERE hits.words @@ term)::float8 AS found FROM terms
 ), weighed AS MATERIALIZED (
-    SELECT term, ln(1 + (total.items - found + 0.5) / (found + 0.5)) AS rarity FROM total, LATERAL (
-        SELECT term, (SELECT count(*) FROM hits WHERE hits.words @@ term)::float8 AS found FROM terms) counted
+    SELECT term, ln(1 + (total.items - found + 0.5) / (found + 0.5)) AS rarity FROM total, counted
 ), mean AS MATERIALIZED (SELECT avg(size)::float8 AS size FROM hits)
 SELECT id, session, place, (
     SELECT sum(rarity * ts_rank('{{0.1, 0.1, 0.1, 0.1}}', words, term)) FROM weighed
