@@ -8,9 +8,11 @@ endpoint that a server names cannot lead to a private network.
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
-from collections.abc import Iterable
-from typing import Final, TypeAlias, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from urllib.parse import urlsplit
 
 import anyio
 import attrs
@@ -18,6 +20,9 @@ import httpcore2
 import httpx2
 
 from agentfsm.core.errors import MisuseError
+
+if TYPE_CHECKING:
+    import ssl
 
 _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -27,6 +32,14 @@ _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _METADATA_ADDRESSES: Final = frozenset({ipaddress.ip_address("168.63.129.16")})
 # Maximum of simultaneous connections to one server.
 _MAX_CONNECTIONS: Final = 20
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+# Allowed hosts that an error names.
+_MAX_NAMED: Final = 10
+# Ports of an entry of a list of hosts that names none.
+_HTTP_PORTS: Final = (80, 443)
+_HOST: Final = re.compile(
+    r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?(:[0-9]{1,5})?|\[[0-9a-fA-F:.]+\](:[0-9]{1,5})?"
+)
 
 
 def is_private(address: str) -> bool:
@@ -72,6 +85,48 @@ def is_local_host(host: str) -> bool:
         return False
 
 
+def is_address(host: str) -> bool:
+    """Return whether a host is an IP address, in its usual notation."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def to_hosts(given: Iterable[str], role: str) -> tuple[str, ...]:
+    """Return the entries of a list of allowed hosts: "api.example.org", "*.example.org", "10.0.0.5:8080".
+
+    Args:
+        given: The entries.
+        role: The owner of the list, for errors, such as "a sandbox".
+
+    Raises:
+        MisuseError: if it is not a sequence of hosts.
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise MisuseError(f"hosts= of {role} must be a sequence of hosts, not {given!r}: write ({given!r},)")
+    hosts = tuple(given)
+    for host in hosts:
+        if not isinstance(host, str) or not _HOST.fullmatch(host):
+            raise MisuseError(
+                f"hosts= of {role} has {host!r}, which is not a host: write a name such as 'api.example.org', "
+                "'*.example.org' for all names below it, or one with a port, 'example.org:8443'"
+            )
+    return tuple([host.lower() for host in hosts])
+
+
+def matches_host(pattern: str, host: str, port: int) -> bool:
+    """Return whether an entry of a list of allowed hosts allows connections to this port of a host."""
+    parts = urlsplit(f"//{pattern}")
+    name, host = (parts.hostname or "").rstrip("."), host.lower().rstrip(".")
+    if port not in ((parts.port,) if parts.port else _HTTP_PORTS):
+        return False
+    if not name.startswith("*."):
+        return host == name
+    return host.endswith(name[1:]) and not is_address(host)
+
+
 def check_url(url: str, *, allow_private: bool, role: str) -> None:
     """Check that requests may be sent to a URL of a `role`, for example "an MCP server".
 
@@ -98,11 +153,8 @@ def check_url(url: str, *, allow_private: bool, role: str) -> None:
 class _AddressCheckingBackend(httpcore2.AsyncNetworkBackend):
     """Network backend that connects only to addresses that it has checked."""
 
-    local_host: str | None
-    """Host of the server's URL if it names this machine, else None. It has to resolve to loopback addresses."""
-
-    error: type[Exception]
-    """Class of the error when an address is refused."""
+    check_addresses: Callable[[str, int, Sequence[str]], None]
+    """Raises an error if a host and port must not be connected to, because of one of the addresses of the host."""
 
     _inner: httpcore2.AsyncNetworkBackend = attrs.field(
         factory=cast("type[httpcore2.AsyncNetworkBackend]", httpcore2.AnyIOBackend), init=False
@@ -127,15 +179,10 @@ class _AddressCheckingBackend(httpcore2.AsyncNetworkBackend):
     async def _resolve_allowed(self, host: str, port: int) -> list[str]:
         try:
             found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise httpcore2.ConnectError(f"{host} cannot be resolved: {error}") from error
         addresses = list(dict.fromkeys(str(place[4][0]) for place in found))
-        wrong = _not_loopback if host == self.local_host else is_private
-        if refused := [address for address in addresses if wrong(address)]:
-            raise self.error(
-                f"{host} has the address {refused[0]}, which is not public, so nothing was sent. "
-                "If the server is your own, set allow_private=True"
-            )
+        self.check_addresses(host, port, addresses)
         return addresses
 
     async def sleep(self, seconds: float) -> None:
@@ -156,8 +203,64 @@ class PublicAddressTransport(httpx2.AsyncHTTPTransport):
         context = httpx2.create_ssl_context()
         super().__init__(verify=context)
         host = httpx2.URL(url).host
-        self._pool = httpcore2.AsyncConnectionPool(
-            ssl_context=context,
-            max_connections=_MAX_CONNECTIONS,
-            network_backend=_AddressCheckingBackend(host if is_local_host(host) else None, error),
-        )
+        local_host = host if is_local_host(host) else None
+
+        def check_addresses(host: str, _port: int, addresses: Sequence[str]) -> None:
+            wrong = _not_loopback if host == local_host else is_private
+            if refused := next(filter(wrong, addresses), None):
+                raise error(
+                    f"{host} has the address {refused}, which is not public, so nothing was sent. "
+                    "If the server is your own, set allow_private=True"
+                )
+
+        self._pool = _open_pool(context, check_addresses)
+
+
+class AllowedHostsTransport(httpx2.AsyncHTTPTransport):
+    """Transport that sends requests to the hosts of a list only, and to public addresses of theirs.
+
+    Each request is checked, so also each one that follows a redirect. A private address is allowed if the list has the
+    address itself, and this machine if the list has `localhost`. The entry "*" stands for all hosts.
+    """
+
+    def __init__(self, hosts: Sequence[str], *, error: type[Exception]) -> None:
+        context = httpx2.create_ssl_context()
+        super().__init__(verify=context)
+        self._hosts = hosts
+        self._error = error
+        self._pool = _open_pool(context, self._check_addresses)
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request, unless its URL is refused."""
+        url = request.url
+        if url.scheme not in _DEFAULT_PORTS or not url.raw_host:
+            raise self._error(f"{url.scheme or 'no scheme'}: requests are sent to http:// and https:// URLs only")
+        if url.userinfo:
+            raise self._error(f"the URL of {url.host} has a user name or a password, which is not sent: leave it out")
+        host, port = url.raw_host.decode("ascii"), url.port or _DEFAULT_PORTS[url.scheme]
+        if "*" not in self._hosts and not self._lists(host, port):
+            allowed = ", ".join(self._hosts[:_MAX_NAMED]) + (", ..." if len(self._hosts) > _MAX_NAMED else "")
+            raise self._error(f"{host}:{port} is not among the allowed hosts ({allowed}), so nothing was sent")
+        return await super().handle_async_request(request)
+
+    def _lists(self, host: str, port: int) -> bool:
+        return any(matches_host(entry, host, port) for entry in self._hosts if entry != "*")
+
+    def _check_addresses(self, host: str, port: int, addresses: Sequence[str]) -> None:
+        wrong = is_private
+        if self._lists(host, port):
+            if is_address(host):
+                return
+            wrong = _not_loopback if is_local_host(host) else is_private
+        if refused := next(filter(wrong, addresses), None):
+            raise self._error(f"{host} has the address {refused}, which is not allowed, so nothing was sent")
+
+
+def _open_pool(
+    context: ssl.SSLContext, check_addresses: Callable[[str, int, Sequence[str]], None]
+) -> httpcore2.AsyncConnectionPool:
+    return httpcore2.AsyncConnectionPool(
+        ssl_context=context,
+        max_connections=_MAX_CONNECTIONS,
+        network_backend=_AddressCheckingBackend(check_addresses),
+    )

@@ -1,5 +1,10 @@
 """Guards: rules that decide on each call before it starts, and whose decisions the journal records."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.guards.call_rules import (
     ClearanceRule,
@@ -17,9 +22,14 @@ from agentfsm.guards.call_rules import (
 from agentfsm.guards.guard import Guard
 from agentfsm.ports.guards import CallGuard, GuardDecision, GuardedCall, ToolTraits
 
+if TYPE_CHECKING:
+    from agentfsm.guards.egress_client import EgressError, open_http_client
+    from agentfsm.guards.http_tool import build_http_tool
+
 __all__ = [
     "CallGuard",
     "ClearanceRule",
+    "EgressError",
     "Guard",
     "GuardDecision",
     "GuardVerdict",
@@ -30,9 +40,20 @@ __all__ = [
     "ToolTraits",
     "allow",
     "ask",
+    "build_http_tool",
     "max_calls",
     "no",
+    "open_http_client",
     "refuse",
     "two_of",
     "within_clearance",
 ]
+
+# Loaded on first use: rules need no HTTP.
+_HTTP_MODULES = {"EgressError": "egress_client", "build_http_tool": "http_tool", "open_http_client": "egress_client"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HTTP_MODULES:
+        raise AttributeError(f"module 'agentfsm.guards' has no attribute {name!r}")
+    return getattr(import_module(f"agentfsm.guards.{_HTTP_MODULES[name]}"), name)

@@ -6,7 +6,6 @@ inside that network and handed out. The proxy accepts connections there, and ope
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -16,9 +15,8 @@ from urllib.parse import urlsplit
 import anyio
 import anyio.abc
 
-from agentfsm._public_network import is_private
+from agentfsm._public_network import is_address, is_private, matches_host
 
-_HTTP_PORTS: Final = (80, 443)
 # Bytes of a request's head.
 _MAX_HEAD_BYTES: Final = 16 << 10
 # Connections at once.
@@ -138,7 +136,7 @@ async def _connect(host: str, port: int, hosts: Sequence[str]) -> anyio.abc.Sock
     """
     if not any(matches_host(pattern, host, port) for pattern in hosts):
         raise _RefusedError("403 Forbidden", f"{host}:{port} is not among the hosts of the sandbox")
-    addresses = [host] if _is_address(host) else await _resolve(host, port)
+    addresses = [host] if is_address(host) else await _resolve(host, port)
     for address in addresses:
         try:
             with anyio.fail_after(_CONNECT_S):
@@ -158,22 +156,3 @@ async def _resolve(host: str, port: int) -> list[str]:
     if refused := next((address for address in addresses if is_private(address)), None):
         raise _RefusedError("403 Forbidden", f"{host} has the address {refused}, which is not public")
     return addresses
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def matches_host(pattern: str, host: str, port: int) -> bool:
-    """Return whether an entry of `Sandbox.hosts` allows connections to this port of a host."""
-    parts = urlsplit(f"//{pattern}")
-    name, host = (parts.hostname or "").rstrip("."), host.lower().rstrip(".")
-    if port not in ((parts.port,) if parts.port else _HTTP_PORTS):
-        return False
-    if not name.startswith("*."):
-        return host == name
-    return host.endswith(name[1:]) and not _is_address(host)

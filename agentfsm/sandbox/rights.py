@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 import attrs
 
+from agentfsm._public_network import to_hosts
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import BOOL, COUNT, SECONDS, ValueRule
 from agentfsm.core.value import Value
@@ -20,9 +20,6 @@ DEFAULT_MEMORY_MB: Final = 256
 MIN_MEMORY_MB: Final = 64
 # Folders of the kernel, which are no files.
 _KERNEL_FOLDERS: Final = ("/", "/proc", "/sys", "/dev")
-_HOST: Final = re.compile(
-    r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?(:[0-9]{1,5})?|\[[0-9a-fA-F:.]+\](:[0-9]{1,5})?"
-)
 
 
 def to_paths(given: Iterable[Path | str]) -> tuple[Path, ...]:
@@ -39,16 +36,7 @@ def to_paths(given: Iterable[Path | str]) -> tuple[Path, ...]:
 
 
 def _to_hosts(given: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise MisuseError(f"hosts= of a sandbox must be a sequence of hosts, not {given!r}: write ({given!r},)")
-    hosts = tuple(given)
-    for host in hosts:
-        if not isinstance(host, str) or not _HOST.fullmatch(host):
-            raise MisuseError(
-                f"hosts= of a sandbox has {host!r}, which is not a host: write a name such as 'api.example.org', "
-                "'*.example.org' for all names below it, or one with a port, 'example.org:8443'"
-            )
-    return tuple([host.lower() for host in hosts])
+    return to_hosts(given, "a sandbox")
 
 
 _ENVIRONMENT: Final = ValueRule(

@@ -5,8 +5,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from agentfsm._public_network import matches_host
 from agentfsm.sandbox import Sandbox, find_isolation
-from agentfsm.sandbox.egress_proxy import matches_host
 from tests.support import sandbox_functions
 from tests.support.database_servers import debian
 
