@@ -84,13 +84,12 @@ def _is_hidden(call_id: str, shown_calls: set[str], *, is_plan_hidden: bool) -> 
 def _describe_steps(plan: PlanProgress) -> list[str]:
     lines: list[str] = []
     closed: set[int | None] = set()
-    for entry in plan.steps:
-        number, result = find_step_number(entry.call.id), entry.result
+    for call, result in [(entry.call, entry.result) for entry in plan.steps if entry.result is not None]:
+        number = find_step_number(call.id)
         closed.add(number)
-        if result is not None:
-            mark = "[x]" if result.outcome is Outcome.DONE else "[!]"
-            done = _shorten(f"{entry.call.name} {entry.call.arguments}", MAX_RESULT_CHARS)
-            lines.append(f"{mark} {number}. {done}: {_shorten(result.content, MAX_RESULT_CHARS)}")
+        mark = "[x]" if result.outcome is Outcome.DONE else "[!]"
+        done = _shorten(f"{call.name} {call.arguments}", MAX_RESULT_CHARS)
+        lines.append(f"{mark} {number}. {done}: {_shorten(result.content, MAX_RESULT_CHARS)}")
     left = () if plan.plan is None else [step for step in plan.plan.steps if step.id not in closed]
     return lines + [f"[ ] {_shorten(step.describe(), MAX_RESULT_CHARS)}" for step in left]
 

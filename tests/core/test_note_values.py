@@ -3,7 +3,7 @@
 import attrs
 import pytest
 
-from agentfsm.core.calls import OpenCall, Phase
+from agentfsm.core.calls import FailureRecord, OpenCall, Phase
 from agentfsm.core.messages import (
     AssistantMessage,
     MessageOrigin,
@@ -15,6 +15,8 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.notes import MAX_NOTES, Note, describe_hidden_work, update_notes
 from agentfsm.core.plans import Plan, PlanProgress, PlanStep
+from agentfsm.core.run import begin_run
+from tests.support.sample_runs import header
 
 
 def make_call(call_id, arguments):
@@ -93,5 +95,7 @@ def test_steps_of_a_plan_are_repeated_with_their_results():
         "[!] 2. pay {}: no money",
         "[ ] 3. send({}), after 2",
     ]
+    failed = attrs.evolve(begin_run(header()), plan=plan).errors
+    assert failed == (FailureRecord(turn=0, source="pay", message="no money"),)
     dropped = attrs.evolve(plan, plan=None)
     assert describe_hidden_work({}, dropped, [PLAN_NOTE], []).splitlines()[3:-1] == lines[3:5]
