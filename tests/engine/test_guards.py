@@ -80,6 +80,8 @@ async def test_a_refused_call_gets_the_reason_as_its_result(store):
     assert (refused.outcome, refused.error_type, refused.attempts) == (Outcome.FAILED, ErrorType.NOT_PERMITTED, 0)
     assert "pay cannot be undone, and the run has untrusted content from call t1.0 of read_page" in refused.content
     assert "irreversible" not in run.labels
+    records = await agent.audit(run.id)
+    assert [(record.verdict, record.reason) for record in records] == [(None, ""), ("refuse", decided.reason)]
     await sound(agent, run)
 
 
