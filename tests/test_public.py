@@ -16,7 +16,8 @@ from agentfsm.core import errors
 from agentfsm.core.messages import Message
 
 ROOT = Path(__file__).parent.parent
-NAMES = "context evals guards mcp models openapi patterns planning prompts reflection sandbox serve stores testing tokens"
+NAMES = "context evals guards mcp models openapi patterns "
+NAMES += "planning prompts reflection sandbox serve stores testing tokens"
 PACKAGES = ("", *(f".{name}" for name in NAMES.split()))
 HEAVY = (
     "anthropic",
