@@ -255,6 +255,49 @@ def within_clearance(default: Label | str = "") -> ClearanceRule:
 
 
 @attrs.frozen(kw_only=True)
+class RoleRule(Value, CallGuard):
+    """A rule that keeps tools for some roles."""
+
+    tools: Rule
+    """The tools."""
+
+    roles: tuple[str, ...]
+    """Roles, one of which the run must have."""
+
+    def __str__(self) -> str:
+        return f"only_for({self.tools.tools}, {', '.join(self.roles)})"
+
+    def concerns(self, tool: ToolTraits) -> bool:
+        """Return whether the tool is one of them."""
+        return self.tools.covers(tool)
+
+    def decide(self, call: GuardedCall) -> GuardDecision | None:
+        """Refuse the call if the run has none of the roles."""
+        if not set(self.roles).isdisjoint(call.header.roles):
+            return None
+        given = ", ".join(call.header.roles) or "none"
+        reason = f"the rule {self}: {call.tool.name} is for {' or '.join(self.roles)}; roles of this run: {given}"
+        return GuardDecision(verdict=GuardVerdict.REFUSE, rule=str(self), reason=reason)
+
+
+def only_for(tools: str, *roles: str) -> RoleRule:
+    """Return a rule that refuses calls of runs without one of these roles: `only_for("send_mail", "admin")`.
+
+    The roles are those of `agent.run(..., roles=)`. A run without roles may not call the tools.
+
+    Args:
+        tools: Name of a tool, or a glob over names.
+        *roles: One or more roles.
+
+    Raises:
+        MisuseError: if no role is given.
+    """
+    if not roles or not all(isinstance(role, str) and role for role in roles):
+        raise MisuseError(f"only_for({tools!r}): name one or more roles, as only_for({tools!r}, 'admin')")
+    return RoleRule(tools=Rule(tools), roles=roles)
+
+
+@attrs.frozen(kw_only=True)
 class QuotaRule(Value, CallGuard):
     """A rule about the number of calls in a session.
 

@@ -10,7 +10,7 @@ from agentfsm import Agent, Label, MisuseError, Outcome, RunContext, Settings, S
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.messages import ErrorType
-from agentfsm.guards import Guard, GuardVerdict, allow, ask, max_calls, no, refuse, two_of, within_clearance
+from agentfsm.guards import Guard, GuardVerdict, allow, ask, max_calls, no, only_for, refuse, two_of, within_clearance
 from agentfsm.planning import Planner
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
@@ -452,6 +452,19 @@ async def test_a_run_that_has_read_too_much_ends(store):
 
 
 # Quotas.
+
+
+@pytest.mark.parametrize(("roles", "is_paid"), [((), False), (("clerk",), False), (("clerk", "admin"), True)])
+async def test_a_tool_is_kept_for_a_role(store, roles, is_paid):
+    """A run with another role, or with none, is refused, and the model reads why."""
+    desk = Desk()
+    agent = desk.agent(store, say("", call("pay")), "done", guards=[only_for("pay*", "admin", "owner")])
+    run = await agent.run("go", roles=roles)
+    assert desk.made == ([("pay", 900)] if is_paid else [])
+    given = ", ".join(roles) or "none"
+    assert is_paid or f"pay is for admin or owner; roles of this run: {given}" in results_of(run.messages)[0].content
+    with pytest.raises(MisuseError, match="one or more roles"):
+        only_for("pay")
 
 
 async def test_a_quota_holds_for_a_session(store):
