@@ -43,6 +43,7 @@ from agentfsm.cli.commands import (
     timetravel,
     webhook_files,
 )
+from agentfsm.cli.commands.seal_files import DEFAULT_SEALS
 from agentfsm.cli.resolve.agent_target import MCP_OPTION
 from agentfsm.cli.resolve.store_location import STORE_VARIABLE
 from agentfsm.core.calls import Phase
@@ -235,6 +236,18 @@ def _add_audit(add: AddParser) -> None:
     audit.add_argument("--until", metavar="TIME", type=parse_date, help="only calls requested before this time")
     audit.add_argument("--limit", type=parse_count, default=1_000, help="maximum number (default: %(default)s)")
     audit.add_argument("--results", action="store_true", help="with --json: include the results, not only hashes")
+    seals = audit.add_mutually_exclusive_group()
+    seals.add_argument("--seal", action="store_true", help="write the hashes of journals that have changed to a file")
+    seals.add_argument("--verify", action="store_true", help="find changes of the store since it was sealed")
+    seals.add_argument("--head", action="store_true", help="show the end of that file, to be kept elsewhere")
+    audit.add_argument(
+        "--seals", metavar="FILE", default=DEFAULT_SEALS, help="the file of the hashes (default: %(default)s)"
+    )
+    audit.add_argument("--follow", action="store_true", help="with --seal: go on until interrupted")
+    audit.add_argument(
+        "--since-head", metavar="HASH", default="", help="with --verify: a head from earlier, which the file must have"
+    )
+    audit.add_argument("--allow-missing", action="store_true", help="with --verify: runs may have been deleted since")
 
 
 _STATUSES: Final = [str(each) for each in (*Outcome, *Phase) if each is not Phase.FINISHED]

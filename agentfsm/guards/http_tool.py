@@ -57,8 +57,8 @@ def build_http_tool(
         max_bytes: Maximum size of the body of a response, bytes, 1 or more.
         seconds: Seconds for a call, redirects included, above 0.
         trusted: Whether no stranger can write what the hosts return.
-        irreversible: Whether what the other methods than GET and HEAD do cannot be undone: the label `irreversible`.
-            Without such methods it has no effect.
+        irreversible: Whether requests with other methods than GET and HEAD cannot be undone: the label
+            `irreversible`. Without such methods it has no effect.
 
     Raises:
         MisuseError: if an argument is invalid.

@@ -30,6 +30,8 @@ class Place:
     # Of the tables, or keys.
     set_version: Callable[[int], object]
     # Sets that version, as an upgrade by another agentfsm does.
+    rewrite: Callable[[str, str], object]
+    # Replaces a text of the same length in all events, as somebody does who can write the database.
     frees_runs: bool = False
     # Whether an upgrade takes the runs from the workers of the version before.
     stores: list[ThreadedStore[Any]] = attrs.field(factory=list)
@@ -51,6 +53,7 @@ def place_of(kind: str, given: Callable[[str], Any]) -> Place:
                 lambda: _ask(path, "UPDATE workers SET until = 0 RETURNING 1"),
                 lambda: _ask(path, "PRAGMA user_version"),
                 lambda version: _set_version(path, version),
+                lambda old, new: _rewrite_sqlite(path, old, new),
             )
         case "postgres":
             url, schema, desk = given("shared_postgres"), given("schema"), given("postgres_desk")
@@ -60,6 +63,7 @@ def place_of(kind: str, given: Callable[[str], Any]) -> Place:
                 lambda: desk.execute(f"UPDATE {schema}.workers SET until = 0"),  # noqa: S608  our own name
                 lambda: desk.execute(f"SELECT version FROM {schema}.layout").fetchone()[0],  # noqa: S608  our own name
                 lambda version: desk.execute(f"UPDATE {schema}.layout SET version = {version}"),  # noqa: S608  our own name
+                lambda *texts: desk.execute(f"UPDATE {schema}.events SET body = replace(body, %s, %s)", texts),  # noqa: S608  our own name
             )
         case _:
             url, client = given("redis_url"), given("client")
@@ -69,6 +73,7 @@ def place_of(kind: str, given: Callable[[str], Any]) -> Place:
                 lambda: [client.hset("agentfsm:workers", owner, 1) for owner in client.hkeys("agentfsm:workers")],
                 lambda: int(client.get("agentfsm:schema")),
                 lambda version: client.set("agentfsm:schema", version),
+                lambda old, new: _rewrite_redis(client, old, new),
                 frees_runs=True,
             )
 
@@ -81,3 +86,15 @@ def _ask(path: Any, statement: str) -> int:
 def _set_version(path: Any, version: int) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute(f"PRAGMA user_version = {version}")
+
+
+def _rewrite_sqlite(path: Any, old: str, new: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("UPDATE events SET body = replace(body, ?, ?) WHERE typeof(body) = 'text'", (old, new))
+
+
+def _rewrite_redis(client: Any, old: str, new: str) -> None:
+    for key in client.keys("agentfsm:*"):
+        if client.type(key) == b"list":
+            for index, body in enumerate(client.lrange(key, 0, -1)):
+                client.lset(key, index, body.replace(old.encode(), new.encode()))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.commands import seal_files
 from agentfsm.cli.render.formatting import (
     CALL_CHARS,
     NOTE_CHARS,
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
 
 
 def audit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """List each call of a run, or of all runs in the store."""
+    """List each call of a run, or of all runs in the store; or seal journals, and verify them."""
+    if args.seal or args.verify or args.head:
+        command = seal_files.seal_runs if args.seal else seal_files.verify_runs if args.verify else seal_files.show_head
+        return command(args, terminal)
     store = open_existing_store(args.store)
     found: list[AuditRecord] = []
 
