@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from types import NoneType
@@ -20,6 +19,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import Message, replace_surrogates
 from agentfsm.core.run import Run
 from agentfsm.core.settings import Settings
+from agentfsm.core.trace_context import is_traceparent
 from agentfsm.core.validation import (
     BOOL,
     NAME,
@@ -227,9 +227,8 @@ _ARMS: Final = ValueRule(
     ),
     wanted="a dict of names of experiments and arms, for example {'prompt': 'b'}",
 )
-_TRACEPARENT_PATTERN: Final = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACEPARENT: Final = ValueRule(
-    fits=lambda value: isinstance(value, str) and (not value or _TRACEPARENT_PATTERN.fullmatch(value) is not None),
+    fits=lambda value: isinstance(value, str) and (not value or is_traceparent(value)),
     wanted="the value of the W3C header, for example '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01'",
 )
 _IDENTITY_RULES: Final[Mapping[str, ValueRule]] = {

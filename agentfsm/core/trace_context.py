@@ -6,6 +6,7 @@ The journal records none of them except `Header.traceparent`.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import attrs
@@ -17,6 +18,8 @@ from agentfsm.core.value import Value
 # Hexadecimal digits of the ids.
 TRACE_ID_DIGITS: Final = 32
 SPAN_ID_DIGITS: Final = 16
+# Version "ff" is not allowed, and neither are ids of zeros only.
+_TRACEPARENT_PATTERN: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 @attrs.frozen(kw_only=True)
@@ -40,6 +43,11 @@ def parse_traceparent(text: str) -> TraceContext:
     """Return the span that a valid value of the header `traceparent` names."""
     _, trace_id, span_id, flags = text.split("-")[:4]
     return TraceContext(trace_id=trace_id, span_id=span_id, sampled=bool(int(flags, 16) & 1))
+
+
+def is_traceparent(text: str) -> bool:
+    """Return whether a text is a valid value of the header `traceparent`, in the form of version 00."""
+    return _TRACEPARENT_PATTERN.fullmatch(text) is not None
 
 
 def caller_context(header: Header) -> TraceContext | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from agentfsm.engine.execution.config import EngineConfig
     from agentfsm.engine.execution.journal import Journal
     from agentfsm.ports.policies import PlanMaker
+
+# Turns of a run above which a warning is logged: most tasks need fewer.
+EXPECTED_TURNS: Final = 8
 
 
 async def think(execution: Execution, effect: AskModel, calls: ToolCalls) -> StepOutcome:
@@ -271,5 +274,7 @@ def _report_turn(journal: Journal, calls: int, usage: Usage) -> None:
     turn = run.turn + 1
     if journal.log.is_info_enabled:
         journal.log.info("turn", turn=turn, calls=calls, input=usage.input_tokens, output=usage.output_tokens)
+    if turn == EXPECTED_TURNS + 1:
+        journal.log.warning("more_turns_than_expected", turn=turn, expected=EXPECTED_TURNS)
     if journal.on_event is not None:
         journal.on_event(UsageReported(run_id=run.id, turn=turn, usage=usage, total=run.usage + usage))

@@ -98,7 +98,7 @@ def _shorten_name(worker: str | None) -> str:
 
 
 async def read_metrics(gateway: Gateway, _request: Request, _caller: Caller, _body: object) -> Response:
-    """Return the metrics of this process in the text format of Prometheus."""
+    """Return the metrics of this process, and those of the runs in the store, in the text format of Prometheus."""
     counts = gateway.counts
     queues: Samples = [
         ({"agent": name}, await gateway.admission.count_queue(name, MAX_COUNTED)) for name in gateway.agents
@@ -117,7 +117,25 @@ async def read_metrics(gateway: Gateway, _request: Request, _caller: Caller, _bo
             "Executions of runs in this process, each until the run is over or waits.",
             [({"agent": name}, counts.executions[name]) for name in gateway.agents],
         ),
+        (
+            "agentfsm_crashes_total",
+            "counter",
+            "Executions in this process that went on with a run whose last worker had not released it.",
+            [({"agent": name}, counts.crashes[name]) for name in gateway.agents],
+        ),
+        (
+            "agentfsm_leases_lost_total",
+            "counter",
+            "Executions in this process that ended because another worker had taken the run.",
+            [({"agent": name}, counts.lost_leases[name]) for name in gateway.agents],
+        ),
         ("agentfsm_queue_runs", "gauge", f"Runs that wait for a worker, up to {MAX_COUNTED}.", queues),
+        (
+            "agentfsm_waiting_runs",
+            "gauge",
+            f"Runs that wait for an approval, another decision or input, up to {MAX_COUNTED}.",
+            [({"agent": name}, await gateway.count_waiting(name, MAX_COUNTED)) for name in gateway.agents],
+        ),
         (
             "agentfsm_refusals_total",
             "counter",
@@ -125,7 +143,7 @@ async def read_metrics(gateway: Gateway, _request: Request, _caller: Caller, _bo
             [({"limit": name}, count) for name, count in gateway.admission.refused.items()],
         ),
     )
-    text = "".join(format_metric(*each) for each in metrics)
+    text = "".join(format_metric(*each) for each in metrics) + gateway.read_run_metrics()
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 

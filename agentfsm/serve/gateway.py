@@ -15,12 +15,20 @@ import attrs
 
 from agentfsm._deltas import pass_deltas
 from agentfsm.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent, new_id
-from agentfsm.core.errors import AgentError, ClosedError, ConflictError, MisuseError, RunNotFoundError
+from agentfsm.core.errors import (
+    AgentError,
+    ClosedError,
+    ConflictError,
+    LeaseLostError,
+    MisuseError,
+    RunNotFoundError,
+)
 from agentfsm.core.messages import as_parts
+from agentfsm.ports.store import Filter
 from agentfsm.serve.caller_limits import Admission
 from agentfsm.serve.delta_hub import DeltaHub
 from agentfsm.serve.event_stream import RunEventStream, StreamEncoder, Versions
-from agentfsm.serve.metrics import RequestCounts
+from agentfsm.serve.metrics import RequestCounts, RunCounts
 from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
@@ -72,6 +80,11 @@ class Gateway:
 
     counts: RequestCounts = attrs.field(factory=RequestCounts, init=False)
     """Counts for the metrics."""
+
+    run_counts: RunCounts = attrs.field(
+        default=attrs.Factory(lambda self: RunCounts(self.runs.store), takes_self=True), init=False
+    )
+    """Counts of what happened in runs, for the metrics."""
 
     background: tuple[Callable[[Gateway], Coroutine[Any, Any, None]], ...] = ()
     """Tasks of the groups of endpoints, which run as long as the server."""
@@ -144,10 +157,15 @@ class Gateway:
         resume: bool = False,
     ) -> Run:
         self.counts.executions[agent.name] += 1
+        self.counts.crashes[agent.name] += lease is not None and lease.abandoned
         on_event = pass_deltas(run.id, self.hub.publish)
-        return await agent.driver.run_until_blocked(
-            run, deps, lease=lease, on_event=on_event, on_run=on_run, resume=resume
-        )
+        try:
+            return await agent.driver.run_until_blocked(
+                run, deps, lease=lease, on_event=on_event, on_run=on_run, resume=resume
+            )
+        except LeaseLostError:
+            self.counts.lost_leases[agent.name] += 1
+            raise
 
     def resume(self, header: Header) -> None:
         """Begin to end the pause of a run, in a task of the server.
@@ -183,6 +201,7 @@ class Gateway:
         messages: Sequence[Message] = (),
         metadata: Mapping[str, Any] = MappingProxyType({}),
         key: str | None = None,
+        traceparent: str = "",
     ) -> tuple[str, bool]:
         """Start a run of a caller. Return its id, and whether it is new.
 
@@ -194,6 +213,7 @@ class Gateway:
             messages: A history to continue that is not in the store; only without a session.
             metadata: Data of the caller's own, stored with the run.
             key: Id of the run. The second start with it returns the same run. None: a new id.
+            traceparent: Span of the caller, for a server that is not traced itself; empty for none.
 
         Raises:
             MisuseError: when there is no such agent, or the key is not an id.
@@ -212,6 +232,7 @@ class Gateway:
             raise _taken_key_error()
         if known is None:
             await self.admission.admit_run(caller, chosen.name)
+        tracer = chosen.driver.config.tracer
         run = chosen.start(
             prompt,
             id=key or new_id(),
@@ -221,6 +242,7 @@ class Gateway:
             tenant=caller.tenant,
             roles=caller.roles,
             metadata=metadata,
+            traceparent=(tracer and tracer.current_traceparent()) or traceparent,
         )
         await chosen.submit(run)
         if known is None and not caller.can_see(await self.runs.header(run.id)):  # another caller was faster
@@ -262,6 +284,17 @@ class Gateway:
                 return False
             return self._tasks is not None
         return False
+
+    async def count_waiting(self, agent: str, limit: int) -> int:
+        """Return how many runs of an agent wait for a decision or for input, up to a limit."""
+        return await self.runs.store.count(Filter(agent=agent, waiting=True), limit=limit)
+
+    def read_run_metrics(self) -> str:
+        """Return the metrics of runs in the text format of Prometheus. The first call begins to count."""
+        if self._tasks is not None and not self.run_counts.has_begun:
+            self.run_counts.has_begun = True
+            self._tasks.start_soon(self.run_counts.follow)
+        return self.run_counts.format()
 
     # Access.
 

@@ -1,4 +1,4 @@
-"""Read the parameters in the query of a request."""
+"""Read the parameters in the query of a request, and the header `traceparent`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
+from agentfsm.core.trace_context import is_traceparent
 
 if TYPE_CHECKING:
     from starlette.datastructures import QueryParams
+    from starlette.requests import Request
 
 
 def read_text(query: QueryParams, name: str) -> str | None:
@@ -44,3 +46,9 @@ def read_state(text: str) -> State:
     if text not in set(State):
         raise MisuseError(f"state={text[:20]!r}: give one of {', '.join(State)}")
     return State(text)
+
+
+def read_traceparent(request: Request) -> str:
+    """Return the header `traceparent`; empty if it is missing or invalid, which begins a new trace, as W3C says."""
+    text: str = request.headers.get("traceparent", "")
+    return text if is_traceparent(text) else ""

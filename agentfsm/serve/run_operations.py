@@ -12,7 +12,7 @@ from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.event_stream import JournalEncoder, RunEventStream, parse_position
 from agentfsm.serve.fork_edits import parse_edits
 from agentfsm.serve.prompt_parts import read_prompt
-from agentfsm.serve.queries import read_number, read_state, read_text
+from agentfsm.serve.queries import read_number, read_state, read_text, read_traceparent
 from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, reject_call, send_text
 from agentfsm.serve.run_documents import JSONDocument, build_row_document, build_run_document
 from agentfsm.serve.run_pages import MAX_PAGE_SIZE, PAGE_SIZE, find_page
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 async def create_run(gateway: Gateway, request: Request, caller: Caller, body: bodies.StartBody) -> Response:
-    """Start a run. `Idempotency-Key` is the id of the run: a second request with it returns the same run."""
+    """Start a run. `Idempotency-Key` is the id of the run: a second request with it returns the same run.
+
+    `traceparent` names the span that the run is below, unless the server itself is traced: then it is the server's.
+    """
     run_id, is_new = await gateway.start_run(
         caller,
         read_prompt(body.prompt),
@@ -35,6 +38,7 @@ async def create_run(gateway: Gateway, request: Request, caller: Caller, body: b
         session=body.session,
         metadata=body.metadata,
         key=request.headers.get("idempotency-key"),
+        traceparent=read_traceparent(request),
     )
     found = await gateway.wait_for(run_id, body.wait_s)
     headers = {"location": f"/v1/runs/{run_id}"}

@@ -69,13 +69,16 @@ def preload() -> None:
 
 @attrs.frozen
 class RunLogger(Value):
-    """Logger of one run; each line has the run's id and agent."""
+    """Logger of one run; each line has the run's id and agent, and the trace's id if the run is traced."""
 
     run_id: str
     """Id of the run, logged as `run`."""
 
     agent: str
     """Name of the agent, logged as `agent`."""
+
+    trace_id: str = ""
+    """Id of the trace that the run belongs to, logged as `trace_id`; empty if it is not traced."""
 
     is_info_enabled: bool = attrs.field(init=False, factory=lambda: _is_enabled(logging.INFO))
     """Whether turns and calls are logged; checked once, before their facts are collected."""
@@ -108,7 +111,8 @@ class RunLogger(Value):
 
     def _write(self, level: int, event: str, facts: dict[str, object]) -> None:
         if _is_enabled(level):
-            _load_structlog().log(level, event, run=self.run_id, agent=self.agent, **facts)
+            traced = {"trace_id": self.trace_id} if self.trace_id else {}
+            _load_structlog().log(level, event, run=self.run_id, agent=self.agent, **traced, **facts)
 
 
 def redact(text: str) -> str:

@@ -8,9 +8,11 @@ from agentfsm import Agent, MisuseError, tool
 from agentfsm.ports import Store
 from agentfsm.serve import Caller, RateLimits, serve
 from agentfsm.serve.caller_limits import QUEUE_RETRY_S
+from agentfsm.serve.metrics import MAX_SERIES, RunCounts
 from agentfsm.stores import MemoryStore, SQLiteStore
+from agentfsm.telemetry.measurements import COST, Measurement
 from agentfsm.testing import ScriptedModel, call, say
-from tests.support.gateway_client import caller_named, named, paying, serving
+from tests.support.gateway_client import caller_named, named, pay, paying, serving
 
 
 @pytest.fixture
@@ -148,6 +150,51 @@ async def test_metrics():
             pass
         text = (await client.get("/metrics", headers=named("eve", "", "admin"))).text
         assert 'agentfsm_refusals_total{limit="requests"} 1' in text
+
+
+async def test_metrics_of_runs():
+    """The first request begins to count; each run counts once, over a wait, with its ratings; labels are bounded."""
+
+    async def read(client):
+        found = text_string_to_metric_families((await client.get("/metrics")).text)
+        return {(each.name, *each.labels.values()): each.value for family in found for each in family.samples}
+
+    async def read_until(client, *name):
+        while name not in (samples := await read(client)):  # noqa: ASYNC110  the server counts when it likes
+            await anyio.sleep(0.02)
+        return samples
+
+    model = ScriptedModel("hello", say("", call("pay", amount=5)), "done")
+    async with serving(Agent(model, tools=[pay], name="shop", store=MemoryStore())) as client:
+        await client.post("/v1/runs", json={"prompt": "before", "wait_s": 30})
+        assert ("agentfsm_tokens_total", "shop", "scripted", "output") not in await read(client)
+        while not (await client.get("/v1/workers")).json()["followers"]:  # noqa: ASYNC110
+            await anyio.sleep(0.005)
+        made = (await client.post("/v1/runs", json={"prompt": "pay", "wait_s": 30})).json()
+        samples = await read_until(client, "agentfsm_tokens_total", "shop", "scripted", "output")
+        assert samples["agentfsm_waiting_runs", "shop"] == 1
+        path, item = f"/v1/runs/{made['id']}", made["pending"][0]
+        await client.post(f"{path}/approve", json={"call_id": item["call_id"], "digest": item["digest"]})
+        await client.get(path, params={"wait_s": 30})
+        await client.post(f"{path}/feedback", json={"rating": 4})
+        samples = await read_until(client, "agentfsm_feedback_rating_sum", "shop")
+        assert samples["agentfsm_runs_total", "shop", "", "scripted", "completed"] == 1
+        assert samples["agentfsm_run_turns_sum", "shop"] == 2
+        assert [samples["agentfsm_run_turns_bucket", "shop", bound] for bound in ("1", "2", "+Inf")] == [0, 1, 1]
+        assert samples["agentfsm_tool_calls_total", "shop", "pay", "done"] == 1
+        assert samples["agentfsm_wait_seconds_count", "shop", "approval"] == 1
+        assert samples["agentfsm_feedback_rating_sum", "shop"] == 4
+        assert samples["agentfsm_leases_lost_total", "shop"] == samples["agentfsm_crashes_total", "shop"] == 0
+        assert not any(made["id"] in names for names in samples)
+
+
+async def test_series_are_bounded():
+    """A label with too many values is added to one series."""
+    counts = RunCounts(MemoryStore())
+    counts.add(Measurement(COST.name, ("shop", f"model-{number}"), 0.5, 0.0) for number in range(MAX_SERIES + 10))
+    text = counts.format()
+    assert text.count("agentfsm_cost_usd_total{") == MAX_SERIES + 1
+    assert 'agentfsm_cost_usd_total{agent="(other)",model="(other)"} 5\n' in text
 
 
 async def test_sessions_and_workers():

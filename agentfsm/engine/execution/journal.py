@@ -7,7 +7,7 @@ before they cause an effect.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
@@ -22,6 +22,7 @@ from agentfsm.core.inbox import Pause, due_at
 from agentfsm.core.json_text import round_duration, round_timestamp
 from agentfsm.core.machine import State
 from agentfsm.core.run import Run, begin_run
+from agentfsm.core.trace_context import run_context
 from agentfsm.ports.store import Clock, Durability, Lease, PendingWrite, Store, lease_lost_error
 from agentfsm.streaming.log import RunLogger
 from agentfsm.streaming.stream import Listener, StateChanged
@@ -215,7 +216,7 @@ class Journal:
             on_event=on_event,
             on_run=on_run,
             watch=watch,
-            log=RunLogger(run.id, run.header.agent),
+            log=_build_logger(run.header, watch),
             pause_before=pause_before,
         )
         journal._last_event_s = clock.monotonic()
@@ -409,6 +410,12 @@ class Journal:
                 self.log.warning("lease_lost")  # another worker goes on with the run
             except StoreError as error:
                 self.log.error("journal_not_written", error=type(error).__name__)  # noqa: TRY400  a fact, no trace
+
+
+def _build_logger(header: Header, watch: Sequence[Outlet]) -> RunLogger:
+    """Return the logger of a run, with the id of its trace if it is traced by a watcher or was given a trace."""
+    is_traced = header.traceparent or any(outlet.tracer is not None for outlet in watch)
+    return RunLogger(header.id, header.agent, run_context(header).trace_id if is_traced else "")
 
 
 def create_shield() -> anyio.CancelScope:

@@ -149,6 +149,10 @@ async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | No
             run = drive.journal.run
             with engine.tracer.activate(event_context(run.header, run.version + 1)):  # the reply will be that version
                 reply = await fetch_reply(engine.model, request, receive)
+        if engine.log_prompts:
+            asked = [(call.name, call.arguments) for call in reply.calls]
+            text, calls = redact(reply.text), redact(str(asked))
+            drive.journal.log.debug("reply", turn=prepared.effect.turn, text=text, calls=calls)
         reply = _check_not_empty(engine, reply)
         usage = _resolve_usage(prepared, reply)
     except ModelError as error:

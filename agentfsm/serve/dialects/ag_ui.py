@@ -19,6 +19,7 @@ from agentfsm.serve.dialects.conversations import knows_message, say
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.event_stream import Versions, parse_position
 from agentfsm.serve.gateway import ForbiddenError
+from agentfsm.serve.queries import read_traceparent
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -77,7 +78,15 @@ async def run_agent(gateway: Gateway, request: Request, caller: Caller, body: Ru
     if prompt is None:  # the client connects to a run
         header = await gateway.open_run(body.runId, caller)
         return await gateway.open_stream(header.id, {}, encoder)
-    turn = await say(gateway, caller, prompt, agent=agent, session=body.threadId, key=body.runId)
+    turn = await say(
+        gateway,
+        caller,
+        prompt,
+        agent=agent,
+        session=body.threadId,
+        key=body.runId,
+        traceparent=read_traceparent(request),
+    )
     return await gateway.open_stream(turn.run_id, turn.versions, encoder)
 
 

@@ -31,6 +31,7 @@ from agentfsm.serve.dialects.conversations import Turn, find_latest_run, say, wa
 from agentfsm.serve.dialects.replies import REPLIES, PieceFilter
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.event_stream import Ending, to_json
+from agentfsm.serve.queries import read_traceparent
 from agentfsm.streaming.stream import TextDelta
 
 if TYPE_CHECKING:
@@ -160,9 +161,16 @@ async def _take_turn(gateway: Gateway, request: Request, caller: Caller, body: C
             metadata=metadata,
             request_hash=digest,
             answer=prompt,
+            traceparent=read_traceparent(request),
         )
     run_id, _ = await gateway.start_run(
-        caller, prompt, agent=body.model, messages=_read_history(body.messages[:-1]), metadata=metadata, key=key
+        caller,
+        prompt,
+        agent=body.model,
+        messages=_read_history(body.messages[:-1]),
+        metadata=metadata,
+        key=key,
+        traceparent=read_traceparent(request),
     )
     return Turn(run_id=run_id, versions={})
 

@@ -45,6 +45,7 @@ async def say(
     metadata: dict[str, Any] | None = None,
     request_hash: str = "",
     answer: str | None = None,
+    traceparent: str = "",
 ) -> Turn:
     """Say something in a conversation: start a run of the session, or send input to its run that is not over.
 
@@ -59,6 +60,7 @@ async def say(
         metadata: Data that is stored with a new run.
         request_hash: Hash of the request, by which `was_said` finds a message without a key; empty for none.
         answer: The message as the answer to a question, if the open run waits for one. None: no message answers.
+        traceparent: Span of the caller, for a new run; empty for none.
 
     Raises:
         ConflictError: when the open run waits for something else than a message, or the key is that of another run.
@@ -73,7 +75,13 @@ async def say(
         return Turn(run_id=run.id, versions={})
     if run is None or run.is_over:
         run_id, _ = await gateway.start_run(
-            caller, prompt, agent=agent, session=session, key=key or new_id(), metadata=metadata or {}
+            caller,
+            prompt,
+            agent=agent,
+            session=session,
+            key=key or new_id(),
+            metadata=metadata or {},
+            traceparent=traceparent,
         )
         return Turn(run_id=run_id, versions={})
     message_key = known_key or await _number_message(gateway.runs, run.id, request_hash)
