@@ -7,8 +7,9 @@ for a bare `@tool`, whose calls run one by one. A row is a name ("crowd") or a n
 
 Further words, each by itself: `peers` measures the other frameworks, `growth` what long runs and many of them cost,
 `options` what each option costs, `plans` the tokens of plans, `dialogues` whether recorded dialogues may run in
-parallel, `recall` how well and how fast a memory is searched, and `selection` how often the right tool is chosen, both
-for which they need the network, and `injections` which actions of attackers a guard lets start.
+parallel, `traces` what live traces cost, `recall` how well and how fast a memory is searched, and `selection` how often
+the right tool is chosen, both for which they need the network, and `injections` which actions of attackers a guard lets
+start.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ OTHERS = (
     "selection",
     "event_streams",
     "injections",
+    "traces",
 )
 HEAD = (
     f"{'row':<16}{'floor':>9}{'agentfsm':>10} {'unit':<6}{'spread':>6}{'ratio':>8}{'bare':>12}{'goal':>13}"

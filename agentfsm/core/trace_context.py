@@ -7,6 +7,7 @@ The journal records none of them except `Header.traceparent`.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 import attrs
@@ -91,10 +92,22 @@ def child_traceparent(parent: Header, call_id: str) -> str:
     return str(call_context(parent, call_id) if call_id else run_context(parent))
 
 
+# The ids of the newest runs are kept, because each span needs them.
+@lru_cache(maxsize=1_024)
+def _hash_trace_id(run_id: str) -> str:
+    return short_hash(f"trace {run_id}", TRACE_ID_DIGITS)
+
+
+@lru_cache(maxsize=1_024)
+def hash_run_span_id(run_id: str) -> str:
+    """Return the id of the span of a whole run."""
+    return short_hash(f"run of {run_id}", SPAN_ID_DIGITS)
+
+
 def _derive(header: Header, name: str) -> TraceContext:
     caller = caller_context(header)
     return TraceContext(
-        trace_id=short_hash(f"trace {header.id}", TRACE_ID_DIGITS) if caller is None else caller.trace_id,
+        trace_id=_hash_trace_id(header.id) if caller is None else caller.trace_id,
         span_id=short_hash(f"{name} of {header.id}", SPAN_ID_DIGITS),
         sampled=caller is None or caller.sampled,
     )

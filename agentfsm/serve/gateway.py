@@ -84,7 +84,7 @@ class Gateway:
     run_counts: RunCounts = attrs.field(
         default=attrs.Factory(lambda self: RunCounts(self.runs.store), takes_self=True), init=False
     )
-    """Counts of what happened in runs, for the metrics."""
+    """Counts of the events of runs, for the metrics."""
 
     background: tuple[Callable[[Gateway], Coroutine[Any, Any, None]], ...] = ()
     """Tasks of the groups of endpoints, which run as long as the server."""

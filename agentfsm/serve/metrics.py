@@ -70,7 +70,7 @@ class _SeriesTotals:
 
 @attrs.define(eq=False, repr=False)
 class RunCounts:
-    """Counts of what happened in runs, from their journals, since this process began to count."""
+    """Counts of the events of runs, from their journals, since this process began to count."""
 
     store: Store
     """Store of the runs."""
@@ -97,7 +97,7 @@ class RunCounts:
                 found.buckets[bisect_left(metric.buckets, each.value)] += 1
 
     async def follow(self) -> None:
-        """Count what is new in the store, until cancelled."""
+        """Count the new events in the store, until cancelled."""
         while True:
             try:
                 began_at = await self.store.now()

@@ -24,6 +24,8 @@ from agentfsm.streaming.log import LOGGER
 
 # Maximum of events that wait for the callback: enough for a run, and small beside the run itself.
 MAX_BUFFERED_EVENTS: Final = 1_000
+# Number of events at which the thread stops collecting them.
+_URGENT_EVENTS: Final = MAX_BUFFERED_EVENTS // 4
 # Seconds that the end of a run waits for the callback: a hanging callback delays it only briefly.
 DRAIN_TIMEOUT_S: Final = 1.0
 # Seconds until an idle thread ends: longer than the pauses of a model, so that few events start a thread.
@@ -70,6 +72,11 @@ class CallbackDispatcher:
 
     on_error: Callable[[BaseException], None] | None = None
     """Function that logs each exception of the callback. None: the first of each type is logged."""
+
+    batch_s: float = 0.0
+    """Seconds for which the thread collects events before it calls the callback with each of them, so that it does not
+    take turns with the event loop for every event. Default 0: it is called at once.
+    """
 
     _buffer: deque[Any] = attrs.field(factory=deque, init=False)
     _accepted: int = attrs.field(default=0, init=False)
@@ -128,7 +135,8 @@ class CallbackDispatcher:
                 return self._dropped
             self._buffer.append(event)
             self._accepted += 1
-            self._changed.notify()
+            if not self.batch_s or len(self._buffer) in {1, _URGENT_EVENTS}:
+                self._changed.notify()
             return 0
 
     async def drain(self) -> None:
@@ -165,15 +173,22 @@ class CallbackDispatcher:
     def _add_drain_waiter(self, wake: Callable[[], None]) -> _DrainWaiter:
         drain = _DrainWaiter(self._accepted, wake)
         self._drain_waiters.append(drain)
+        self._changed.notify()
         return drain
 
     def _run_thread(self) -> None:
+        collected = 0
         while True:
             with self._changed:
-                if not self._changed.wait_for(lambda: self._buffer, IDLE_TIMEOUT_S):
-                    self._has_thread = False
-                    return
+                if not collected:
+                    if not self._changed.wait_for(lambda: self._buffer, IDLE_TIMEOUT_S):
+                        self._has_thread = False
+                        return
+                    if self.batch_s:
+                        self._changed.wait_for(self._is_urgent, self.batch_s)
+                    collected = len(self._buffer)
                 event = self._buffer.popleft()
+                collected -= 1
             self._deliver(event)
             del event  # an idle thread must not keep it alive
             with self._changed:
@@ -181,6 +196,9 @@ class CallbackDispatcher:
                 over = [drain for drain in self._drain_waiters if drain.target <= self._delivered]
             for drain in over:
                 drain.wake()
+
+    def _is_urgent(self) -> bool:
+        return bool(self._drain_waiters) or len(self._buffer) >= _URGENT_EVENTS
 
     def _deliver(self, event: object) -> None:
         try:

@@ -34,6 +34,8 @@ traces them.
 
 # Seconds that closing an agent, or the end of the process, waits for watchers.
 FLUSH_S: Final = 5.0
+# Seconds for which the commits of a tracer are collected: its spans are sent every few seconds anyway.
+BATCH_S: Final = 0.25
 
 _log = logging.getLogger("agentfsm.watch")
 _outlets: WeakSet[Outlet] = WeakSet()
@@ -42,7 +44,9 @@ _outlets: WeakSet[Outlet] = WeakSet()
 def _build_dispatcher(outlet: Outlet) -> CallbackDispatcher:
     # The methods refer to the outlet: its commits are delivered and flushed also after the agent is gone.
     name = f"agentfsm-watch-{outlet.name}"
-    return CallbackDispatcher(outlet._call, thread_name=name, on_error=outlet._log_error)  # noqa: SLF001  of this module
+    batch_s = 0.0 if outlet.tracer is None else BATCH_S
+    call, log = outlet._call, outlet._log_error  # noqa: SLF001  of this module
+    return CallbackDispatcher(call, thread_name=name, on_error=log, batch_s=batch_s)
 
 
 @runtime_checkable

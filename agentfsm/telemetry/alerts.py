@@ -321,7 +321,7 @@ def replay_alerts(
         alerts: The alerts. Default: all of them.
     """
     since = min(log.find_start(since), until)
-    # The last evaluation is at the end, so that what happened just now counts.
+    # The last evaluation is at the end, so that the newest events count.
     times = [until - INTERVAL_S * step for step in range(int((until - since) / INTERVAL_S), -1, -1)]
     found = [firing for alert in alerts for firing in _replay_alert(log, alert, times)]
     return tuple(sorted(found, key=lambda each: each.since))

@@ -24,7 +24,7 @@ class Gap(Value):
     """A time during which no worker executed a run."""
 
     kind: str
-    """"queue" before the first event; else the kinds of what the run waited for, such as "approval", separated by
+    """"queue" before the first event; else the kinds of wait, such as "approval", separated by
     commas; or "interruption", after a crash or a shutdown of its worker.
     """
 

@@ -1,4 +1,4 @@
-"""Measurements of runs, derived from their journals: what the metrics consist of.
+"""Measurements of runs, derived from their journals, of which the metrics consist.
 
 `measure_run` is a pure fold: the same journal always gives the same measurements. Labels have
 few values: agents, their versions, models, tools and outcomes, never users, sessions or runs.
@@ -106,7 +106,7 @@ TOOL_DURATION: Final = Metric(
 WAITS: Final = Metric(
     name="agentfsm_wait_seconds",
     kind="histogram",
-    text="Time in which no worker executed a run: queue, interruption, or what it waited for, such as approval.",
+    text="Time in which no worker executed a run: queue, interruption, or that of a wait, such as approval.",
     labels=("agent", "kind"),
     buckets=_WAITS,
 )

@@ -135,7 +135,7 @@ class MetricsSummary(Value):
     """Tools, the most called first."""
 
     waiting: Mapping[str, int]
-    """Number of open runs that wait now, by what they wait for, such as "approval"."""
+    """Number of open runs that wait now, by the kind of wait, such as "approval"."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -146,7 +146,7 @@ class MeasurementLog:
     """Times and values by metric and labels."""
 
     waiting: Counter[str] = attrs.field(factory=Counter)
-    """Number of runs that wait, by what they wait for."""
+    """Number of runs that wait, by the kind of wait."""
 
     def add(self, measurements: Iterable[m.Measurement]) -> None:
         """Add measurements."""
@@ -205,7 +205,7 @@ async def _read_run(store: Store, summary: RunSummary, log: MeasurementLog) -> N
         log.add(m.measure_feedback(stored.header, each) for each in await store.list_feedback(summary.id))
     if summary.waiting:
         run = begin_run(stored.header).fold(stored.events)
-        # What a sub-agent waits for is counted at its own run.
+        # A wait of a sub-agent is counted at its own run.
         log.waiting.update(str(item.kind) for item in run.pending if item.run_id == run.id)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from contextvars import Token
 from typing import Any
 
 import attrs
 from opentelemetry import trace
+from opentelemetry.context import Context, attach, detach
 from opentelemetry.sdk.trace.export import SpanExporter
 
 from agentfsm.core.events import Event
@@ -98,4 +100,19 @@ class Telemetry:
 
     def activate(self, context: TraceContext) -> AbstractContextManager[object]:
         """Make a span of a run current."""
-        return trace.use_span(trace.NonRecordingSpan(to_sdk_context(context)), record_exception=False)
+        return _CurrentSpan(trace.set_span_in_context(trace.NonRecordingSpan(to_sdk_context(context))))
+
+
+@attrs.define(eq=False, repr=False)
+class _CurrentSpan(AbstractContextManager[None]):
+    """Makes a context of OpenTelemetry current. It costs less than `use_span`, which also records errors."""
+
+    _context: Context
+    _token: Token[Context] | None = None
+
+    def __enter__(self) -> None:
+        self._token = attach(self._context)
+
+    def __exit__(self, *_error: object) -> None:
+        assert self._token is not None  # noqa: S101  it was entered
+        detach(self._token)

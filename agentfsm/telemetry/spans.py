@@ -23,6 +23,7 @@ from agentfsm.core.trace_context import (
     call_context,
     caller_context,
     event_context,
+    hash_run_span_id,
     run_context,
     wait_context,
 )
@@ -107,6 +108,8 @@ def list_spans(before: Run[Any], event: e.Event, run: Run[Any], *, content: Cont
     """
     if run.version <= run.header.forked_at:
         return []  # the run that it was forked from has these spans
+    if type(event) in _SILENT and not run.is_over and find_gap(before, event) is None:
+        return []  # most events: the rest would be in vain
     builder = _SpanBuilder(before, event, run, _WRITERS[content])
     return [*builder.list_gap(), *builder.list_work(), *builder.list_end()]
 
@@ -136,14 +139,18 @@ class _SpanBuilder:
     def header(self) -> Header:
         return self.run.header
 
+    def write_messages(self, messages: Sequence[Any]) -> str | None:
+        """Return messages as they are exported; None to leave them out."""
+        return None if self.write is _write_nothing else self.write(_write_messages(messages))
+
     def build(self, name: str, start: float, attributes: Mapping[str, object], **more: Any) -> TraceSpan:
         return TraceSpan(
             name=name,
             context=more.pop("context", None) or event_context(self.header, self.run.version),
-            parent=run_context(self.header).span_id,
+            parent=hash_run_span_id(self.header.id),
             started_at=start,
             ended_at=more.pop("end", self.event.at),
-            attributes=_without_empty({n.RUN: self.run.id, n.VERSION: self.run.version, **attributes}),
+            attributes={n.RUN: self.run.id, n.VERSION: self.run.version, **_without_empty(attributes)},
             **more,
         )
 
@@ -209,13 +216,13 @@ class _SpanBuilder:
     def _build_chat(self, event: e.ToolsChosen | e.AnswerGiven | e.AnswerDrafted) -> TraceSpan:
         message = event.message
         decision = "TOOL_CALL" if message.calls else "FINAL_ANSWER"
-        shown = self.before.shown
+        shown = () if self.write is _write_nothing else self.before.shown
         return self._build_request(
             n.CHAT,
             {
                 n.DECISION: decision,
-                n.INPUT_MESSAGES: self.write(_write_messages(shown)) if self.write is not _write_nothing else None,
-                n.OUTPUT_MESSAGES: self.write(_write_messages([message])),
+                n.INPUT_MESSAGES: self.write_messages(shown),
+                n.OUTPUT_MESSAGES: self.write_messages([message]),
                 "agentfsm.hosted_calls": tuple([call.tool for call in message.hosted.calls]) if message.hosted else (),
             },
         )
@@ -290,8 +297,8 @@ class _SpanBuilder:
             n.LABELS: tuple(map(str, run.labels)),
             n.TARGET: header.target,
             n.USER: None if header.user is None else self.write(header.user),
-            n.INPUT_MESSAGES: self.write(_write_messages([UserMessage(parts=header.prompt)])),
-            n.OUTPUT_MESSAGES: self.write(_write_messages([AssistantMessage(text=run.partial or _find_answer(run))])),
+            n.INPUT_MESSAGES: self.write_messages([UserMessage(parts=header.prompt)]),
+            n.OUTPUT_MESSAGES: self.write_messages([AssistantMessage(text=run.partial or _find_answer(run))]),
         }
         failed = None if str(run.stop_reason) == "completed" else self.write(run.stop_message) or str(run.stop_reason)
         return [

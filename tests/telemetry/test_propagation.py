@@ -170,9 +170,11 @@ async def test_an_exporter_that_blocks_delays_no_run(monkeypatch, caplog):
     telemetry = Telemetry(exporter)
     agent = Agent(ScriptedModel("done"), watch=[telemetry])
     run = await agent.run("go")
+    spans = await spans_of(agent, run.id)
     await agent.aclose()
     assert run.output == "done"
-    assert (telemetry.exported, telemetry.lost) == (0, 2)
+    assert telemetry.exported == 0
+    assert telemetry.lost >= len(spans) >= 2
     assert "spans are still being exported after 0.05 s" in caplog.text
     exporter.is_free.set()
 

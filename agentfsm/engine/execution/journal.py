@@ -216,7 +216,9 @@ class Journal:
             on_event=on_event,
             on_run=on_run,
             watch=watch,
-            log=_build_logger(run.header, watch),
+            log=RunLogger(
+                run.id, run.header.agent, _find_trace_id(run.header, watch) if watch or run.header.traceparent else ""
+            ),
             pause_before=pause_before,
         )
         journal._last_event_s = clock.monotonic()
@@ -412,10 +414,10 @@ class Journal:
                 self.log.error("journal_not_written", error=type(error).__name__)  # noqa: TRY400  a fact, no trace
 
 
-def _build_logger(header: Header, watch: Sequence[Outlet]) -> RunLogger:
-    """Return the logger of a run, with the id of its trace if it is traced by a watcher or was given a trace."""
+def _find_trace_id(header: Header, watch: Sequence[Outlet]) -> str:
+    """Return the id of the trace of a run that a watcher traces, or that was given a trace; else an empty string."""
     is_traced = header.traceparent or any(outlet.tracer is not None for outlet in watch)
-    return RunLogger(header.id, header.agent, run_context(header).trace_id if is_traced else "")
+    return run_context(header).trace_id if is_traced else ""
 
 
 def create_shield() -> anyio.CancelScope:
