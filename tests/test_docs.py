@@ -148,10 +148,24 @@ def test_each_fault_of_the_table_has_its_test() -> None:
     rows = table.splitlines()
     assert len(rows) >= 40
     for row in rows:
-        named = re.findall(r"`((?:tests|agentfsm)/[\w/]+\.py)::(\w+)`", row)
-        assert named, f"no test is named: {row}"
-        for path, name in named:
-            assert re.search(rf"def {name}\(", (ROOT / path).read_text()), f"{path} has no {name}"
+        check_named_tests(row)
+
+
+def test_each_risk_of_the_security_model_has_its_test() -> None:
+    """Every risk of OWASP's two lists has a row, and what the row says is shown by a test that there is."""
+    page = (ROOT / "SECURITY_MODEL.md").read_text()
+    rows = re.findall(r"^\| ((?:LLM|ASI)\d\d) .*$", page, re.MULTILINE)
+    assert rows == [f"{kind}{number:02}" for kind in ("LLM", "ASI") for number in range(1, 11)]
+    for row in re.findall(r"^\| (?:LLM|ASI)\d\d .*$", page, re.MULTILINE):
+        check_named_tests(row)
+
+
+def check_named_tests(row: str) -> None:
+    """Check that a row of a table names tests, and that these exist."""
+    named = re.findall(r"`((?:tests|agentfsm)/[\w/]+\.py)::(\w+)`", row)
+    assert named, f"no test is named: {row}"
+    for path, name in named:
+        assert re.search(rf"def {name}\(", (ROOT / path).read_text()), f"{path} has no {name}"
 
 
 def test_the_pages_have_blocks() -> None:
