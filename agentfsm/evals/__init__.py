@@ -1,24 +1,35 @@
-"""Evaluate agents: cases with several valid paths, repeated runs, and comparisons that know what they do not know."""
+"""Evaluate agents: cases with several valid paths, repeated runs, and comparisons that say when they are undecided."""
 
+from agentfsm.evals.calibration import Calibration, calibrate
 from agentfsm.evals.case import Case, ExpectedCall, Suite
 from agentfsm.evals.comparison import Comparison, Conclusion, compare
 from agentfsm.evals.evaluation_runner import evaluate
+from agentfsm.evals.release_gate import GateDecision, GateReport, gate
 from agentfsm.evals.results import CaseResult, Evaluation
-from agentfsm.evals.scorers import Grade, GradedRun, RunScorer
-from agentfsm.evals.suite_files import load_suite
+from agentfsm.evals.rubric_judge import RubricJudge
+from agentfsm.evals.scorers import SCORERS, Grade, GradedRun, RunScorer
+from agentfsm.evals.suite_files import add_case, load_suite
 
 __all__ = [
+    "SCORERS",
+    "Calibration",
     "Case",
     "CaseResult",
     "Comparison",
     "Conclusion",
     "Evaluation",
     "ExpectedCall",
+    "GateDecision",
+    "GateReport",
     "Grade",
     "GradedRun",
+    "RubricJudge",
     "RunScorer",
     "Suite",
+    "add_case",
+    "calibrate",
     "compare",
     "evaluate",
+    "gate",
     "load_suite",
 ]

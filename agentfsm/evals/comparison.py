@@ -77,6 +77,9 @@ class Comparison(Value):
     conclusion: Conclusion
     """The conclusion."""
 
+    excludes_margin: bool
+    """Whether a loss of `margin` is excluded with the confidence."""
+
     p_value: float | None = None
     """P-value of McNemar's exact test, if each case ran once and passed or failed; else None."""
 
@@ -130,13 +133,15 @@ def compare(
     means = [(fmean(first[case]), fmean(second[case])) for case in shared]
     base, differences = fmean(mean for mean, _ in means), [after - before for before, after in means]
     margin = worse_by * base
-    spread = _floor_spread(base - margin, first, second, shared)
+    spread = _floor_spread(margin, first, second, shared)
     interval = (-1.0, 1.0)
     if len(shared) >= MIN_CASES:
         interval, own = bootstrap_interval(differences, confidence=confidence), mean_and_spread(differences)[1]
         spread = max(spread, own)
     needed = max(MIN_CASES, cases_needed(spread, margin, confidence=confidence)) if margin else MIN_CASES
     half = NormalDist().inv_cdf((1 + confidence) / 2) * spread / math.sqrt(len(shared))
+    lowest = min(interval[0], fmean(differences) - half)
+    excludes_margin = len(shared) >= MIN_CASES and (lowest > -margin or not margin)
     return Comparison(
         metric=metric,
         before=base,
@@ -146,31 +151,30 @@ def compare(
         cases=len(shared),
         margin=margin,
         needed=needed,
-        conclusion=_decide(interval, min(interval[0], fmean(differences) - half), margin, len(shared)),
+        conclusion=_conclude(interval, excludes_margin),
+        excludes_margin=excludes_margin,
         p_value=_test_pairs(first, second, shared),
     )
 
 
-def _decide(interval: tuple[float, float], lowest: float, margin: float, cases: int) -> Conclusion:
-    if cases < MIN_CASES:
-        return Conclusion.UNDECIDED
+def _conclude(interval: tuple[float, float], excludes_margin: bool) -> Conclusion:
     if interval[1] < 0:
         return Conclusion.WORSE
     if interval[0] > 0:
         return Conclusion.BETTER
-    return Conclusion.NOT_WORSE if lowest > -margin or not margin else Conclusion.UNDECIDED
+    return Conclusion.NOT_WORSE if excludes_margin else Conclusion.UNDECIDED
 
 
 def _floor_spread(
-    rate: float, first: Mapping[str, list[float]], second: Mapping[str, list[float]], shared: Iterable[str]
+    margin: float, first: Mapping[str, list[float]], second: Mapping[str, list[float]], shared: Iterable[str]
 ) -> float:
-    """Return the spread that the differences of cases have at least if one agent is at `rate`.
+    """Return the spread that the differences of cases have at least if a loss of `margin` is real.
 
-    A sample in which nothing differs has no spread, although an agent that fails now and then could have given it. So
-    the variance is at least that of a mean of as many passes and failures as the fewest runs of a case.
+    A sample in which nothing differs has no spread, and could have come from an agent that fails now and then. If runs
+    fail with the probability `margin`, the mean of the runs of a case has at least the variance of that.
     """
     fewest = min(min(len(first[case]), len(second[case])) for case in shared)
-    return math.sqrt(max(0.0, rate * (1 - rate)) / fewest)
+    return math.sqrt(margin * max(0.0, 1 - margin) / fewest)
 
 
 def _test_pairs(

@@ -1,0 +1,175 @@
+"""Decide whether a candidate may replace a baseline, and keep the history of decisions.
+
+The baseline is pinned: a file that changes only by decision. Compared with the version before it only, an agent could
+lose 4 % with each release and pass each time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.validation import is_number, shorten_repr
+from agentfsm.core.value import Value
+from agentfsm.evals.comparison import WORSE_BY, Comparison, Conclusion, compare
+from agentfsm.evals.results import PASSED, Evaluation
+from agentfsm.evals.statistics import CONFIDENCE
+
+if TYPE_CHECKING:
+    from agentfsm.evals.calibration import Calibration
+
+
+class GateDecision(StrEnum):
+    """Decision of a gate."""
+
+    PASS = "pass"  # noqa: S105  not a password
+    """No aspect is shown to be worse, and the loss that is not accepted is excluded for each."""
+
+    WORSE = "worse"
+    """An aspect is worse by more than is accepted, or is below its floor."""
+
+    UNDECIDED = "undecided"
+    """The cases do not suffice to decide."""
+
+
+@attrs.frozen(kw_only=True)
+class GateReport(Value):
+    """Decision of a gate, with its reasons."""
+
+    decision: GateDecision
+    """The decision."""
+
+    comparisons: tuple[Comparison, ...]
+    """Comparison of each aspect."""
+
+    reasons: tuple[str, ...]
+    """Reasons for the decision, one sentence for each aspect."""
+
+
+def gate(
+    candidate: Evaluation,
+    against: Evaluation,
+    *,
+    metrics: Iterable[str] = (PASSED,),
+    worse_by: float = WORSE_BY,
+    confidence: float = CONFIDENCE,
+    floors: Mapping[str, float] | None = None,
+    calibration: Calibration | None = None,
+) -> GateReport:
+    """Decide whether a candidate may replace a baseline.
+
+    Args:
+        candidate: Evaluation of the candidate.
+        against: Evaluation of the pinned baseline, of the same suite.
+        metrics: Aspects that may not become worse. With several, each is tested more strictly, so that the
+            probability of a false alarm is that of one (Bonferroni).
+        worse_by: Relative loss that is not accepted.
+        confidence: Confidence of all aspects together, above 0 and below 1.
+        floors: Lowest accepted mean by aspect, from 0 to 1, whatever the baseline has.
+        calibration: Calibration of the judge; needed for an aspect that a judge grades.
+
+    Raises:
+        MisuseError: if a judge is not calibrated, or an aspect was not scored.
+    """
+    names, limits = tuple(dict.fromkeys(metrics)), dict(floors or {})
+    if not names:
+        raise MisuseError("gate(metrics=()): name one aspect or more")
+    if wrong := next((each for each in limits.values() if not is_number(each) or not 0 <= each <= 1), None):
+        raise MisuseError(f"gate(floors=...): {shorten_repr(wrong)} is not a mean: give numbers from 0 to 1")
+    if any(each.startswith("judge") for each in (*names, *limits)):
+        if calibration is None:
+            raise MisuseError("a judge that is not calibrated decides nothing: see `agentfsm eval calibrate`")
+        calibration.require_trust()
+    share = 1 - (1 - confidence) / len(names)
+    found = [compare(against, candidate, metric=each, worse_by=worse_by, confidence=share) for each in names]
+    decisions = [(_decide_aspect(each), str(each)) for each in found]
+    for name, floor in limits.items():
+        mean = candidate.mean(name)
+        if mean is None:
+            raise MisuseError(f"no case has a grade of {name!r}, so its floor cannot be checked")
+        if mean < floor:
+            decisions.append((GateDecision.WORSE, f"{name}: {mean:.1%} is below the floor of {floor:.1%}"))
+    order = (GateDecision.WORSE, GateDecision.UNDECIDED, GateDecision.PASS)
+    decision = min((each for each, _reason in decisions), key=order.index)
+    return GateReport(
+        decision=decision, comparisons=tuple(found), reasons=tuple(reason for _decision, reason in decisions)
+    )
+
+
+def _decide_aspect(found: Comparison) -> GateDecision:
+    """Return the decision on one aspect: a loss below the margin is accepted, even if it is certain."""
+    if found.conclusion is Conclusion.WORSE:
+        if found.excludes_margin:
+            return GateDecision.PASS
+        return GateDecision.WORSE if found.difference <= -found.margin else GateDecision.UNDECIDED
+    return GateDecision.UNDECIDED if found.conclusion is Conclusion.UNDECIDED else GateDecision.PASS
+
+
+@attrs.frozen(kw_only=True)
+class HistoryEntry(Value):
+    """Means of one evaluation, in a history of versions."""
+
+    at: str
+    """Time of the evaluation, in ISO 8601 and UTC."""
+
+    version: str
+    """Version of the agent; empty if it has none."""
+
+    model: str
+    """Name of the model."""
+
+    means: Mapping[str, float]
+    """Mean by aspect."""
+
+    decision: str
+    """Decision of the gate: "pass", "worse" or "undecided"."""
+
+
+def append_history(path: str | Path, evaluation: Evaluation, decision: GateDecision) -> tuple[HistoryEntry, ...]:
+    """Append an evaluation to a history in JSON Lines, and return all of it, oldest first.
+
+    Raises:
+        MisuseError: if the file is not a history.
+    """
+    means = {name: mean for name in evaluation.metrics if (mean := evaluation.mean(name)) is not None}
+    entry = HistoryEntry(
+        at=evaluation.at, version=evaluation.version, model=evaluation.model, means=means, decision=str(decision)
+    )
+    entries = (*load_history(path), entry)
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(attrs.asdict(entry), ensure_ascii=False) + "\n")
+    return entries
+
+
+def load_history(path: str | Path) -> tuple[HistoryEntry, ...]:
+    """Return a history, oldest first; empty if there is no such file.
+
+    Raises:
+        MisuseError: if the file is not a history.
+    """
+    file = Path(path)
+    try:
+        lines: list[dict[str, Any]] = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        return tuple(HistoryEntry(**line) for line in lines)
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, TypeError) as error:
+        raise MisuseError(f"{path} is not a history of evaluations: {error}") from None
+
+
+def find_creep(entries: Iterable[HistoryEntry], worse_by: float = WORSE_BY) -> tuple[str, ...]:
+    """Return a sentence for each aspect whose newest mean is below the best one by more than a relative loss."""
+    *earlier, newest = entries
+    found = []
+    for name, mean in newest.means.items():
+        best = max(earlier, key=lambda each: each.means.get(name, 0.0), default=newest)
+        top = best.means.get(name, 0.0)
+        if mean < top * (1 - worse_by):
+            found.append(f"{name}: {mean:.1%}, and it was {top:.1%} in version {best.version or '-'} at {best.at}")
+    return tuple(found)

@@ -1,0 +1,154 @@
+"""Comparisons and gates: their conclusions, and cases that mislead a comparison of means."""
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from agentfsm import MisuseError
+from agentfsm.evals import Calibration, Conclusion, GateDecision, calibrate, compare, gate
+from agentfsm.evals.release_gate import append_history, find_creep, load_history
+
+GOOD = Calibration(labels=60, spearman=0.8, kappa=0.7, false_passes=1, false_fails=2)
+
+
+@pytest.fixture
+def sample(make_evaluation):
+    """Return a function that samples the outcomes of runs of an agent."""
+
+    def draw(seed, cases, rate=0.9, runs=5, drop=0.0, **fields):
+        generator, easy = random.Random(seed), random.Random(0)
+        rates = [min(1.0, rate + easy.uniform(-0.1, 0.1)) * (1 - drop) for _ in range(cases)]
+        return make_evaluation(*[[generator.random() < each for _ in range(runs)] for each in rates], **fields)
+
+    return draw
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "conclusion"),
+    [
+        ([[1] * 5] * 40, [[1] * 5] * 25 + [[0] * 5] * 15, Conclusion.WORSE),
+        ([[1] * 5] * 25 + [[0] * 5] * 15, [[1] * 5] * 40, Conclusion.BETTER),
+        ([[1] * 5] * 50, [[1] * 5] * 50, Conclusion.NOT_WORSE),
+        ([[1] * 5] * 10, [[1] * 5] * 10, Conclusion.UNDECIDED),  # nothing differs, in too few cases to say much
+        ([[1] * 5] * 9, [[0] * 5] * 9, Conclusion.UNDECIDED),
+        ([[0] * 5] * 20, [[0] * 5] * 20, Conclusion.NOT_WORSE),  # nothing can be lost
+        ([[1]] * 50, [[1]] * 47 + [[0]] * 3, Conclusion.UNDECIDED),  # 6 % less, by three runs
+    ],
+)
+def test_conclusions(make_evaluation, before, after, conclusion):
+    """A conclusion needs an interval that excludes no difference, or the loss that is not accepted."""
+    found = compare(make_evaluation(*before), make_evaluation(*after))
+    assert found.conclusion is conclusion
+    assert (found.missing > 0) == (conclusion is Conclusion.UNDECIDED)
+    assert str(found).startswith(f"outcome: {conclusion}")
+
+
+def test_the_number_of_cases_that_would_settle_it(sample):
+    """With it, a loss of 10 % is found, and equal agents pass, nearly always."""
+    asked = compare(sample(1, 12), sample(2, 12))
+    assert asked.conclusion is Conclusion.UNDECIDED
+    assert f"{asked.missing} more cases would settle a loss of {asked.margin:.1%}" in str(asked)
+    cases = asked.cases + asked.missing
+    pairs = [(sample(seed, cases), sample(seed + 500, cases, drop=0.1)) for seed in range(100, 108)]
+    assert sum(gate(after, before).decision is GateDecision.WORSE for before, after in pairs) >= 7
+    equal = [gate(sample(seed, cases), sample(seed + 500, cases)).decision for seed in range(200, 208)]
+    assert GateDecision.WORSE not in equal
+    assert equal.count(GateDecision.PASS) >= 7
+
+
+@pytest.mark.soak
+def test_gates_at_the_size_that_was_asked_for(sample):
+    """The same 400 times."""
+    cases = compare(sample(1, 12), sample(2, 12)).needed
+    worse = [gate(sample(seed + 500, cases, drop=0.1), sample(seed, cases)).decision for seed in range(1_000, 1_400)]
+    assert worse.count(GateDecision.WORSE) >= 380
+    equal = [gate(sample(seed + 500, cases), sample(seed, cases)).decision for seed in range(2_000, 2_400)]
+    assert equal.count(GateDecision.WORSE) <= 20
+
+
+def test_only_shared_cases_count(make_evaluation):
+    """A case that one of the two has not scored is left out; without any other, there is nothing to compare."""
+    before, after = make_evaluation(*[[1]] * 12), make_evaluation(*[[1]] * 10, [None], [None])
+    assert compare(before, after).cases == 10
+    with pytest.raises(
+        MisuseError, match="no case has a grade of 'judge' in both evaluations; scored aspects: outcome"
+    ):
+        compare(before, after, metric="judge")
+
+
+def test_mcnemar_needs_single_runs(make_evaluation):
+    """With one run of each case, the exact p-value is reported."""
+    before, after = make_evaluation(*[[1]] * 12), make_evaluation(*[[1]] * 7, *[[0]] * 5)
+    assert compare(before, after).p_value == pytest.approx(0.0625)
+    assert compare(make_evaluation(*[[1, 1]] * 12), after).p_value is None
+
+
+def test_a_loss_that_is_certain_and_small(make_evaluation):
+    """It is worse, and accepted."""
+    before = make_evaluation(*[[1] * 20] * 60)
+    after = make_evaluation(*[[1] * 19 + [n % 3 > 0] for n in range(60)])
+    assert compare(before, after).conclusion is Conclusion.WORSE
+    assert gate(after, before).decision is GateDecision.PASS
+
+
+def test_floors(make_evaluation):
+    """They hold whatever the baseline has."""
+    poor = make_evaluation(*[[1, 1, 1, 0]] * 60)
+    assert gate(poor, poor, floors={"outcome": 0.75}).decision is GateDecision.PASS
+    found = gate(poor, poor, floors={"outcome": 0.9})
+    assert found.decision is GateDecision.WORSE
+    assert found.reasons[-1] == "outcome: 75.0% is below the floor of 90.0%"
+    with pytest.raises(MisuseError, match="numbers from 0 to 1"):
+        gate(poor, poor, floors={"outcome": 90})
+    with pytest.raises(MisuseError, match="no case has a grade of 'tool_path'"):
+        gate(poor, poor, floors={"tool_path": 0.9})
+
+
+def test_a_slow_loss_is_found(make_evaluation, tmp_path):
+    """Three releases that each lose 4 % pass against the one before, and not against the pinned baseline."""
+    versions = [
+        make_evaluation(*[[n >= lost] * 5 for n in range(100)], version=str(lost), at=f"2026-01-{lost + 1:02}")
+        for lost in (0, 4, 8, 12)
+    ]
+    assert all(gate(b, a).decision is not GateDecision.WORSE for a, b in pairwise(versions))
+    assert gate(versions[-1], versions[0]).decision is GateDecision.WORSE
+    for each in versions:
+        history = append_history(tmp_path / "history.jsonl", each, GateDecision.PASS)
+    assert load_history(tmp_path / "history.jsonl") == history
+    assert [entry.means["outcome"] for entry in history] == [1, 0.96, 0.92, 0.88]
+    assert find_creep(history) == ("outcome: 88.0%, and it was 100.0% in version 0 at 2026-01-01",)
+    assert find_creep(history[:2]) == ()
+    (tmp_path / "other.jsonl").write_text("{}\n", encoding="utf-8")
+    with pytest.raises(MisuseError, match="is not a history of evaluations"):
+        load_history(tmp_path / "other.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("labels", "agreement", "message"),
+    [(49, 0.9, "calibrated with 49 labels"), (60, 0.59, "does not agree with people"), (60, 0.6, None)],
+)
+def test_a_judge_has_to_be_calibrated(make_evaluation, labels, agreement, message):
+    """Fewer than 50 labels or less than 0.6 decide nothing."""
+    found = make_evaluation(*[[0.9] * 5] * 60, metric="judge")
+    with pytest.raises(MisuseError, match="not calibrated"):
+        gate(found, found, metrics=["judge"])
+    made = Calibration(labels=labels, spearman=0.9, kappa=agreement, false_passes=0, false_fails=0)
+    if message is None:
+        assert gate(found, found, metrics=["judge"], calibration=made).decision is GateDecision.PASS
+        return
+    with pytest.raises(MisuseError, match=message):
+        gate(found, found, metrics=["judge"], calibration=made)
+
+
+def test_a_calibration():
+    """It counts where a judge and people differ; answers that were not scored are not 0."""
+    labels = [each % 5 / 4 for each in range(60)]
+    assert calibrate(labels, labels) == Calibration(labels=60, spearman=1, kappa=1, false_passes=0, false_fails=0)
+    kind = calibrate([None, None, *[min(1, each + 0.25) for each in labels[2:]]], labels)
+    assert (kind.labels, kind.unscored, kind.false_passes, kind.false_fails) == (58, 2, 12, 0)
+    assert not calibrate([1.0] * 60, labels).is_trusted
+    with pytest.raises(MisuseError, match="one label for each grade"):
+        calibrate([1.0], labels)
+    with pytest.raises(MisuseError, match="no answer has both"):
+        calibrate([None], [1.0])
