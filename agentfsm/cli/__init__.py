@@ -8,6 +8,7 @@
     agentfsm alerts rules | test
     agentfsm followers list | drop
     agentfsm prompts list | show | render | test | activate | rollback | diff
+    agentfsm eval run | compare | gate | add | report | calibrate
     agentfsm keys add | list | remove
     agentfsm memory learn | search | show | release | forget | rebuild | export
     agentfsm index add | search | list | remove | rebuild

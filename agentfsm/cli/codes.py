@@ -20,6 +20,9 @@ class ExitCode(IntEnum):
     DONE = 0
     FAILED = 1
     USAGE = 2
+    UNDECIDED = 2
+    """A gate of evaluations cannot decide: it needs more cases. The number is the one that CI servers expect."""
+
     WAITING = 3
     """The run waits for a person or for input."""
 

@@ -27,6 +27,7 @@ from agentfsm.cli.commands import (
     alert_rules,
     audit_log,
     decide,
+    eval_suites,
     execute,
     fleet_metrics,
     follower_admin,
@@ -52,6 +53,8 @@ from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.labels import DATA_LEVELS
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
+from agentfsm.evals.comparison import WORSE_BY
+from agentfsm.evals.evaluation_runner import PARALLEL, RUNS
 from agentfsm.stores.home import DEFAULT_STORE
 from agentfsm.stores.loading import mask_password
 
@@ -101,6 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_index(add)
     _add_mcp(add)
     _add_prompts(add)
+    _add_eval(add)
     _add_serve(add)
     _add_keys(add)
     _add_webhooks(add)
@@ -632,6 +636,66 @@ def _add_prompts(add: AddParser) -> None:
     text = "list, test and activate versions of prompts"
     group = add("prompts", help=text, description=f"{text[0].upper()}{text[1:]}.")
     prompt_files.add_parsers(group.add_subparsers(required=True, metavar="COMMAND").add_parser)
+
+
+def _add_eval(add: AddParser) -> None:
+    text = "evaluate agents on suites of cases, and compare the results"
+    group = add("eval", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    sub = group.add_subparsers(required=True, metavar="COMMAND").add_parser
+    run = _add_command(sub, eval_suites.run, text="run each case several times, and grade the runs")
+    run.add_argument("suite", metavar="SUITE", help="a file .yaml or .jsonl, or module:suite")
+    _add_agent(run)
+    run.add_argument(
+        "--runs", metavar="N", type=parse_count, default=RUNS, help="runs of each case (default: %(default)s)"
+    )
+    run.add_argument(
+        "--speed",
+        choices=["live", "recorded", "replay"],
+        default="live",
+        help="recorded: tools answer from the recorded runs; replay: nothing is called (default: %(default)s)",
+    )
+    run.add_argument("--label", default="", help="distinguishes evaluations of one version; others are continued")
+    run.add_argument(
+        "--parallel", metavar="N", type=parse_count, default=PARALLEL, help="runs at a time (default: %(default)s)"
+    )
+    run.add_argument("--judge", metavar="MODEL", help="also grade answers with this model, of another family")
+    run.add_argument("--out", metavar="FILE", help="write the result as JSON, for the other commands")
+    compare = _add_command(sub, eval_suites.compare_results, text="compare two results, case by case", name="compare")
+    compare.add_argument("before", metavar="BEFORE", help="the baseline's result")
+    compare.add_argument("after", metavar="AFTER", help="the candidate's result")
+    text = "decide whether a result is worse than the baseline: exit 0 pass, 1 worse, 2 undecided"
+    gate = _add_command(sub, eval_suites.gate_result, text=text, name="gate")
+    gate.add_argument(
+        "--floor", metavar="ASPECT=SHARE", type=parse_pair, action="append", default=[], help="lowest accepted mean"
+    )
+    gate.add_argument("--calibration", metavar="FILE", help="calibration of the judge, to gate what it grades")
+    new = _add_command(
+        sub, eval_suites.add, text="make a case from a run, with secrets masked, and append it to a suite"
+    )
+    _add_run_id(new)
+    new.add_argument("suite", metavar="SUITE", help="a file .yaml or .jsonl; created if there is none")
+    report = _add_command(sub, eval_suites.report, text="show a result, and write it as JUnit or HTML")
+    calibrate = _add_command(
+        sub, eval_suites.calibrate_judge, text="compare the grades of a judge with labels of people", name="calibrate"
+    )
+    calibrate.add_argument("--metric", default="judge", help="name of the judge (default: %(default)s)")
+    calibrate.add_argument("--out", metavar="FILE", help="write the calibration as JSON, for the gate")
+    for takes in (gate, report, calibrate):
+        takes.add_argument("result", metavar="RESULT", help="a result that `eval run --out` wrote")
+    calibrate.add_argument("labels", metavar="LABELS", help="JSON Lines with run and label, from 0 to 1")
+    for takes in (run, gate, report):
+        takes.add_argument("--against", metavar="FILE", required=takes is gate, help="the pinned baseline's result")
+    for takes in (compare, gate):
+        takes.add_argument("--metric", metavar="ASPECT", action="append", help="aspect to compare (default: outcome)")
+    for takes in (run, compare, gate, report):
+        takes.add_argument(
+            "--worse-by", metavar="SHARE", type=float, default=WORSE_BY, help="relative loss not accepted (%(default)s)"
+        )
+    for takes in (gate, report):
+        takes.add_argument("--history", metavar="FILE", help="history of versions; gate appends to it")
+    for takes in (run, report):
+        takes.add_argument("--junit", metavar="FILE", help="write JUnit's XML")
+        takes.add_argument("--html", metavar="FILE", help="write a page of HTML")
 
 
 # Arguments that several commands share.

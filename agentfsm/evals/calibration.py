@@ -40,24 +40,16 @@ class Calibration(Value):
     unscored: int = 0
     """Answers that the judge has not scored."""
 
-    @property
-    def is_trusted(self) -> bool:
-        """Whether the judge may decide: 50 labels or more, and both measures 0.6 or more."""
-        return self.labels >= MIN_LABELS and min(self.spearman, self.kappa) >= MIN_AGREEMENT
-
-    def require_trust(self) -> None:
-        """Refuse a judge that is not trusted.
-
-        Raises:
-            MisuseError: with the measure that is too low.
-        """
+    def find_doubt(self) -> str | None:
+        """Return the reason why the judge may not decide; None if it has 50 labels or more, and agrees with them."""
         if self.labels < MIN_LABELS:
-            raise MisuseError(f"the judge is calibrated with {self.labels} labels: collect {MIN_LABELS} or more")
-        if not self.is_trusted:
-            raise MisuseError(
+            return f"the judge is calibrated with {self.labels} labels: collect {MIN_LABELS} or more"
+        if min(self.spearman, self.kappa) < MIN_AGREEMENT:
+            return (
                 f"the judge does not agree with people (Spearman {self.spearman:.2f}, kappa {self.kappa:.2f}; both "
                 f"have to be {MIN_AGREEMENT} or more): improve its rubric or take another model"
             )
+        return None
 
 
 def calibrate(judged: Sequence[float | None], labels: Sequence[float], *, good: float = GOOD) -> Calibration:

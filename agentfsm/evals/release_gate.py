@@ -85,7 +85,8 @@ def gate(
     if any(each.startswith("judge") for each in (*names, *limits)):
         if calibration is None:
             raise MisuseError("a judge that is not calibrated decides nothing: see `agentfsm eval calibrate`")
-        calibration.require_trust()
+        if (why := calibration.find_doubt()) is not None:
+            raise MisuseError(why)
     share = 1 - (1 - confidence) / len(names)
     found = [compare(against, candidate, metric=each, worse_by=worse_by, confidence=share) for each in names]
     decisions = [(_decide_aspect(each), str(each)) for each in found]

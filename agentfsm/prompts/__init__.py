@@ -1,7 +1,17 @@
 """Prompts as versioned files: variables, activation with roll-back, assembly within a budget, tests and a linter."""
 
 from agentfsm.prompts.assembly import AssembledPrompt, Layer, ShortenedLayer, assemble, compose, shorten_text
-from agentfsm.prompts.assertions import ReplyCheck, field_in, has_field, json_valid, max_tokens, no_field
+from agentfsm.prompts.assertions import (
+    ReplyCheck,
+    contains,
+    field_in,
+    fits_schema,
+    has_field,
+    json_valid,
+    matches,
+    max_tokens,
+    no_field,
+)
 from agentfsm.prompts.evaluation import (
     PromptReport,
     PromptTestResult,
@@ -42,12 +52,15 @@ __all__ = [
     "VariableKind",
     "assemble",
     "compose",
+    "contains",
     "field_in",
     "find_failures",
+    "fits_schema",
     "has_field",
     "json_valid",
     "lint_prompt",
     "lint_prompts",
+    "matches",
     "max_tokens",
     "no_field",
     "run_tests",

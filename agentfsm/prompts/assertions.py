@@ -6,13 +6,14 @@ Source: document F, 6.3.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.validation import COUNT, NAME, ValueRule, shorten_repr
+from agentfsm.core.validation import COUNT, NAME, ValueRule, require_type, shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.tokens.estimate import EstimatedCounter
 
@@ -28,10 +29,12 @@ _FIELD_VALUES: Final = ValueRule(
     wanted='one field with the values that it may have, for example {"tool_name": ["search", "none"]}',
 )
 
+_SCHEMA: Final = require_type(Mapping, wanted="a JSON Schema, as a dict")
+
 
 @attrs.frozen(kw_only=True)
 class ReplyCheck(Value):
-    """A check of a reply, made by `json_valid`, `has_field`, `field_in`, `no_field` or `max_tokens`."""
+    """A check of a reply, made by one of the functions of this module, such as `json_valid` and `contains`."""
 
     name: str
     """Description of the check, for reports: "field_in tool_name: calculator"."""
@@ -108,11 +111,48 @@ def max_tokens(limit: int) -> ReplyCheck:
     return ReplyCheck(name=f"max_tokens {limit}", find=find)
 
 
+def contains(text: str) -> ReplyCheck:
+    """Return the check that a reply contains this text."""
+    NAME.check("contains", "text", text)
+    return ReplyCheck(
+        name=f"contains {text!r}", find=lambda reply, _count: None if text in reply else f"{text!r} is missing"
+    )
+
+
+def matches(pattern: str) -> ReplyCheck:
+    """Return the check that a part of a reply matches this regular expression."""
+    NAME.check("matches", "pattern", pattern)
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise MisuseError(f"matches({pattern!r}): the pattern is not a regular expression: {error}") from None
+    return ReplyCheck(
+        name=f"matches {pattern}", find=lambda reply, _count: None if compiled.search(reply) else "nothing matches"
+    )
+
+
+def fits_schema(schema: Mapping[str, Any]) -> ReplyCheck:
+    """Return the check that a reply is one JSON value that fits a JSON Schema."""
+    from agentfsm.tools.schema.validator import compile_schema  # noqa: PLC0415  few checks need the validator
+
+    _SCHEMA.check("fits_schema", "schema", schema)
+    fits = compile_schema(dict(schema), "fits_schema")
+
+    def find(reply: str, _count: CountTokens) -> str | None:
+        value, why = _parse(reply)
+        return why or (None if fits(value) else f"it does not fit the schema: {shorten_repr(value)}")
+
+    return ReplyCheck(name="fits_schema", find=find)
+
+
 _MAKERS: Final[Mapping[str, Callable[..., ReplyCheck]]] = {
     "has_field": has_field,
     "field_in": field_in,
     "no_field": no_field,
     "max_tokens": max_tokens,
+    "contains": contains,
+    "matches": matches,
+    "fits_schema": fits_schema,
 }
 
 

@@ -147,7 +147,7 @@ def test_a_calibration():
     assert calibrate(labels, labels) == Calibration(labels=60, spearman=1, kappa=1, false_passes=0, false_fails=0)
     kind = calibrate([None, None, *[min(1, each + 0.25) for each in labels[2:]]], labels)
     assert (kind.labels, kind.unscored, kind.false_passes, kind.false_fails) == (58, 2, 12, 0)
-    assert not calibrate([1.0] * 60, labels).is_trusted
+    assert calibrate([1.0] * 60, labels).find_doubt().startswith("the judge does not agree")
     with pytest.raises(MisuseError, match="one label for each grade"):
         calibrate([1.0], labels)
     with pytest.raises(MisuseError, match="no answer has both"):

@@ -7,9 +7,12 @@ import pytest
 from agentfsm import Agent, MisuseError
 from agentfsm.prompts import (
     PromptTemplate,
+    contains,
     field_in,
+    fits_schema,
     has_field,
     json_valid,
+    matches,
     max_tokens,
     no_field,
     run_tests,
@@ -41,12 +44,29 @@ from agentfsm.testing import ScriptedModel
         (no_field("apology"), "sorry", "not JSON"),
         (max_tokens(3), "a b c", None),
         (max_tokens(3), "a b c d", "4 tokens"),
+        (contains("3 %"), "fell to 3 %", None),
+        (contains("3 %"), "fell", "'3 %' is missing"),
+        (matches("^[0-9]+$"), "17", None),
+        (matches("^[0-9]+$"), "17 euro", "nothing matches"),
+        (fits_schema({"type": "object", "required": ["a"]}), '{"a": 1}', None),
+        (fits_schema({"type": "object", "required": ["a"]}), '{"b": 1}', "it does not fit the schema: {'b': 1}"),
+        (fits_schema({"type": "string"}), "no JSON", "not JSON"),
     ],
 )
 def test_a_check_gives_its_reason(check, reply, why):
     """All five kinds, also on what is not an object."""
     found = check.find_failure(reply)
     assert (found is None) if why is None else found.startswith(why)
+
+
+def test_checks_that_are_wrong():
+    """A pattern or schema that cannot be used is refused when the check is made."""
+    with pytest.raises(MisuseError, match="is not a regular expression"):
+        matches("(")
+    with pytest.raises(MisuseError, match="its JSON Schema is invalid"):
+        fits_schema({"type": "text"})
+    with pytest.raises(MisuseError, match="give a JSON Schema"):
+        fits_schema([])
 
 
 def test_a_counter_of_ones_own():

@@ -1,0 +1,225 @@
+"""The subcommands of `agentfsm eval`: run suites, compare and gate the results, and make cases from runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import attrs
+
+from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.render.formatting import format_count
+from agentfsm.cli.resolve.agent_target import is_target, load_target
+from agentfsm.cli.resolve.run_lookup import resolve_agent, run_in_store
+from agentfsm.cli.resolve.store_location import open_existing_store
+from agentfsm.core.errors import MisuseError
+from agentfsm.evals import SCORERS, Evaluation, RubricJudge, Suite, add_case, calibrate, compare, evaluate, gate
+from agentfsm.evals.calibration import Calibration
+from agentfsm.evals.comparison import Conclusion
+from agentfsm.evals.release_gate import GateDecision, append_history, find_creep, load_history
+from agentfsm.evals.report_files import find_interval, render_html, render_junit
+from agentfsm.evals.suite_files import describe_run, load_suite
+from agentfsm.runs import Runs
+
+if TYPE_CHECKING:
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.evals import CaseResult, GateReport
+
+# Exit codes of a gate, as CI servers expect them. That of "undecided" is also the one of a wrong usage.
+_GATE_CODES: Final = {
+    GateDecision.PASS: ExitCode.DONE,
+    GateDecision.WORSE: ExitCode.FAILED,
+    GateDecision.UNDECIDED: ExitCode.UNDECIDED,
+}
+_CONCLUSION_CODES: Final = {Conclusion.WORSE: ExitCode.FAILED, Conclusion.UNDECIDED: ExitCode.UNDECIDED}
+
+
+def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Evaluate an agent, and compare it with a baseline if there is one."""
+    suite = load_target(args.suite, Suite) if is_target(args.suite) else load_suite(args.suite)
+    against = None if args.against is None else Evaluation.load(args.against)
+    agent, _location = resolve_agent(args, terminal)
+    scorers = SCORERS if args.judge is None else (*SCORERS, RubricJudge(args.judge))
+    whole, done = len(suite) * (1 if args.speed == "replay" else args.runs), 0
+
+    def show(result: CaseResult) -> None:
+        nonlocal done
+        done += 1
+        grade = result.grades["outcome"]
+        word = "passed" if result.passed else "not scored" if grade.value is None else "failed"
+        why = f": {grade.reason}" if grade.reason else ""
+        terminal.err(f"{done:>{len(str(whole))}}/{whole} {result.case} run {result.repeat} {word}{why}"[:300])
+
+    async def execute() -> Evaluation:
+        async with agent:
+            return await evaluate(
+                agent,
+                suite,
+                runs=args.runs,
+                scorers=scorers,
+                speed=args.speed,
+                label=args.label,
+                parallel=args.parallel,
+                on_result=show,
+            )
+
+    found = anyio.run(execute)
+    if args.out is not None:
+        found.save(args.out)
+    decided = None if against is None else gate(found, against, worse_by=args.worse_by)
+    _write_files(args, found, decided)
+    _report(terminal, found, decided)
+    return ExitCode.DONE if decided is None else _GATE_CODES[decided.decision]
+
+
+def _write_files(args: argparse.Namespace, found: Evaluation, decided: GateReport | None) -> None:
+    history = load_history(args.history) if getattr(args, "history", None) else ()
+    if args.junit is not None:
+        Path(args.junit).write_text(render_junit(found), encoding="utf-8")
+    if args.html is not None:
+        Path(args.html).write_text(render_html(found, decided, history), encoding="utf-8")
+
+
+def _report(terminal: Terminal, found: Evaluation, decided: GateReport | None) -> None:
+    if terminal.json:
+        means = {name: found.mean(name) for name in found.metrics}
+        terminal.document({"means": means, **found.to_dict(), "gate": None if decided is None else _as_json(decided)})
+        return
+    for line in _format_evaluation(found):
+        terminal.out(line)
+    for reason in () if decided is None else decided.reasons:
+        terminal.out(reason)
+    if decided is not None:
+        terminal.out(f"gate: {decided.decision}")
+
+
+def _format_evaluation(found: Evaluation) -> Iterator[str]:
+    yield f"{found.suite}: {found.agent} {found.version}".strip() + f", {found.model}, {found.runs} runs of each case"
+    for name in found.metrics:
+        interval = find_interval(found, name)
+        shown = "" if interval is None else f" (95 %: {interval[0]:.1%} to {interval[1]:.1%})"
+        yield f"  {name:<10} {found.mean(name):7.1%}{shown}"
+    yield f"  pass^{found.runs}     {found.pass_hat(found.runs):7.1%}"
+    priced = [each.usd for each in found.results if each.usd is not None]
+    cost = f", ${sum(priced):.4f}" if priced else ""
+    yield f"  tokens     {sum(each.tokens for each in found.results):7,}{cost}"
+    for each in found.results:
+        for finding in each.findings:
+            yield f"  {each.case} run {each.repeat}: {finding}"
+
+
+def _as_json(value: Any) -> dict[str, Any]:
+    data: dict[str, Any] = attrs.asdict(value)
+    return data
+
+
+def compare_results(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Compare two results by one aspect or several."""
+    before, after = Evaluation.load(args.before), Evaluation.load(args.after)
+    found = [compare(before, after, metric=name, worse_by=args.worse_by) for name in _list_metrics(args)]
+    if terminal.json:
+        terminal.document({"comparisons": [{**_as_json(each), "missing": each.missing} for each in found]})
+    for each in () if terminal.json else found:
+        terminal.out(str(each))
+    codes = [_CONCLUSION_CODES.get(each.conclusion, ExitCode.DONE) for each in found]
+    return min((code for code in codes if code is not ExitCode.DONE), default=ExitCode.DONE)
+
+
+def _list_metrics(args: argparse.Namespace) -> list[str]:
+    return args.metric or ["outcome"]
+
+
+def gate_result(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Decide whether a candidate may replace the pinned baseline."""
+    candidate, against = Evaluation.load(args.result), Evaluation.load(args.against)
+    decided = gate(
+        candidate,
+        against,
+        metrics=_list_metrics(args),
+        worse_by=args.worse_by,
+        floors=_parse_floors(args.floor),
+        calibration=None if args.calibration is None else _load_calibration(args.calibration),
+    )
+    history = () if args.history is None else append_history(args.history, candidate, decided.decision)
+    creep = find_creep(history, args.worse_by) if history else ()
+    if terminal.json:
+        terminal.document({**_as_json(decided), "creep": creep})
+    for line in () if terminal.json else (*decided.reasons, *creep, f"gate: {decided.decision}"):
+        terminal.out(line)
+    return _GATE_CODES[decided.decision]
+
+
+def _parse_floors(given: Iterable[tuple[str, str]]) -> dict[str, float]:
+    try:
+        return {name: float(value) for name, value in given}
+    except ValueError as error:
+        raise MisuseError(f"--floor: {error}; give a number from 0 to 1, as outcome=0.9") from None
+
+
+def _load_calibration(path: str) -> Calibration:
+    try:
+        return Calibration(**json.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise MisuseError(f"{path} is not a calibration (agentfsm eval calibrate): {error}") from None
+
+
+def add(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Make a case from a run, and append it to a suite."""
+    store = open_existing_store(args.store)
+    data = describe_run(run_in_store(store, lambda: Runs(store).load(args.id)))
+    suite = add_case(args.suite, data)
+    if terminal.json:
+        terminal.document({"suite": args.suite, "cases": len(suite), "case": data})
+    else:
+        terminal.out(
+            f"{args.suite} has {format_count(len(suite), 'case')}; look at {data['id']}: its path is that of the run"
+        )
+    return ExitCode.DONE
+
+
+def report(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Show a result, and write it as JUnit or HTML."""
+    found = Evaluation.load(args.result)
+    decided = None if args.against is None else gate(found, Evaluation.load(args.against), worse_by=args.worse_by)
+    _write_files(args, found, decided)
+    _report(terminal, found, decided)
+    return ExitCode.DONE
+
+
+def calibrate_judge(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Compare the grades of a judge with labels of people.
+
+    Returns:
+        DONE, or FAILED if the judge may decide nothing.
+    """
+    found, labels = Evaluation.load(args.result), _load_labels(args.labels)
+    grades = {each.run_id: each.grades[args.metric].value for each in found.results if args.metric in each.grades}
+    if unknown := next((run_id for run_id in labels if run_id not in grades), None):
+        raise MisuseError(f"{args.labels}: {args.result} has no grade {args.metric!r} of a run {unknown!r}")
+    made = calibrate([grades[run_id] for run_id in labels], [*labels.values()])
+    if args.out is not None:
+        Path(args.out).write_text(json.dumps(attrs.asdict(made)) + "\n", encoding="utf-8")
+    if terminal.json:
+        terminal.document({**_as_json(made), "doubt": made.find_doubt()})
+    else:
+        terminal.out(
+            f"{made.labels} labels: Spearman {made.spearman:.2f}, kappa {made.kappa:.2f}, {made.false_passes} false "
+            f"passes, {made.false_fails} false fails, {made.unscored} unscored"
+        )
+    if (why := made.find_doubt()) is not None:
+        terminal.err(why)
+    return ExitCode.DONE if why is None else ExitCode.FAILED
+
+
+def _load_labels(path: str) -> dict[str, float]:
+    """Read labels in JSON Lines: {"run": "RUN", "label": 0.75}."""
+    try:
+        lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+        return {str(line["run"]): float(line["label"]) for line in lines}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        wanted = '{"run": "RUN", "label": 0.75}'
+        raise MisuseError(f"{path}: give labels from 0 to 1 in lines such as {wanted} ({error!r})") from None

@@ -1,0 +1,136 @@
+"""`agentfsm eval`: from a real run to a case, results, comparisons, gates and reports."""
+
+import json
+from xml.etree.ElementTree import fromstring
+
+import pytest
+
+from agentfsm.evals import CaseResult, Evaluation, Grade
+
+SUITE = """
+name: prices
+cases:
+  - id: tea
+    input: What does tea cost?
+    paths: [[get_price]]
+    expect: [contains: "7"]
+    max_steps: 2
+    tags: [prices]
+"""
+
+
+@pytest.fixture
+def results(here):
+    """Write results of 60 cases: `base.json`, `same.json`, `worse.json` with half of the passes, and `few.json`."""
+
+    def write(name, cases, passes):
+        grades = [[float(passes(case, repeat)) for repeat in range(5)] for case in range(cases)]
+        found = [
+            CaseResult(
+                case=f"<case {case}>",
+                repeat=repeat,
+                run_id=f"run-{case}-{repeat}",
+                grades={"outcome": Grade(value, "" if value else "wrong & <b>"), "judge": Grade(value)},
+                total=value,
+                tags=("odd",) if case % 2 else (),
+            )
+            for case, values in enumerate(grades)
+            for repeat, value in enumerate(values)
+        ]
+        result = Evaluation(suite="s", agent="a", version=name, at="2026-01-01", runs=5, results=tuple(found))
+        result.save(here.folder / f"{name}.json")
+
+    write("base", 60, lambda case, repeat: True)
+    write("same", 60, lambda case, repeat: True)
+    write("worse", 60, lambda case, repeat: case % 2)
+    write("few", 12, lambda case, repeat: True)
+
+
+def test_a_suite_is_run(here):
+    """Progress goes to stderr, means to stdout; the result is written, and a second time nothing is run again."""
+    (here.folder / "suite.yaml").write_text(SUITE, encoding="utf-8")
+    words = ("eval", "run", "suite.yaml", "app:shopper", "--runs", "3", "--out", "result.json", "--store", "e.db")
+    out = here(*words)
+    assert "1/3 tea run 1 passed" in here.err
+    assert "  outcome     100.0%" in out
+    assert "  pass^3      100.0%" in out
+    found = Evaluation.load(here.folder / "result.json")
+    assert (len(found.results), found.mean("tool_path"), found.mean("steps")) == (3, 1, 1)
+    ids = [each.run_id for each in found.results]
+    assert here.json(*words)["means"] == {"outcome": 1, "tool_path": 1, "steps": 1}
+    assert [each.run_id for each in Evaluation.load(here.folder / "result.json").results] == ids
+    assert len(here.json("runs", "--store", "e.db")["runs"]) == 3
+    here(*words, "--against", "result.json", code=2)
+    assert "usage" not in here.err
+
+
+def test_a_case_is_made_of_a_run(here):
+    """And replayed, and evaluated with recorded tools."""
+    run_id = here.run("app:shopper", "What does tea cost?")
+    assert here("eval", "add", run_id, "suite.jsonl").startswith("suite.jsonl has 1 case; look at ")
+    assert json.loads((here.folder / "suite.jsonl").read_text(encoding="utf-8"))["paths"] == [["get_price"]]
+    for speed in ("replay", "recorded"):
+        words = ("eval", "run", "suite.jsonl", "app:shopper", "--speed", speed, "--runs", "2")
+        assert here.json(*words)["means"] == {"outcome": 1, "tool_path": 1, "steps": 1}
+    here("eval", "add", run_id, "suite.jsonl", code=2)
+    assert "two cases with the id" in here.err
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "word"), [("same", 0, "pass"), ("worse", 1, "worse"), ("few", 2, "undecided")]
+)
+def test_a_gate_has_three_answers(here, results, name, code, word):
+    """As words and as exit codes; each is appended to the history."""
+    words = ("eval", "gate", f"{name}.json", "--against", "base.json", "--history", "history.jsonl")
+    out = here(*words, code=code)
+    assert out.splitlines()[-1] == f"gate: {word}"
+    assert here.json(*words, code=code)["decision"] == word
+    assert len((here.folder / "history.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+
+
+def test_results_are_compared(here, results):
+    """Aspect by aspect, with the interval and the number of cases that is missing."""
+    out = here("eval", "compare", "base.json", "worse.json", "--metric", "outcome", "--metric", "judge", code=1)
+    assert out.splitlines()[0].startswith("outcome: worse, 100.0% to 50.0% in 60 cases, difference -50.0% [-")
+    assert out.splitlines()[1].startswith("judge: worse")
+    found = here.json("eval", "compare", "base.json", "few.json", code=2)["comparisons"][0]
+    assert (found["conclusion"], found["missing"]) == ("undecided", 38)
+
+
+def test_floors_and_judges_of_a_gate(here, results):
+    """A judge decides only with a calibration that allows it."""
+    words = ("eval", "gate", "same.json", "--against", "base.json")
+    assert here(*words, "--floor", "outcome=0.9").endswith("gate: pass\n")
+    here(*words, "--floor", "outcome=high", code=2)
+    assert "give a number from 0 to 1" in here.err
+    here(*words, "--metric", "judge", code=2)
+    assert "a judge that is not calibrated decides nothing" in here.err
+    labels = [{"run": f"run-{case}-0", "label": case % 2} for case in range(60)]
+    for number, code, words_of in ((60, 0, "60 labels: Spearman 1.00, kappa 1.00"), (40, 1, "40 labels")):
+        text = "\n".join(map(json.dumps, labels[:number]))
+        (here.folder / "labels.jsonl").write_text(text, encoding="utf-8")
+        out = here("eval", "calibrate", "worse.json", "labels.jsonl", "--out", f"{number}.json", code=code)
+        assert out.startswith(words_of)
+    assert here(*words, "--metric", "judge", "--calibration", "60.json").endswith("gate: pass\n")
+    here(*words, "--metric", "judge", "--calibration", "40.json", code=2)
+    assert "calibrated with 40 labels: collect 50 or more" in here.err
+    here("eval", "calibrate", "base.json", "suite.yaml", code=2)
+    assert "give labels from 0 to 1 in lines such as" in here.err
+
+
+def test_reports(here, results):
+    """JUnit has each run; the page needs nothing else, and shows text of a model as text."""
+    here("eval", "gate", "worse.json", "--against", "base.json", "--history", "h.jsonl", code=1)
+    files = ("--junit", "r.xml", "--html", "r.html", "--against", "base.json", "--history", "h.jsonl")
+    here("eval", "report", "worse.json", *files)
+    suite = fromstring((here.folder / "r.xml").read_text(encoding="utf-8"))  # noqa: S314  written by us
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("300", "150", "0")
+    assert suite[0].find("failure").get("message") == "wrong & <b>"
+    page = (here.folder / "r.html").read_text(encoding="utf-8")
+    assert "wrong &amp; &lt;b&gt;" in page
+    assert "<b>" not in page
+    assert "&lt;case 1&gt;" in page
+    assert "<h2>Gate: worse</h2>" in page
+    assert page.count("<polyline") == 1
+    assert "http" not in page
+    assert "<script" not in page
