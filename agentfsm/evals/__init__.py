@@ -1,6 +1,6 @@
 """Evaluate agents: cases with several valid paths, repeated runs, and comparisons that say when they are undecided."""
 
-from agentfsm.evals.calibration import Calibration, calibrate
+from agentfsm.evals.calibration import JudgeCalibration, calibrate
 from agentfsm.evals.case import Case, ExpectedCall, Suite
 from agentfsm.evals.comparison import Comparison, Conclusion, compare
 from agentfsm.evals.evaluation_runner import evaluate
@@ -12,7 +12,6 @@ from agentfsm.evals.suite_files import add_case, load_suite
 
 __all__ = [
     "SCORERS",
-    "Calibration",
     "Case",
     "CaseResult",
     "Comparison",
@@ -23,6 +22,7 @@ __all__ = [
     "GateReport",
     "Grade",
     "GradedRun",
+    "JudgeCalibration",
     "RubricJudge",
     "RunScorer",
     "Suite",

@@ -19,7 +19,7 @@ GOOD: Final = 0.75
 
 
 @attrs.frozen(kw_only=True)
-class Calibration(Value):
+class JudgeCalibration(Value):
     """Agreement of a judge with people."""
 
     labels: int
@@ -52,7 +52,7 @@ class Calibration(Value):
         return None
 
 
-def calibrate(judged: Sequence[float | None], labels: Sequence[float], *, good: float = GOOD) -> Calibration:
+def calibrate(judged: Sequence[float | None], labels: Sequence[float], *, good: float = GOOD) -> JudgeCalibration:
     """Compare the grades of a judge with the labels of people for the same answers.
 
     Args:
@@ -70,7 +70,7 @@ def calibrate(judged: Sequence[float | None], labels: Sequence[float], *, good: 
         raise MisuseError("no answer has both a grade of the judge and a label")
     grades, own = [grade for grade, _label in pairs], [label for _grade, label in pairs]
     passes, wanted = [grade >= good for grade in grades], [label >= good for label in own]
-    return Calibration(
+    return JudgeCalibration(
         labels=len(pairs),
         spearman=spearman(grades, own) if len(pairs) > 1 else 0.0,
         kappa=cohen_kappa(passes, wanted),

@@ -22,7 +22,7 @@ from agentfsm.evals.results import PASSED, Evaluation
 from agentfsm.evals.statistics import CONFIDENCE
 
 if TYPE_CHECKING:
-    from agentfsm.evals.calibration import Calibration
+    from agentfsm.evals.calibration import JudgeCalibration
 
 
 class GateDecision(StrEnum):
@@ -60,7 +60,7 @@ def gate(
     worse_by: float = WORSE_BY,
     confidence: float = CONFIDENCE,
     floors: Mapping[str, float] | None = None,
-    calibration: Calibration | None = None,
+    calibration: JudgeCalibration | None = None,
 ) -> GateReport:
     """Decide whether a candidate may replace a baseline.
 
@@ -72,7 +72,7 @@ def gate(
         worse_by: Relative loss that is not accepted.
         confidence: Confidence of all aspects together, above 0 and below 1.
         floors: Lowest accepted mean by aspect, from 0 to 1, whatever the baseline has.
-        calibration: Calibration of the judge; needed for an aspect that a judge grades.
+        calibration: JudgeCalibration of the judge; needed for an aspect that a judge grades.
 
     Raises:
         MisuseError: if a judge is not calibrated, or an aspect was not scored.

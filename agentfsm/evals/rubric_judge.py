@@ -75,9 +75,9 @@ def _check_rubric(_judge: object, _attribute: object, rubric: Mapping[str, Mappi
 class RubricJudge(Value):
     """Scorer that asks a model to grade answers by a rubric of anchors, several times.
 
-    The grade is the mean of the scores, from 0 for 1 to 1 for 5. A reply that is not a valid grade is no vote, and an
-    answer without a vote is not scored, which is not a 0. A judge favours answers of models like itself, so it has to
-    be of another family.
+    The grade is the mean of the scores, from 0 for 1 to 1 for 5. A reply that is not a valid grade does not count,
+    and an answer without a vote is not scored, which is not a 0. A judge favours answers of models like itself, so it
+    has to be of another family.
 
     Raises:
         MisuseError: if the rubric has no anchors, or the number of votes is below 1.

@@ -196,3 +196,4 @@ SCORERS: Final[tuple[RunScorer, ...]] = (
     LimitScorer("cost"),
     LimitScorer("latency"),
 )
+"""The default scorers: the outcome, the path of tools, and the limits of turns, US dollars and seconds."""

@@ -6,10 +6,10 @@ from itertools import pairwise
 import pytest
 
 from agentfsm import MisuseError
-from agentfsm.evals import Calibration, Conclusion, GateDecision, calibrate, compare, gate
+from agentfsm.evals import Conclusion, GateDecision, JudgeCalibration, calibrate, compare, gate
 from agentfsm.evals.release_gate import append_history, find_creep, load_history
 
-GOOD = Calibration(labels=60, spearman=0.8, kappa=0.7, false_passes=1, false_fails=2)
+GOOD = JudgeCalibration(labels=60, spearman=0.8, kappa=0.7, false_passes=1, false_fails=2)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_judge_has_to_be_calibrated(make_evaluation, labels, agreement, messag
     found = make_evaluation(*[[0.9] * 5] * 60, metric="judge")
     with pytest.raises(MisuseError, match="not calibrated"):
         gate(found, found, metrics=["judge"])
-    made = Calibration(labels=labels, spearman=0.9, kappa=agreement, false_passes=0, false_fails=0)
+    made = JudgeCalibration(labels=labels, spearman=0.9, kappa=agreement, false_passes=0, false_fails=0)
     if message is None:
         assert gate(found, found, metrics=["judge"], calibration=made).decision is GateDecision.PASS
         return
@@ -144,7 +144,7 @@ def test_a_judge_has_to_be_calibrated(make_evaluation, labels, agreement, messag
 def test_a_calibration():
     """It counts where a judge and people differ; answers that were not scored are not 0."""
     labels = [each % 5 / 4 for each in range(60)]
-    assert calibrate(labels, labels) == Calibration(labels=60, spearman=1, kappa=1, false_passes=0, false_fails=0)
+    assert calibrate(labels, labels) == JudgeCalibration(labels=60, spearman=1, kappa=1, false_passes=0, false_fails=0)
     kind = calibrate([None, None, *[min(1, each + 0.25) for each in labels[2:]]], labels)
     assert (kind.labels, kind.unscored, kind.false_passes, kind.false_fails) == (58, 2, 12, 0)
     assert calibrate([1.0] * 60, labels).find_doubt().startswith("the judge does not agree")

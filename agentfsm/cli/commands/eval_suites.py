@@ -18,7 +18,7 @@ from agentfsm.cli.resolve.run_lookup import resolve_agent, run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.errors import MisuseError
 from agentfsm.evals import SCORERS, Evaluation, RubricJudge, Suite, add_case, calibrate, compare, evaluate, gate
-from agentfsm.evals.calibration import Calibration
+from agentfsm.evals.calibration import JudgeCalibration
 from agentfsm.evals.comparison import Conclusion
 from agentfsm.evals.release_gate import GateDecision, append_history, find_creep, load_history
 from agentfsm.evals.report_files import find_interval, render_html, render_junit
@@ -160,9 +160,9 @@ def _parse_floors(given: Iterable[tuple[str, str]]) -> dict[str, float]:
         raise MisuseError(f"--floor: {error}; give a number from 0 to 1, as outcome=0.9") from None
 
 
-def _load_calibration(path: str) -> Calibration:
+def _load_calibration(path: str) -> JudgeCalibration:
     try:
-        return Calibration(**json.loads(Path(path).read_text(encoding="utf-8")))
+        return JudgeCalibration(**json.loads(Path(path).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise MisuseError(f"{path} is not a calibration (agentfsm eval calibrate): {error}") from None
 
