@@ -25,7 +25,18 @@ ADAPTERS = {"models", "stores"}
 FAMILIES = {"context", "guards", "openapi", "planning", "prompts", "reflection", "sandbox", "telemetry"}
 KEEPERS = {"memory"}
 FRONT = {"_runnable_agent", "_validation", "agent", "cli", "decisions", "mcp", "runs", "serve", "studio", "subagent"}
-FRONT |= {"_deltas", "_run_status", "__init__", "__main__", "learner", "evals", "patterns", "seals", "testing", "worker"}
+FRONT |= {
+    "_deltas",
+    "_run_status",
+    "__init__",
+    "__main__",
+    "learner",
+    "evals",
+    "patterns",
+    "seals",
+    "testing",
+    "worker",
+}
 
 # Part of the package -> the parts that it may import, also inside functions and under TYPE_CHECKING.
 MAY_IMPORT = (

@@ -68,6 +68,11 @@ class ToolsChosen(Event):
     model: str = ""
     """Name of the model that replied, if it is not the agent's own, as with a Fallback or a Router; else empty."""
 
+    filtered: tuple[str, ...] = ()
+    """Decisions of guards by which the texts of the reply were replaced, without the data; empty if they are the
+    model's.
+    """
+
 
 @attrs.frozen(kw_only=True)
 class AnswerGiven(Event):
@@ -77,6 +82,7 @@ class AnswerGiven(Event):
     usage: Usage = Usage()
     request: str = ""
     model: str = ""
+    filtered: tuple[str, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -87,6 +93,7 @@ class AnswerDrafted(Event):
     usage: Usage = Usage()
     request: str = ""
     model: str = ""
+    filtered: tuple[str, ...] = ()
     purpose: Purpose | None = None
     """LAST_ANSWER for the last answer of a run that a limit stops, else None."""
 

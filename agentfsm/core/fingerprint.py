@@ -29,7 +29,9 @@ class Fingerprint(Value):
     """Hashes by tool name: of its description, its schema, and its declared options of execution."""
 
     config: str = ""
-    """Hash of limits, settings, and the names of context policies, selector, judge and planner; empty if unknown."""
+    """Hash of limits, settings, guards, and the names of context policies, selector, judge and planner; empty if it is
+    unknown.
+    """
 
     prompts: Mapping[str, str] = attrs.field(factory=dict)
     """Version and digest of each prompt in the instructions of the run, by name: "1.4.0#0123456789ab"."""

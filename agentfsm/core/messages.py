@@ -19,6 +19,7 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.labels import Label, join_labels
+from agentfsm.core.text_safety import fence_with
 from agentfsm.core.usage import AgentCost, Spending, Usage
 from agentfsm.core.validation import STRING, ValueRule, require_choice, require_tuple, require_type
 from agentfsm.core.value import Value
@@ -486,6 +487,11 @@ class ToolResult(Value):
     sandbox, or none could be set up.
     """
 
+    fence: str = ""
+    """Name of the marks between which the model reads the content, without its hidden characters, because it comes from
+    outside; empty for none. `content` is as the tool returned it.
+    """
+
     @property
     def usage(self) -> Usage | None:
         """Sum of `spent`; None if the call has spent nothing itself."""
@@ -512,15 +518,28 @@ class ToolResult(Value):
     @property
     def text(self) -> str:
         """The result as the model reads it: tool, outcome, content, and a note where it was cut."""
+        if self.fence:
+            return self._fenced_text
         head = f"[{self.tool}: {self.outcome}]\n"
         if (cut := self.cut) is None:
             return head + self.content
         first, end = cut
-        note = (
+        return head + self.content[:first] + self._describe_cut(first, end) + self.content[end:]
+
+    @cached_property
+    def _fenced_text(self) -> str:
+        head = f"[{self.tool}: {self.outcome}]\n"
+        if (cut := self.cut) is None:
+            return head + fence_with(self.fence, self.content)
+        first, end = cut
+        beginning, rest = fence_with(self.fence, self.content[:first]), fence_with(self.fence, self.content[end:])
+        return head + beginning + self._describe_cut(first, end) + rest
+
+    def _describe_cut(self, first: int, end: int) -> str:
+        return (
             f"\n[... characters {first} to {end} of {len(self.content)} are not shown: ask for a narrower result, or "
             f"read on in result {self.call_id} from character {first} ...]\n"
         )
-        return head + self.content[:first] + note + self.content[end:]
 
 
 Message: TypeAlias = SystemMessage | UserMessage | AssistantMessage | ToolResult

@@ -18,12 +18,13 @@ from agentfsm.core.labels import Label, LabelSource, join_labels
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import next_state
 from agentfsm.core.messages import Outcome, SystemMessage, ToolResult, UserMessage
-from agentfsm.core.notes import NOTE_TOOL, update_notes
+from agentfsm.core.notes import NOTE_TOOL, Note, update_notes
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.plans import ENGINE_TOOLS, PlanProgress, accepted_plan, build_results_note
 from agentfsm.core.recalled_items import build_recall_note
 from agentfsm.core.run_fields import RunFields, find_open_call_index
 from agentfsm.core.segments import Span, default_segments, render_segments
+from agentfsm.core.text_safety import FENCE_NOTE
 from agentfsm.core.verdict import Action
 
 Changes = dict[str, Any]
@@ -441,29 +442,37 @@ def _stop_run(run: RunFields, event: e.LimitReached | e.Failed) -> Changes:
 def _close_turn(run: RunFields, results: list[ToolResult]) -> Changes:
     """Return the changes that move the open turn into the history: the assistant's message and all its results.
 
-    Calls of a plan move to its record, and the model reads their results in a note.
+    Calls of a plan move to its record, and the model reads their results in a note. The first time that a result stands
+    between marks, a note explains them.
     """
     notes: Changes = {}
+    marks: tuple[SystemMessage, ...] = ()
     for result in results:  # without a call, since nearly no turn has notes
+        if result.fence and not run.has_fenced:
+            marks, notes["has_fenced"] = (FENCE_MESSAGE,), True
         if result.tool == NOTE_TOOL:
-            notes = _take_notes(run, results)
-            break
+            notes["notes"] = _take_notes(run, results)
     if run.reply is None and run.open and run.plan is not None:
         closed = [
             attrs.evolve(entry, phase=Phase.FINISHED, result=result)
             for entry, result in zip(run.open, results, strict=True)
         ]
         plan = attrs.evolve(run.plan, closed=(*run.plan.closed, *closed))
-        return {"messages": run.messages.with_appended(build_results_note(closed)), "plan": plan, "open": (), **notes}
+        messages = run.messages.with_appended(build_results_note(closed), *marks)
+        return {"messages": messages, "plan": plan, "open": (), **notes}
     if run.reply is None:
         return {} if run.messages else {"messages": _initial_history(run)}
-    return {"messages": run.messages.with_appended(run.reply, *results), "reply": None, "open": (), **notes}
+    return {"messages": run.messages.with_appended(run.reply, *results, *marks), "reply": None, "open": (), **notes}
 
 
-def _take_notes(run: RunFields, results: list[ToolResult]) -> Changes:
+# Explains the marks around results.
+FENCE_MESSAGE: Final = SystemMessage(text=FENCE_NOTE)
+
+
+def _take_notes(run: RunFields, results: list[ToolResult]) -> Mapping[str, Note]:
     pairs = zip(run.open, results, strict=True)
     noted = [entry.call for entry, result in pairs if result.tool == NOTE_TOOL and result.outcome is Outcome.DONE]
-    return {"notes": update_notes(run.notes, noted)}
+    return update_notes(run.notes, noted)
 
 
 def _interrupted_outcome(entry: OpenCall, reason: StopReason) -> tuple[Outcome, str]:

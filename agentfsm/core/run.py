@@ -34,8 +34,9 @@ from agentfsm.core.messages import AssistantMessage, HostedContent, Message, Too
 from agentfsm.core.notes import describe_hidden_work
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.plans import ENGINE_TOOLS
-from agentfsm.core.reducers import apply_event
+from agentfsm.core.reducers import FENCE_MESSAGE, apply_event
 from agentfsm.core.run_fields import RunFields
+from agentfsm.core.text_safety import FENCE_NOTE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -173,11 +174,13 @@ class Run(RunFields, Generic[A_co]):
 
     @property
     def closing_note(self) -> str:
-        """Text at the end of the next request: notes and plan steps that a compaction hides, and the reminder."""
-        if not self.cutoff or not (self.notes or self.plan is not None):
+        """Text at the end of the next request: notes, steps and mark note that a compaction hides, and the reminder."""
+        if not self.cutoff or not (self.notes or self.plan is not None or self.has_fenced):
             return self.reminder
-        work = describe_hidden_work(self.notes, self.plan, self.messages, self.shown)
-        return "\n\n".join(filter(None, (work, self.reminder)))
+        shown = self.shown
+        work = describe_hidden_work(self.notes, self.plan, self.messages, shown)
+        marks = FENCE_NOTE if self.has_fenced and FENCE_MESSAGE not in shown else ""
+        return "\n\n".join(filter(None, (marks, work, self.reminder)))
 
     @property
     def calls(self) -> tuple[CallRecord, ...]:
@@ -210,6 +213,7 @@ def begin_run(header: Header, prior_run: Run[Any] | None = None) -> Run:
             prior=prior_run.messages,
             turns_before=max(prior_run.turns_before, find_last_turn(prior_run.messages[prior_run.own_start :])),
             has_cut=prior_run.has_cut,
+            has_fenced=prior_run.has_fenced,
             cutoff=prior_run.cutoff,
             segments=prior_run.segments,
             compacted_messages=prior_run.compacted_messages,

@@ -135,6 +135,9 @@ class RunFields(Value):
     has_cut: bool = False
     """Whether the model is shown only a part of some result."""
 
+    has_fenced: bool = False
+    """Whether a result stands between marks, because it comes from outside. The history then explains the marks."""
+
     labels: Mapping[Label, LabelSource] = attrs.field(factory=dict)
     """Labels of all that the run has read and done, each with its first source."""
 

@@ -34,6 +34,7 @@ from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import end_after_last_answer, fail, stop_at_limit
 from agentfsm.engine.model_calls.compaction import compact_after_refusal, compact_if_needed
 from agentfsm.engine.model_calls.eager_calls import EagerCalls
+from agentfsm.engine.model_calls.outgoing_text import filter_reply
 from agentfsm.engine.model_calls.request import UNUSABLE_ANSWERS, PreparedRequest, ask_model
 from agentfsm.engine.model_calls.tool_selection import list_offered_tools, select_tools
 from agentfsm.engine.recall import recall
@@ -133,7 +134,12 @@ async def _ask_last_answer(execution: Execution, effect: AskModel, reached: e.Li
     hosted = _label_hosted(execution, reply.hosted) if reply.hosted else None
     if text := replace_surrogates(reply.text).strip():
         last = AssistantMessage(text=text, thinking=replace_surrogates(reply.thinking), hosted=hosted)
-        said = e.AnswerDrafted(message=last, usage=usage, request=digest, purpose=Purpose.LAST_ANSWER)
+        filtered: tuple[str, ...] = ()
+        if execution.config.guards and execution.config.filters_texts:
+            last, filtered, _ = filter_reply(execution, last)
+        said = e.AnswerDrafted(
+            message=last, usage=usage, request=digest, filtered=filtered, purpose=Purpose.LAST_ANSWER
+        )
         return end_after_last_answer(execution, reached, "its last answer is in run.partial", said)
     silent = e.ModelFaltered(
         error="the last reply said nothing", usage=usage, request=digest, purpose=Purpose.LAST_ANSWER
@@ -206,12 +212,18 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
     model = "" if reply.model == config.model.name else reply.model
     text, hosted = replace_surrogates(reply.text), _label_hosted(execution, reply.hosted) if reply.hosted else None
     thinking = replace_surrogates(reply.thinking) if reply.thinking else ""
+    is_filtered, refusal = config.guards and config.filters_texts, ""
+    filtered: tuple[str, ...] = ()
     if reply.calls and reply.finish_reason is not FinishReason.CONTENT_FILTER and not reply.unanswered:
         calls = build_calls(execution, reply.calls, is_truncated=reply.finish_reason is FinishReason.LENGTH)
         if repaired := [call.id for call in calls if call.repaired is not None]:
             journal.log.warning("arguments_repaired", calls=", ".join(repaired))
         message = AssistantMessage(text=text, calls=calls, native=reply.native, thinking=thinking, hosted=hosted)
-        return StepOutcome((e.ToolsChosen(message=message, usage=usage, request=digest, model=model),))
+        if is_filtered:
+            message, filtered, _ = filter_reply(execution, message)
+        return StepOutcome(
+            (e.ToolsChosen(message=message, usage=usage, request=digest, model=model, filtered=filtered),)
+        )
     message = AssistantMessage(
         text=text,
         native=None if reply.calls else reply.native,  # whose calls would need results
@@ -219,12 +231,16 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
         hosted=hosted,
         paused=reply.finish_reason is FinishReason.PAUSED,
     )
-    draft = partial(e.AnswerDrafted, message=message, usage=usage, request=digest, model=model)
+    if is_filtered:
+        message, filtered, refusal = filter_reply(execution, message)
+    draft = partial(e.AnswerDrafted, message=message, usage=usage, request=digest, model=model, filtered=filtered)
     if flaw := reply.unanswered or UNUSABLE_ANSWERS.get(reply.finish_reason):
         # A thinking model may be cut off before its first word, and providers refuse an empty message.
         is_empty = not (message.text.strip() or message.hosted)
         said = e.ModelFaltered(error=flaw, usage=usage, request=digest) if is_empty else draft()
         return StepOutcome((said, e.Failed(reason=StopReason.MODEL_ERROR, message=flaw)))
+    if refusal:
+        return fail(execution, StopReason.GUARD, f"the answer is withheld by the rule {refusal}", draft())
     has_read = config.guards and hosted is not None and hosted.labels
     if config.reviews_answers or has_read or message.paused:
         return StepOutcome((draft(),))
@@ -232,7 +248,7 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
     async def review() -> StepOutcome:
         return StepOutcome((draft(),))
 
-    answer = e.AnswerGiven(message=message, usage=usage, request=digest, model=model)
+    answer = e.AnswerGiven(message=message, usage=usage, request=digest, model=model, filtered=filtered)
     return StepOutcome((answer,), otherwise=review)
 
 

@@ -16,7 +16,7 @@ from agentfsm.core.messages import Outcome, TextPart
 from agentfsm.core.run import Run
 from agentfsm.core.validation import shorten_repr
 from agentfsm.evals.case import Case, Suite
-from agentfsm.streaming.log import mask_secrets
+from agentfsm.streaming.log import mask_sensitive
 
 _FIELDS: Final = tuple(field.name for field in attrs.fields(Case))
 
@@ -90,8 +90,8 @@ def describe_run(run: Run[Any]) -> dict[str, Any]:
     if len(texts) != len(header.prompt):
         raise MisuseError(f"the input of run {run.id} is not only text: write the case in Python")
     calls = [call.name for call in run.calls if call.outcome is not Outcome.SKIPPED]
-    answer = mask_secrets(run.answer) if run.stop_reason == "completed" else ""
-    case = {"id": run.id, "input": mask_secrets("\n".join(texts)), "paths": [calls], "max_steps": max(run.turn, 1)}
+    answer = mask_sensitive(run.answer) if run.stop_reason == "completed" else ""
+    case = {"id": run.id, "input": mask_sensitive("\n".join(texts)), "paths": [calls], "max_steps": max(run.turn, 1)}
     return {**case, **({"answer": answer} if answer else {}), "recorded": run.id}
 
 

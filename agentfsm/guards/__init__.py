@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.sensitive_text import DataKind, redact_sensitive
 from agentfsm.guards.call_rules import (
     ClearanceRule,
     LabelRule,
@@ -21,8 +22,11 @@ from agentfsm.guards.call_rules import (
     two_of,
     within_clearance,
 )
+from agentfsm.guards.exit_rules import ExitFilter, exit_filter
 from agentfsm.guards.guard import Guard
-from agentfsm.ports.guards import CallGuard, GuardDecision, GuardedCall, ToolTraits
+from agentfsm.guards.text_rules import FenceRule, fence_untrusted
+from agentfsm.guards.vault import Vault
+from agentfsm.ports.guards import CallGuard, FilteredText, GuardDecision, GuardedCall, OutgoingText, ToolTraits
 
 if TYPE_CHECKING:
     from agentfsm.guards.egress_client import EgressError, open_http_client
@@ -31,23 +35,32 @@ if TYPE_CHECKING:
 __all__ = [
     "CallGuard",
     "ClearanceRule",
+    "DataKind",
     "EgressError",
+    "ExitFilter",
+    "FenceRule",
+    "FilteredText",
     "Guard",
     "GuardDecision",
     "GuardVerdict",
     "GuardedCall",
     "LabelRule",
+    "OutgoingText",
     "QuotaRule",
     "RoleRule",
     "ToolRule",
     "ToolTraits",
+    "Vault",
     "allow",
     "ask",
     "build_http_tool",
+    "exit_filter",
+    "fence_untrusted",
     "max_calls",
     "no",
     "only_for",
     "open_http_client",
+    "redact_sensitive",
     "refuse",
     "two_of",
     "within_clearance",

@@ -10,14 +10,15 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.value import Value
 from agentfsm.guards.call_rules import ToolRule, no, two_of, within_clearance
-from agentfsm.ports.guards import CallGuard
+from agentfsm.guards.text_rules import fence_untrusted
+from agentfsm.ports.guards import CallGuard, collect_instructions, filter_in_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from agentfsm.core.header import Header
     from agentfsm.core.labels import Label
-    from agentfsm.ports.guards import GuardDecision, GuardedCall, ToolTraits
+    from agentfsm.ports.guards import FilteredText, GuardDecision, GuardedCall, OutgoingText, ToolTraits
 
 
 @attrs.frozen(init=False)
@@ -37,6 +38,9 @@ class Guard(Value, CallGuard):
     rules: tuple[CallGuard, ...]
     """The rules."""
 
+    def __str__(self) -> str:
+        return f"Guard({', '.join(map(str, self.rules))})"
+
     def __init__(self, *rules: CallGuard) -> None:
         for rule in rules:
             if not (hasattr(rule, "concerns") and hasattr(rule, "decide")):
@@ -49,12 +53,13 @@ class Guard(Value, CallGuard):
 
         A person is asked about calls that cannot be undone once the run has read untrusted content, and about calls
         that send data out once it has read untrusted content and private data. Data above the clearance of a run, if it
-        has one, is kept away from it.
+        has one, is kept away from it. The model reads untrusted results between marks.
         """
         return cls(
             no("untrusted", "irreversible", verdict="ask"),
             two_of("untrusted", "private", "sends_out"),
             within_clearance(),
+            fence_untrusted(),
         )
 
     def concerns(self, tool: ToolTraits) -> bool:
@@ -85,6 +90,22 @@ class Guard(Value, CallGuard):
         """Return the refusal if a run must not read data with these labels, else None."""
         refusals = (rule.check_data(labels, header) for rule in self.rules)
         return next((each for each in refusals if each is not None), None)
+
+    def fences(self, labels: Iterable[Label]) -> bool:
+        """Return whether the model reads results with these labels between marks."""
+        return any(rule.fences(labels) for rule in self.rules)
+
+    def filters_texts(self) -> bool:
+        """Return whether a rule decides on texts."""
+        return any(rule.filters_texts() for rule in self.rules)
+
+    def filter_text(self, outgoing: OutgoingText) -> FilteredText | None:
+        """Return the decision on a text of the model, which each rule gets as the one before has left it."""
+        return filter_in_order(self.rules, outgoing)
+
+    def add_instructions(self, header: Header) -> str:
+        """Return the texts that the rules add to the instructions of a run, each once."""
+        return collect_instructions(self.rules, header)
 
     def decide(self, call: GuardedCall) -> GuardDecision | None:
         """Return the decision on a call; None if no rule applies."""

@@ -7,7 +7,7 @@ names from this module; only the package itself imports from the files below.
 from agentfsm.ports.context import CompactionBudget, Context, ContextPolicy, GroupKind, MessageGroup, PolicyAsk
 from agentfsm.ports.embedder import Embedder, Embeddings
 from agentfsm.ports.followers import Delivery, Follower, FollowerStart
-from agentfsm.ports.guards import CallGuard, GuardDecision, GuardedCall, ToolTraits
+from agentfsm.ports.guards import CallGuard, FilteredText, GuardDecision, GuardedCall, OutgoingText, ToolTraits
 from agentfsm.ports.model import (
     CallChunk,
     Chunk,
@@ -72,6 +72,7 @@ __all__ = [
     "Emit",
     "Feedback",
     "Filter",
+    "FilteredText",
     "FinishChunk",
     "FinishReason",
     "Follower",
@@ -86,6 +87,7 @@ __all__ = [
     "LeaseTerm",
     "MessageGroup",
     "Model",
+    "OutgoingText",
     "OutputForm",
     "OutputMode",
     "PaidScores",

@@ -11,6 +11,7 @@ import attrs
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.header import Header
 from agentfsm.core.labels import EFFECT_LABELS, Label, LabelSource
+from agentfsm.core.messages import Message
 from agentfsm.core.value import Value
 
 
@@ -69,8 +70,46 @@ class GuardDecision(Value):
     """Labels of the run that the rule is about, each with its source."""
 
 
+@attrs.frozen(kw_only=True)
+class OutgoingText(Value):
+    """A text of the model that is about to leave the run: an answer, a remark beside calls, or its thinking."""
+
+    text: str
+    """The text."""
+
+    labels: Mapping[Label, LabelSource]
+    """Labels of the run, each with its first source."""
+
+    messages: Sequence[Message]
+    """History of the run, without the reply that has the text."""
+
+    header: Header
+    """Header of the run."""
+
+
+@attrs.frozen(kw_only=True)
+class FilteredText(Value):
+    """Decision of a guard on a text that must not leave as it is."""
+
+    text: str
+    """Text that takes its place."""
+
+    rule: str
+    """Rule that decided, as it is written in code."""
+
+    reason: str
+    """Kinds of the replaced data, a few words: "2 email, 1 secret"."""
+
+    is_withheld: bool = False
+    """Whether nothing of the text may leave. An answer then ends the run with the stop reason GUARD."""
+
+    def describe(self) -> str:
+        """Return the decision for the journal."""
+        return f"{self.rule}: {self.reason}"
+
+
 class CallGuard(Protocol):
-    """Decides on calls before they start.
+    """Decides on calls before they start, and on the texts that a model reads and writes.
 
     Its methods are pure functions of their arguments: the decision is committed to the journal and not made again.
     """
@@ -101,3 +140,50 @@ class CallGuard(Protocol):
         with the stop reason GUARD before the model is asked again.
         """
         return None
+
+    def fences(self, labels: Iterable[Label]) -> bool:  # noqa: ARG002  as above
+        """Return whether the model reads results with these labels between marks, as data. Default: False.
+
+        The decision is recorded with the result.
+        """
+        return False
+
+    def filters_texts(self) -> bool:
+        """Return whether the guard decides on texts. Default: False.
+
+        If one does, the pieces of a reply are not streamed: its text comes at once, after the decision.
+        """
+        return False
+
+    def filter_text(self, outgoing: OutgoingText) -> FilteredText | None:  # noqa: ARG002  as above
+        """Return the decision on a text of the model that must not leave as it is, else None. Default: None.
+
+        Only the text that takes its place is recorded.
+        """
+        return None
+
+    def add_instructions(self, header: Header) -> str:  # noqa: ARG002  as above
+        """Return a text for the end of the instructions of a run; empty for none, which is the default."""
+        return ""
+
+
+def filter_in_order(guards: Iterable[CallGuard], outgoing: OutgoingText) -> FilteredText | None:
+    """Return the decision of several guards on a text, each of which gets it as the one before left it; or None."""
+    decided: list[FilteredText] = []
+    for guard in guards:
+        found = guard.filter_text(outgoing)
+        if found is not None:
+            decided.append(found)
+            outgoing = attrs.evolve(outgoing, text=found.text)
+            if found.is_withheld:
+                break
+    if not decided:
+        return None
+    rules = ", ".join(dict.fromkeys([each.rule for each in decided]))
+    reasons = ", ".join([each.reason for each in decided])
+    return attrs.evolve(decided[-1], rule=rules, reason=reasons)
+
+
+def collect_instructions(guards: Iterable[CallGuard], header: Header) -> str:
+    """Return the texts that guards add to the instructions of a run, each once; empty if none."""
+    return "\n\n".join(dict.fromkeys([text for guard in guards if (text := guard.add_instructions(header))]))

@@ -2,7 +2,8 @@
 
 The library logs nothing until the application configures logging; only a model that cannot be reached is reported on
 stderr. Prompts, arguments, results and keys are left out, unless an agent is made with `log_prompts=True`; then likely
-secrets are masked. A line may be followed by the traceback of a tool's exception, whose last line is the tool's text.
+secrets and personal data are masked. A line may be followed by the traceback of a tool's exception, whose last line is
+the tool's text.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from typing import Any, Final
 import attrs
 
 from agentfsm.core.errors import ensure_printable
+from agentfsm.core.sensitive_text import redact_sensitive
 from agentfsm.core.value import Value
 
 LOGGER: Final = logging.getLogger("agentfsm")
 _NULL_HANDLER: Final = logging.NullHandler()
 LOGGER.addHandler(_NULL_HANDLER)
 
+# Looser than the shapes of `find_sensitive`: in a log, a word too few is better than a secret too many.
 _SECRET_PATTERN: Final = re.compile(
     r"(?i)\b(?:sk|pk|rk|ghp|gho|xox[abp])[-_][\w-]{8,}|\bbearer\s+\S+|[\w-]*(?:key|password|secret|token)\W{1,4}\S+",
 )
@@ -116,10 +119,11 @@ class RunLogger(Value):
 
 
 def redact(text: str) -> str:
-    """Return the beginning of the text, with likely secrets masked."""
-    return mask_secrets(text[:MAX_PROMPT_CHARS])
+    """Return the beginning of the text, with personal data and likely secrets masked."""
+    # Masked before it is cut, because half of a number has no check digit.
+    return mask_sensitive(text[: 2 * MAX_PROMPT_CHARS])[:MAX_PROMPT_CHARS]
 
 
-def mask_secrets(text: str) -> str:
-    """Return the text with likely secrets masked."""
-    return _SECRET_PATTERN.sub("[redacted]", text)
+def mask_sensitive(text: str) -> str:
+    """Return the text with personal data and likely secrets masked."""
+    return _SECRET_PATTERN.sub("[redacted]", redact_sensitive(text))

@@ -29,7 +29,7 @@ from agentfsm.core.trace_context import (
 )
 from agentfsm.core.usage import Purpose, Usage
 from agentfsm.core.value import Value
-from agentfsm.streaming.log import mask_secrets
+from agentfsm.streaming.log import mask_sensitive
 from agentfsm.telemetry import attribute_names as n
 from agentfsm.telemetry.gaps import find_gap
 
@@ -120,7 +120,7 @@ def _write_nothing(_text: str) -> None:
 
 _WRITERS: Final[Mapping[Content, Callable[[str], str | None]]] = {
     "none": _write_nothing,
-    "redacted": mask_secrets,
+    "redacted": mask_sensitive,
     "full": str,
 }
 

@@ -1,6 +1,7 @@
 """`agentfsm audit`: the calls of a run, or of all runs, for people and for programs."""
 
 import hashlib
+import json
 
 import anyio
 import pytest
@@ -137,3 +138,16 @@ def test_a_status_that_there_is_not(here):
     """It is an error of usage, which names those that there are."""
     here("audit", "--status", "great", code=2)
     assert "timed_out" in here.err
+
+
+def test_sensitive_data_is_replaced(here):
+    """Neither output has personal data and secrets in arguments and results; the hash is of the result as it was."""
+    account = "ann@example.com, 13800138000"
+    here.run("app:payer", "--id", "paid", "Pay.", code=3)
+    here("approve", "paid", "t1.0", "--arguments", json.dumps({"account": account, "cents": 3}), "--by", "bob")
+    here("resume", "paid")
+    marked = "[EMAIL_REDACTED], [PHONE_REDACTED]"
+    assert f'pay(account="{marked}", cents=3)' in here("audit", "paid")
+    [paid] = here.json("audit", "paid", "--results")["calls"]
+    assert (paid["arguments"], paid["content"]) == ({"account": marked, "cents": 3}, f"paid 3 to {marked}")
+    assert paid["result"]["sha256"] == hashlib.sha256(f"paid 3 to {account}".encode()).hexdigest()

@@ -103,6 +103,7 @@ ANSWERED = ToolResult(
     ),
     labels=(Label.PRIVATE, Label.CONFIDENTIAL, Label.RESTRICTED),
     sandbox="bubblewrap",
+    fence="untrusted-5f0c81d2a7be",
     child=AgentCost(
         agent="clerk", run_id="order-17.p1.2", usage=Usage(input_tokens=40), usd=None, turns=1, counted=("pay", "pay")
     ),
@@ -182,8 +183,11 @@ FURTHER = (
             hosted=HOSTED,
             paused=True,
         ),
+        filtered=("exit_filter(redact): 1 email",),
         purpose=Purpose.LAST_ANSWER,
     ),
+    e.ToolsChosen(message=AssistantMessage(calls=(STEP,)), filtered=("exit_filter(redact): 1 phone",)),
+    e.AnswerGiven(message=AssistantMessage(text="[EMAIL_REDACTED]"), filtered=("exit_filter(redact): 1 email",)),
 )
 
 FORMAT_4 = Format(
@@ -223,6 +227,8 @@ FORMAT_4 = Format(
             (Pending, "reason"),
             (ToolResult, "labels"),
             (ToolResult, "sandbox"),
+            (ToolResult, "fence"),
+            *((kind, "filtered") for kind in (e.ToolsChosen, e.AnswerGiven, e.AnswerDrafted)),
             (e.ToolStarted, "labels"),
             *((kind, "purpose") for kind in (e.AnswerDrafted, e.ModelFaltered)),
             *((kind, name) for kind in (e.Compacted, e.ToolsOffered, e.Judged) for name in ("purpose", "model")),

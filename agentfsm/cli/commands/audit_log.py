@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from fnmatch import fnmatchcase
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -24,6 +24,7 @@ from agentfsm.cli.render.formatting import (
 from agentfsm.cli.render.text import format_decisions
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
+from agentfsm.core.sensitive_text import redact_members, redact_sensitive
 from agentfsm.core.text_safety import one_line
 from agentfsm.ports.store import Filter
 from agentfsm.runs import Runs
@@ -95,22 +96,31 @@ def _matches(args: argparse.Namespace, record: AuditRecord) -> bool:
 
 
 def build_record_json(record: AuditRecord, *, with_result: bool) -> dict[str, Any]:
-    """Return a call as JSON, with the hash and length of its result; with the result itself if `with_result`."""
+    """Return a call as JSON, with the hash and length of its result; with the result itself if `with_result`.
+
+    Sensitive data in arguments, reason and result is replaced by marks.
+    """
     digest = None if record.result is None else {"sha256": record.digest, "chars": len(record.result)}
-    document = attrs.asdict(record) | {"result": digest}
-    return document | {"content": record.result} if with_result else document
+    document = attrs.asdict(record) | {"content": record.result}
+    shown = document | redact_members({name: document[name] for name in _REDACTED_FIELDS}) | {"result": digest}
+    return shown if with_result else {name: value for name, value in shown.items() if name != "content"}
+
+
+# Fields with texts of the model or from tools.
+_REDACTED_FIELDS: Final = ("arguments", "proposed", "reason", "content")
 
 
 def _format_record(record: AuditRecord) -> Iterator[str]:
     """Yield the lines of a call: the call, its outcome, and one line for each decision."""
     call = f"{format_time(record.asked_at)}  {record.run_id} {record.call_id}"
-    yield f"{call}  {one_line(f'{record.tool}({format_arguments(record.arguments)})', CALL_CHARS)}"
+    arguments = format_arguments(redact_members(record.arguments))
+    yield f"{call}  {one_line(f'{record.tool}({arguments})', CALL_CHARS)}"
     yield f"    {one_line(_format_outcome(record), NOTE_CHARS)}"
     if record.labels:
         yield f"    labels: {', '.join(record.labels)}"
     if record.sandbox:
         yield f"    sandbox: {record.sandbox}"
-    yield from (f"    {one_line(words, NOTE_CHARS)}" for words in format_decisions(record))
+    yield from (f"    {one_line(redact_sensitive(words), NOTE_CHARS)}" for words in format_decisions(record))
 
 
 def _format_outcome(record: AuditRecord) -> str:

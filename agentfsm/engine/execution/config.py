@@ -15,7 +15,7 @@ from agentfsm.core.limits import Limits
 from agentfsm.core.settings import Settings
 from agentfsm.core.value import Value
 from agentfsm.ports.context import Context
-from agentfsm.ports.guards import CallGuard
+from agentfsm.ports.guards import CallGuard, FilteredText, OutgoingText, collect_instructions, filter_in_order
 from agentfsm.ports.memory_items import RunMemory
 from agentfsm.ports.model import Model, TokenCounter, ToolDefinition, to_mutable_json
 from agentfsm.ports.policies import Judge, PlanMaker, ToolSelector
@@ -82,6 +82,11 @@ class EngineConfig(Value):
     guards: tuple[CallGuard, ...] = ()
     """Guards that decide on calls before they start; empty if there are no rules."""
 
+    guard_instructions: str = ""
+    """Text that guards add to the instructions of this run; empty for none. It is not part of the fingerprint, nor of
+    the hash of a request, because it differs between runs.
+    """
+
     engine_tools: Mapping[str, Tool[..., Any]] = attrs.field(factory=dict)
     """The engine's own tools for plans, by name. Models do not see them."""
 
@@ -114,13 +119,24 @@ class EngineConfig(Value):
     """Names of models already logged as having no price."""
 
     def for_run(self, header: Header) -> EngineConfig:
-        """Return the configuration with the instructions that the run recorded at its start."""
+        """Return the configuration with the instructions that the run recorded at its start, and those of guards."""
+        if self.guards and (added := collect_instructions(self.guards, header)) != self.guard_instructions:
+            return attrs.evolve(self, guard_instructions=added).for_run(header)
         if header.instructions is None and self.resolve_instructions is not None:  # started by another version
             header = self.resolve_instructions(header)
         if header.instructions is None:
             return self
         instructions = join_instructions(header.instructions, self.output_spec)
         return attrs.evolve(self, instructions=instructions, prompts=header.fingerprint.prompts)
+
+    @cached_property
+    def filters_texts(self) -> bool:
+        """Whether guards decide on the texts of replies, which are then not streamed in pieces."""
+        return any(guard.filters_texts() for guard in self.guards)
+
+    def guard_texts(self, outgoing: OutgoingText) -> FilteredText | None:
+        """Return the decision of the guards on a text of a reply; None if it stays as it is."""
+        return filter_in_order(self.guards, outgoing)
 
     @cached_property
     def tracer(self) -> RunTracer | None:
@@ -145,7 +161,13 @@ class EngineConfig(Value):
 
     @property
     def full_instructions(self) -> str:
-        """Instructions of the agent and of the sources of its tools."""
+        """Instructions of the agent, of the sources of its tools, and of guards, as a model reads them."""
+        own, added = self.own_instructions, self.guard_instructions
+        return f"{own}\n\n{added}" if own and added else own or added
+
+    @property
+    def own_instructions(self) -> str:
+        """Instructions of the agent and of the sources of its tools, which are the same in all runs."""
         added = self.registry.instructions
         return f"{self.instructions}\n\n{added}" if self.instructions and added else self.instructions or added
 
@@ -159,7 +181,7 @@ class EngineConfig(Value):
         """Fingerprint of the agent's behaviour: instructions, model, and tools with their schemas."""
         known = self._fingerprints.get(self.registry.version)
         if known is None:
-            instructions = short_hash(self.full_instructions, 8)
+            instructions = short_hash(self.own_instructions, 8)
             tools = {tool.name: tool.digest[:8] for tool in self.registry}
             tools |= {tool.name: short_hash(json.dumps(tool.describe()), 8) for tool in self.registry.hosted}
             known = Fingerprint(
@@ -173,10 +195,11 @@ class EngineConfig(Value):
         return known
 
     def _describe(self) -> str:
-        """Return the limits, the settings and the names of the policies as a text to hash."""
+        """Return the limits, the settings, the names of the policies and the guards as a text to hash."""
         settings = getattr(self.settings, "__qualname__", None) or repr(self.settings)
         policies = [*self.context.policies, self.selector, self.judge, self.planner, self.memory]
-        return repr([self.limits, settings, self.context.share, *[type(each).__qualname__ for each in policies]])
+        names = [type(each).__qualname__ for each in policies]
+        return repr([self.limits, settings, self.context.share, *names, *[str(guard) for guard in self.guards]])
 
     def find_tool(self, name: str) -> Tool[..., Any] | None:
         """Return the agent's tool of that name, or the engine's own."""
@@ -248,7 +271,7 @@ class EngineConfig(Value):
             else to_mutable_json(self.output_spec.output_form.schema)
         )
         definitions += [tool.describe() for tool in self.registry.hosted]
-        parts = [self.model.name, self.full_instructions, definitions, asked, output]
+        parts = [self.model.name, self.own_instructions, definitions, asked, output]
         return short_hash(json.dumps(parts, sort_keys=True, default=str), 8)
 
     def mark_unpriced(self, model: Model) -> bool:

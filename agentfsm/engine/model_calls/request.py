@@ -173,10 +173,11 @@ def _build_request(prepared: PreparedRequest, cap_tokens: int | None) -> Request
     if choice is not None and choice not in _TOOL_CHOICE_MODES and all(choice != tool.name for tool in prepared.tools):
         settings = attrs.evolve(settings, tool_choice=None)  # a provider refuses the name of a tool that it has not got
     run, messages = prepared.execution.journal.run, prepared.effect.messages
+    has_added = engine.registry.instructions or engine.guard_instructions
     note = run.closing_note if run.cutoff else run.reminder
     has_note = note != "" and not isinstance(messages[-1], AssistantMessage)  # a paused reply goes on
     return Request(
-        instructions=engine.full_instructions if engine.registry.instructions else engine.instructions,
+        instructions=engine.full_instructions if has_added else engine.instructions,
         messages=(*messages, SystemMessage(text=note)) if has_note else messages,
         passing=1 if has_note else 0,
         tools=prepared.tools,
@@ -246,9 +247,10 @@ class _ChunkReceiver:
         """Return a receiver, or None if nothing needs to be streamed."""
         if not prepared.is_streamed:
             return None
-        journal = prepared.execution.journal
+        journal, config = prepared.execution.journal, prepared.execution.config
         text_delta = build_delta_factory(TextDelta, journal.run.id, prepared.effect.turn, attempt)
-        return cls(prepared, attempt, eager, journal.on_event, text_delta)
+        on_event = None if config.guards and config.filters_texts else journal.on_event
+        return cls(prepared, attempt, eager, on_event, text_delta)
 
     def receive(self, chunk: Chunk) -> None:
         """Process the next chunk.

@@ -41,7 +41,7 @@ from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.journal import load_run
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
 from agentfsm.engine.tool_calls.call_costs import bill_settled_call
-from agentfsm.engine.tool_calls.call_guards import decide_call, needs_approval_by_guard
+from agentfsm.engine.tool_calls.call_guards import decide_call, fence_result, needs_approval_by_guard
 from agentfsm.engine.tool_calls.child_runs import build_missing_result, has_child_run, waits_on_child
 from agentfsm.ports.store import Store
 from agentfsm.tools import callback_errors
@@ -386,7 +386,8 @@ def _build_settled_result(execution: Execution, entry: OpenCall, outcome: Outcom
     tool, result = execution.config.find_tool(entry.call.name), build_decided_result(entry, outcome, content)
     shown = None if tool is None else result_text.count_shown_chars(result.content, tool, execution.count_tokens)
     labels = () if tool is None else tool.labels
-    return attrs.evolve(result, shown_chars=shown, spent=bill_settled_call(tool, entry), labels=labels)
+    settled = attrs.evolve(result, shown_chars=shown, spent=bill_settled_call(tool, entry), labels=labels)
+    return fence_result(execution, settled) if labels and execution.config.guards else settled
 
 
 def build_pending_question(

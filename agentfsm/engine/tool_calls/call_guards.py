@@ -14,8 +14,10 @@ from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.labels import EFFECT_LABELS, Label, LabelSource
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.core.reducers import add_counts
+from agentfsm.core.text_safety import build_fence_mark
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
 from agentfsm.ports.guards import GuardDecision, GuardedCall
+from agentfsm.tools.builtin import READ_RESULT
 from agentfsm.tools.queue.result_text import build_decided_result
 
 if TYPE_CHECKING:
@@ -137,6 +139,18 @@ def withhold_forbidden(execution: Execution, result: ToolResult) -> tuple[tuple[
         labels=tuple([label for label in result.labels if label in EFFECT_LABELS]),
     )
     return (fact,), withheld
+
+
+def fence_result(execution: Execution, result: ToolResult) -> ToolResult:
+    """Return a result with the marks between which the model reads it, if a guard wants that.
+
+    A page of an earlier result has no labels of its own, but may be of one that has them.
+    """
+    run = execution.journal.run
+    labels = (Label.UNTRUSTED,) if result.tool == READ_RESULT and run.has_fenced else result.labels
+    if not labels or not any(guard.fences(labels) for guard in execution.config.guards):
+        return result
+    return attrs.evolve(result, fence=build_fence_mark(run.header.nonce or run.id))
 
 
 def find_labels_before(run: Run) -> Mapping[Label, LabelSource]:

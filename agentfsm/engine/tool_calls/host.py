@@ -47,7 +47,12 @@ from agentfsm.engine.model_calls.side_request import SideSpending, send_side_req
 from agentfsm.engine.model_calls.tool_selection import search_tools
 from agentfsm.engine.tool_calls.approvals import build_approval, build_pending_question, is_outside_plan, needs_approval
 from agentfsm.engine.tool_calls.call_costs import bill_tool, calculate_call_cost
-from agentfsm.engine.tool_calls.call_guards import format_refusal, needs_approval_by_guard, withhold_forbidden
+from agentfsm.engine.tool_calls.call_guards import (
+    fence_result,
+    format_refusal,
+    needs_approval_by_guard,
+    withhold_forbidden,
+)
 from agentfsm.engine.tool_calls.child_runs import add_child_cost, end_interrupted_child
 from agentfsm.ports.model import ProposedCall
 from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
@@ -364,6 +369,7 @@ class RunHost(QueueHost):
         decided: tuple[e.Event, ...] = ()
         if execution.config.guards:
             decided, result = withhold_forbidden(execution, result)
+            result = fence_result(execution, result)
         finished = e.ToolFinished(result=result)
         if self.approvals:  # approved, but it could not run
             facts, taken = self._spend_decision(result.call_id)

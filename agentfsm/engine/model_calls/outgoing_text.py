@@ -1,0 +1,71 @@
+"""Have guards decide on the texts of a reply before it is recorded: only the filtered texts are kept and shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import attrs
+
+from agentfsm.ports.guards import OutgoingText
+from agentfsm.streaming.stream import TextDelta, ThinkingDelta
+
+if TYPE_CHECKING:
+    from agentfsm.core.messages import AssistantMessage
+    from agentfsm.engine.execution.execution import Execution
+    from agentfsm.engine.execution.journal import Journal
+    from agentfsm.ports.guards import FilteredText
+
+
+class FilteredReply(NamedTuple):
+    """A reply as guards leave it."""
+
+    message: AssistantMessage
+    """The reply, with the texts that the guards leave."""
+
+    filtered: tuple[str, ...]
+    """Their decisions, for the journal; empty if the reply is unchanged."""
+
+    refusal: str
+    """The decision that withheld the text; empty if none did."""
+
+
+def filter_reply(execution: Execution, message: AssistantMessage) -> FilteredReply:
+    """Return a reply as the guards leave it, and pass its texts to the listeners.
+
+    A text that was changed does not stay in the provider's form of the reply, unless the reply goes on: the provider
+    then needs it back as it was.
+    """
+    text, thinking = _decide(execution, message.text), _decide(execution, message.thinking)
+    decisions = tuple(dict.fromkeys([each.describe() for each in (text, thinking) if each is not None]))
+    if decisions:
+        is_over = not (message.calls or message.paused)
+        message = attrs.evolve(
+            message,
+            text=message.text if text is None else text.text,
+            thinking=message.thinking if thinking is None else thinking.text,
+            native=None if is_over else message.native,
+        )
+        run = execution.journal.run
+        execution.journal.log.warning("text_filtered", turn=run.turn + 1, decisions="; ".join(decisions))
+    _report(execution.journal, message)
+    return FilteredReply(message, decisions, "" if text is None or not text.is_withheld else text.describe())
+
+
+def _decide(execution: Execution, text: str) -> FilteredText | None:
+    """Return the decision of all guards on a text; None if it stays as it is."""
+    run = execution.journal.run
+    if not text:
+        return None
+    outgoing = OutgoingText(text=text, labels=run.labels, messages=run.messages, header=run.header)
+    return execution.config.guard_texts(outgoing)
+
+
+def _report(journal: Journal, message: AssistantMessage) -> None:
+    """Pass the texts to the listeners, who got no pieces of them."""
+    if journal.on_event is None:
+        return
+    run_id, turn = journal.run.id, journal.run.turn + 1
+    if message.thinking:
+        journal.on_event(ThinkingDelta(run_id=run_id, turn=turn, attempt=1, text=message.thinking))
+    if message.text:
+        journal.on_event(TextDelta(run_id=run_id, turn=turn, attempt=1, text=message.text))

@@ -1,0 +1,90 @@
+"""Find a text that was encoded lightly: spaced, reversed, in other letters, or in base64 and the like."""
+
+from __future__ import annotations
+
+import codecs
+import html
+import re
+import unicodedata
+from base64 import b32decode, b64decode
+from collections.abc import Iterable, Iterator
+from typing import Final
+from urllib.parse import unquote
+
+from agentfsm.core.text_safety import HIDDEN_CHARS
+
+# Fewest letters and digits of a text that is looked for: a shorter one would be found by chance.
+MIN_LETTERS: Final = 12
+
+_BLANKS: Final = re.compile(r"[\s\"'`>|*_\\]+")
+_BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]{16,}")
+_BASE32: Final = re.compile(r"[A-Z2-7]{20,}")
+_HEX: Final = re.compile(r"(?:(?:\\?x|%|0x|[\s:,-])?[0-9a-fA-F]{2}){12,}")
+_NOT_HEX: Final = re.compile(r"(?:\\?x|0x|[^0-9a-fA-F])")
+# Numbers of characters beyond groups of eight that end no byte.
+_NO_BASE32_ENDS: Final = frozenset({1, 3, 6})
+_URL_SAFE: Final = str.maketrans("-_", "+/")
+
+
+def find_encoded(text: str, wanted: Iterable[str]) -> str | None:
+    """Return the first of the wanted texts that is in a text, plain or lightly encoded; None if none is.
+
+    Found are other spacing and punctuation, other case and forms of letters, hidden characters in between, the text
+    backwards, ROT13, base64, base32, hexadecimal, percent and HTML escapes, and the first of these in the others.
+    Texts with fewer than 12 letters and digits are not looked for.
+
+    Args:
+        text: Any text.
+        wanted: The texts to find.
+    """
+    needles: dict[str, str] = {}
+    for each in wanted:
+        plain = _squeeze(each)
+        if len(plain) >= MIN_LETTERS:
+            needles |= dict.fromkeys((plain, plain[::-1], codecs.encode(plain, "rot13")), each)
+    if not needles:
+        return None
+    for candidate in _iter_readings(text):
+        plain = _squeeze(candidate)
+        for needle, each in needles.items():
+            if needle in plain:
+                return each
+    return None
+
+
+def _squeeze(text: str) -> str:
+    """Return the letters and digits of a text, in their plain form."""
+    plain = unicodedata.normalize("NFKC", HIDDEN_CHARS.sub("", text)).casefold()
+    return "".join(filter(str.isalnum, plain))
+
+
+def _iter_readings(text: str) -> Iterator[str]:
+    """Yield the text, and the texts in it that are base64, base32, hexadecimal or escaped."""
+    yield text
+    if "%" in text or "&" in text:
+        yield unquote(html.unescape(text))
+    compact = _BLANKS.sub("", text)
+    for form in (compact, compact[::-1]):
+        for found in _BASE64.finditer(form):
+            run = found[0].translate(_URL_SAFE)
+            yield from (_decode_base64(run[start:]) for start in range(4))
+        for found in _BASE32.finditer(form):
+            yield from (_decode_base32(found[0][start:]) for start in range(8))
+    for found in _HEX.finditer(text):
+        digits = _NOT_HEX.sub("", found[0])
+        yield from (_decode_hex(digits[start:]) for start in range(2))
+
+
+def _decode_base64(text: str) -> str:
+    whole = text[:-1] if len(text) % 4 == 1 else text  # one character alone holds no byte
+    return b64decode(whole + "=" * (-len(whole) % 4)).decode("utf-8", "replace")
+
+
+def _decode_base32(text: str) -> str:
+    whole = text[: len(text) - (len(text) % 8 in _NO_BASE32_ENDS)]
+    whole = whole[: len(whole) - (len(whole) % 8 in _NO_BASE32_ENDS)]
+    return b32decode(whole + "=" * (-len(whole) % 8)).decode("utf-8", "replace")
+
+
+def _decode_hex(digits: str) -> str:
+    return bytes.fromhex(digits[: len(digits) // 2 * 2]).decode("utf-8", "replace")
