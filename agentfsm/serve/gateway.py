@@ -293,6 +293,9 @@ class Gateway:
         """Return the metrics of runs in the text format of Prometheus. The first call begins to count."""
         if self._tasks is not None and not self.run_counts.has_begun:
             self.run_counts.has_begun = True
+            for name, agent in self.agents.items():
+                config = agent.driver.config
+                self.run_counts.expect(name, agent.version, config.model.name, [tool.name for tool in config.registry])
             self._tasks.start_soon(self.run_counts.follow)
         return self.run_counts.format()
 

@@ -15,10 +15,22 @@ from typing import Final, TypeAlias
 import anyio
 import attrs
 
-from agentfsm.core.errors import LeaseLostError, RunNotFoundError, StoreError
+from agentfsm.core.errors import AgentError, RunNotFoundError, StoreError
+from agentfsm.core.limits import StopReason
 from agentfsm.ports.followers import Delivery
 from agentfsm.ports.store import Store
-from agentfsm.telemetry.measurements import METRICS, Measurement, Metric, measure_feedback, measure_run
+from agentfsm.telemetry.measurements import (
+    METRICS,
+    RUNS,
+    TOOL_CALLS,
+    TOOL_DONE,
+    TOOL_ERRORS,
+    Measurement,
+    Metric,
+    measure_feedback,
+    measure_run,
+)
+from agentfsm.telemetry.metrics_summary import read_previous_header
 
 Samples: TypeAlias = "list[tuple[dict[str, str], float]]"
 """Labels and value of each sample of a metric."""
@@ -84,6 +96,21 @@ class RunCounts:
     has_begun: bool = attrs.field(default=False, init=False)
     """Whether the runs are followed."""
 
+    def expect(self, agent: str, version: str, model: str, tools: Iterable[str]) -> None:
+        """Begin the series of an agent at 0, so that Prometheus sees its first failure as an increase.
+
+        Args:
+            agent: Name of the agent.
+            version: Its version; empty if it has none.
+            model: Name of its model.
+            tools: Names of its tools.
+        """
+        outcomes = [each for each in StopReason if each is not StopReason.PARKED]
+        series: list[tuple[str, tuple[str, ...]]]
+        series = [(RUNS.name, (agent, version, model, str(each))) for each in outcomes]
+        series += [(TOOL_CALLS.name, (agent, tool, each)) for tool in tools for each in (TOOL_DONE, *TOOL_ERRORS)]
+        self.add(Measurement(metric, labels, 0.0, 0.0) for metric, labels in series)
+
     def add(self, measurements: Iterable[Measurement]) -> None:
         """Count measurements."""
         for each in measurements:
@@ -97,7 +124,10 @@ class RunCounts:
                 found.buckets[bisect_left(metric.buckets, each.value)] += 1
 
     async def follow(self) -> None:
-        """Count the new events in the store, until cancelled."""
+        """Count the new events in the store, until cancelled. A store without followers has no such metrics."""
+        if type(self.store).add_follower is Store.add_follower:
+            _log.warning("there are no metrics of runs: %s has no followers", type(self.store).__name__)
+            return
         while True:
             try:
                 began_at = await self.store.now()
@@ -105,11 +135,20 @@ class RunCounts:
                     async for delivery in follower:
                         await self._count(delivery, began_at)
                         await delivery.done()
-            except (StoreError, LeaseLostError) as error:
+            except AgentError as error:  # the store fails, or the follower was dropped
                 _log.warning("the metrics of runs are counted later: %s", error)
                 await anyio.sleep(FOLLOWER_RETRY_S)
 
     async def _count(self, delivery: Delivery, began_at: float) -> None:
+        try:
+            await self._count_events(delivery)
+        except StoreError:
+            raise
+        except Exception:  # noqa: BLE001  metrics are no reason to stop the server
+            _log.exception("run %s is left out of the metrics", delivery.run_id)
+        self._count_feedback(delivery, began_at)
+
+    async def _count_events(self, delivery: Delivery) -> None:
         if delivery.events:
             events = delivery.events
             if delivery.after_version:
@@ -117,7 +156,10 @@ class RunCounts:
                     events = (await self.store.read(delivery.run_id)).events
                 except RunNotFoundError:  # removed meanwhile
                     return
-            self.add(measure_run(delivery.header, events, after=delivery.after_version))
+            previous = await read_previous_header(self.store, delivery.header)
+            self.add(measure_run(delivery.header, events, after=delivery.after_version, previous=previous))
+
+    def _count_feedback(self, delivery: Delivery, began_at: float) -> None:
         known = self._rated.pop(delivery.run_id, None)
         new = delivery.feedback[known or 0 :]
         self.add(measure_feedback(delivery.header, each) for each in new if known is not None or each.at >= began_at)

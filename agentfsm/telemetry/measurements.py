@@ -15,12 +15,14 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.header import Header
+from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import ErrorType, Outcome, ToolResult
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 from agentfsm.ports.stored import Feedback
 from agentfsm.telemetry.gaps import INTERRUPTION, QUEUE, find_gap
+from agentfsm.telemetry.implicit_signals import ASKED_AGAIN, EDITED, STOPPED, is_asked_again
 
 
 @attrs.frozen(kw_only=True)
@@ -118,6 +120,13 @@ RATINGS: Final = Metric(
     buckets=(1.0, 2.0, 3.0, 4.0, 5.0),
 )
 
+SIGNALS: Final = Metric(
+    name="agentfsm_signals_total",
+    kind="counter",
+    text="Signs of dissatisfaction: asked_again within 10 minutes, arguments edited before an approval, cancelled.",
+    labels=("agent", "signal"),
+)
+
 METRICS: Final[Mapping[str, Metric]] = MappingProxyType(
     {
         each.name: each
@@ -133,6 +142,7 @@ METRICS: Final[Mapping[str, Metric]] = MappingProxyType(
             TOOL_DURATION,
             WAITS,
             RATINGS,
+            SIGNALS,
         )
     }
 )
@@ -166,7 +176,9 @@ class Measurement(Value):
     """Time, seconds since 1970."""
 
 
-def measure_run(header: Header, events: Iterable[e.Event], *, after: int = 0) -> tuple[Measurement, ...]:
+def measure_run(
+    header: Header, events: Iterable[e.Event], *, after: int = 0, previous: Header | None = None
+) -> tuple[Measurement, ...]:
     """Return the measurements of a run, oldest first.
 
     Each run has its own tokens, costs and calls, so that those of sub-agents are not counted twice. A fork has none for
@@ -176,9 +188,13 @@ def measure_run(header: Header, events: Iterable[e.Event], *, after: int = 0) ->
         header: Header of the run.
         events: Events of its journal, from the first on.
         after: Version of the run up to which measurements are left out.
+        previous: Header of the run that it continues in its session, to find questions that are asked again. None: they
+            are not looked for.
     """
     meter = _RunMeter(header)
     found: list[Measurement] = []
+    if previous is not None and not after and is_asked_again(previous, header):
+        found.append(Measurement(SIGNALS.name, (previous.agent, ASKED_AGAIN), 1.0, header.created_at))
     for event in events:
         measured = meter.take(event)
         if meter.run.version > max(after, header.forked_at):
@@ -229,6 +245,8 @@ class _RunMeter:
                 yield self._build(REQUESTS, event.took_s, event.at, model, "failed")
             case e.ToolFinished():
                 yield from self._measure_call(event.result, event.at)
+            case e.ApprovalGiven(arguments=str()):
+                yield self._build(SIGNALS, 1.0, event.at, EDITED)
             case e.LimitReached() | e.Failed():
                 for entry in before.open:
                     if entry.phase is Phase.RUNNING:
@@ -255,6 +273,8 @@ class _RunMeter:
         if not run.is_over or header.parent is not None:
             return
         yield self._build(RUNS, 1.0, event.at, header.agent_version, self._own_model(), str(run.stop_reason))
+        if run.stop_reason is StopReason.CANCELLED:
+            yield self._build(SIGNALS, 1.0, event.at, STOPPED)
         yield self._build(RUN_TURNS, run.turn, event.at)
         yield self._build(RUN_DURATION, max(0.0, event.at - header.created_at - self.waited_s), event.at)
         yield self._build(RUN_TOKENS, run.usage.tokens, event.at)

@@ -10,10 +10,12 @@ from typing import Final
 import attrs
 
 from agentfsm.core.errors import RunNotFoundError
+from agentfsm.core.header import Header
 from agentfsm.core.limits import StopReason
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.run import begin_run
 from agentfsm.core.value import Value
+from agentfsm.engine.execution.journal import read_header
 from agentfsm.engine.run_list import RunIterator
 from agentfsm.ports.store import Filter, RunSummary, Store
 from agentfsm.telemetry import measurements as m
@@ -21,6 +23,8 @@ from agentfsm.telemetry.gaps import INTERRUPTION, QUEUE
 
 DAY_S: Final = 86_400.0
 HOUR_S: Final = 3_600.0
+# Seconds for which a run waits for a person until it counts as abandoned.
+ABANDONED_S: Final = DAY_S
 
 # Stop reasons of tasks that broke, as opposed to those that used up a limit or were stopped.
 ERROR_REASONS: Final = (
@@ -107,6 +111,12 @@ class MetricsSummary(Value):
     ratings: int
     """Number of ratings."""
 
+    signals: Mapping[str, int]
+    """Number of implicit signals by kind: "asked_again" (nearly the same question within 10 minutes, in a session),
+    "edited" (a person changed the arguments of a call), "cancelled", and "abandoned" (open runs that have waited for a
+    person for a day or longer).
+    """
+
     latency_s: Distribution | None
     """Seconds of a task, as in `avg_latency_ms`."""
 
@@ -147,6 +157,9 @@ class MeasurementLog:
 
     waiting: Counter[str] = attrs.field(factory=Counter)
     """Number of runs that wait, by the kind of wait."""
+
+    abandoned: list[float] = attrs.field(factory=list)
+    """Times at which open runs had waited for a person for `ABANDONED_S`, seconds since 1970."""
 
     def add(self, measurements: Iterable[m.Measurement]) -> None:
         """Add measurements."""
@@ -200,13 +213,25 @@ async def read_measurements(store: Store, *, since: float = -inf, agent: str | N
 
 async def _read_run(store: Store, summary: RunSummary, log: MeasurementLog) -> None:
     stored = await store.read(summary.id)
-    log.add(m.measure_run(stored.header, stored.events))
+    previous = await read_previous_header(store, stored.header)
+    log.add(m.measure_run(stored.header, stored.events, previous=previous))
     if summary.rating is not None:
         log.add(m.measure_feedback(stored.header, each) for each in await store.list_feedback(summary.id))
     if summary.waiting:
         run = begin_run(stored.header).fold(stored.events)
         # A wait of a sub-agent is counted at its own run.
         log.waiting.update(str(item.kind) for item in run.pending if item.run_id == run.id)
+        log.abandoned.append(run.updated_at + ABANDONED_S)
+
+
+async def read_previous_header(store: Store, header: Header) -> Header | None:
+    """Return the header of the run that a run continues; None if there is none, or it was removed."""
+    if header.after is None:
+        return None
+    try:
+        return await read_header(store, header.after)
+    except RunNotFoundError:
+        return None
 
 
 def summarize(log: MeasurementLog, since: float, until: float) -> MetricsSummary:
@@ -230,6 +255,8 @@ def summarize(log: MeasurementLog, since: float, until: float) -> MetricsSummary
     costs, ratings = log.values(m.COST, since, until), log.values(m.RATINGS, since, until)
     kinds = {kind: log.values(m.WAITS, since, until, kind=kind) for kind in log.label_values(m.WAITS, "kind")}
     waits = {kind: found for kind, values in kinds.items() if (found := _distribute(values)) is not None}
+    signals = {each: int(add_up(m.SIGNALS, signal=each)) for each in log.label_values(m.SIGNALS, "signal")}
+    signals["abandoned"] = len([at for at in log.abandoned if since <= at <= until])
     tools = [_summarize_tool(log, tool, since, until, hours) for tool in log.label_values(m.TOOL_CALLS, "tool")]
     return MetricsSummary(
         since=since,
@@ -244,6 +271,7 @@ def summarize(log: MeasurementLog, since: float, until: float) -> MetricsSummary
         daily_cost_usd=sum(costs) / max((until - since) / DAY_S, 1.0) if costs else None,
         user_satisfaction=_mean(ratings),
         ratings=len(ratings),
+        signals={kind: count for kind, count in signals.items() if count},
         latency_s=latency,
         request_s=_distribute(log.values(m.REQUESTS, since, until)),
         queue_s=waits.pop(QUEUE, None),

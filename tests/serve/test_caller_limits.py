@@ -6,11 +6,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agentfsm import Agent, MisuseError, tool
 from agentfsm.ports import Store
-from agentfsm.serve import Caller, RateLimits, serve
+from agentfsm.serve import Caller, RateLimits, metrics, serve
 from agentfsm.serve.caller_limits import QUEUE_RETRY_S
 from agentfsm.serve.metrics import MAX_SERIES, RunCounts
 from agentfsm.stores import MemoryStore, SQLiteStore
-from agentfsm.telemetry.measurements import COST, Measurement
+from agentfsm.telemetry.measurements import COST, Measurement, measure_run
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.gateway_client import caller_named, named, pay, paying, serving
 
@@ -182,10 +182,44 @@ async def test_metrics_of_runs():
         assert samples["agentfsm_run_turns_sum", "shop"] == 2
         assert [samples["agentfsm_run_turns_bucket", "shop", bound] for bound in ("1", "2", "+Inf")] == [0, 1, 1]
         assert samples["agentfsm_tool_calls_total", "shop", "pay", "done"] == 1
+        assert samples["agentfsm_tool_calls_total", "shop", "pay", "failed"] == 0  # there before the first failure
+        assert samples["agentfsm_runs_total", "shop", "", "scripted", "timeout"] == 0
         assert samples["agentfsm_wait_seconds_count", "shop", "approval"] == 1
         assert samples["agentfsm_feedback_rating_sum", "shop"] == 4
         assert samples["agentfsm_leases_lost_total", "shop"] == samples["agentfsm_crashes_total", "shop"] == 0
         assert not any(made["id"] in names for names in samples)
+
+
+class WithoutFollowers(MemoryStore):
+    """A store of somebody that implements the required methods only."""
+
+    add_follower = Store.add_follower
+
+
+async def test_metrics_never_stop_the_server(caplog, monkeypatch):
+    """A store without followers has none; a run that cannot be measured is left out, and the next one counts."""
+    await RunCounts(WithoutFollowers()).follow()
+    assert "WithoutFollowers has no followers" in caplog.text
+    agent, seen = greeting(), anyio.Event()
+
+    def measure(header, events, **options):
+        if header.id == "bad":
+            raise ValueError("no such thing")
+        seen.set()
+        return measure_run(header, events, **options)
+
+    monkeypatch.setattr(metrics, "measure_run", measure)
+    counts = RunCounts(agent.store)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(counts.follow)
+        while not await agent.store.followers():  # noqa: ASYNC110
+            await anyio.sleep(0.005)
+        for name in ("bad", "good"):
+            await agent.run("x", id=name)
+        await seen.wait()
+        tasks.cancel_scope.cancel()
+    assert "run bad is left out of the metrics" in caplog.text
+    assert 'outcome="completed"} 1' in counts.format()
 
 
 async def test_series_are_bounded():

@@ -8,10 +8,12 @@ import pytest
 
 from agentfsm import Agent, tool
 from agentfsm.cli import main
+from agentfsm.core.header import Header
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import Outcome
+from agentfsm.core.messages import Outcome, TextPart
 from agentfsm.ports.stored import Feedback
 from agentfsm.stores import SQLiteStore
+from agentfsm.telemetry.implicit_signals import is_asked_again
 from agentfsm.telemetry.measurements import METRICS, TOKENS, measure_feedback, measure_run
 from agentfsm.telemetry.metrics_summary import MeasurementLog, read_measurements, summarize
 from agentfsm.testing.models import ScriptedModel, call, say
@@ -115,6 +117,36 @@ async def test_a_sub_agent_is_no_task_and_its_tokens_count_once():
     assert found.input_tokens + found.output_tokens == run.usage.tokens == found.avg_tokens_per_task
     assert log.label_values(TOKENS, "agent") == ["boss", "finder"]
     assert {each.tool for each in found.tools} == {"finder", "(unknown)"}
+
+
+async def test_implicit_signals():
+    """The same question again within 10 minutes, in a session; arguments that a person changed; a cancelled run."""
+    agent = Agent(ScriptedModel(*["done"] * 9), name="shop")
+    for question in ("Where is my order 17?", "where is my  order 17 now?", "Do you sell tea?"):
+        await agent.run(question, session="s")
+    await agent.run("Where is my order 17?", session="other")
+    assert (await summary_of(agent)).signals == {"asked_again": 1}
+    payer = Agent(ScriptedModel(say("", call("pay", cents=3)), "done"), tools=[pay], name="payer", store=agent.store)
+    run = await payer.run("go")
+    await payer.approve(run.id, "t1.0", arguments={"cents": 2})
+    await payer.resume(run.id)
+    stopped = await payer.with_(model=ScriptedModel(say("", call("pay", cents=3)))).run("go")
+    log = await read_measurements(agent.store)
+    later = await agent.store.now() + 2 * DAY
+    assert summarize(log, -inf, later).signals == {"asked_again": 1, "edited": 1, "abandoned": 1}
+    await payer.cancel(stopped.id)
+    assert (await summary_of(agent)).signals == {"asked_again": 1, "edited": 1, "cancelled": 1}
+
+
+def test_a_question_is_asked_again_soon_and_alike():
+    """Not after 10 minutes, and not if its words are others."""
+
+    def ask(text, at):
+        return Header(id="r", prompt=(TextPart(text=text),), created_at=at)
+
+    assert is_asked_again(ask("北京明天的天气怎么样", 0), ask("北京明天天气怎么样", 599))
+    assert not is_asked_again(ask("Where is it?", 0), ask("Where is it?", 601))
+    assert not is_asked_again(ask("Where is it?", 0), ask("Thank you, all is well.", 5))
 
 
 async def test_the_command(tmp_path, capsys):

@@ -59,6 +59,7 @@ def _list_tasks(summary: MetricsSummary) -> Iterator[tuple[str, str]]:
         "user_satisfaction",
         _number(summary.user_satisfaction, ".2f") + f", {format_count(summary.ratings, 'rating')}",
     )
+    yield "signals", ", ".join(f"{count:,} {kind}" for kind, count in summary.signals.items()) or "-"
 
 
 def _list_work(summary: MetricsSummary) -> Iterator[tuple[str, str]]:
