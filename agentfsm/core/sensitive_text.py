@@ -43,7 +43,7 @@ class DataKind(StrEnum):
     """
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class SensitiveSpan(Value):
     """A place in a text with sensitive data."""
 
@@ -236,8 +236,8 @@ def find_sensitive(
     for kind, start, end in found:
         if not any(taken[start:end]):
             taken[start:end] = b"\1" * (end - start)
-            ends = (start, end) if places is None else (places[start], places[end - 1] + 1)
-            kept.append(SensitiveSpan(kind, *ends))
+            first, last = (start, end - 1) if places is None else (places[start], places[end - 1])
+            kept.append(SensitiveSpan(kind=kind, start=first, end=last + 1))
     return tuple(sorted(kept, key=lambda each: each.start))
 
 
