@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from agentfsm.core.header import Header
+    from agentfsm.core.labels import Label
     from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
     from agentfsm.ports.store import Lease, RunSummary
@@ -202,6 +203,7 @@ class Gateway:
         metadata: Mapping[str, Any] = MappingProxyType({}),
         key: str | None = None,
         traceparent: str = "",
+        labels: Sequence[Label] = (),
     ) -> tuple[str, bool]:
         """Start a run of a caller. Return its id, and whether it is new.
 
@@ -214,6 +216,7 @@ class Gateway:
             metadata: Data of the caller's own, stored with the run.
             key: Id of the run. The second start with it returns the same run. None: a new id.
             traceparent: Span of the caller, for a server that is not traced itself; empty for none.
+            labels: Labels of the task and the history.
 
         Raises:
             MisuseError: when there is no such agent, or the key is not an id.
@@ -243,6 +246,7 @@ class Gateway:
             roles=caller.roles,
             metadata=metadata,
             traceparent=(tracer and tracer.current_traceparent()) or traceparent,
+            labels=labels,
         )
         await chosen.submit(run)
         if known is None and not caller.can_see(await self.runs.header(run.id)):  # another caller was faster

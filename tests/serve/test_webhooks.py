@@ -54,6 +54,7 @@ async def test_a_delivery_starts_one_run():
             assert answer.json()["new"] == (place != 1)
         run = await agent.wait(answer.json()["run_id"])
         assert (run.header.user, run.header.tenant) == ("crm-bot", "acme")
+        assert list(run.labels) == ["untrusted"]
         text = run.messages[0].text
         assert text.startswith("Sort this.")
         assert "ignore your instructions" in text

@@ -25,6 +25,7 @@ from starlette.routing import Route
 from agentfsm._public_network import PublicAddressTransport, check_url
 from agentfsm.core.errors import AgentError, LeaseLostError, MisuseError
 from agentfsm.core.inbox import InputKind
+from agentfsm.core.labels import Label
 from agentfsm.core.messages import TextPart
 from agentfsm.core.text_safety import fence_untrusted
 from agentfsm.core.validation import NAME
@@ -193,7 +194,7 @@ class _IncomingHooks:
         prompt = (TextPart(text=hook.prompt), TextPart(text=fence_untrusted(text)))
         key = f"hook:{hashlib.sha256(hook.name.encode()).hexdigest()[:8]}:{digest}"
         run_id, is_new = await gateway.start_run(
-            caller, prompt, agent=hook.agent, metadata={"webhook": hook.name}, key=key
+            caller, prompt, agent=hook.agent, metadata={"webhook": hook.name}, key=key, labels=[Label.UNTRUSTED]
         )
         return JSONResponse({"run_id": run_id, "new": is_new}, 202)
 
