@@ -59,6 +59,8 @@ def build_fork_events(
     _check_edited_plans(events, prefix)
     _check_edited_decisions(events, prefix)
     run = run.fold(prefix[run.version :])
+    if edit:
+        _check_decided_calls(begin_run(header, before).fold(events), run)
     if run.is_over:
         raise MisuseError(f"at version {run.version} the run is over ({run.stop_reason}): fork it at an earlier one")
     _check_approved_plan(run, prefix)
@@ -122,6 +124,23 @@ def _check_edited_decisions(events: Sequence[Event], prefix: Sequence[Event]) ->
             raise MisuseError(
                 f"version {version} is the decision of a guard, which cannot be edited: fork the run at version "
                 f"{version - 1}, where the guards of this agent decide"
+            )
+
+
+def _check_decided_calls(original: Run, run: Run) -> None:
+    """Check that no edit changes an open call after a guard has decided on it.
+
+    Raises:
+        MisuseError: if one does.
+    """
+    decided = {entry.call.id: (entry.call.name, entry.call.arguments) for entry in original.open}
+    for entry in run.open:
+        call = entry.call
+        is_decided = entry.guarded is not None and entry.phase is not Phase.FINISHED
+        if is_decided and decided.get(call.id) != (call.name, call.arguments):
+            raise MisuseError(
+                f"an edit changes the call {call.id}, on which a guard has decided as it was: fork the run at the "
+                "version before that decision, where the guards of this agent decide on the edited call"
             )
 
 
