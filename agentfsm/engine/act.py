@@ -36,7 +36,11 @@ async def act(execution: Execution, effect: RunTools | Wait, calls: ToolCalls) -
     ):  # the steps of a plan, or calls outside it
         special = list(entries)
     else:
-        special = [each for each in entries if each.phase is not intended or each.call.name in asking]
+        special = [
+            each
+            for each in entries
+            if each.phase is not intended or each.call.name in asking or each.guarded is not None
+        ]
     refused = budget.admit_calls(_list_unfinished(entries) if special else entries)
     if refused:
         _refuse_over_budget(execution, host, refused)

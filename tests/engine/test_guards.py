@@ -5,8 +5,21 @@ from __future__ import annotations
 import anyio
 import attrs
 import pytest
+from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, Label, MisuseError, Outcome, RunContext, Settings, State, StopReason, tool
+from agentfsm import (
+    Agent,
+    Label,
+    MisuseError,
+    Outcome,
+    RunContext,
+    Settings,
+    State,
+    StopReason,
+    ToolEvent,
+    _validation,
+    tool,
+)
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.messages import ErrorType
@@ -289,6 +302,73 @@ async def test_a_changed_tool_is_decided_on_again(store):
     assert desk.made == [("send", "hi")]
 
 
+async def test_a_tool_that_changes_while_a_person_is_asked_is_decided_on_again(store):
+    """The new decision counts, and the call does not use up its own quota."""
+    desk = Desk()
+    guards = [Guard(ask("pay"), max_calls("pay", 1), within_clearance("public"))]
+    agent = desk.agent(store, say("", call("pay")), "done", guards=guards)
+    run = await agent.run("go")
+    renamed = agent.with_(tools=[tool(name="pay", description="Pay now.", irreversible=True)(desk.tools[2].function)])
+    assert (await renamed.resume(run.id)).pending[0].reason == "the rule ask(pay) is about this call"
+    secret = agent.with_(tools=[tool(name="pay", data_level="restricted")(desk.tools[2].function)])
+    assert (await secret.resume(run.id)).output == "done"
+    assert [verdict for _, verdict in await decisions_of(agent, run.id)] == ["ask", "ask", "refuse"]
+    assert desk.made == []
+
+
+async def test_a_decision_holds_without_guards():
+    """The process died between the decision and the question, and the next agent has no guards: a person is asked."""
+    desk = Desk()
+    agent = desk.agent(MemoryStore(), say("", call("pay")), "done", guards=[ask("pay")])
+    run = await agent.run("go")
+    stored = await agent.store.read(run.id)
+    assert isinstance(stored.events[-1], e.ApprovalAsked)
+    left = MemoryStore()
+    _, lease = await left.create(stored.header, events=stored.events[:-1])
+    await left.release(lease).wait()
+    run = await agent.with_(store=left, guards=()).resume(run.id)
+    assert ([item.call_id for item in run.pending], desk.made) == (["t1.0"], [])
+
+
+class LateStore(MemoryStore):
+    """A store whose appends are durable only once they are waited for."""
+
+    durable = 0
+
+    def append(self, lease, run, events, **options):
+        write = super().append(lease, run, events, **options)
+        return LateWrite(self, run.version, write)
+
+
+@attrs.frozen
+class LateWrite:
+    store: LateStore
+    version: int
+    write: object
+    is_done = False
+
+    async def wait(self):
+        await checkpoint()
+        self.store.durable = max(self.store.durable, self.version)
+        return await self.write.wait()
+
+
+async def test_a_decision_is_durable_before_a_call_that_only_reads():
+    """Otherwise a crash would lose the decision and its place in the quota, after the request was sent."""
+    store, seen = LateStore(), []
+
+    @tool(read_only=True, sends_out=True)
+    async def fetch(ctx: RunContext[None]) -> str:
+        """Fetch."""
+        history = (await store.read(ctx.run_id)).events[: store.durable]
+        seen.append([type(each).__name__ for each in history][-1:])
+        return "x"
+
+    script = ScriptedModel(say("", call("fetch")), "done")
+    await Agent(script, tools=[fetch], store=store, guards=[max_calls("fetch", 1)]).run("go")
+    assert seen == [["Guarded"]]
+
+
 async def test_guards_that_come_later_decide_on_calls_that_are_open(store):
     """A call that waits is closed if it is refused; one that may have begun goes to a person."""
     desk = Desk()
@@ -394,6 +474,24 @@ async def test_a_fork_cannot_edit_a_decision(store):
         await agent.fork(run.id, at=at, edit={at: milder})
 
 
+async def test_a_fork_cannot_edit_a_call_under_its_decision(store):
+    """The decision was about other arguments, and a person who repeats the call would be past the rule."""
+    desk = Desk()
+    agent = desk.agent(store, say("", call("pay")), "done", guards=[refuse(Rule("pay", lambda a: a.cents > 900))])
+    run = await agent.run("go")
+    history = await agent.history(run.id)
+    chosen = next(n for n, event in enumerate(history, 1) if isinstance(event, e.ToolsChosen))
+    message = history[chosen - 1].message
+    more = attrs.evolve(message, calls=(attrs.evolve(message.calls[0], arguments='{"cents": 9000}'),))
+    edit = {chosen: attrs.evolve(history[chosen - 1], message=more)}
+    with pytest.raises(MisuseError, match=r"changes the call t1\.0, on which a guard has decided"):
+        await agent.fork(run.id, at=chosen + 1, edit=edit)
+    fork = await agent.fork(run.id, at=chosen, edit=edit)
+    await agent.settle(fork.id, "t1.0", rerun=True)
+    await agent.with_(model=ScriptedModel("done")).resume(fork.id)
+    assert desk.made == [("pay", 900)]
+
+
 # Levels of data.
 
 
@@ -434,6 +532,17 @@ async def test_a_result_above_the_clearance_is_withheld(store):
     assert "90,000" not in str([each.to_dict() for each in await agent.history(run.id)])
     assert (run.output, dict(run.labels)) == ("done", {})
     assert await decisions_of(agent, run.id) == [("t1.0", "refuse")]
+
+
+@pytest.mark.parametrize("early", [True, False])
+async def test_listeners_do_not_get_a_withheld_result(store, early):
+    """Also if the call started while the reply streamed."""
+    again = attrs.evolve(search, read_only=early)
+    agent = Agent(ScriptedModel(say("", call("search")), "done"), tools=[again], store=store, guards=[CLEARED])
+    async with agent.stream("go", clearance="internal") as events:
+        seen = [each async for each in events]
+    assert [each.success for each in seen if isinstance(each, ToolEvent) and each.is_end] == [False]
+    assert "90,000" not in str(seen)
 
 
 async def test_a_run_that_has_read_too_much_ends(store):
@@ -534,6 +643,7 @@ def test_only_guards_are_guards():
 
 def test_a_rule_that_never_asks_is_logged_once(caplog):
     """All its calls are allowed; a rule with a condition, or of another guard, allows only some."""
+    _validation._warn_once.cache_clear()
     desk = Desk()
     shadowed = Guard(ask("pay"), Guard.default(), allow("p*"))
     for guards in (

@@ -38,11 +38,13 @@ def guard_calls(execution: Execution) -> tuple[e.Event, ...]:
     for entry in run.open:
         if entry.call.name not in config.guarded_tools or not _is_undecided(execution, entry):
             continue
-        decided = decide_call(execution, entry.call, counted)
+        is_counted = entry.guarded is not None and entry.guarded.counts
+        others = add_counts(counted, {entry.call.name: -1}) if is_counted else counted
+        decided = decide_call(execution, entry.call, others)
         if decided is None:  # it will be refused for another reason
             continue
         events.append(decided)
-        if decided.counts:
+        if decided.counts and not is_counted:
             counted = add_counts(counted, {entry.call.name: 1})
         if decided.verdict is GuardVerdict.REFUSE and not entry.attempts and entry.phase in _NOT_STARTED:
             events.append(e.ToolFinished(result=_build_refusal(entry, decided)))
@@ -59,7 +61,8 @@ def _is_undecided(execution: Execution, entry: OpenCall) -> bool:
     if entry.phase is Phase.FINISHED or entry.guarded is None:
         return entry.phase is not Phase.FINISHED
     tool = execution.config.find_tool(entry.call.name)
-    return entry.phase is Phase.INTENDED and tool is not None and tool.digest_call(entry.call) != entry.guarded.digest
+    is_waiting = entry.phase is Phase.INTENDED or entry.phase is Phase.AWAITING_APPROVAL
+    return is_waiting and tool is not None and tool.digest_call(entry.call) != entry.guarded.digest
 
 
 def decide_call(execution: Execution, call: ToolCall, counted: Mapping[str, int] | None = None) -> e.Guarded | None:
@@ -128,7 +131,12 @@ def withhold_forbidden(execution: Execution, result: ToolResult) -> tuple[tuple[
     entry = execution.journal.run.open_call(result.call_id)
     counts = entry.guarded is not None and entry.guarded.counts
     fact = _build_event(entry.call, refusal, digest="", counts=counts)
-    withheld = attrs.evolve(
+    return (fact,), withhold(result, refusal)
+
+
+def withhold(result: ToolResult, refusal: GuardDecision) -> ToolResult:
+    """Return a result without its content, with the reason in its place."""
+    return attrs.evolve(
         result,
         outcome=Outcome.FAILED,
         content=f"The call was made, but its result is withheld: {refusal.reason}.",
@@ -138,7 +146,6 @@ def withhold_forbidden(execution: Execution, result: ToolResult) -> tuple[tuple[
         parts=(),
         labels=tuple([label for label in result.labels if label in EFFECT_LABELS]),
     )
-    return (fact,), withheld
 
 
 def fence_result(execution: Execution, result: ToolResult) -> ToolResult:

@@ -48,9 +48,11 @@ from agentfsm.engine.model_calls.tool_selection import search_tools
 from agentfsm.engine.tool_calls.approvals import build_approval, build_pending_question, is_outside_plan, needs_approval
 from agentfsm.engine.tool_calls.call_costs import bill_tool, calculate_call_cost
 from agentfsm.engine.tool_calls.call_guards import (
+    check_data,
     fence_result,
     format_refusal,
     needs_approval_by_guard,
+    withhold,
     withhold_forbidden,
 )
 from agentfsm.engine.tool_calls.child_runs import add_child_cost, end_interrupted_child
@@ -320,11 +322,15 @@ class RunHost(QueueHost):
     async def on_start(self, call: ToolCall, tool: Tool[..., Any]) -> None:
         """Record that a call is about to run.
 
-        A call with possible effects does not start before the record is durable.
+        A call with possible effects does not start before the record is durable, nor one that guards have decided on
+        before the decision is.
         """
         read_only, granted, journal = tool.read_only, call.id in self.approvals, self.execution.journal
-        is_known = call.id in self.restarted_calls
+        is_known, config = call.id in self.restarted_calls, self.execution.config
+        is_guarded = bool(config.guards) and tool.name in config.guarded_tools
         if read_only and not granted and not is_known:
+            if is_guarded:
+                await journal.flush()
             return
         facts, taken = self._spend_decision(call.id)
         if is_known or not read_only:
@@ -334,7 +340,7 @@ class RunHost(QueueHost):
                 )
             )
         self.record(*facts, taken=taken)
-        if not read_only or granted:
+        if not read_only or granted or is_guarded:
             await journal.flush()
         if not read_only:
             journal.check_lease()
@@ -352,6 +358,14 @@ class RunHost(QueueHost):
     def on_tool_error(self, call: ToolCall, error: BaseException) -> None:
         """Log an exception of a tool, which no result of a call contains."""
         self.execution.journal.log.warning("tool_raised", call=call.id, tool=call.name, exc_info=error)
+
+    def build_shown(self, result: ToolResult) -> ToolResult:
+        """Return a result without its content if the run must not read it."""
+        if not self.execution.config.guards:
+            return result
+        labels = join_labels(result.labels, self.labels.get(result.call_id, ()))
+        refusal = check_data(self.execution, labels)
+        return result if refusal is None else withhold(result, refusal)
 
     def on_result(self, result: ToolResult) -> None:
         """Commit a call's result as it completes."""

@@ -109,6 +109,10 @@ class QueueHost:
     def on_tool_error(self, call: ToolCall, error: BaseException) -> None:
         """Record an exception with which a call has failed, for its traceback."""
 
+    def build_shown(self, result: ToolResult) -> ToolResult:
+        """Return a result as listeners may see it. It has not been passed to `on_result` yet."""
+        return result
+
     def on_result(self, result: ToolResult) -> None:
         """Receive the result of a call, in the order of completion."""
 

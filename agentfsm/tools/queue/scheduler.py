@@ -243,9 +243,10 @@ class ToolQueue:
         finally:
             self.in_flight.calls -= 1
         result = self._build_result(job, end, clock.monotonic() - since)
+        shown = result if events is None else self.host.build_shown(result)
         self.host.on_result(result)
         if events is not None:
-            events.emit_ended(result)
+            events.emit_ended(shown)
         return result
 
     async def _run_call(self, job: ToolJob) -> CallOutcome | None:
