@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import html
 import re
+import sys
 import unicodedata
 from base64 import b32decode, b64decode
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,8 @@ from urllib.parse import unquote
 
 from agentfsm.core.text_safety import HIDDEN_CHARS
 
+# Signs before the first letter of a line or word.
+_LINE_STARTS: Final = " \t\"'`*_#>-.("
 # Fewest letters and digits of a text that is looked for: a shorter one would be found by chance.
 MIN_LETTERS: Final = 12
 
@@ -20,6 +23,9 @@ _BLANKS: Final = re.compile(r"[\s\"'`>|*_\\]+")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]{16,}")
 _BASE32: Final = re.compile(r"[A-Z2-7]{20,}")
 _HEX: Final = re.compile(r"(?:(?:\\?x|%|0x|[\s:,-])?[0-9a-fA-F]{2}){12,}")
+_ESCAPE: Final = re.compile(r"\\(?:u\{?([0-9a-fA-F]{2,6})\}?|x([0-9a-fA-F]{2}))")
+_CODES: Final = re.compile(r"(?:(?<![0-9])[0-9]{2,3}(?![0-9])[\s,;-]{0,3}){12,}")
+_NUMBER: Final = re.compile(r"[0-9]+")
 _NOT_HEX: Final = re.compile(r"(?:\\?x|0x|[^0-9a-fA-F])")
 # Numbers of characters beyond groups of eight that end no byte.
 _NO_BASE32_ENDS: Final = frozenset({1, 3, 6})
@@ -30,7 +36,7 @@ def find_encoded(text: str, wanted: Iterable[str]) -> str | None:
     """Return the first of the wanted texts that is in a text, plain or lightly encoded; None if none is.
 
     Found are other spacing and punctuation, other case and forms of letters, hidden characters in between, the text
-    backwards, ROT13, base64, base32, hexadecimal, percent and HTML escapes, and the first of these in the others.
+    backwards, ROT13, base64, base32, hexadecimal and decimal codes, escapes, and the first letters of lines and words.
     Texts with fewer than 12 letters and digits are not looked for.
 
     Args:
@@ -59,10 +65,16 @@ def _squeeze(text: str) -> str:
 
 
 def _iter_readings(text: str) -> Iterator[str]:
-    """Yield the text, and the texts in it that are base64, base32, hexadecimal or escaped."""
+    """Yield the text, those in it that are encoded or escaped, and the first letters of its lines and words."""
     yield text
     if "%" in text or "&" in text:
         yield unquote(html.unescape(text))
+    if "\\" in text:
+        yield _ESCAPE.sub(lambda found: _to_char(int(found[1] or found[2], 16)), text)
+    yield "".join([line.strip(_LINE_STARTS)[:1] for line in text.splitlines()])
+    yield "".join([word.strip(_LINE_STARTS)[:1] for word in text.split()])
+    for found in _CODES.finditer(text):
+        yield "".join([_to_char(int(code)) for code in _NUMBER.findall(found[0])])
     compact = _BLANKS.sub("", text)
     for form in (compact, compact[::-1]):
         for found in _BASE64.finditer(form):
@@ -73,6 +85,10 @@ def _iter_readings(text: str) -> Iterator[str]:
     for found in _HEX.finditer(text):
         digits = _NOT_HEX.sub("", found[0])
         yield from (_decode_hex(digits[start:]) for start in range(2))
+
+
+def _to_char(code: int) -> str:
+    return chr(code) if code <= sys.maxunicode else ""
 
 
 def _decode_base64(text: str) -> str:

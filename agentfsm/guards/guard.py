@@ -11,7 +11,7 @@ from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.value import Value
 from agentfsm.guards.call_rules import ToolRule, no, two_of, within_clearance
 from agentfsm.guards.text_rules import fence_untrusted
-from agentfsm.ports.guards import CallGuard, collect_instructions, filter_in_order
+from agentfsm.ports.guards import CallGuard, collect_instructions, describe_guard, filter_in_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ class Guard(Value, CallGuard):
     """The rules."""
 
     def __str__(self) -> str:
-        return f"Guard({', '.join(map(str, self.rules))})"
+        return f"Guard({', '.join(map(describe_guard, self.rules))})"
 
     def __init__(self, *rules: CallGuard) -> None:
         for rule in rules:

@@ -187,3 +187,9 @@ def filter_in_order(guards: Iterable[CallGuard], outgoing: OutgoingText) -> Filt
 def collect_instructions(guards: Iterable[CallGuard], header: Header) -> str:
     """Return the texts that guards add to the instructions of a run, each once; empty if none."""
     return "\n\n".join(dict.fromkeys([text for guard in guards if (text := guard.add_instructions(header))]))
+
+
+def describe_guard(guard: CallGuard) -> str:
+    """Return a guard as it is written in code, or the name of its class if that defines no text."""
+    kind = type(guard)
+    return kind.__qualname__ if kind.__str__ is object.__str__ else str(guard)

@@ -176,6 +176,7 @@ PIECES = st.sampled_from(
         "你",
         "👩‍👧",
         "\n",
+        "\ud800",
     ]
 )
 

@@ -15,7 +15,14 @@ from agentfsm.core.limits import Limits
 from agentfsm.core.settings import Settings
 from agentfsm.core.value import Value
 from agentfsm.ports.context import Context
-from agentfsm.ports.guards import CallGuard, FilteredText, OutgoingText, collect_instructions, filter_in_order
+from agentfsm.ports.guards import (
+    CallGuard,
+    FilteredText,
+    OutgoingText,
+    collect_instructions,
+    describe_guard,
+    filter_in_order,
+)
 from agentfsm.ports.memory_items import RunMemory
 from agentfsm.ports.model import Model, TokenCounter, ToolDefinition, to_mutable_json
 from agentfsm.ports.policies import Judge, PlanMaker, ToolSelector
@@ -199,7 +206,7 @@ class EngineConfig(Value):
         settings = getattr(self.settings, "__qualname__", None) or repr(self.settings)
         policies = [*self.context.policies, self.selector, self.judge, self.planner, self.memory]
         names = [type(each).__qualname__ for each in policies]
-        return repr([self.limits, settings, self.context.share, *names, *[str(guard) for guard in self.guards]])
+        return repr([self.limits, settings, self.context.share, *names, *map(describe_guard, self.guards)])
 
     def find_tool(self, name: str) -> Tool[..., Any] | None:
         """Return the agent's tool of that name, or the engine's own."""
