@@ -45,7 +45,7 @@ class Guard(Value, CallGuard):
         for rule in rules:
             if not (hasattr(rule, "concerns") and hasattr(rule, "decide")):
                 raise MisuseError(f"Guard({rule!r}): give rules, such as no('untrusted', 'irreversible')")
-        self.__attrs_init__(rules)
+        object.__setattr__(self, "rules", rules)
 
     @classmethod
     def default(cls) -> Self:

@@ -236,6 +236,7 @@ class Gateway:
         if known is None:
             await self.admission.admit_run(caller, chosen.name)
         tracer = chosen.driver.config.tracer
+        current = "" if tracer is None else tracer.current_traceparent()
         run = chosen.start(
             prompt,
             id=key or new_id(),
@@ -245,7 +246,7 @@ class Gateway:
             tenant=caller.tenant,
             roles=caller.roles,
             metadata=metadata,
-            traceparent=(tracer and tracer.current_traceparent()) or traceparent,
+            traceparent=current or traceparent,
             labels=labels,
         )
         await chosen.submit(run)
