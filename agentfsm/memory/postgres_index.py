@@ -317,8 +317,13 @@ class _ItemDatabase(PostgresConnection):
         return count
 
     def forget_sources(self, run_ids: Collection[str], proof: Callable[[int], DeletionProof]) -> int:
-        """Delete the items that come from these runs, and note their ids."""
-        found = self._select("SELECT id FROM items WHERE source_run = ANY(:runs)", runs=[*run_ids])
+        """Delete the items that come from these runs, with their corrections, and note their ids."""
+        sql = (
+            "WITH RECURSIVE found(id) AS (SELECT id FROM items WHERE source_run = ANY(:runs) "
+            "UNION SELECT i.id FROM found JOIN items i ON i.replaces = found.id AND i.replaces <> '') "
+            "SELECT id FROM found"
+        )
+        found = self._select(sql, runs=[*run_ids])
         return self.forget([each for (each,) in found], proof)
 
     def list_sources(self, after: str, limit: int) -> list[str]:

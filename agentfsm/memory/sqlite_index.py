@@ -264,8 +264,12 @@ class _ItemFile(DatabaseFile):
         return count
 
     def forget_sources(self, run_ids: Collection[str], proof: Callable[[int], DeletionProof]) -> int:
-        """Delete the items that come from these runs, and note their ids."""
-        sql = "SELECT id FROM items WHERE source_run IN (SELECT value FROM json_each(?))"
+        """Delete the items that come from these runs, with their corrections, and note their ids."""
+        sql = (
+            "WITH RECURSIVE found(id) AS (SELECT id FROM items WHERE source_run IN (SELECT value FROM json_each(?)) "
+            "UNION SELECT i.id FROM found JOIN items i ON i.replaces = found.id AND i.replaces <> '') "
+            "SELECT id FROM found"
+        )
         return self.forget([each for (each,) in self.execute(sql, (json.dumps([*run_ids]),)).fetchall()], proof)
 
     def list_sources(self, after: str, limit: int) -> list[str]:

@@ -299,7 +299,7 @@ class MemoryIndex(Protocol):
         ...
 
     async def forget_sources(self, run_ids: Collection[str], *, at: float, by: str, reason: str) -> int:
-        """Delete the items of all owners that come from these runs, as `forget` does, and return their number."""
+        """Delete the items of all owners that come from these runs, with their corrections; return their number."""
         ...
 
     async def list_sources(self, *, after: str = "", limit: int = 1_000) -> Sequence[str]:

@@ -306,20 +306,23 @@ class MemoryIndexConformance:
         assert set(await self.search(index, "word")) == {"derived", "own"}
 
     async def test_items_are_forgotten_by_their_source(self, index: MemoryIndex) -> None:
-        """The items of a run go together, for all owners, and do not return."""
+        """The items of a run go together with their corrections, for all owners, and do not return."""
         items = [
             build_item("a", "word", source=ItemSource(run_id="r1")),
             build_item("b", "word", source=ItemSource(run_id="r1", version=2), namespace=BOB),
             build_item("c", "word", source=ItemSource(run_id="r2")),
             build_item("own", "word"),
+            build_item("a2", "word", replaces="a"),
+            build_item("a3", "word", replaces="a2"),
+            build_item("c2", "word", replaces="c"),
         ]
         await index.add(items)
         assert [*await index.list_sources()] == ["r1", "r2"]
         assert [*await index.list_sources(after="r1")] == ["r2"]
         assert [*await index.list_sources(limit=1)] == ["r1"]
-        assert await index.forget_sources(["r1", "unknown"], at=500.0, by="x", reason="y") == 2
+        assert await index.forget_sources(["r1", "unknown"], at=500.0, by="x", reason="y") == 4
         assert [item.id for item in await index.add(items)] == []
-        assert {*await index.get(["a", "b", "c", "own"])} == {"c", "own"}
+        assert {*await index.get([item.id for item in items])} == {"c", "c2", "own"}
 
     async def test_the_newest_time(self, index: MemoryIndex) -> None:
         """The time of the newest record is minus infinity before there is one."""
