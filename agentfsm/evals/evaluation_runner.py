@@ -138,9 +138,12 @@ class _Runner:
         if self.speed == "recorded":
             recording = await Recording.of_run(agent, case.recorded)
             agent = recording.attach(agent)
-        run, findings = await self._replay(case) if self.speed == "replay" else await self._run(agent, case, repeat)
-        deps = await self._resolve_deps(run) if case.check is not None else None
-        graded = GradedRun(case=case, run=run, agent=agent, deps=deps)
+        findings: tuple[str, ...] = ()
+        if self.speed == "replay":
+            graded, findings = await self._replay(case)
+        else:
+            graded = await self._run(agent, case, repeat)
+        run = graded.run
         grades = {}
         for scorer in self.scorers:
             grades[scorer.name] = Grade(None, findings[0]) if findings else await scorer.grade(graded)
@@ -163,7 +166,7 @@ class _Runner:
             findings=findings,
         )
 
-    async def _run(self, agent: Agent[Any], case: Case, repeat: int) -> tuple[Run[Any], tuple[str, ...]]:
+    async def _run(self, agent: Agent[Any], case: Case, repeat: int) -> GradedRun:
         """Execute the run of a repeat, or return it if it is over already."""
         run_id = f"{self._derive_id(case)}-{repeat}"
         try:
@@ -171,18 +174,20 @@ class _Runner:
         except RunNotFoundError:
             metadata = {"eval": {"case": case.id, "repeat": repeat, "speed": self.speed}}
             run = agent.start(case.input, id=run_id, metadata=metadata)
-        if run.is_over:
-            return run, ()
-        deps = await self._resolve_deps(run)
+        has_world = run.version == 0 or not callable(self.deps)
+        deps = None if run.is_over and not has_world else await self._resolve_deps(run)
         try:
-            return await agent.finish(run, deps=deps), ()
+            run = await agent.finish(run, deps=deps)
         except LeaseHeldError:  # of a process that was killed a moment ago
-            return await agent.resume(run_id, deps=deps), ()
+            run = await agent.resume(run_id, deps=deps)
+        return GradedRun(case=case, run=run, agent=agent, deps=deps, has_world=has_world)
 
-    async def _replay(self, case: Case) -> tuple[Run[Any], tuple[str, ...]]:
+    async def _replay(self, case: Case) -> tuple[GradedRun, tuple[str, ...]]:
         """Return the recorded run of a case, and the requests that the agent would make differently."""
         replay = await self.agent.replay(case.recorded)
-        return self.agent.driver.attach_decoder(replay.run), tuple(
+        run = self.agent.driver.attach_decoder(replay.run)
+        graded = GradedRun(case=case, run=run, agent=self.agent, deps=self.deps, has_world=not callable(self.deps))
+        return graded, tuple(
             f"turn {each.turn} would ask differently: {' and '.join(each.what)}" for each in replay.divergences
         )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import attrs
 
 from agentfsm.agent import Agent
+from agentfsm.core.errors import RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
 from agentfsm.core.value import Value
@@ -50,6 +51,11 @@ class GradedRun(Value):
 
     deps: Any = None
     """Dependencies of the run."""
+
+    has_world: bool = True
+    """Whether `deps` are those with which the whole run was executed. If another process had begun the run, a function
+    that makes dependencies would return other ones.
+    """
 
 
 class RunScorer(Protocol):
@@ -109,7 +115,13 @@ async def _record_check(graded: GradedRun) -> Grade:
         return json.dumps([None, f"the check returned {type(found).__name__}: return True, False or a reason"])
 
     checker = Agent(FunctionModel(decide), name="eval-check", store=graded.agent.store, clock=graded.agent.clock)
-    checked = await checker.run(f"Check the world after the run {run.id}.", id=f"{run.id}-check")
+    check_id = f"{run.id}-check"
+    if not graded.has_world:
+        try:
+            await checker.load(check_id)
+        except RunNotFoundError:
+            return Grade(None, "another process had begun the run, so its world is gone: evaluate with another label")
+    checked = await checker.run(f"Check the world after the run {run.id}.", id=check_id)
     value, reason = json.loads(checked.answer)
     return Grade(value, reason)
 

@@ -1,13 +1,14 @@
 """Evaluations: cases, their scorers, repeats, and what is kept of them."""
 
+import attrs
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError
+from agentfsm import Agent, Limits, MisuseError, RunContext, ToolResult, tool
 from agentfsm.evals import Case, ExpectedCall, Suite, evaluate
 from agentfsm.prompts import json_valid
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel
-from agentfsm.testing.models import call, say
+from agentfsm.testing.models import FunctionModel, call, say
 
 TESLA = Case(
     id="tesla",
@@ -117,23 +118,54 @@ async def test_a_check_of_the_answer(make_agent):
     assert not result.passed
 
 
-async def test_a_check_of_the_world(make_agent):
-    """It gets the run and its dependencies, which each run has of its own, and is made once."""
-    worlds, checked = [], []
+@tool
+def book(ctx: RunContext[list], cents: int) -> str:
+    """Book an amount."""
+    ctx.deps.append(cents)
+    return "booked"
 
-    async def make_world(run):
-        worlds.append({"run": run.id})
-        return worlds[-1]
 
-    async def check(run, world):
+class Ledger(list):
+    """The world of a run: the amounts that were booked."""
+
+    def __init__(self, _run):
+        super().__init__()
+
+
+def make_booker(**fields):
+    def think(request):
+        return "Done." if isinstance(request.messages[-1], ToolResult) else say("", call("book", cents=5))
+
+    return Agent(FunctionModel(think), tools=[book], **fields)
+
+
+async def test_a_check_of_the_world():
+    """It gets the dependencies with which the run was executed, of its own, and is made once."""
+    checked = []
+
+    def check(run, ledger):
         checked.append(run.id)
-        return "another world" if world["run"] != run.id else True
+        return ledger == [5] or f"booked: {ledger}"
 
-    agent, case = make_agent(), Case(input="Go.", check=check)
+    agent, case = make_booker(), Case(input="Book 5 cents.", check=check)
     for _ in range(2):
-        found = await evaluate(agent, [case], runs=3, deps=make_world)
+        found = await evaluate(agent, [case], runs=3, deps=Ledger)
         assert [result.grades["outcome"].value for result in found.results] == [1, 1, 1]
     assert len(checked) == len(set(checked)) == 3
+
+
+async def test_a_world_that_is_gone():
+    """A run that another process had begun is not scored by a world that was made anew; one that lasts is checked."""
+    agent = make_booker()
+    case = Case(input="Book 5 cents.")
+    [first] = (await evaluate(agent, [case], runs=1, deps=Ledger)).results
+    checked = attrs.evolve(case, check=lambda _run, ledger: ledger == [5])
+    [found] = (await evaluate(agent, [checked], runs=1, deps=Ledger)).results
+    assert found.run_id == first.run_id
+    assert found.grades["outcome"].value is None
+    assert "its world is gone: evaluate with another label" in found.grades["outcome"].reason
+    assert (await evaluate(agent, [checked], runs=1, deps=Ledger, label="again")).mean() == 1
+    assert (await evaluate(agent, [checked], runs=1, deps=[5])).mean() == 1
 
 
 @pytest.mark.parametrize(
