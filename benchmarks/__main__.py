@@ -7,9 +7,9 @@ for a bare `@tool`, whose calls run one by one. A row is a name ("crowd") or a n
 
 Further words, each by itself: `peers` measures the other frameworks, `growth` what long runs and many of them cost,
 `options` what each option costs, `plans` the tokens of plans, `dialogues` whether recorded dialogues may run in
-parallel, `traces` what live traces cost, `recall` how well and how fast a memory is searched, and `selection` how often
-the right tool is chosen, both for which they need the network, and `injections` which actions of attackers a guard lets
-start.
+parallel, `graded` which faults of a model an evaluation sees, `traces` what live traces cost, `recall` how well and how
+fast a memory is searched, and `selection` how often the right tool is chosen, both for which they need the network, and
+`injections` which actions of attackers a guard lets start.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ OTHERS = (
     "options",
     "plans",
     "dialogues",
+    "graded",
     "recall",
     "selection",
     "event_streams",

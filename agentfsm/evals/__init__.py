@@ -4,6 +4,7 @@ from agentfsm.evals.calibration import JudgeCalibration, calibrate
 from agentfsm.evals.case import Case, ExpectedCall, Suite
 from agentfsm.evals.comparison import Comparison, Conclusion, compare
 from agentfsm.evals.evaluation_runner import evaluate
+from agentfsm.evals.prompt_tests import evaluate_prompt
 from agentfsm.evals.release_gate import GateDecision, GateReport, gate
 from agentfsm.evals.results import CaseResult, Evaluation
 from agentfsm.evals.rubric_judge import RubricJudge
@@ -30,6 +31,7 @@ __all__ = [
     "calibrate",
     "compare",
     "evaluate",
+    "evaluate_prompt",
     "gate",
     "load_suite",
 ]

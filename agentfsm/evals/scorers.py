@@ -15,6 +15,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
 from agentfsm.core.value import Value
 from agentfsm.evals.case import CallPath, Case, ExpectedCall
+from agentfsm.prompts import find_failures
 from agentfsm.testing.models import FunctionModel
 
 if TYPE_CHECKING:
@@ -91,9 +92,8 @@ class OutcomeScorer(Value):
         if run.state is not State.DONE:
             stop = f"stopped by {run.stop_reason}: {run.stop_message}" if run.is_over else "the run waits for a person"
             return Grade(0.0, stop)
-        for check in case.expect:
-            if (why := check.find_failure(run.answer)) is not None:
-                return Grade(0.0, f"{check.name}: {why}")
+        if failures := find_failures(case.expect, run.answer):
+            return Grade(0.0, "; ".join(failures))
         return Grade(1.0) if case.check is None else await _record_check(graded)
 
 

@@ -16,7 +16,6 @@ from agentfsm.prompts.evaluation import (
     PromptReport,
     PromptTestResult,
     find_failures,
-    run_tests,
     wilson_interval,
 )
 from agentfsm.prompts.exits import Clarify, Refuse, ScratchpadReply, split_scratchpad, take_action
@@ -63,7 +62,6 @@ __all__ = [
     "matches",
     "max_tokens",
     "no_field",
-    "run_tests",
     "shorten_text",
     "split_scratchpad",
     "take_action",

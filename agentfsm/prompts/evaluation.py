@@ -1,4 +1,4 @@
-"""Run the tests of a prompt several times, and report pass rates with their confidence intervals.
+"""Results of the tests of a prompt: pass rates with their confidence intervals. `agentfsm.evals` runs the tests.
 
 Source: document F, 6.3.
 """
@@ -6,22 +6,16 @@ Source: document F, 6.3.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping
 from statistics import NormalDist
 from typing import Any, Final
 
 import attrs
 
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.validation import COUNT, FUNCTION, SHARE
 from agentfsm.core.value import Value
-from agentfsm.prompts.assertions import CountTokens
-from agentfsm.prompts.template import PromptTemplate, PromptTest
+from agentfsm.prompts.assertions import CountTokens, ReplyCheck
 
-# Runs of each test, and the pass rate of each (document F, 6.3: 5 to 10 runs, 90 %).
-RUNS: Final = 5
+# Pass rate of each test (document F, 6.3).
 PASS_RATE: Final = 0.9
 
 
@@ -107,54 +101,13 @@ class PromptReport(Value):
         return cls(**{**data, "tests": tuple(PromptTestResult(**test) for test in data["tests"])})
 
 
-async def run_tests(
-    prompt: PromptTemplate,
-    ask: Callable[[str, str], Awaitable[str]],
-    *,
-    runs: int = RUNS,
-    model: str = "",
-    pass_rate: float = PASS_RATE,
-    count: CountTokens | None = None,
-) -> PromptReport:
-    """Run all tests of a prompt.
+def find_failures(checks: Iterable[ReplyCheck], reply: str, count: CountTokens | None = None) -> tuple[str, ...]:
+    """Return the failed checks of a reply, each with the reason; empty if all pass.
 
     Args:
-        prompt: The prompt.
-        ask: Function that takes instructions and a user message, and returns the model's reply. For a test without
-            `input`, the prompt is the user message and the instructions are empty.
-        runs: Runs of each test, 1 or more; replies of models vary.
-        model: Name of the model, for the report.
-        pass_rate: Pass rate that each test needs, above 0 and up to 1.
+        checks: The checks, such as those of a `PromptTest`.
+        reply: Text of the reply.
         count: Function that counts tokens for `max_tokens`; None: tokens are estimated.
-
-    Raises:
-        MisuseError: if the prompt has no tests, or a test lacks a value.
     """
-    FUNCTION.check("run_tests", "ask", ask)
-    COUNT.check("run_tests", "runs", runs)
-    SHARE.check("run_tests", "pass_rate", pass_rate)
-    if not prompt.tests:
-        raise MisuseError(f"prompt {prompt.name} {prompt.version} has no tests: add [[tests]] to its front matter")
-    texts = [prompt.render(**test.values) for test in prompt.tests]  # all of them before the first request
-    results = []
-    for test, text in zip(prompt.tests, texts, strict=True):
-        asked = (text, test.input) if test.input else ("", text)
-        outcomes = [find_failures(test, await ask(*asked), count) for _ in range(runs)]
-        failures = Counter(failure for each in outcomes for failure in each)
-        passed = sum(not each for each in outcomes)
-        results.append(PromptTestResult(name=test.name, runs=runs, passed=passed, failures=dict(failures)))
-    return PromptReport(
-        name=prompt.name,
-        version=prompt.version,
-        digest=prompt.digest,
-        model=model,
-        at=datetime.now(UTC).isoformat(timespec="seconds"),
-        tests=tuple(results),
-        pass_rate=pass_rate,
-    )
-
-
-def find_failures(test: PromptTest, reply: str, count: CountTokens | None = None) -> tuple[str, ...]:
-    """Return the failed checks of a reply, each with the reason; empty if all pass."""
-    found = [(check, check.find_failure(reply, count)) for check in test.checks]
+    found = [(check, check.find_failure(reply, count)) for check in checks]
     return tuple(f"{check.name}: {why}" for check, why in found if why is not None)

@@ -36,7 +36,7 @@ async def test_votes_are_averaged():
         "expected_answer": "42",
         "answer": "It is 42.",
     }
-    prompt = request.messages[0].text if len(request.messages) > 1 else request.instructions
+    prompt = request.instructions
     assert prompt.index('"reason"') < prompt.index('"score"')
     assert "1: states something false" in prompt
 

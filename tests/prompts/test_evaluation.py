@@ -4,21 +4,19 @@ import math
 
 import pytest
 
-from agentfsm import Agent, MisuseError
+from agentfsm import MisuseError
 from agentfsm.prompts import (
-    PromptTemplate,
     contains,
     field_in,
+    find_failures,
     fits_schema,
     has_field,
     json_valid,
     matches,
     max_tokens,
     no_field,
-    run_tests,
     wilson_interval,
 )
-from agentfsm.testing import ScriptedModel
 
 
 @pytest.mark.parametrize(
@@ -86,43 +84,9 @@ def test_the_interval_of_wilson(passed, runs, low, high):
     assert math.isclose(found[1], high, abs_tol=1e-4)
 
 
-def router(tests):
-    return PromptTemplate(
-        name="router", version="1.0", text="Route: {{request}}", variables={"request": "untrusted"}, tests=tests
+def test_failures_of_a_reply():
+    """Each with its reason."""
+    assert find_failures([json_valid(), contains("a"), contains("b")], "a") == (
+        "json_valid: not JSON: Expecting value: line 1 column 1 (char 0)",
+        "contains 'b': 'b' is missing",
     )
-
-
-async def test_an_agent_is_tested():
-    """Each test several times, the reasons counted."""
-    tests = [
-        {"name": "math", "values": {"request": "1024 * 768?"}, "checks": ["json_valid", {"has_field": "tool_name"}]},
-        {"name": "vague", "values": {"request": "help"}, "input": "Go on.", "checks": ["json_valid"]},
-    ]
-    model = ScriptedModel(*['{"tool_name": "calculator"}'] * 4, '{"tool": 1}', *["{}"] * 5)
-    asked = []
-
-    async def ask(instructions, prompt):
-        asked.append((instructions[:6], prompt[:6]))
-        return (await Agent(model, instructions=instructions).run(prompt)).output
-
-    report = await run_tests(router(tests), ask, runs=5, model=model.name)
-    assert [(test.name, test.passed, test.runs) for test in report.tests] == [("math", 4, 5), ("vague", 5, 5)]
-    assert report.tests[0].failures == {"has_field tool_name: field 'tool_name' is missing": 1}
-    assert not report.passed
-    assert asked == [("", "Route:")] * 5 + [("Route:", "Go on.")] * 5
-    assert report.digest == router(tests).digest
-
-
-async def test_nothing_is_asked_if_a_test_is_wrong():
-    """A missing value is found before the first request."""
-    tests = [
-        {"name": "a", "values": {"request": "x"}, "checks": ["json_valid"]},
-        {"name": "b", "checks": ["json_valid"]},
-    ]
-
-    async def ask(*_asked):
-        raise AssertionError
-
-    for prompt, message in ((router(tests), "values are missing"), (router([]), "has no tests")):
-        with pytest.raises(MisuseError, match=message):
-            await run_tests(prompt, ask)

@@ -16,8 +16,9 @@ from agentfsm.cli.argument_types import parse_count, parse_pair
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.session.prompts import user_name
 from agentfsm.core.errors import MisuseError
-from agentfsm.prompts import Prompts, lint_prompt, run_tests
-from agentfsm.prompts.evaluation import RUNS
+from agentfsm.evals import evaluate_prompt
+from agentfsm.evals.evaluation_runner import RUNS
+from agentfsm.prompts import Prompts, lint_prompt
 from agentfsm.prompts.template import VariableKind
 
 if TYPE_CHECKING:
@@ -177,12 +178,7 @@ def test(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 async def _run_tests(prompt: PromptTemplate, model: str, runs: int) -> PromptReport:
     async with Agent(model) as agent:
-
-        async def ask(instructions: str, message: str) -> str:
-            run = await agent.with_(instructions=instructions).run(message)
-            return str(run.output)
-
-        return await run_tests(prompt, ask, runs=runs, model=agent.model.name)
+        return await evaluate_prompt(agent, prompt, runs=runs)
 
 
 def _format_report(report: PromptReport) -> Iterator[str]:
