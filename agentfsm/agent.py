@@ -305,7 +305,7 @@ class Agent(Generic[A_co]):
         context: Policies that shorten the history when it outgrows the context window, in order; or one policy.
         new_id: Function that returns a new run id.
         target: Import path of this agent, as "module:attribute"; empty if unknown.
-        log_prompts: Whether prompts are logged at level DEBUG, with secrets masked.
+        log_prompts: Whether prompts are logged at level DEBUG, with secrets and personal data masked.
         watch: Functions that observe the runs live, in `run`, `resume` and workers.
 
     Raises:

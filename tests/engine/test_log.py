@@ -184,7 +184,7 @@ async def test_a_models_refusal_is_logged_without_secrets(store, logged):
 
 
 async def test_prompts_are_logged_where_asked_for_and_masked(store, logged):
-    """`log_prompts=True` shows the newest message at DEBUG, with what looks like a secret masked."""
+    """`log_prompts=True` shows the newest message at DEBUG, with what looks like a secret or personal data masked."""
     secrets = {
         KEY: f"my key is {KEY}",
         "hunter2": "password: hunter2",
@@ -194,6 +194,8 @@ async def test_prompts_are_logged_where_asked_for_and_masked(store, logged):
         "topsecret9": "OPENAI_API_KEY=topsecret9",
         "topsecret8": "client_secret: topsecret8",
         "topsecret7": "access_token=topsecret7",
+        "13800138000": "手机13800138000",
+        "ann@example.com": "邮箱ann@example.com",
     }
     agent = Agent(ScriptedModel(*["done"] * len(secrets)), store=store, log_prompts=True)
     for secret, prompt in secrets.items():

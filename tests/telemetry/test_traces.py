@@ -236,6 +236,18 @@ async def test_what_is_new_is_followed():
     assert export.exported == len(await spans_of(agent, run))
 
 
+async def test_redacted_content_has_no_personal_data():
+    """Texts are exported, with marks in place of personal data and secrets."""
+    out = InMemorySpanExporter()
+    agent = weather("Call 13800138000, password: hunter2.")
+    run = await agent.run("邮箱ann@example.com")
+    await TraceExport(agent.store, out, content="redacted").run(run.id)
+    shown = json.dumps([dict(span.attributes) for span in out.get_finished_spans()], ensure_ascii=False)
+    assert "[PHONE_REDACTED]" in shown
+    assert "邮箱[EMAIL_REDACTED]" in shown
+    assert not any(data in shown for data in ("13800138000", "ann@example.com", "hunter2"))
+
+
 def test_a_wrong_content_is_refused():
     """The message names the choices."""
     with pytest.raises(MisuseError, match="redacted"):
