@@ -421,7 +421,7 @@ class Agent(Generic[A_co]):
     """
 
     log_prompts: bool = False
-    """Whether prompts are logged at level DEBUG, with secrets masked."""
+    """Whether prompts are logged at level DEBUG, with secrets and personal data masked."""
 
     watch: tuple[Outlet, ...] = attrs.field(default=(), converter=_as_outlets)
     """Functions that observe the runs live, in `run`, `resume` and workers. `watch(run, events)` is called after each
