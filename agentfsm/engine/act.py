@@ -17,6 +17,7 @@ from agentfsm.core.messages import ErrorType, Outcome, ToolCall
 from agentfsm.engine.tool_calls.approvals import Decisions, decide_open_calls, edit_call
 from agentfsm.engine.tool_calls.call_guards import guard_calls, needs_approval_by_guard
 from agentfsm.engine.tool_calls.host import RunHost, ToolCalls
+from agentfsm.engine.tool_calls.text_screens import screen_texts
 from agentfsm.tools.queue.result_text import build_decided_result
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ async def act(execution: Execution, effect: RunTools | Wait, calls: ToolCalls) -
     if refused:
         _refuse_over_budget(execution, host, refused)
     if execution.config.guards:
-        special += _apply_guards(execution, host)
+        special += await _apply_guards(execution, host)
     if special or refused:
         ready = await _apply_decisions(execution, calls)
         waiting = _list_unfinished(execution.journal.run.open)
@@ -73,9 +74,10 @@ def _refuse_over_budget(execution: Execution, host: RunHost, entries: Sequence[O
     host.record(*[e.ToolFinished(result=attrs.evolve(each, error_type=ErrorType.BUDGET)) for each in results])
 
 
-def _apply_guards(execution: Execution, host: RunHost) -> list[OpenCall]:
+async def _apply_guards(execution: Execution, host: RunHost) -> list[OpenCall]:
     """Commit the decisions of guards, and return the open calls that cannot run at once, perhaps because of them."""
-    if decisions := guard_calls(execution):
+    found = await screen_texts(execution) if execution.config.screens else ()
+    if decisions := guard_calls(execution, found):
         host.record(*decisions)
         execution.budget.report_counted_calls()
     entries = execution.journal.run.open

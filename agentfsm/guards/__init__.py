@@ -22,11 +22,14 @@ from agentfsm.guards.call_rules import (
     two_of,
     within_clearance,
 )
+from agentfsm.guards.detection import Detection, calibrate, score_windows
 from agentfsm.guards.exit_rules import ExitFilter, exit_filter
 from agentfsm.guards.guard import Guard
+from agentfsm.guards.pattern_detector import PatternDetector
 from agentfsm.guards.text_rules import FenceRule, fence_untrusted
 from agentfsm.guards.vault import Vault
 from agentfsm.ports.guards import CallGuard, FilteredText, GuardDecision, GuardedCall, OutgoingText, ToolTraits
+from agentfsm.ports.screening import Detector, ScreenedText, TextScreen
 
 if TYPE_CHECKING:
     from agentfsm.guards.egress_client import EgressError, open_http_client
@@ -36,6 +39,8 @@ __all__ = [
     "CallGuard",
     "ClearanceRule",
     "DataKind",
+    "Detection",
+    "Detector",
     "EgressError",
     "ExitFilter",
     "FenceRule",
@@ -46,14 +51,18 @@ __all__ = [
     "GuardedCall",
     "LabelRule",
     "OutgoingText",
+    "PatternDetector",
     "QuotaRule",
     "RoleRule",
+    "ScreenedText",
+    "TextScreen",
     "ToolRule",
     "ToolTraits",
     "Vault",
     "allow",
     "ask",
     "build_http_tool",
+    "calibrate",
     "exit_filter",
     "fence_untrusted",
     "max_calls",
@@ -62,6 +71,7 @@ __all__ = [
     "open_http_client",
     "redact_sensitive",
     "refuse",
+    "score_windows",
     "two_of",
     "within_clearance",
 ]

@@ -100,17 +100,30 @@ class _SizedBody(httpx2.AsyncByteStream):
         self._max_bytes = max_bytes
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
-        async for chunk in self._stream:
-            size += len(chunk)
-            if self._encoding != "identity":
-                raise EgressError(
-                    f"the response is compressed ({self._encoding}), although uncompressed data was requested, so its "
-                    "size is unknown"
-                )
-            if size > self._max_bytes:
-                raise EgressError(f"the response has more than {self._max_bytes:,} bytes; ask for less")
-            yield chunk
+        size, refusal = 0, ""
+        try:
+            async for chunk in self._stream:
+                size += len(chunk)
+                refusal = refusal or self._find_refusal(size)
+                if not refusal:
+                    yield chunk
+                    continue
+                # Iterating goes on, so that the generators below end: by an error, as their connection is closed.
+                await self._stream.aclose()
+        except httpx2.TransportError:
+            if not refusal:
+                raise
+        if refusal:
+            raise EgressError(refusal)
+
+    def _find_refusal(self, size: int) -> str:
+        """Return the reason to refuse the body after that many bytes; empty for none."""
+        if self._encoding != "identity":
+            return (
+                f"the response is compressed ({self._encoding}), although uncompressed data was requested, so its size "
+                "is unknown"
+            )
+        return f"the response has more than {self._max_bytes:,} bytes; ask for less" if size > self._max_bytes else ""
 
     async def aclose(self) -> None:
         await self._stream.aclose()

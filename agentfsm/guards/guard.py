@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.core.labels import Label
     from agentfsm.ports.guards import FilteredText, GuardDecision, GuardedCall, OutgoingText, ToolTraits
+    from agentfsm.ports.screening import TextScreen
 
 
 @attrs.frozen(init=False)
@@ -65,6 +66,11 @@ class Guard(Value, CallGuard):
     def concerns(self, tool: ToolTraits) -> bool:
         """Return whether a rule can concern calls of the tool."""
         return any(rule.concerns(tool) for rule in self.rules)
+
+    @property
+    def screens(self) -> Sequence[TextScreen]:
+        """The screens of the rules, which read the texts of a run."""
+        return [screen for rule in self.rules for screen in getattr(rule, "screens", ())]
 
     def counts(self, tool: ToolTraits) -> bool:
         """Return whether calls of the tool count toward a quota."""

@@ -25,6 +25,9 @@ class ToolTraits(Value):
     labels: tuple[Label, ...] = ()
     """Labels that the tool declares."""
 
+    read_only: bool = False
+    """Whether the tool declares that a call changes nothing."""
+
     @property
     def effects(self) -> frozenset[Label]:
         """Labels of the effects of a call, which count from its start."""

@@ -304,7 +304,7 @@ class Tool(Generic[P, R]):
     @cached_property
     def traits(self) -> ToolTraits:
         """Traits of the tool that the rules of guards are about."""
-        return ToolTraits(name=self.name, labels=self.labels)
+        return ToolTraits(name=self.name, labels=self.labels, read_only=self.read_only)
 
     @property
     def is_interactive(self) -> bool:

@@ -26,6 +26,7 @@ from agentfsm.ports.guards import (
 from agentfsm.ports.memory_items import RunMemory
 from agentfsm.ports.model import Model, TokenCounter, ToolDefinition, to_mutable_json
 from agentfsm.ports.policies import Judge, PlanMaker, ToolSelector
+from agentfsm.ports.screening import TextScreen
 from agentfsm.ports.store import Clock
 from agentfsm.tokens.ledger import MESSAGE_TOKENS, TokenLedger
 from agentfsm.tokens.tool_prompts import count_tools
@@ -149,6 +150,11 @@ class EngineConfig(Value):
     def tracer(self) -> RunTracer | None:
         """The watcher that makes the spans of requests and calls current; None if there is none."""
         return next((outlet.tracer for outlet in self.watch if outlet.tracer is not None), None)
+
+    @cached_property
+    def screens(self) -> tuple[TextScreen, ...]:
+        """The screens of the guards, which read the texts of a run; empty if there are none."""
+        return tuple([screen for guard in self.guards for screen in getattr(guard, "screens", ())])
 
     @property
     def guarded_tools(self) -> frozenset[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
@@ -24,23 +24,31 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import ToolCall, ToolResult
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.execution import Execution
+    from agentfsm.ports.screening import TextScreen
+
+# Decision of a screen on the calls of all tools that it concerns.
+Finding: TypeAlias = "tuple[TextScreen, GuardDecision]"
 
 
-def guard_calls(execution: Execution) -> tuple[e.Event, ...]:
+def guard_calls(execution: Execution, found: Sequence[Finding] = ()) -> tuple[e.Event, ...]:
     """Return the decisions of the guards on open calls without one, and their consequences.
 
     A call that is refused gets its result. A call that may have begun before there were guards, and that they do not
     allow, is handed to a person.
+
+    Args:
+        execution: The execution of the run.
+        found: Decisions of screens, from the texts that the run has read.
     """
     config, run = execution.config, execution.journal.run
     events: list[e.Event] = []
     counted = execution.budget.counted_calls
     for entry in run.open:
-        if entry.call.name not in config.guarded_tools or not _is_undecided(execution, entry):
+        if entry.call.name not in config.guarded_tools or not is_undecided(execution, entry):
             continue
         is_counted = entry.guarded is not None and entry.guarded.counts
         others = add_counts(counted, {entry.call.name: -1}) if is_counted else counted
-        decided = decide_call(execution, entry.call, others)
+        decided = decide_call(execution, entry.call, others, found)
         if decided is None:  # it will be refused for another reason
             continue
         events.append(decided)
@@ -56,7 +64,7 @@ def guard_calls(execution: Execution) -> tuple[e.Event, ...]:
 _NOT_STARTED = frozenset({Phase.INTENDED, Phase.AWAITING_APPROVAL, Phase.APPROVED, Phase.PAUSED})
 
 
-def _is_undecided(execution: Execution, entry: OpenCall) -> bool:
+def is_undecided(execution: Execution, entry: OpenCall) -> bool:
     """Return whether guards have to decide on a call: they have not, or its tool has changed before it started."""
     if entry.phase is Phase.FINISHED or entry.guarded is None:
         return entry.phase is not Phase.FINISHED
@@ -65,7 +73,12 @@ def _is_undecided(execution: Execution, entry: OpenCall) -> bool:
     return is_waiting and tool is not None and tool.digest_call(entry.call) != entry.guarded.digest
 
 
-def decide_call(execution: Execution, call: ToolCall, counted: Mapping[str, int] | None = None) -> e.Guarded | None:
+def decide_call(
+    execution: Execution,
+    call: ToolCall,
+    counted: Mapping[str, int] | None = None,
+    found: Sequence[Finding] = (),
+) -> e.Guarded | None:
     """Return the decision of the guards on a call, which may have other arguments than in the journal.
 
     Args:
@@ -73,6 +86,7 @@ def decide_call(execution: Execution, call: ToolCall, counted: Mapping[str, int]
         call: The call.
         counted: Number of calls before it that count toward a quota, by tool name. None: quotas do not matter, because
             the call has been counted.
+        found: Decisions of screens, from the texts that the run has read.
 
     Returns:
         The strictest decision of all guards, of several the first. None if the call will be refused for another reason:
@@ -96,6 +110,7 @@ def decide_call(execution: Execution, call: ToolCall, counted: Mapping[str, int]
         header=run.header,
     )
     decisions = [each for guard in config.guards if (each := guard.decide(asked)) is not None]
+    decisions += [decision for screen, decision in found if screen.concerns(tool.traits)]
     strictest = max(decisions, key=lambda each: each.verdict.strictness, default=_ALLOWED)
     counts = strictest.verdict is not GuardVerdict.REFUSE and any(guard.counts(tool.traits) for guard in config.guards)
     return _build_event(call, strictest, digest=tool.digest_call(call), counts=counts)
