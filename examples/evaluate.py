@@ -18,7 +18,7 @@ from agentfsm.evals.suite_files import describe_run
 from agentfsm.ports.model import Request
 from agentfsm.testing.models import FunctionModel, Line, call, say
 
-CASES = 160
+CASES = 120
 RUNS = 3
 # Share of orders that are looked up twice.
 REPEATS = 0.1

@@ -360,3 +360,16 @@ def test_an_injected_page_sends_no_mail(backend, capsys):
     assert "call t1.0 of read_page" in lines[1]
     assert "send_mail: rejected, guards: ask" in lines
     assert [line for line in lines if line.startswith("sent:")] == ["sent: []", "sent: ['ann@shop.example']"]
+
+
+# An evaluation.
+
+
+def test_a_worse_version_is_caught(capsys):
+    """An equal one passes, the worse one does not, and a case of a real run has no secret."""
+    anyio.run(example("evaluate").main)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith("version 1.1: pass; outcome: not shown to be worse")
+    assert lines[3].startswith("version 1.2: worse; outcome: worse")
+    assert "sk-proj" not in lines[4]
+    assert lines[5] == "replayed, without a call: 1.0"

