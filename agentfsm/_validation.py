@@ -120,6 +120,12 @@ def as_context(context: Context | ContextPolicy | Iterable[ContextPolicy]) -> Co
     return Context(context if isinstance(context, Iterable) else (context,))
 
 
+_GUARD_METHODS: Final = (
+    *("concerns", "counts", "decide", "check_data", "find_unreachable"),
+    *("fences", "filters_texts", "filter_text", "add_instructions"),
+)
+
+
 def as_guards(guards: CallGuard | Iterable[CallGuard]) -> tuple[CallGuard, ...]:
     """Convert guards, or one, to a tuple.
 
@@ -128,10 +134,7 @@ def as_guards(guards: CallGuard | Iterable[CallGuard]) -> tuple[CallGuard, ...]:
     """
     given = tuple(guards) if isinstance(guards, Iterable) else (guards,)
     for each in given:
-        if not all(
-            callable(getattr(each, name, None))
-            for name in ("concerns", "counts", "decide", "check_data", "find_unreachable")
-        ):
+        if not all(callable(getattr(each, name, None)) for name in _GUARD_METHODS):
             raise MisuseError(
                 f"Agent(guards=...) takes guards, not {type(each).__name__}: give Guard(rule, ...) of agentfsm.guards"
             )

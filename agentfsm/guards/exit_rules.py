@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.labels import Label
-from agentfsm.core.messages import Message, ToolResult, UserMessage
+from agentfsm.core.messages import AssistantMessage, ToolResult, UserMessage
 from agentfsm.core.sensitive_text import (
     ALL_KINDS,
     DataKind,
@@ -132,7 +132,7 @@ class ExitFilter(Value, CallGuard):
             return FilteredText(text=WITHHELD, rule=str(self), reason=f"{reason}, all withheld", is_withheld=True)
         links = 0
         if self.hosts is not None and Label.UNTRUSTED in outgoing.labels:
-            left, links = _replace_links(left, self.hosts, outgoing.messages)
+            left, links = _replace_links(left, self.hosts, outgoing)
         if not spans and not links:
             return None
         found = [_describe_spans(spans)] if spans else []
@@ -174,7 +174,7 @@ def _iter_leaves(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-def _replace_links(text: str, hosts: Sequence[str], messages: Sequence[Message]) -> tuple[str, int]:
+def _replace_links(text: str, hosts: Sequence[str], outgoing: OutgoingText) -> tuple[str, int]:
     """Return the text without links that may carry data of the run to other hosts, and their number.
 
     A link that the run has read as it is carries none.
@@ -186,7 +186,7 @@ def _replace_links(text: str, hosts: Sequence[str], messages: Sequence[Message])
         address = found[0].rstrip(".,;:!?*_~")
         rest = found[0][len(address) :]
         is_picture = _PICTURE.search(text, max(0, found.start() - _PICTURE_CHARS), found.start()) is not None
-        if not _may_carry_data(address, hosts, is_picture=is_picture) or _was_read(address, messages):
+        if not _may_carry_data(address, hosts, is_picture=is_picture) or _was_read(address, outgoing):
             return found[0]
         count += 1
         return LINK_MARK + rest
@@ -195,26 +195,33 @@ def _replace_links(text: str, hosts: Sequence[str], messages: Sequence[Message])
 
 
 def _may_carry_data(address: str, hosts: Sequence[str], *, is_picture: bool) -> bool:
-    try:
-        parts: SplitResult = urlsplit(address)
-        host = (parts.hostname or "").rstrip(".")
-    except ValueError:  # a browser may read it all the same
-        return True
+    parts = urlsplit(address)
+    host = (parts.hostname or "").rstrip(".")
     if any(fnmatchcase(host, allowed.lower()) for allowed in hosts):
         return False
     long = any(len(part) >= _LONG_PART_CHARS for part in (*parts.path.split("/"), *host.split(".")))
     return is_picture or bool(parts.query or "@" in parts.netloc or long)
 
 
-def _was_read(address: str, messages: Sequence[Message]) -> bool:
-    """Return whether an address stands in an input or a result, with nothing behind it."""
+def _was_read(address: str, outgoing: OutgoingText) -> bool:
+    """Return whether an address stands in an input, a result or a source of the provider, with nothing behind it."""
     whole = re.compile(re.escape(address) + r"(?![#$%&+/0-9=?@A-Z_a-z-])")
-    texts = (
-        message.content if isinstance(message, ToolResult) else message.text
-        for message in messages
-        if isinstance(message, ToolResult | UserMessage)
-    )
-    return any(whole.search(text) is not None for text in texts)
+    return any(whole.search(text) is not None for text in _iter_read_texts(outgoing))
+
+
+def _iter_read_texts(outgoing: OutgoingText) -> Iterator[str]:
+    """Yield the texts that the run has read."""
+    hosted = [outgoing.hosted]
+    for message in outgoing.messages:
+        if isinstance(message, ToolResult):
+            yield message.content
+        elif isinstance(message, UserMessage):
+            yield message.text
+        elif isinstance(message, AssistantMessage):
+            hosted.append(message.hosted)
+    for content in filter(None, hosted):
+        yield from (citation.url for citation in content.citations)
+        yield from (call.output for call in content.calls)
 
 
 def exit_filter(

@@ -11,7 +11,7 @@ import attrs
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.header import Header
 from agentfsm.core.labels import EFFECT_LABELS, Label, LabelSource
-from agentfsm.core.messages import Message
+from agentfsm.core.messages import HostedContent, Message
 from agentfsm.core.value import Value
 
 
@@ -80,11 +80,14 @@ class OutgoingText(Value):
     text: str
     """The text."""
 
-    labels: Mapping[Label, LabelSource]
-    """Labels of the run, each with its first source."""
+    labels: frozenset[Label]
+    """Labels of the run, and of the provider's own tools in the reply that has the text."""
 
     messages: Sequence[Message]
-    """History of the run, without the reply that has the text."""
+    """History of the run, without that reply."""
+
+    hosted: HostedContent | None = None
+    """Outcome of the provider's own tools in that reply; None if it has none."""
 
     header: Header
     """Header of the run."""

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import codecs
+import sys
 from base64 import b32encode, b64encode, urlsafe_b64encode
 
 import pytest
+from pydantic import BaseModel
 
 from agentfsm import Agent, Limits, MisuseError, Outcome, State, StopReason, ask_user, tool
 from agentfsm.core import events as e
-from agentfsm.core.messages import AssistantMessage
+from agentfsm.core.hosted_tools import WebSearch
+from agentfsm.core.messages import AssistantMessage, Citation, HostedCall, HostedContent
 from agentfsm.guards import DataKind, Guard, Vault, exit_filter
 from agentfsm.guards.exit_rules import LINK_MARK, WITHHELD, build_canary
 from agentfsm.ports.model import FinishChunk, FinishReason, Model, Reply, Request, TextChunk, ThinkingChunk
@@ -224,6 +227,54 @@ async def test_links_that_the_model_composed(text, store):
     assert trusted.output == text
     off = [exit_filter(hosts=None, kinds=[], canary=False)]
     assert (await agent_of(store, say("", call("read_page")), text, guards=off).run("go")).output == text
+
+
+class Searching(Model):
+    """Answers with a search of the provider's, and links."""
+
+    name = "searching"
+
+    def unsupported_hosted_tool(self, _tool) -> str | None:
+        return None
+
+    async def reply(self, request: Request, emit=None) -> Reply:
+        cited = Citation(url="https://found.example/?id=7")
+        hosted = HostedContent(calls=(HostedCall(tool="web_search", output="[]"),), citations=(cited,))
+        return Reply(text="See https://found.example/?id=7, https://evil.example/?d=1.", hosted=hosted)
+
+
+async def test_what_the_provider_has_read_in_the_same_reply_counts(store):
+    """A search of the provider's may bring untrusted content, and its sources are links that were read."""
+    agent = Agent(Searching(), tools=[WebSearch()], store=store, guards=[exit_filter()])
+    assert (await agent.run("go")).output == f"See https://found.example/?id=7, {LINK_MARK}."
+
+
+class Address(BaseModel):
+    street: str
+    keys: dict[str, str]
+
+
+async def test_arguments_are_searched_at_any_depth(store):
+    """Also in models and mappings."""
+    sent = []
+
+    @tool(sends_out=True, idempotent=True)
+    async def ship(to: Address, copies: int = 1, note: str | None = None) -> str:
+        """Ship a parcel."""
+        sent.append(to)
+        return "shipped"
+
+    parcels = [{"street": "Elm 1", "keys": {"gate": gate}} for gate in (KEY, "none")]
+    agent = agent_of(store, say("", *[call("ship", to=to) for to in parcels]), "done", tools=[ship])
+    first, second = results_of((await agent.run("go")).messages)
+    assert (first.outcome, second.outcome, len(sent)) == (Outcome.FAILED, Outcome.DONE, 1)
+
+
+def test_a_vault_names_the_package_that_it_needs(monkeypatch):
+    """The error says which extra has it."""
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
+    with pytest.raises(MisuseError, match=r"agentfsm\[vault\]"):
+        Vault(Vault.create_key())
 
 
 # The leak test

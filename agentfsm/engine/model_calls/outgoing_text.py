@@ -35,7 +35,7 @@ def filter_reply(execution: Execution, message: AssistantMessage) -> FilteredRep
     A text that was changed does not stay in the provider's form of the reply, unless the reply goes on: the provider
     then needs it back as it was.
     """
-    text, thinking = _decide(execution, message.text), _decide(execution, message.thinking)
+    text, thinking = [_decide(execution, message, each) for each in (message.text, message.thinking)]
     decisions = tuple(dict.fromkeys([each.describe() for each in (text, thinking) if each is not None]))
     if decisions:
         is_over = not (message.calls or message.paused)
@@ -51,12 +51,18 @@ def filter_reply(execution: Execution, message: AssistantMessage) -> FilteredRep
     return FilteredReply(message, decisions, "" if text is None or not text.is_withheld else text.describe())
 
 
-def _decide(execution: Execution, text: str) -> FilteredText | None:
-    """Return the decision of all guards on a text; None if it stays as it is."""
-    run = execution.journal.run
+def _decide(execution: Execution, message: AssistantMessage, text: str) -> FilteredText | None:
+    """Return the decision of all guards on a text of a reply; None if it stays as it is."""
+    run, hosted = execution.journal.run, message.hosted
     if not text:
         return None
-    outgoing = OutgoingText(text=text, labels=run.labels, messages=run.messages, header=run.header)
+    outgoing = OutgoingText(
+        text=text,
+        labels=frozenset(run.labels).union(() if hosted is None else hosted.labels),
+        messages=run.messages,
+        hosted=hosted,
+        header=run.header,
+    )
     return execution.config.guard_texts(outgoing)
 
 
