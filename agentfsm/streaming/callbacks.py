@@ -92,7 +92,9 @@ class CallbackDispatcher:
 
     _drain_waiters: list[_DrainWaiter] = attrs.field(factory=list, init=False)
     _changed: threading.Condition = attrs.field(factory=threading.Condition, init=False)
-    """Condition whose lock guards all fields; it is not held while the callback runs."""
+    """Condition whose lock guards all fields, but for `_delivered` and the end of the buffer that is read, which belong
+    to the thread; it is not held while the callback runs.
+    """
 
     _has_thread: bool = attrs.field(default=False, init=False)
 
@@ -177,25 +179,28 @@ class CallbackDispatcher:
         return drain
 
     def _run_thread(self) -> None:
-        collected = 0
         while True:
             with self._changed:
-                if not collected:
-                    if not self._changed.wait_for(lambda: self._buffer, IDLE_TIMEOUT_S):
-                        self._has_thread = False
-                        return
-                    if self.batch_s:
-                        self._changed.wait_for(self._is_urgent, self.batch_s)
-                    collected = len(self._buffer)
+                if not self._changed.wait_for(lambda: self._buffer, IDLE_TIMEOUT_S):
+                    self._has_thread = False
+                    return
+                if self.batch_s:
+                    self._changed.wait_for(self._is_urgent, self.batch_s)
+                collected = len(self._buffer)
+            for _ in range(collected):  # without the lock, for which `put` would have to wait
                 event = self._buffer.popleft()
-                collected -= 1
-            self._deliver(event)
-            del event  # an idle thread must not keep it alive
-            with self._changed:
+                self._deliver(event)
+                del event  # an idle thread must not keep it alive
                 self._delivered += 1
-                over = [drain for drain in self._drain_waiters if drain.target <= self._delivered]
-            for drain in over:
-                drain.wake()
+                if self._drain_waiters:
+                    self._wake_drained()
+            self._wake_drained()  # those that came between the last two lines
+
+    def _wake_drained(self) -> None:
+        with self._changed:
+            over = [drain for drain in self._drain_waiters if drain.target <= self._delivered]
+        for drain in over:
+            drain.wake()
 
     def _is_urgent(self) -> bool:
         return bool(self._drain_waiters) or len(self._buffer) >= _URGENT_EVENTS
@@ -203,7 +208,7 @@ class CallbackDispatcher:
     def _deliver(self, event: object) -> None:
         try:
             answer = self.callback(event)
-            if inspect.iscoroutine(answer):
+            if answer is not None and inspect.iscoroutine(answer):
                 answer.close()
                 raise MisuseError(_ASYNC_CALLBACK_MESSAGE)  # noqa: TRY301  handled like exceptions of the callback
         except BaseException as error:  # noqa: BLE001  the thread goes on, also after sys.exit() in the callback

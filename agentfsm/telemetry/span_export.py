@@ -54,22 +54,25 @@ def build_resource(service: str) -> Resource:
 
 def to_sdk_context(context: TraceContext, *, is_remote: bool = False) -> SpanContext:
     """Return a span's identity in the form of the SDK."""
-    flags = TraceFlags.SAMPLED if context.sampled else TraceFlags.DEFAULT
-    return SpanContext(int(context.trace_id, 16), int(context.span_id, 16), is_remote, TraceFlags(flags))
+    flags = _SAMPLED if context.sampled else _NOT_SAMPLED
+    return SpanContext(int(context.trace_id, 16), int(context.span_id, 16), is_remote, flags)
 
 
 def to_sdk_span(span: TraceSpan, resource: Resource) -> ReadableSpan:
     """Return a span in the form of the SDK."""
-    parent = None if span.parent is None else attrs.evolve(span.context, span_id=span.parent)
+    context = to_sdk_context(span.context)
+    parent = (
+        None if span.parent is None else SpanContext(context.trace_id, int(span.parent, 16), True, context.trace_flags)
+    )
     return ReadableSpan(
         name=span.name,
-        context=to_sdk_context(span.context),
-        parent=None if parent is None else to_sdk_context(parent, is_remote=True),
+        context=context,
+        parent=parent,
         resource=resource,
-        attributes=dict(span.attributes),
-        links=[Link(to_sdk_context(link)) for link in span.links],
+        attributes=span.attributes,
+        links=[Link(to_sdk_context(link)) for link in span.links] if span.links else (),
         kind=SpanKind.CLIENT if span.is_client else SpanKind.INTERNAL,
-        status=Status(StatusCode.OK) if span.error is None else Status(StatusCode.ERROR, span.error),
+        status=_DONE if span.error is None else Status(StatusCode.ERROR, span.error),
         start_time=int(span.started_at * NANOSECONDS),
         end_time=int(span.ended_at * NANOSECONDS),
         instrumentation_scope=_SCOPE,
@@ -77,6 +80,9 @@ def to_sdk_span(span: TraceSpan, resource: Resource) -> ReadableSpan:
 
 
 _SCOPE: Final = InstrumentationScope("agentfsm", metadata.version("agentfsm"))
+_DONE: Final = Status(StatusCode.OK)
+_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
+_NOT_SAMPLED: Final = TraceFlags(TraceFlags.DEFAULT)
 
 
 @attrs.define(eq=False, repr=False)
@@ -134,11 +140,13 @@ class SpanQueue:
 
     def put(self, spans: Iterable[TraceSpan]) -> None:
         """Queue spans for export; where the queue is full the oldest are dropped."""
-        for span in spans:
-            if span.context.sampled:
-                with self._lock:
-                    self.queued += 1
-                self._processor.on_end(to_sdk_span(span, self.resource))
+        sampled = [to_sdk_span(span, self.resource) for span in spans if span.context.sampled]
+        if not sampled:
+            return
+        with self._lock:
+            self.queued += len(sampled)
+        for each in sampled:
+            self._processor.on_end(each)
 
     @property
     def lost(self) -> int:

@@ -222,3 +222,25 @@ def test_an_agent_without_watchers_does_not_load_them():
     code += "print('agentfsm.streaming.watch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_commits_are_collected_until_somebody_waits_or_they_are_many():
+    """A dispatcher that collects wakes for a drain, and for a fourth of its buffer; the order stays."""
+    seen, is_full = [], threading.Event()
+
+    def take(number):
+        seen.append(number)
+        if number == callbacks._URGENT_EVENTS - 1:
+            is_full.set()
+
+    dispatcher = callbacks.CallbackDispatcher(take, batch_s=3_600)
+    for number in range(3):
+        dispatcher.put(number)
+    assert dispatcher.drain_in_thread(60) == 0
+    assert seen == [0, 1, 2]
+    for number in range(callbacks._URGENT_EVENTS + 1):
+        dispatcher.put(number)
+    assert is_full.wait(60)
+    assert dispatcher.drain_in_thread(60) == 0
+    assert seen == [0, 1, 2, *range(callbacks._URGENT_EVENTS + 1)]
+    assert dispatcher.missed == 0
