@@ -207,6 +207,30 @@ async def test_prompts_are_logged_where_asked_for_and_masked(store, logged):
         logged.clear()
 
 
+async def test_replies_are_logged_as_prompts_are(store, logged):
+    """The text and the calls of each reply, with masked secrets; not without the switch."""
+    turns = say(f"I found {KEY}", call("look", at=f"password: {KEY}")), ANSWER
+    await Agent(ScriptedModel(*turns), tools=[look], store=store, log_prompts=True).run("go")
+    told = [line for line in lines(logged) if "event=reply" in line]
+    assert "I found" in told[0]
+    assert "look" in told[0]
+    assert ANSWER in told[1]
+    assert KEY not in "\n".join(told)
+    logged.clear()
+    await Agent(ScriptedModel(*turns), tools=[look], store=store).run("go")
+    assert not [line for line in lines(logged) if "event=reply" in line]
+
+
+async def test_more_turns_than_expected_are_one_warning(store, logged):
+    """At the first turn above the number that most tasks need, and not again."""
+    turns = [say("", call("look", at=str(number))) for number in range(10)]
+    await Agent(ScriptedModel(*turns[:7], "done"), tools=[look], store=store).run("go")
+    assert "more_turns_than_expected" not in "\n".join(lines(logged))
+    await Agent(ScriptedModel(*turns, "done"), tools=[look], store=store).run("go")
+    (told,) = [line for line in lines(logged) if "more_turns_than_expected" in line]
+    assert "turn=9 expected=8" in told
+
+
 async def test_prompts_are_logged_at_debug_only(store, caplog):
     """At INFO the switch shows nothing."""
     caplog.set_level(logging.INFO, logger="agentfsm")
