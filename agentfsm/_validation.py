@@ -30,7 +30,7 @@ from agentfsm.core.validation import (
     shorten_repr,
 )
 from agentfsm.ports.context import Context
-from agentfsm.ports.guards import CallGuard
+from agentfsm.ports.guards import CallGuard, check_guard
 from agentfsm.ports.store import DURABILITY, STORE, Filter
 from agentfsm.stores.rules import check_run_id
 from agentfsm.tools.permission import Permissions
@@ -120,12 +120,6 @@ def as_context(context: Context | ContextPolicy | Iterable[ContextPolicy]) -> Co
     return Context(context if isinstance(context, Iterable) else (context,))
 
 
-_GUARD_METHODS: Final = (
-    *("concerns", "counts", "decide", "check_data", "find_unreachable"),
-    *("fences", "filters_texts", "filter_text", "add_instructions"),
-)
-
-
 def as_guards(guards: CallGuard | Iterable[CallGuard]) -> tuple[CallGuard, ...]:
     """Convert guards, or one, to a tuple.
 
@@ -134,10 +128,7 @@ def as_guards(guards: CallGuard | Iterable[CallGuard]) -> tuple[CallGuard, ...]:
     """
     given = tuple(guards) if isinstance(guards, Iterable) else (guards,)
     for each in given:
-        if not all(callable(getattr(each, name, None)) for name in _GUARD_METHODS):
-            raise MisuseError(
-                f"Agent(guards=...) takes guards, not {type(each).__name__}: give Guard(rule, ...) of agentfsm.guards"
-            )
+        check_guard("Agent(guards=...)", each)
     return given
 
 

@@ -27,6 +27,14 @@ _READ_WORDS: Final = {Label.UNTRUSTED: "untrusted content", Label.PRIVATE: "priv
 _EFFECT_WORDS: Final = {Label.SENDS_OUT: "sends data out", Label.IRREVERSIBLE: "cannot be undone"}
 
 
+_VERDICT: Final = require_choice(*GuardVerdict)
+
+
+def _parse_verdict(value: GuardVerdict | str) -> GuardVerdict:
+    _VERDICT.check("LabelRule", "verdict", value)
+    return GuardVerdict(value)
+
+
 @attrs.frozen(kw_only=True)
 class LabelRule(Value, CallGuard):
     """A rule about labels that must not come together: those of the run, and those of the call that is about to start.
@@ -39,7 +47,7 @@ class LabelRule(Value, CallGuard):
     labels: tuple[Label, ...] = attrs.field(converter=as_labels)
     """The labels, two or more."""
 
-    verdict: GuardVerdict = attrs.field(converter=GuardVerdict)
+    verdict: GuardVerdict = attrs.field(converter=_parse_verdict)
     """Verdict on a call that breaks the rule."""
 
     name: str = "no"
@@ -109,7 +117,7 @@ def no(*labels: Label | str, verdict: GuardVerdict | str = GuardVerdict.REFUSE) 
         verdict: Verdict on such a call; `"ask"` lets a person decide.
 
     Raises:
-        MisuseError: if a label is unknown, or fewer than two are given.
+        MisuseError: if a label or the verdict is unknown, or fewer than two labels are given.
     """
     return LabelRule(labels=labels, verdict=verdict)
 
@@ -128,7 +136,7 @@ def two_of(
         verdict: Verdict on a call that adds the third.
 
     Raises:
-        MisuseError: if a label is unknown.
+        MisuseError: if a label or the verdict is unknown.
     """
     return LabelRule(labels=(first, second, third), verdict=verdict, name="two_of")
 
@@ -311,7 +319,7 @@ class QuotaRule(Value, CallGuard):
     limit: int
     """Maximum of calls, 0 or more."""
 
-    verdict: GuardVerdict = attrs.field(converter=GuardVerdict)
+    verdict: GuardVerdict = attrs.field(converter=_parse_verdict)
     """Verdict on a call beyond it."""
 
     def __str__(self) -> str:

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Self
 
 import attrs
 
-from agentfsm.core.errors import MisuseError
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.value import Value
 from agentfsm.guards.call_rules import ToolRule, no, two_of, within_clearance
 from agentfsm.guards.text_rules import fence_untrusted
-from agentfsm.ports.guards import CallGuard, collect_instructions, describe_guard, filter_in_order
+from agentfsm.ports.guards import CallGuard, check_guard, collect_instructions, describe_guard, filter_in_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,8 +43,7 @@ class Guard(Value, CallGuard):
 
     def __init__(self, *rules: CallGuard) -> None:
         for rule in rules:
-            if not (hasattr(rule, "concerns") and hasattr(rule, "decide")):
-                raise MisuseError(f"Guard({rule!r}): give rules, such as no('untrusted', 'irreversible')")
+            check_guard("Guard(...)", rule)
         object.__setattr__(self, "rules", rules)
 
     @classmethod

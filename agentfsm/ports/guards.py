@@ -8,6 +8,7 @@ from typing import Protocol
 
 import attrs
 
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.header import Header
 from agentfsm.core.labels import EFFECT_LABELS, Label, LabelSource
@@ -199,3 +200,25 @@ def describe_guard(guard: CallGuard) -> str:
     """Return a guard as it is written in code, or the name of its class if that defines no text."""
     kind = type(guard)
     return kind.__qualname__ if kind.__str__ is object.__str__ else str(guard)
+
+
+def check_guard(place: str, value: object) -> None:
+    """Check that a value has all methods of `CallGuard`. A class is refused: only its instances decide.
+
+    Raises:
+        MisuseError: if it has not.
+    """
+    if isinstance(value, type):
+        raise MisuseError(f"{place} takes rules and guards, not the class {value.__name__}: give an instance of it")
+    names = [name for name in vars(CallGuard) if not name.startswith("_")]
+    missing = [name for name in names if not callable(getattr(value, name, None))]
+    if len(missing) == len(names):
+        raise MisuseError(
+            f"{place} takes rules and guards, not {value!r}: give for example no('untrusted', 'irreversible') or "
+            "Guard.default()"
+        )
+    if missing:
+        raise MisuseError(
+            f"{place}: {type(value).__name__} has no {', '.join(missing)}: derive it from agentfsm.guards.CallGuard, "
+            "which has a default for all but concerns and decide"
+        )

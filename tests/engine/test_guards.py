@@ -23,7 +23,19 @@ from agentfsm import (
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.messages import ErrorType
-from agentfsm.guards import Guard, GuardVerdict, allow, ask, max_calls, no, only_for, refuse, two_of, within_clearance
+from agentfsm.guards import (
+    CallGuard,
+    Guard,
+    GuardVerdict,
+    allow,
+    ask,
+    max_calls,
+    no,
+    only_for,
+    refuse,
+    two_of,
+    within_clearance,
+)
 from agentfsm.planning import Planner
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
@@ -635,10 +647,32 @@ async def test_a_rule_is_a_guard_and_a_guard_is_a_rule(store):
 
 def test_only_guards_are_guards():
     """A label is neither a guard nor a rule."""
-    with pytest.raises(MisuseError, match=r"give Guard\(rule, ...\)"):
+    with pytest.raises(MisuseError, match=r"Agent\(guards=...\) takes rules and guards, not 'untrusted'"):
         Agent(ScriptedModel("done"), guards=["untrusted"])
-    with pytest.raises(MisuseError, match="give rules"):
+    with pytest.raises(MisuseError, match=r"Guard\(...\) takes rules and guards, not 'untrusted'"):
         Guard("untrusted")
+    with pytest.raises(MisuseError, match="not the class Guard: give an instance"):
+        Agent(ScriptedModel("done"), guards=[Guard])
+    with pytest.raises(MisuseError, match="verdict='aks'"):
+        no("untrusted", "private", verdict="aks")
+
+
+def test_a_rule_of_ones_own_is_derived_from_call_guard():
+    """What it does not define it inherits; without the base it would fail in the run, so it is refused before."""
+
+    class Plain:
+        def concerns(self, tool):
+            return True
+
+        def decide(self, call):
+            return None
+
+    class Derived(Plain, CallGuard):
+        pass
+
+    with pytest.raises(MisuseError, match=r"Plain has no counts, .*derive it from agentfsm\.guards\.CallGuard"):
+        Guard(Plain())
+    assert Guard(Derived()).add_instructions(None) == ""
 
 
 def test_a_rule_that_never_asks_is_logged_once(caplog):
