@@ -68,8 +68,12 @@ def _parse_priority(value: Priority | str) -> Priority:
     return _parse_member(Priority, "priority", value)
 
 
-def parse_time(value: datetime | float | None) -> float | None:
+def parse_time(value: datetime | float | None, name: str = "at") -> float | None:
     """Return a time in seconds since 1970, given as such or as a datetime with its time zone; None stays None.
+
+    Args:
+        value: The time.
+        name: Name of the argument, for the error.
 
     Raises:
         MisuseError: if it is neither.
@@ -80,7 +84,7 @@ def parse_time(value: datetime | float | None) -> float | None:
         seconds = value if value is None or type(value) in {int, float} else math.nan
     if seconds is not None and not math.isfinite(seconds):
         how = "a datetime with its time zone, such as datetime.now(UTC) + timedelta(hours=1), or seconds since 1970"
-        raise MisuseError(f"at={value!r}: give {how}")
+        raise MisuseError(f"{name}={value!r}: give {how}")
     return None if seconds is None else float(seconds)
 
 

@@ -86,6 +86,10 @@ MOST: Final = ValueRule(
 EPISODES: Final = 3
 FACTS: Final = 5
 RUNS_CHOICE: Final = require_choice("keep", "delete")
+_NO_ITEM: Final = "there is no item {!r} of this owner: recall() and `agentfsm memory export` tell the ids of items"
+_NO_DOCUMENT: Final = (
+    "there is no document {!r} of this owner: list_documents() and `agentfsm index list` tell their names"
+)
 # Bytes of the id of an item without a key: no two items have the same one.
 ID_BYTES: Final = 10
 # Importance of an item of each kind, if none is given. Source: document G, 4.
@@ -272,7 +276,7 @@ class Memory(RunMemory):
             MisuseError: if a value does not fit, or the item was forgotten and must not return.
         """
         now = await self._now()
-        begins, ends = parse_time(valid_from), parse_time(valid_to)
+        begins, ends = parse_time(valid_from, "valid_from"), parse_time(valid_to, "valid_to")
         kind = parse_item_kind(kind)
         item = MemoryItem(
             id=short_hash(f"{self.namespace}\n{kind}\n{key}", 24) if key else self.new_id(),
@@ -351,7 +355,7 @@ class Memory(RunMemory):
         """
         change = await self._change_document(name, {})
         if not change.closed:
-            raise MisuseError(f"there is no document {name!r} of this owner: list_documents() returns their names")
+            raise MisuseError(_NO_DOCUMENT.format(name))
         return change
 
     async def list_documents(self) -> dict[str, int]:
@@ -396,8 +400,9 @@ class Memory(RunMemory):
         """
         old = (await self.index.get([item_id])).get(item_id)
         if old is None or old.namespace != self.namespace:
-            raise MisuseError(f"there is no item {item_id!r} of this owner: recall() returns the ids of items")
-        begins, ends, now = parse_time(valid_from), parse_time(valid_to), await self._now()
+            raise MisuseError(_NO_ITEM.format(item_id))
+        begins, ends = parse_time(valid_from, "valid_from"), parse_time(valid_to, "valid_to")
+        now = await self._now()
         return await self._add(
             attrs.evolve(
                 old,
@@ -464,7 +469,9 @@ class Memory(RunMemory):
             team: Whether the items that all users of the tenant share are found, too.
         """
         MOST.check("recall", "k", k)
-        known, true, now = parse_time(as_of), parse_time(valid_at), await self._now()
+        if isinstance(kinds, str):
+            raise MisuseError(f"recall(kinds={kinds!r}): give a list of kinds, also for a single one")
+        known, true, now = parse_time(as_of, "as_of"), parse_time(valid_at, "valid_at"), await self._now()
         where = ItemFilter(
             namespaces=self._list_owners(team=team),
             kinds=tuple(map(parse_item_kind, kinds)),
@@ -632,7 +639,7 @@ class Memory(RunMemory):
         ids = [*item_ids]
         found = await self.index.get(ids)
         if missing := [each for each in ids if each not in found or found[each].namespace != self.namespace]:
-            raise MisuseError(f"there is no item {missing[0]!r} of this owner: recall() returns the ids of items")
+            raise MisuseError(_NO_ITEM.format(missing[0]))
         versions = await self._list_versions(set(ids))
         return await self.index.forget(versions, at=await self._now(), by=by, reason=reason)
 
@@ -646,7 +653,7 @@ class Memory(RunMemory):
         """
         ids = [item.id for item in await self._read_document(name)]
         if not ids:
-            raise MisuseError(f"there is no document {name!r} of this owner: list_documents() returns their names")
+            raise MisuseError(_NO_DOCUMENT.format(name))
         return await self.index.forget(ids, at=await self._now(), by=by, reason=reason)
 
     async def _list_versions(self, ids: set[str]) -> set[str]:

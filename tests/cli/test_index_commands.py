@@ -49,6 +49,8 @@ def test_a_new_version_writes_what_changed(filled):
     assert filled.json("index", "remove", "tea.md", "--forget", "--user", "ann") == {"chunks": {"tea.md": 4}}
     assert b"degrees" not in (filled.folder / ".agentfsm" / "memory.db").read_bytes()
     assert filled("index", "list", "--user", "ann") == ""
+    added = filled("index", "add", "tea.md", "--user", "ann")
+    assert added == "tea.md: 2 forgotten before (chunks); a forgotten text is not found: add it under another name\n"
     filled("index", "remove", "tea.md", "--user", "ann", code=2)
     assert "no document 'tea.md'" in filled.err
 

@@ -87,6 +87,7 @@ def test_held_items_are_released(kept):
     """A held item is listed, and found once it is released."""
     items = kept.json("memory", "export", "--user", "ann")["items"]
     [held] = [each for each in items if each["held"]]
+    assert held["valid_to"] is None  # without an end
     assert kept("memory", "search", "wire", "--user", "ann") == ""
     assert kept("memory", "release", held["id"], "--user", "ann", "--by", "boss") == "released 1 item\n"
     assert "Ann pays by wire" in kept("memory", "search", "wire", "--user", "ann")

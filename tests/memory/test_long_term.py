@@ -175,6 +175,20 @@ async def test_wrong_numbers_are_refused(memory, k):
         await memory.recall("x", k=k)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"as_of": "yesterday"}, "^as_of='yesterday': give a datetime"),
+        ({"valid_at": datetime(2026, 1, 1)}, "^valid_at=.*with its time zone"),  # noqa: DTZ001
+        ({"kinds": "document"}, r"recall\(kinds='document'\): give a list of kinds"),
+    ],
+)
+async def test_wrong_searches_are_refused(memory, arguments, message):
+    """The error names the argument."""
+    with pytest.raises(MisuseError, match=message):
+        await memory.recall("x", **arguments)
+
+
 async def test_a_long_query_is_answered(memory):
     """A query of 200,000 characters finds what its beginning asks for."""
     await memory.remember("Ann drinks green tea")

@@ -74,7 +74,8 @@ def _find_server(args: argparse.Namespace, terminal: Terminal) -> MCPServer:
 def _format_change(change: DocumentChange) -> str:
     counts = {"new": change.added, "kept": change.kept, "gone": change.closed, "forgotten before": change.left_out}
     told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-    return f"{change.name}: {told} (chunks)"
+    hint = "; a forgotten text is not found: add it under another name" if change.left_out else ""
+    return f"{change.name}: {told} (chunks){hint}"
 
 
 def search(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

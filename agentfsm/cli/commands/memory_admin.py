@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -73,6 +74,7 @@ def _write_item(item: MemoryItem) -> dict[str, Any]:
         "source": None if item.source is None else item.source.run_id,
         "recorded_at": item.recorded_at,
         "valid_from": item.valid_from,
+        "valid_to": None if math.isinf(item.valid_to) else item.valid_to,
         "held": item.held,
         "data": dict(item.data),
     }
