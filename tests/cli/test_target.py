@@ -50,6 +50,20 @@ def test_what_is_wrong_is_said(here, target, said):
 
 
 @pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("app", "'app' does not name a Learner: name one as module:name, for example app:learner"),
+        ("app:learnr", "the module 'app' has no attribute 'learnr'; it contains no Learner"),
+        ("app:adder", "'app:adder' is not a Learner, but of type Agent"),
+    ],
+)
+def test_what_is_no_learner_is_said(here, target, said):
+    """Of the kind that the command needs."""
+    here("memory", "learn", target, code=2)
+    assert said in here.err
+
+
+@pytest.mark.parametrize(
     ("source", "said"),
     [
         ("import nothing_like_this", "ModuleNotFoundError: No module named 'nothing_like_this' ("),

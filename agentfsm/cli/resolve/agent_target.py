@@ -60,9 +60,13 @@ def load_target(target: str, *kinds: type) -> Any:
     """
     name, _, path = target.partition(":")
     if not is_target(target):
-        raise MisuseError(f"{target!r} does not name an agent: {TARGET_FORM}")
+        raise MisuseError(
+            f"{target!r} does not name an agent: {TARGET_FORM}"
+            if Agent in kinds
+            else f"{target!r} does not name {_list_kinds(kinds)}: name one as module:name, for example app:learner"
+        )
     with stdout_to_stderr():
-        return _check_kind(kinds, _find_attribute(_import_target(name), path), target)
+        return _check_kind(kinds, _find_attribute(_import_target(name), path, kinds), target)
 
 
 def iter_agents(agent: Agent) -> Iterator[Agent]:
@@ -107,14 +111,15 @@ def _import_target(name: str) -> ModuleType:
         raise MisuseError(f"the module {name!r} cannot be imported: {_describe_error(error)}") from error
 
 
-def _find_attribute(module: ModuleType, path: str) -> Any:
+def _find_attribute(module: ModuleType, path: str, kinds: tuple[type, ...]) -> Any:
     found: Any = module
     for part in path.split("."):
         try:
             found = getattr(found, part)
         except AttributeError:
-            agents = [name for name, value in vars(module).items() if isinstance(value, Agent)]
-            known = f"its agents: {', '.join(agents)}" if agents else "it contains no Agent"
+            names = [name for name, value in vars(module).items() if isinstance(value, kinds)]
+            what = "its agents" if Agent in kinds else "it has"
+            known = f"{what}: {', '.join(names)}" if names else f"it contains no {_join_kinds(kinds)}"
             raise MisuseError(f"the module {module.__name__!r} has no attribute {path!r}; {known}") from None
     return found
 
@@ -128,11 +133,17 @@ def _check_kind(kinds: tuple[type, ...], found: Any, target: str) -> Any:
     if inspect.iscoroutine(found):
         found.close()
         actual = "a coroutine: the function must not be async"
-    kind = " or ".join(each.__name__ for each in kinds)
-    article = "an" if kind.startswith("A") else "a"
-    raise MisuseError(
-        f"{target!r} is not {article} {kind}, but {actual}: name {article} {kind}, or a function that returns one"
-    )
+    kind = _list_kinds(kinds)
+    raise MisuseError(f"{target!r} is not {kind}, but {actual}: name {kind}, or a function that returns one")
+
+
+def _join_kinds(kinds: tuple[type, ...]) -> str:
+    return " or ".join(each.__name__ for each in kinds)
+
+
+def _list_kinds(kinds: tuple[type, ...]) -> str:
+    names = _join_kinds(kinds)
+    return f"{'an' if names.startswith('A') else 'a'} {names}"
 
 
 def _call_factory(factory: Any, target: str) -> Any:
