@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.trace_context import TraceContext
 from agentfsm.telemetry.spans import TraceSpan
 
@@ -32,11 +33,18 @@ def build_exporter(target: str | SpanExporter | None) -> SpanExporter:
     Args:
         target: Address of a server of OTLP over HTTP, such as "http://127.0.0.1:4318"; or an exporter. None: the
             server that the variables `OTEL_EXPORTER_OTLP_*` of the environment name.
+
+    Raises:
+        MisuseError: if it is neither an exporter nor an address with http:// or https://.
     """
     if target is None:
         return OTLPSpanExporter()
     if isinstance(target, SpanExporter):
         return target
+    if not (isinstance(target, str) and target.startswith(("http://", "https://"))):
+        raise MisuseError(
+            f"{target!r} is not the address of a server of OTLP over HTTP: give one such as 'http://127.0.0.1:4318'"
+        )
     address = target.rstrip("/")
     return OTLPSpanExporter(endpoint=address if address.endswith(TRACES_PATH) else address + TRACES_PATH)
 

@@ -252,3 +252,10 @@ def test_a_wrong_content_is_refused():
     """The message names the choices."""
     with pytest.raises(MisuseError, match="redacted"):
         Telemetry(content="some")
+
+
+@pytest.mark.parametrize("target", ["localhost:4318", 4318])
+def test_a_wrong_address_is_refused(target):
+    """At once, and not as lost spans."""
+    with pytest.raises(MisuseError, match="is not the address of a server of OTLP over HTTP"):
+        Telemetry(target)
