@@ -60,6 +60,9 @@ class Endpoint(Value):
     query: tuple[str, ...] = ()
     """Names of the parameters in the query."""
 
+    credential: str = "send a valid key as `Authorization: Bearer KEY`"
+    """Text of the refusal of a client that is not authenticated: what to send."""
+
     refuse: Callable[[int, str, str, Any], Response] = answer_refusal
     """Returns the answer to a refused request from its status, code, text and headers, for clients that expect another
     form.
@@ -118,9 +121,7 @@ class EndpointHandler:
             return self.endpoint.refuse(503, "unavailable", text, {"retry-after": str(RETRY_AFTER_S)})
         try:
             if caller is None:
-                return self.endpoint.refuse(
-                    401, "unauthorized", "send a valid key as `Authorization: Bearer KEY`", _CHALLENGE
-                )
+                return self.endpoint.refuse(401, "unauthorized", self.endpoint.credential, _CHALLENGE)
             if self.endpoint.scope is not None and not caller.allows(self.endpoint.scope):
                 return self.endpoint.refuse(
                     403, "forbidden", f"this needs a key with the scope {self.endpoint.scope!r}", None

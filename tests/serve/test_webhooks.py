@@ -81,6 +81,7 @@ async def test_wrong_signatures_start_nothing():
         ]:
             answer = await server.post(f"/v1/hooks/{path}", content=content, headers=headers)
             assert answer.status_code == 401, (path, content, headers)
+            assert "not signed with the secret of this webhook" in answer.json()["error"]["message"]
         assert (await server.get("/v1/runs")).json()["runs"] == []
     with pytest.raises(MisuseError, match="whsec_"):
         IncomingWebhook(name="crm", secret=SECRET[:12], user="x")

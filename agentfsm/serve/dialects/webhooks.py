@@ -58,6 +58,10 @@ STATUSES: Final = ("done", "stopped", "waiting")
 ATTEMPTS: Final = 10
 MAX_BACKOFF_S: Final = 300.0
 TIMEOUT_S: Final = 15.0
+_CREDENTIAL: Final = (
+    "the delivery is not signed with the secret of this webhook, or not of the last 5 minutes: check the address, the "
+    "secret, and the clock of the sender"
+)
 # Seconds for which a server works on an event before another one may send it too: longer than the longest wait.
 LEASE_S: Final = 600.0
 # Statuses of the receiver after which the same event may be accepted later; others from 400 to 499 are final.
@@ -209,8 +213,14 @@ class _IncomingHooks:
     def build_routes(self, gateway: Gateway, _auth: Authenticate) -> Sequence[BaseRoute]:
         """Return the routes, whose credential is the signature and not a key."""
         endpoints = (
-            Endpoint(method="POST", path="/v1/hooks/{name}", handler=self.receive, scope="run"),
-            Endpoint(method="POST", path="/v1/hooks/{name}/{run_id}", handler=self.receive_input, scope="run"),
+            Endpoint(method="POST", path="/v1/hooks/{name}", handler=self.receive, scope="run", credential=_CREDENTIAL),
+            Endpoint(
+                method="POST",
+                path="/v1/hooks/{name}/{run_id}",
+                handler=self.receive_input,
+                scope="run",
+                credential=_CREDENTIAL,
+            ),
         )
         return [
             Route(
