@@ -435,7 +435,7 @@ def _reduce_failed(run: RunFields, event: e.Failed) -> Changes:
 
 def _stop_run(run: RunFields, event: e.LimitReached | e.Failed) -> Changes:
     """Return the changes that close every open call and end the waits of the run."""
-    results = [entry.result or entry.build_result(*_interrupted_outcome(entry, event.reason)) for entry in run.open]
+    results = [entry.result or build_interrupted_result(entry, event.reason) for entry in run.open]
     return {**_close_turn(run, results), "paused": None, "asks": ""}
 
 
@@ -473,6 +473,11 @@ def _take_notes(run: RunFields, results: list[ToolResult]) -> Mapping[str, Note]
     pairs = zip(run.open, results, strict=True)
     noted = [entry.call for entry, result in pairs if result.tool == NOTE_TOOL and result.outcome is Outcome.DONE]
     return update_notes(run.notes, noted)
+
+
+def build_interrupted_result(entry: OpenCall, reason: StopReason) -> ToolResult:
+    """Return the result of a call that the end of the run closes."""
+    return entry.build_result(*_interrupted_outcome(entry, reason))
 
 
 def _interrupted_outcome(entry: OpenCall, reason: StopReason) -> tuple[Outcome, str]:

@@ -11,7 +11,7 @@ from agentfsm.core.pending import Question
 from agentfsm.core.usage import Usage
 from agentfsm.testing.models import ScriptedModel, call, say
 from agentfsm.tools.run_context import InputRequired
-from tests.support.checks import results_of, sound
+from tests.support.checks import results_of, sound, virtually
 from tests.support.unknown_outcomes import recovered
 
 SURE = Question(key="sure", message="Sure?", schema={"type": "object", "properties": {"ok": {"type": "boolean"}}})
@@ -209,3 +209,33 @@ async def test_a_call_settled_by_a_person_is_charged(store):
     assert not run.usage.cost_usd
     await agent.settle(run.id, "t1.0", result="paid")
     assert (await agent.resume(run.id)).usage.cost_usd == 0.5
+
+
+@pytest.mark.parametrize("end", ["timeout", "cancelled"])
+def test_a_call_that_the_end_of_its_run_cuts_off_is_charged(end):
+    """The service has been called; a call that never started costs nothing."""
+
+    async def play(store, clock):
+        begun = anyio.Event()
+
+        @tool(cost_usd=0.25, timeout_s=1_000)
+        async def look_up() -> str:
+            """Look something up."""
+            begun.set()
+            await anyio.sleep_forever()
+
+        calls = say("", call("look_up"), call("look_up"))
+        limits = Limits(usd=1.0, parallel=1)
+        agent = agent_of(store, calls, tools=[look_up]).with_(limits=limits, clock=clock)
+        run = agent.start("go")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(agent.finish, run)
+            await begun.wait()
+            if end == "cancelled":
+                await agent.cancel(run.id)
+        run = await agent.load(run.id)
+        assert (run.stop_reason, run.usage.cost_usd) == (end, 0.25)
+        assert [record.outcome for record in run.calls] == [Outcome.UNKNOWN, Outcome.SKIPPED]
+        await sound(agent, run)
+
+    virtually(play)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+import attrs
+
 from agentfsm.core import events as e
 from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.messages import Outcome
+from agentfsm.core.reducers import build_interrupted_result
+from agentfsm.engine.execution.call_costs import bill_settled_call
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.tools.queue.result_text import build_decided_result
 
@@ -84,7 +88,7 @@ def _find_doubtful_ends(execution: Execution, reason: StopReason, before: Iterab
 def build_doubtful_ends(
     run: Run, orphaned_calls: frozenset[str], tools: ToolRegistry, reason: StopReason, before: Iterable[e.Event]
 ) -> list[e.Event]:
-    """Return the ends of calls that a crashed worker may have begun.
+    """Return the ends of calls that a crashed worker may have begun, and of those that cost money and were cut off.
 
     Args:
         run: The run, which is about to end.
@@ -94,11 +98,18 @@ def build_doubtful_ends(
         before: Events that are committed before these: a call that ends with one of them is left out.
     """
     ended = {event.result.call_id for event in before if isinstance(event, e.ToolFinished)}
-    return [
+    left = [entry for entry in run.open if entry.phase is not Phase.FINISHED and entry.call.id not in ended]
+    doubtful = [
         e.ToolFinished(result=build_decided_result(entry, Outcome.CANCELLED, _DOUBTFUL_TEXT.format(reason=reason)))
-        for entry in run.open
-        if entry.call.id in orphaned_calls - ended and _may_have_started(entry, tools)
+        for entry in left
+        if entry.call.id in orphaned_calls and _may_have_started(entry, tools)
     ]
+    paid = [
+        e.ToolFinished(result=attrs.evolve(build_interrupted_result(entry, reason), spent=spent))
+        for entry in left
+        if (spent := bill_settled_call(tools.get(entry.call.name), entry))
+    ]
+    return [*doubtful, *paid]
 
 
 def _may_have_started(entry: OpenCall, tools: ToolRegistry) -> bool:

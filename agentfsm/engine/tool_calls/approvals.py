@@ -36,11 +36,11 @@ from agentfsm.core.inbox import (
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.core.pending import Pending, PendingKind, Question
 from agentfsm.core.value import Value
+from agentfsm.engine.execution.call_costs import bill_settled_call
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.journal import load_run
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
-from agentfsm.engine.tool_calls.call_costs import bill_settled_call
 from agentfsm.engine.tool_calls.call_guards import decide_call, fence_result, needs_approval_by_guard
 from agentfsm.engine.tool_calls.child_runs import build_missing_result, has_child_run, waits_on_child
 from agentfsm.ports.store import Store

@@ -32,6 +32,7 @@ from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.trace_context import call_context
 from agentfsm.core.usage import Purpose, Spending, Usage
 from agentfsm.engine.execution.budget import NO_USAGE
+from agentfsm.engine.execution.call_costs import bill_tool, calculate_call_cost
 from agentfsm.engine.execution.config import ANSWER_TOKENS
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.parent import Parent
@@ -46,7 +47,6 @@ from agentfsm.engine.model_calls.eager_calls import EagerAttempt, EagerCalls
 from agentfsm.engine.model_calls.side_request import SideSpending, send_side_request
 from agentfsm.engine.model_calls.tool_selection import search_tools
 from agentfsm.engine.tool_calls.approvals import build_approval, build_pending_question, is_outside_plan, needs_approval
-from agentfsm.engine.tool_calls.call_costs import bill_tool, calculate_call_cost
 from agentfsm.engine.tool_calls.call_guards import (
     check_data,
     fence_result,

@@ -34,7 +34,7 @@ def bill_tool(usage: Usage) -> tuple[Spending, ...]:
 
 
 def bill_settled_call(tool: Tool[..., Any] | None, entry: OpenCall) -> tuple[Spending, ...]:
-    """Return the declared cost of a call that had started when its worker died, and that was settled since."""
+    """Return the declared cost of a call that had started and was cut off: it was settled since, or its run ends."""
     if tool is None or tool.cost_usd is None or not entry.attempts:
         return ()
     try:
