@@ -210,3 +210,15 @@ async def test_a_threshold_is_measured():
 async def test_phrases(text, is_suspicious):
     """The list finds common wordings, and no others."""
     assert (await PatternDetector().score(text) > 0.5) is is_suspicious
+
+
+async def test_a_sub_agent_is_asked_about_too():
+    """The guards of a caller hold for its agents, which read texts of their own."""
+    reader = make_agent(Counted("not there"))
+    reader = Agent(reader.model, name="reader", tools=reader.tools)
+    detection = Detection(detector=Counted(), threshold=0.5)
+    model = ScriptedModel(say("", call("reader", query="Read it.")), "Done.")
+    caller = Agent(model, tools=[reader.as_tool(description="Read a page.")], guards=[Guard(detection)])
+    run = await caller.run("go")
+    assert [(each.tool, each.run_id == run.id) for each in run.pending] == [("save", False)]
+    assert run.pending[0].reason.startswith("Counted scores call t1.0 of read_page with 0.90")
