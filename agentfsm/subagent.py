@@ -64,9 +64,13 @@ def make_agent_tool(
     prompt: BuildPrompt | None = None,
     turns: int = DEFAULT_TURNS,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    accepts_partial: bool = True,
     **options: Any,
 ) -> Tool[..., Any]:
-    """Return a tool that calls an agent; implements `Agent.as_tool`, which documents the arguments."""
+    """Return a tool that calls an agent; implements `Agent.as_tool`, which documents the arguments.
+
+    With `accepts_partial=False`, the call of an agent that reached a limit fails, also if it has a partial result.
+    """
     COUNT.check("as_tool", "turns", turns)
     SECONDS.check("as_tool", "timeout_s", timeout_s)
     if derived := {"read_only", "idempotent", "kind", "grace_s"} & options.keys():
@@ -74,7 +78,7 @@ def make_agent_tool(
     config = agent.driver.config
     config.model.prepare()  # it may block, so not in the event loop of the parent run
     agent.driver.check_price()
-    child = _SubagentTool(agent, prompt, turns, timeout_s)
+    child = _SubagentTool(agent, prompt, turns, timeout_s, accepts_partial=accepts_partial)
     tools = list(config.registry)
     if config.registry.sources:  # their tools are not known yet
         read_only, level, is_safe = False, Level.WRITE, False
@@ -161,7 +165,7 @@ def make_goal_tool(agent: RunnableAgent, tools: ToolRegistry, planner: PlanMaker
 
 def find_inner_agent(tool: Tool[..., Any]) -> RunnableAgent | None:
     """Return the agent that a tool calls; None if the tool calls none."""
-    owner = getattr(tool.function, "__self__", None)
+    owner = getattr(tool.end_child_run, "__self__", None)
     return owner.agent if isinstance(owner, _SubagentTool) else None
 
 

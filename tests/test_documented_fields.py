@@ -13,7 +13,7 @@ from docstring_parser import parse
 
 from agentfsm import Agent, Limits, Settings
 
-PUBLIC = "context evals guards mcp models patterns planning ports prompts reflection serve stores testing"
+PUBLIC = "context evals flow guards mcp models patterns planning ports prompts reflection serve stores testing"
 MODULES = ("", *(f".{name}" for name in PUBLIC.split()))
 
 

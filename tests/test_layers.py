@@ -32,6 +32,7 @@ FRONT |= {
     "__main__",
     "learner",
     "evals",
+    "flow",
     "patterns",
     "seals",
     "testing",

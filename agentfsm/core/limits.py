@@ -48,6 +48,9 @@ class StopReason(StrEnum):
     GUARD = "guard"
     """A guard ended the run, because it has read data that it must not read."""
 
+    STEP_FAILED = "step_failed"
+    """A step of a flow failed."""
+
     PARKED = "parked"
     """Only in journals of format 3 and older. Newer versions pause the run instead."""
 

@@ -55,6 +55,7 @@ class ErrorType(StrEnum):
     RETRY = "model_retry"
     TOOL = "tool_error"
     AGENT = "agent_error"
+    CONDITION = "condition"
 
 
 def _check_text(owner: object, attribute: attrs.Attribute[str], text: object) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import attrs
 
 from agentfsm.core.calls import OpenCall, build_idempotency_key
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.header import Header
-from agentfsm.core.messages import JSON, MessageOrigin, Outcome, TextPart, ToolCall, ToolResult, UserMessage
+from agentfsm.core.messages import JSON, ErrorType, MessageOrigin, Outcome, TextPart, ToolCall, ToolResult, UserMessage
 from agentfsm.core.validation import ValueRule, require_tuple
 from agentfsm.core.value import Value
 
@@ -25,6 +25,8 @@ QUESTION_TOOL: Final = "agentfsm.question"
 GOAL_TOOL: Final = "agentfsm.goal"
 # Those of them that have no effect. A goal has the effects of the tools that it uses.
 ENGINE_TOOLS: Final = frozenset({PLAN_TOOL, QUESTION_TOOL})
+# Words for the dependencies of a step that have to end, and how, before it starts.
+JOINS: Final = ("all_success", "all_done", "any")
 # Keys of a reference to the result of a step, and of a text with references.
 _STEP: Final = "$step"
 _PATH: Final = "path"
@@ -60,6 +62,12 @@ class PlanStep(Value):
 
     after: tuple[int, ...] = ()
     """Ids of the steps that have to succeed before this one starts. It includes those that `arguments` refer to."""
+
+    join: Literal["all_success", "all_done", "any"] = "all_success"
+    """Condition on the steps in `after`. "all_success": all have succeeded or were skipped. "all_done": all have ended,
+    in any way, or can never start. "any": one has succeeded, or all were skipped. A reference to a step without a
+    result becomes null.
+    """
 
     description: str = ""
     """Purpose of the step, for people."""
@@ -134,11 +142,15 @@ class Plan(Value):
         return flaws
 
 
-_STEP_FIELDS: Final = frozenset({"id", "tool", "arguments", "question", "goal", "tools", "after", "description"})
+_STEP_FIELDS: Final = frozenset(
+    {"id", "tool", "arguments", "question", "goal", "tools", "after", "join", "description"}
+)
 
 
 def _write_step(step: PlanStep) -> JSON:
     fields: dict[str, Any] = attrs.asdict(step, filter=lambda field, value: field.name == "id" or bool(value))
+    if step.join == JOINS[0]:
+        del fields["join"]
     fields |= {name: list(fields[name]) for name in ("tools", "after") if name in fields}
     return fields
 
@@ -148,7 +160,7 @@ def _read_step(place: int, value: object, errors: list[str]) -> PlanStep:
         errors.append(f"step {place}: it is not an object")
         return PlanStep(id=place)
     number, after, arguments = value.get("id", place), value.get("after", []), value.get("arguments", {})
-    tools = value.get("tools", [])
+    tools, join = value.get("tools", []), value.get("join", JOINS[0])
     if unknown := sorted(map(str, value.keys() - _STEP_FIELDS)):
         errors.append(f"step {place}: unknown key {unknown[0]!r}")
     if type(number) is not int or number < 1:
@@ -162,26 +174,56 @@ def _read_step(place: int, value: object, errors: list[str]) -> PlanStep:
     if not isinstance(tools, list) or not all(isinstance(each, str) for each in tools):
         errors.append(f"step {place}: 'tools' is a list of names")
         tools = []
+    if join not in JOINS:
+        errors.append(f"step {place}: 'join' is one of {', '.join(JOINS)}")
     texts = {name: value.get(name) or "" for name in ("tool", "question", "goal", "description")}
     errors += [f"step {place}: {name!r} is a text" for name, text in texts.items() if not isinstance(text, str)]
-    return PlanStep(id=number, arguments=dict(arguments), tools=tuple(tools), after=tuple(after), **texts)
+    return PlanStep(id=number, arguments=dict(arguments), tools=tuple(tools), after=tuple(after), join=join, **texts)
 
 
-def ready(plan: Plan, results: Mapping[int, JSON], started: Collection[int] = ()) -> tuple[PlanStep, ...]:
-    """Return the steps that can start: all steps in their `after` have results.
+def ready(
+    plan: Plan,
+    results: Mapping[int, JSON],
+    started: Collection[int] = (),
+    *,
+    skipped: Collection[int] = (),
+    failed: Collection[int] = (),
+) -> tuple[PlanStep, ...]:
+    """Return the steps that can start, since the steps in their `after` have ended as their `join` demands.
 
     Args:
         plan: The plan.
         results: Results of the steps that have succeeded, by id.
         started: Ids of the steps that have started, which are left out.
+        skipped: Ids of the steps that were skipped.
+        failed: Ids of the steps that have ended without success, but were not skipped.
     """
-    return tuple(
-        [
-            step
-            for step in plan.steps
-            if step.id not in results and step.id not in started and all(each in results for each in step.after)
-        ]
-    )
+    lost, found = set(failed), list[PlanStep]()
+    for step in plan.steps:
+        if step.id in results or step.id in started or step.id in lost:
+            continue
+        can_start, is_lost = _judge_join(step, results, skipped, lost)
+        if can_start:
+            found.append(step)
+        elif is_lost:  # so are those that need it
+            lost.add(step.id)
+    return tuple(found)
+
+
+def _judge_join(
+    step: PlanStep, results: Collection[int], skipped: Collection[int], lost: Collection[int]
+) -> tuple[bool, bool]:
+    """Return whether a step can start now, and whether it never can."""
+    succeeded = len([each for each in step.after if each in results])
+    passed = succeeded + len([each for each in step.after if each in skipped])
+    failed = len([each for each in step.after if each in lost])
+    has_ended = passed + failed == len(step.after)
+    if step.join == "all_done":
+        return has_ended, False
+    if step.join == "any":
+        can_start = succeeded > 0 or passed == len(step.after)
+        return can_start, has_ended and not can_start
+    return passed == len(step.after), failed > 0
 
 
 def bind(arguments: JSON, results: Mapping[int, JSON]) -> Any:
@@ -293,7 +335,10 @@ class PlanProgress(Value):
     @property
     def is_stuck(self) -> bool:
         """Whether steps are left that cannot start, because a step that they depend on did not succeed."""
-        return self.plan is not None and not all(step.id in self.results for step in self.plan.steps)
+        if self.plan is None:
+            return False
+        done = {*self.results, *_find_skipped(self.closed)}
+        return not all(step.id in done for step in self.plan.steps)
 
     def has_results(self, opened: Iterable[OpenCall] = ()) -> bool:
         """Return whether a step of the current plan has ended."""
@@ -306,7 +351,9 @@ class PlanProgress(Value):
             return ()
         entries = (*self.closed, *opened)
         results, started = read_results(entries), {_step_id(entry.call) for entry in entries}
-        steps = ready(self.plan, results, started)
+        skipped = _find_skipped(entries)
+        ended = {_step_id(entry.call) for entry in entries if entry.result is not None}
+        steps = ready(self.plan, results, started, skipped=skipped, failed=ended - results.keys() - skipped)
         return tuple([_build_step_call(header, self.number, step, results) for step in steps])
 
 
@@ -323,13 +370,23 @@ def read_results(entries: Iterable[OpenCall]) -> dict[int, JSON]:
     """Return the results of the steps that succeeded, by id: JSON values, or texts."""
     done = [(entry.call, entry.result) for entry in entries if entry.result is not None]
     return {
-        _step_id(call): _read_content(result.content)
+        _step_id(call): read_content(result.content)
         for call, result in done
         if result.outcome is Outcome.DONE and call.name != PLAN_TOOL
     }
 
 
-def _read_content(content: str) -> JSON:
+def is_skipped(result: ToolResult) -> bool:
+    """Return whether a step was skipped by its own condition, and not refused."""
+    return result.outcome is Outcome.SKIPPED and result.error_type is ErrorType.CONDITION
+
+
+def _find_skipped(entries: Iterable[OpenCall]) -> set[int]:
+    return {_step_id(entry.call) for entry in entries if entry.result is not None and is_skipped(entry.result)}
+
+
+def read_content(content: str) -> JSON:
+    """Return the value of a result: what its JSON says, or its text if it is none."""
     try:
         value: JSON = json.loads(content)
     except ValueError:
@@ -346,7 +403,7 @@ def build_plan_call(header: Header, number: int, plan: Plan) -> ToolCall:
 def _build_step_call(header: Header, number: int, step: PlanStep, results: Mapping[int, JSON]) -> ToolCall:
     """Return the call of a step that is ready. If its arguments cannot be bound, the call is refused when it runs."""
     malformed = None
-    known: dict[str, JSON] = {str(each): results[each] for each in step.after}
+    known: dict[str, JSON] = {str(each): results.get(each) for each in step.after}
     arguments: Any
     if step.question:
         arguments = {"question": step.question, "results": known}
@@ -354,7 +411,7 @@ def _build_step_call(header: Header, number: int, step: PlanStep, results: Mappi
         arguments = {"goal": step.goal, "tools": list(step.tools), "results": known}
     else:
         try:
-            arguments = bind(dict(step.arguments), results)
+            arguments = bind(dict(step.arguments), {**dict.fromkeys(step.after), **results})
         except MisuseError as error:
             arguments, malformed = {}, str(error)
     call = ToolCall(

@@ -9,9 +9,12 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import parse_index
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.fingerprint import short_hash
+from agentfsm.core.limits import StopReason
+from agentfsm.core.messages import AssistantMessage
 from agentfsm.core.plans import Plan, PlanProgress, build_plan_call
-from agentfsm.core.usage import Purpose
+from agentfsm.core.usage import Purpose, Usage
 from agentfsm.engine.execution.outcome import StepOutcome
+from agentfsm.engine.execution.run_end import fail
 from agentfsm.engine.execution.tool_access import check_available
 from agentfsm.engine.model_calls.side_request import SideSpending, send_side_request
 from agentfsm.engine.tool_calls.plan_tools import find_mode_flaws, find_tool_flaws
@@ -32,20 +35,35 @@ async def advance_plan(execution: Execution, planner: PlanMaker) -> StepOutcome 
     """Return the next step of planning; None if the model is asked as without a planner."""
     run = execution.journal.run
     progress = run.plan or PlanProgress()
-    if progress.is_stale:
+    if progress.is_stale and not (planner.fixed and progress.number):
         return await _make_plan(execution, planner, progress) if planner.wants(run) else None
     if progress.objection and planner.replan != "never" and progress.replans < planner.replans:
         return await _make_plan(execution, planner, progress, failure=progress.objection)
     if not progress.is_stuck:  # finished, refused or given up
-        return None
+        return _conclude(execution, planner)
     calls = progress.build_ready_calls(run.header)
     if planner.replan == "each_step" and progress.replans < planner.replans and calls and progress.has_results():
         return await _make_plan(execution, planner, progress, calls=calls)
     if calls:
         return StepOutcome((e.StepsReady(calls=calls),))
+    if (end := _conclude(execution, planner)) is not None:
+        return end
     if planner.replan == "never" or progress.replans >= planner.replans:
         return StepOutcome((e.PlanDropped(reason=describe_failure(progress)),))
     return await _make_plan(execution, planner, progress, failure=describe_failure(progress))
+
+
+def _conclude(execution: Execution, planner: PlanMaker) -> StepOutcome | None:
+    """Return the end of the run if the planner knows it; None if the run goes on."""
+    end = planner.conclude(execution.journal.run)
+    if end is None:
+        return None
+    if end.failure:
+        return fail(execution, StopReason.STEP_FAILED, end.failure)
+    message = AssistantMessage(text=end.answer)
+    if execution.config.reviews_answers:
+        return StepOutcome((e.AnswerDrafted(message=message, usage=Usage()),))
+    return StepOutcome((e.AnswerGiven(message=message, usage=Usage()),))
 
 
 def describe_failure(progress: PlanProgress) -> str:

@@ -79,7 +79,7 @@ async def _review_results(execution: Execution, effect: Reflect) -> StepOutcome:
 def _find_plan_question(execution: Execution, planner: PlanMaker) -> str | None:
     """Return the question to a person if a plan failed, and no more new plans may be made; else None."""
     progress = execution.journal.run.plan
-    if progress is None or progress.is_stale or planner.replan == "never":
+    if progress is None or progress.is_stale or planner.fixed or planner.replan == "never":
         return None
     is_spent = progress.is_stuck and progress.replans >= planner.replans > 0
     if not is_spent or progress.build_ready_calls(execution.journal.run.header):

@@ -184,6 +184,17 @@ class PlanRequest(Value):
     """Returns all flaws of a plan; a plan with flaws cannot be used."""
 
 
+@attrs.frozen(kw_only=True)
+class PlanEnd(Value):
+    """End of a run whose answer follows from the results of its plan."""
+
+    answer: str = ""
+    """The answer; empty if the run failed."""
+
+    failure: str = ""
+    """Reason why the run failed, for people; empty if it did not."""
+
+
 class PlanMaker(Protocol):
     """Makes plans, whose steps run without asking the agent's model."""
 
@@ -217,6 +228,9 @@ class PlanMaker(Protocol):
     replans: int = 3
     """Maximum of new plans after the first, since the last input."""
 
+    fixed: bool = False
+    """Whether the plan belongs to the program: input does not replace it, and no person is asked for another one."""
+
     frozen: bool = False
     """Whether results cannot lead to further calls: after the plan, the model is offered no tools."""
 
@@ -239,3 +253,10 @@ class PlanMaker(Protocol):
             MisuseError: if no usable plan resulted. The agent then goes on without a plan.
         """
         ...
+
+    def conclude(self, run: Run) -> PlanEnd | None:  # noqa: ARG002  a default for those that leave it to the model
+        """Return the end of a run in which no step of the plan can start.
+
+        The default returns None: a new plan is made if steps have failed, and else the agent's model answers.
+        """
+        return None

@@ -160,6 +160,16 @@ FURTHER = (
     e.ApprovalGiven(call_id="t5.0", by="bob", arguments='{"cents":900}', key="9f3c61d07a5be284:t5.0:4ae81572"),
     e.Paused(message="5 workers died while they drove it", kind=PendingKind.CRASH),
     e.LimitReached(reason=StopReason.MAX_TURNS, message="20 of 20 turns used", note="Answer now."),
+    e.ToolFinished(
+        result=ToolResult(
+            call_id="p1.2",
+            tool="load",
+            outcome=Outcome.SKIPPED,
+            content="skipped: its condition is false",
+            error_type=ErrorType.CONDITION,
+        )
+    ),
+    e.Failed(reason=StopReason.STEP_FAILED, message="step load failed (failed: KeyError)"),
     e.ToolStarted(call_id="t6.0", repeatable=True, read_only=True, since=1700000200.5, attempts=2),
     e.ToolStarted(call_id="t6.1", labels=(Label.SENDS_OUT, Label.IRREVERSIBLE)),
     e.Guarded(
@@ -247,6 +257,8 @@ FORMAT_4 = Format(
             (Pending, "error"),
             (e.Paused, "kind"),
             PendingKind.CRASH,
+            ErrorType.CONDITION,
+            StopReason.STEP_FAILED,
             e.LimitReached,
             e.ToolCutOff,
             (e.ToolStarted, "read_only"),

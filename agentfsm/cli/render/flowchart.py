@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -14,6 +14,7 @@ from agentfsm.cli.resolve.agent_target import find_wrapped_agent
 from agentfsm.core.machine import START, State, next_state
 from agentfsm.core.text_safety import one_line
 from agentfsm.core.value import Value
+from agentfsm.flow import Flow, Step
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
@@ -92,11 +93,33 @@ def _escape_dot(lines: Iterable[str]) -> str:
 
 
 def draw_agent(agent: Agent[Any]) -> Flowchart:
-    """Draw an agent: its tools with their declarations, its sub-agents and its sources of tools.
+    """Draw an agent: its tools with their declarations, its sub-agents and its sources of tools. A flow: its steps.
 
     A source that is not connected yet, such as an MCP server, is drawn without its tools and is not started.
     """
-    return _AgentDrawing().draw(agent)
+    return _draw_flow(agent) if isinstance(agent, Flow) else _AgentDrawing().draw(agent)
+
+
+def _draw_flow(flow: Flow) -> Flowchart:
+    """Draw the steps of a flow; an arrow goes from a step to each that depends on it."""
+    place = {step.name: number for number, step in enumerate(flow.ordered_steps)}
+    nodes = [FlowchartNode(lines=(step.name, *_describe_step(step))) for step in flow.ordered_steps]
+    arrows = [
+        (place[name], place[step.name], () if step.join == "all_success" else (step.join,))
+        for step in flow.ordered_steps
+        for name in step.depends_on
+    ]
+    return Flowchart(nodes=tuple(nodes), arrows=tuple(arrows))
+
+
+def _describe_step(step: Step) -> Iterator[str]:
+    if (inner := find_wrapped_agent(step.tool)) is not None:
+        yield f"agent {inner.name}"
+    yield from describe_marks(step.tool)
+    if step.is_conditional:
+        yield "may be skipped"
+    if step.compensate is not None:
+        yield f"undone by {step.compensate.name}"
 
 
 @attrs.define(eq=False, repr=False)

@@ -1,0 +1,138 @@
+"""Flows: agents whose plan a programmer has written, and whose model is never asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Unpack
+
+import attrs
+
+from agentfsm.agent import Agent, StartOptions
+from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm.flow.flow_plan import FlowPlan, StepStatus
+from agentfsm.flow.steps import Step
+from agentfsm.ports.model import Emit, Model, Reply, Request
+
+if TYPE_CHECKING:
+    from agentfsm.core.messages import JSON
+    from agentfsm.core.pending import Elicit
+    from agentfsm.core.run import Run
+    from agentfsm.core.usage import Usage
+    from agentfsm.runs import Prompt
+
+# Fields of an agent that the steps determine.
+_DERIVED: Final = ("model", "tools", "planner")
+
+
+class Flow(Agent[Any]):
+    """Steps in an order that a program declares: an agent whose plan is given, and whose model is never asked.
+
+    A run of a flow is a run like any other: `run`, `submit`, `worker`, `resume`, `approve` and all other methods of
+    `Agent` apply. The prompt is a mapping of the flow's inputs. The answer is a JSON object with the results of the
+    steps that no other step depends on.
+
+    Args:
+        steps: The steps, in any order, at least one.
+        name: Name of the flow.
+        **options: Further fields of `Agent`: `store`, `limits`, `permissions`, `guards`, `watch`, ... By default,
+            `limits` allow for the time limits of all steps together, and for two calls of each.
+
+    Raises:
+        MisuseError: if two steps share a name, steps depend on each other in a circle or on unknown steps, a step takes
+            the result of a step that it does not depend on, or an option is invalid.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, steps: Iterable[Step], *, name: str = "flow", **options: Any) -> None:
+        if refused := sorted(options.keys() & set(_DERIVED)):
+            raise MisuseError(f"the steps of a flow determine its {refused[0]}: leave out {refused[0]}=")
+        planner = FlowPlan(tuple(steps))
+        super().__init__(
+            _NoModel(),
+            name=name,
+            tools=planner.list_tools(),
+            planner=planner,
+            limits=planner.build_limits(options.pop("limits", None)),
+            **options,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Flow {self.name}, steps: {', '.join(each.name for each in self.ordered_steps)}>"
+
+    @property
+    def ordered_steps(self) -> tuple[Step, ...]:
+        """The steps, in an order in which each depends only on earlier ones."""
+        return self._plan.steps
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that a run needs."""
+        return self._plan.inputs
+
+    @property
+    def _plan(self) -> FlowPlan:
+        assert isinstance(self.planner, FlowPlan)  # set by __init__  # noqa: S101
+        return self.planner
+
+    def start(self, prompt: Prompt | Mapping[str, Any], **start: Unpack[StartOptions]) -> Run[Any]:
+        """Begin a run, without I/O. See `Agent.start`.
+
+        Args:
+            prompt: The inputs by name, JSON values; also as the text of a JSON object.
+            **start: As in `Agent.start`.
+
+        Raises:
+            MisuseError: if an input is missing, unknown or not JSON.
+        """
+        return super().start(self._plan.write_inputs(prompt), **start)
+
+    async def run(
+        self,
+        prompt: Prompt | Mapping[str, Any],
+        *,
+        deps: Any = None,
+        elicit: Elicit | None = None,
+        **start: Unpack[StartOptions],
+    ) -> Run[Any]:
+        """Start a run and finish it, as far as it goes without a person. See `start` and `Agent.run`."""
+        return await super().run(self._plan.write_inputs(prompt), deps=deps, elicit=elicit, **start)
+
+    async def submit(
+        self, prompt_or_run: Prompt | Mapping[str, Any] | Run[Any], **start: Unpack[StartOptions]
+    ) -> Run[Any]:
+        """Create a run in the store for a worker to execute. See `start` and `Agent.submit`."""
+        if isinstance(prompt_or_run, Mapping):
+            prompt_or_run = self._plan.write_inputs(prompt_or_run)
+        return await super().submit(prompt_or_run, **start)
+
+    def statuses(self, run: Run[Any]) -> dict[str, StepStatus]:
+        """Return the status of each step in a run of this flow, by name."""
+        return self._plan.find_statuses(run)
+
+    def results(self, run: Run[Any]) -> dict[str, JSON]:
+        """Return the results of the steps that have succeeded in a run of this flow, by name."""
+        return self._plan.find_results(run)
+
+    def with_(self, **changes: Any) -> Flow:
+        """Return a variant of the flow with other fields, as `flow.with_(store=store)`. `steps` is one of them."""
+        fields = {
+            each.name: getattr(self, each.name)
+            for each in attrs.fields(Agent)
+            if each.init and each.name not in _DERIVED
+        }
+        return Flow(**{"steps": self.ordered_steps, **fields, **changes})
+
+
+class _NoModel(Model):
+    """Stands where an agent has its model."""
+
+    name = "none"
+
+    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:  # noqa: ARG002  it answers nothing
+        """Refuse the request."""
+        raise ModelError("a flow has no model: its steps are given, and its agents are steps")
+
+    def cost_usd(self, usage: Usage) -> float | None:  # noqa: ARG002  a flow requests nothing itself
+        """Return 0, so that a limit of costs is that of the steps."""
+        return 0.0

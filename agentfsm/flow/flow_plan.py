@@ -1,0 +1,323 @@
+"""The steps of a flow as a plan: checked once, given to each run, and followed by compensations if the flow fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from agentfsm.core.calls import UNDECIDED_PHASES, OpenCall, Phase
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.limits import Limits
+from agentfsm.core.messages import JSON, Outcome, Part, TextPart, as_parts
+from agentfsm.core.plans import JOINS, Plan, PlanStep, is_skipped, read_content
+from agentfsm.flow.steps import STEP_TIMEOUT_S, Step
+from agentfsm.ports.policies import PlanAsk, PlanEnd, PlanMaker, PlanRequest
+
+if TYPE_CHECKING:
+    from agentfsm.core.run import Run
+    from agentfsm.runs import Prompt
+    from agentfsm.tools.tool import Tool
+
+# Keys of a plan that stand for results, which inputs therefore cannot have.
+_RESERVED_KEYS: Final = frozenset({"$step", "$text"})
+# Characters of the reason why a step failed, in the message of the run.
+_REASON_CHARS: Final = 200
+# Number of the plan with the steps; the compensations are the plan after it.
+_FORWARD: Final = 1
+
+
+class StepStatus(StrEnum):
+    """Status of a step in a run of a flow."""
+
+    PENDING = "pending"
+    """It has not started."""
+
+    RUNNING = "running"
+    """It has started."""
+
+    WAITING = "waiting"
+    """It waits for a person: an approval, an answer, or the outcome of a call that was in flight in a crash."""
+
+    SUCCESS = "success"
+    """It has a result."""
+
+    SKIPPED = "skipped"
+    """Its condition was false."""
+
+    FAILED = "failed"
+    """It has ended without a result: it failed, timed out, was rejected, or its outcome is unknown."""
+
+    NOT_RUN = "not_run"
+    """It did not start and will not, since steps that it depends on failed or the run has ended."""
+
+
+_ENDED_BADLY: Final = frozenset({StepStatus.FAILED, StepStatus.NOT_RUN})
+
+
+def _sort(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Return the steps such that each depends only on earlier ones.
+
+    Raises:
+        MisuseError: if something else is given, or they cannot all be carried out.
+    """
+    if not steps or not all(isinstance(each, Step) for each in steps):
+        raise MisuseError("Flow([...]) takes steps, at least one: make them with @step or agent_step(...)")
+    known = {each.name: each for each in steps}
+    if len(known) < len(steps):
+        names = [each.name for each in steps]
+        raise MisuseError(f"two steps are called {next(name for name in names if names.count(name) > 1)!r}: give name=")
+    for each in steps:
+        _check_names(each, known)
+    try:
+        order = tuple(TopologicalSorter({each.name: each.depends_on for each in steps}).static_order())
+    except CycleError as error:
+        raise MisuseError(f"steps depend on each other in a circle: {' -> '.join(reversed(error.args[1]))}") from None
+    return tuple([known[name] for name in order])
+
+
+def _check_names(step: Step, known: Mapping[str, Step]) -> None:
+    for name in step.depends_on:
+        if name not in known:
+            raise MisuseError(f"step {step.name!r} depends on {name!r}; the steps are: {', '.join(known)}")
+    for name in (*step.required, *step.optional):
+        if name in known and name not in step.depends_on:
+            raise MisuseError(f"step {step.name!r} takes the result of {name!r}: add it to depends_on=")
+    if step.join != JOINS[0] and not step.depends_on:
+        raise MisuseError(f"step {step.name!r}: join={step.join!r} says how depends_on= is met, and there is none")
+    if (undo := step.compensate) is None:
+        return
+    if undo.name in known:
+        raise MisuseError(f"{undo.name!r} compensates {step.name!r}: do not list it as a step of the flow")
+    for name in (*undo.required, *undo.optional):
+        if name in known and name not in (step.name, *step.depends_on):
+            raise MisuseError(
+                f"{undo.name!r} takes the result of {name!r}: it can take those of {step.name!r} and its depends_on="
+            )
+
+
+@attrs.define(eq=False, repr=False)
+class FlowPlan(PlanMaker):
+    """Gives the steps of a flow as a plan, and compensations as a second plan if steps have failed."""
+
+    steps: tuple[Step, ...] = attrs.field(converter=_sort)
+    """The steps, in an order in which each depends only on earlier ones."""
+
+    numbers: Mapping[str, int] = attrs.field(init=False)
+    """Numbers of the steps in the plan, by name."""
+
+    inputs: tuple[str, ...] = attrs.field(init=False)
+    """Names of the inputs that a run needs."""
+
+    optional_inputs: tuple[str, ...] = attrs.field(init=False)
+    """Names of the inputs that have a default."""
+
+    fixed = True
+    replans = 1
+
+    def __attrs_post_init__(self) -> None:
+        """Find the inputs: the parameters without the name of a step."""
+        self.numbers = {each.name: number for number, each in enumerate(self.steps, 1)}
+        self.max_steps = len(self.steps)
+        required = dict.fromkeys(name for each in self._iter_all() for name in each.required)
+        optional = dict.fromkeys(name for each in self._iter_all() for name in each.optional)
+        self.inputs = tuple([name for name in required if name not in self.numbers])
+        self.optional_inputs = tuple(
+            [name for name in optional if name not in self.numbers and name not in self.inputs]
+        )
+
+    def _iter_all(self) -> Iterator[Step]:
+        yield from self.steps
+        yield from {each.compensate.name: each.compensate for each in self.steps if each.compensate}.values()
+
+    def list_tools(self) -> list[Tool[..., Any]]:
+        """Return the tools of the steps and of their compensations."""
+        return [each.tool for each in self._iter_all()]
+
+    def build_limits(self, limits: Limits | None) -> Limits:
+        """Return limits that leave room for the retries of the steps. Without given ones, for their time, too."""
+        steps = list(self._iter_all())
+        retries = [each.retry for each in steps]
+        if limits is None:
+            seconds = sum(each.tool.timeout_s or STEP_TIMEOUT_S for each in steps)
+            default = Limits()
+            limits = Limits(seconds=max(seconds, default.seconds), tool_calls=max(2 * len(steps), default.tool_calls))
+        return attrs.evolve(
+            limits,
+            retries_per_tool=max(limits.retries_per_tool, *retries),
+            retries_per_run=max(limits.retries_per_run, sum(retries)),
+        )
+
+    def write_inputs(self, prompt: Prompt | Mapping[str, Any]) -> str:
+        """Return the inputs of a run as the text of its prompt.
+
+        Raises:
+            MisuseError: if an input is missing, unknown or not JSON.
+        """
+        if not isinstance(prompt, Mapping):
+            prompt = _read_object(_read_text(as_parts(prompt)))
+        known = (*self.inputs, *self.optional_inputs)
+        if missing := [name for name in self.inputs if name not in prompt]:
+            raise MisuseError(f"the flow needs the input {missing[0]!r}; its inputs are: {', '.join(known)}")
+        if unknown := sorted(map(str, prompt.keys() - set(known))):
+            raise MisuseError(f"no step takes the input {unknown[0]!r}; the inputs are: {', '.join(known) or 'none'}")
+        if _has_reserved_key(prompt):
+            raise MisuseError("inputs cannot have the keys '$step' and '$text', which stand for results of steps")
+        try:
+            return json.dumps(prompt, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise MisuseError(f"inputs are JSON values: {error}") from None
+
+    def wants(self, run: Run) -> bool:  # noqa: ARG002  a flow always has its plan
+        """Return True."""
+        return True
+
+    async def plan(self, request: PlanRequest, ask: PlanAsk) -> Plan | None:  # noqa: ARG002  no model is asked
+        """Return the steps as a plan; after a failure, the compensations."""
+        values = _read_object(_read_text(request.run.header.prompt))
+        if request.failure:
+            return self._plan_compensations(request, values)
+        steps = [
+            PlanStep(
+                id=self.numbers[step.name],
+                tool=step.name,
+                arguments=self._build_arguments(step, values, self.numbers.__contains__),
+                after=tuple(sorted([self.numbers[name] for name in step.depends_on])),
+                join=step.join,
+            )
+            for step in self.steps
+        ]
+        return Plan(steps=tuple(steps))
+
+    def _build_arguments(
+        self, step: Step, values: Mapping[str, JSON], has_result: Callable[[str], bool]
+    ) -> dict[str, JSON]:
+        """Return the arguments of a step: references to results, null for steps without one, and inputs."""
+        arguments: dict[str, JSON] = {}
+        for name in (*step.required, *step.optional):
+            if name in self.numbers:
+                arguments[name] = {"$step": self.numbers[name]} if has_result(name) else None
+            elif name in values:
+                arguments[name] = values[name]
+        return arguments
+
+    def _plan_compensations(self, request: PlanRequest, values: Mapping[str, JSON]) -> Plan:
+        results, steps = self.find_results(request.run), list[PlanStep]()
+        for number, step in enumerate(self._find_compensations(request.run), request.next_id):
+            arguments = self._build_arguments(step, values, results.__contains__)
+            names = [name for name in arguments if name in results]
+            after = {self.numbers[name] for name in names} | ({number - 1} if steps else set())
+            steps.append(
+                PlanStep(id=number, tool=step.name, arguments=arguments, after=tuple(sorted(after)), join="all_done")
+            )
+        return Plan(steps=tuple(steps))
+
+    def _find_compensations(self, run: Run) -> list[Step]:
+        """Return the compensations of the steps that have succeeded, in the reverse order of these."""
+        known = {step.name: step.compensate for step in self.steps}
+        done = [entry.call.name for entry in _list_steps(run) if _has_outcome(entry, Outcome.DONE)]
+        return [undo for name in reversed(done) if (undo := known.get(name)) is not None]
+
+    def conclude(self, run: Run) -> PlanEnd | None:
+        """Return the answer or the failure of a run whose steps have ended; None if compensations come first."""
+        statuses = self.find_statuses(run)
+        unstarted = StepStatus.PENDING
+        statuses = {name: StepStatus.NOT_RUN if each is unstarted else each for name, each in statuses.items()}
+        if not any(self._fails(step, statuses) for step in self.steps):
+            needed = {name for step in self.steps for name in step.depends_on}
+            results = self.find_results(run)
+            last = {name: value for name, value in results.items() if name not in needed}
+            return PlanEnd(answer=json.dumps(last, ensure_ascii=False))
+        if run.plan is not None and run.plan.number == _FORWARD and run.plan.plan and self._find_compensations(run):
+            return None
+        return PlanEnd(failure=_describe_failure(run, statuses))
+
+    def _fails(self, step: Step, statuses: Mapping[str, StepStatus]) -> bool:
+        """Return whether the flow fails because of a step: it has not succeeded, and no "any" join stood in for it."""
+        if statuses[step.name] not in _ENDED_BADLY:
+            return False
+        behind = [each for each in self.steps if step.name in each.depends_on]
+        return not behind or any(each.join != "any" or statuses[each.name] in _ENDED_BADLY for each in behind)
+
+    def find_statuses(self, run: Run) -> dict[str, StepStatus]:
+        """Return the status of each step, by name."""
+        is_past = run.is_over or (run.plan is not None and run.plan.number > _FORWARD)
+        found = dict.fromkeys(self.numbers, StepStatus.NOT_RUN if is_past else StepStatus.PENDING)
+        return found | {entry.call.name: _read_status(entry) for entry in _list_steps(run) if entry.call.name in found}
+
+    def find_results(self, run: Run) -> dict[str, JSON]:
+        """Return the results of the steps that have succeeded, by name."""
+        return {
+            entry.call.name: read_content(entry.result.content)
+            for entry in _list_steps(run)
+            if entry.result is not None and entry.result.outcome is Outcome.DONE
+        }
+
+
+def _list_steps(run: Run, plan: int = _FORWARD) -> list[OpenCall]:
+    """Return the calls of the steps of a plan, in the order of their start."""
+    closed = () if run.plan is None else run.plan.closed
+    return [entry for entry in (*closed, *run.open) if entry.call.id.startswith(f"p{plan}.")]
+
+
+def _has_outcome(entry: OpenCall, outcome: Outcome) -> bool:
+    return entry.result is not None and entry.result.outcome is outcome
+
+
+def _read_status(entry: OpenCall) -> StepStatus:
+    if entry.result is None:
+        if entry.phase in UNDECIDED_PHASES:
+            return StepStatus.WAITING
+        return StepStatus.RUNNING if entry.phase is Phase.RUNNING else StepStatus.PENDING
+    if entry.result.outcome is Outcome.DONE:
+        return StepStatus.SUCCESS
+    return StepStatus.SKIPPED if is_skipped(entry.result) else StepStatus.FAILED
+
+
+def _describe_failure(run: Run, statuses: Mapping[str, StepStatus]) -> str:
+    """Return which steps failed and why, which did not run, and which were compensated."""
+    parts = [f"step {name} failed ({reason})" for name, reason in _list_failures(run, _FORWARD)]
+    if unstarted := [name for name, status in statuses.items() if status is StepStatus.NOT_RUN]:
+        parts.append(f"not run: {', '.join(unstarted)}")
+    undone = [entry.call.name for entry in _list_steps(run, _FORWARD + 1) if _has_outcome(entry, Outcome.DONE)]
+    parts += [f"compensated by: {', '.join(undone)}"] if undone else []
+    parts += [f"compensation {name} failed ({reason})" for name, reason in _list_failures(run, _FORWARD + 1)]
+    return "; ".join(parts)
+
+
+def _list_failures(run: Run, plan: int) -> list[tuple[str, str]]:
+    ended = [(entry.call.name, entry.result) for entry in _list_steps(run, plan) if entry.result is not None]
+    return [
+        (name, " ".join(f"{result.outcome}: {result.content}".split())[:_REASON_CHARS])
+        for name, result in ended
+        if result.outcome is not Outcome.DONE and not is_skipped(result)
+    ]
+
+
+def _read_text(parts: tuple[Part, ...]) -> str:
+    return "".join([part.text for part in parts if isinstance(part, TextPart)])
+
+
+def _read_object(text: str) -> dict[str, Any]:
+    """Return the JSON object in a text.
+
+    Raises:
+        MisuseError: if it has none.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise MisuseError("the prompt of a flow is a mapping of its inputs, or the text of a JSON object")
+    return value
+
+
+def _has_reserved_key(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return not _RESERVED_KEYS.isdisjoint(value) or any(map(_has_reserved_key, value.values()))
+    return isinstance(value, list | tuple) and any(map(_has_reserved_key, value))

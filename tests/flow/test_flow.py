@@ -1,0 +1,354 @@
+"""Flows: steps in a declared order, their conditions and joins, agents as steps, failures and compensations."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agentfsm import Agent, MisuseError, RunContext, State, StopReason, TransientError, tool
+from agentfsm.core import events as e
+from agentfsm.core.messages import ErrorType
+from agentfsm.flow import Flow, Step, StepStatus, agent_step, step
+from agentfsm.stores import MemoryStore
+from agentfsm.testing import ScriptedModel, call, say
+
+pytestmark = pytest.mark.anyio
+
+
+@step
+async def extract(day: str) -> list[dict[str, str]]:
+    """Read the reviews of a day."""
+    return [{"id": "r1", "text": f"good {day}"}, {"id": "r2", "text": "bad"}]
+
+
+@step(depends_on=[extract])
+def count(extract: list[dict[str, str]]) -> int:
+    """Count the reviews."""
+    return len(extract)
+
+
+@step(depends_on=[extract], when=lambda extract: len(extract) > 100)
+async def alarm(extract: list[dict[str, str]]) -> str:
+    """Tell somebody about many reviews."""
+    return f"{len(extract)} reviews"
+
+
+@step(depends_on=["count", "alarm"])
+async def report(ctx: RunContext[str], count: int, alarm: str | None, title: str = "Reviews") -> str:
+    """Write the report."""
+    return f"{ctx.deps} {title}: {count}, alarm: {alarm}"
+
+
+ETL = Flow([report, alarm, count, extract], name="etl")
+
+
+async def test_steps_run_in_their_order_and_a_skipped_one_does_not_block():
+    """Results are bound by name, a plain function runs in a thread, and the answer has the last results."""
+    run = await ETL.run({"day": "Monday"}, deps="My")
+    assert json.loads(run.output) == {"report": "My Reviews: 2, alarm: None"}
+    assert ETL.statuses(run) == {
+        "extract": StepStatus.SUCCESS,
+        "count": StepStatus.SUCCESS,
+        "alarm": StepStatus.SKIPPED,
+        "report": StepStatus.SUCCESS,
+    }
+    assert ETL.results(run)["count"] == 2
+    skipped = run.plan.closed[[each.call.name for each in run.plan.closed].index("alarm")].result
+    assert skipped.error_type is ErrorType.CONDITION
+    assert run.usage.tokens == 0
+    assert (await ETL.replay(run.id)).is_faithful
+
+
+async def test_inputs_are_checked_before_a_run_begins():
+    """Those of all steps are known, and may come as text, as from the command line."""
+    assert ETL.inputs == ("day",)
+    assert (await ETL.run('{"day": "Monday", "title": "T"}', deps="")).output == '{"report": " T: 2, alarm: None"}'
+    for given, words in {
+        "{}": "the flow needs the input 'day'; its inputs are: day, title",
+        '{"day": "x", "date": 1}': "no step takes the input 'date'",
+        '{"day": {"$step": 1}}': "inputs cannot have the keys",
+        "Monday": "the prompt of a flow is a mapping of its inputs",
+    }.items():
+        with pytest.raises(MisuseError, match=words):
+            ETL.start(given)
+    with pytest.raises(MisuseError, match="inputs are JSON values"):
+        await ETL.submit({"day": object()})
+    run = await ETL.submit({"day": "Monday"}, id="monday")
+    await ETL.worker(until_idle=True, deps="")
+    assert (await ETL.load(run.id)).state is State.DONE
+
+
+def named(name: str, *after: str, **options: object) -> Step:
+    """Return a step without effect that takes nothing."""
+
+    async def act() -> str:
+        return name
+
+    return step(act, name=name, depends_on=after, **options)
+
+
+def test_what_could_never_run_is_refused_at_once():
+    """Circles, unknown names, undeclared dependencies, and options that fit no step."""
+    with pytest.raises(MisuseError, match=r"in a circle: (a -> b -> a|b -> a -> b)"):
+        Flow([named("a", "b"), named("b", "a")])
+    with pytest.raises(MisuseError, match="step 'a' depends on 'x'; the steps are: a"):
+        Flow([named("a", "x")])
+    with pytest.raises(MisuseError, match="step 'count' takes the result of 'extract': add it to depends_on="):
+        Flow([extract, step(count.tool.function.__self__.function, name="count")])
+    with pytest.raises(MisuseError, match="two steps are called 'a'"):
+        Flow([named("a"), named("a")])
+    with pytest.raises(MisuseError, match="join='any' says how depends_on= is met, and there is none"):
+        Flow([named("a", join="any")])
+    with pytest.raises(MisuseError, match="join"):
+        named("a", join="some")
+    with pytest.raises(MisuseError, match="at least one"):
+        Flow([])
+    with pytest.raises(MisuseError, match="leave out model="):
+        ETL.with_(model=ScriptedModel())
+    with pytest.raises(MisuseError, match="retry=3 would repeat its effect"):
+        named("a", retry=3)
+    with pytest.raises(MisuseError, match="do not list it as a step of the flow"):
+        Flow([named("a"), named("b", compensate=named("a"))])
+    with pytest.raises(MisuseError, match="has no depends_on="):
+        named("a", compensate=named("b", "c"))
+
+
+class Shop:
+    """The steps of an order, and a record of their effects."""
+
+    def __init__(self, *, stock: int = 0) -> None:
+        self.effects: list[str] = []
+        self.attempts = 0
+
+        def refund(charge: str) -> None:
+            self.effects.append(f"refund {charge}")
+
+        @step(idempotent=True)
+        async def put_back(ctx: RunContext[None], reserve: int, order: int) -> None:
+            assert ctx.idempotency_key
+            self.effects.append(f"put back {reserve} of {order}")
+
+        @step(compensate=put_back)
+        async def reserve(order: int) -> int:
+            return order + 1
+
+        @step(depends_on=[reserve], compensate=refund)
+        async def charge(reserve: int) -> str:
+            self.effects.append(f"charge {reserve}")
+            return "c1"
+
+        @step(depends_on=[charge])
+        async def ship(charge: str) -> str:
+            if not stock:
+                raise LookupError("nothing there")
+            return charge
+
+        @step(depends_on=[charge])
+        async def mail(charge: str) -> str:
+            self.effects.append(f"mail {charge}")
+            return "sent"
+
+        @step(depends_on=[ship])
+        async def track(ship: str) -> str:
+            return ship
+
+        @step(depends_on=[track], join="all_done")
+        async def close(track: str | None) -> str:
+            return f"closed {track}"
+
+        self.flow = Flow([reserve, charge, ship, mail, track, close], name="order")
+
+
+async def test_siblings_finish_and_what_finished_is_compensated_in_reverse_order():
+    """The compensations are calls like the steps, so the journal has them."""
+    shop = Shop()
+    run = await shop.flow.run({"order": 6})
+    assert (run.state, run.stop_reason) == (State.ERROR, StopReason.STEP_FAILED)
+    assert shop.effects == ["charge 7", "mail c1", "refund c1", "put back 7 of 6"]
+    assert {name: str(status) for name, status in shop.flow.statuses(run).items()} == {
+        "reserve": "success",
+        "charge": "success",
+        "ship": "failed",
+        "mail": "success",
+        "track": "not_run",
+        "close": "success",
+    }
+    assert run.stop_message.startswith("step ship failed (failed: LookupError: nothing there.")
+    assert run.stop_message.endswith("not run: track; compensated by: compensate_charge, put_back")
+    events = await shop.flow.history(run.id)
+    ended = [event.result.call_id for event in events if isinstance(event, e.ToolFinished)]
+    assert [each for each in ended if each.startswith("p2")] == ["p2", "p2.7", "p2.8"]
+
+
+async def test_nothing_is_compensated_without_a_failure():
+    """The run is over as soon as its steps are."""
+    shop = Shop(stock=1)
+    run = await shop.flow.run({"order": 6})
+    assert (run.output, shop.effects) == ('{"mail": "sent", "close": "closed c1"}', ["charge 7", "mail c1"])
+
+
+async def test_a_compensation_that_fails_keeps_no_other_from_running():
+    """The message names both kinds of failures."""
+    effects = []
+
+    def undo_first(first: str) -> None:
+        effects.append(first)
+
+    def undo_second() -> None:
+        raise OSError("the service is gone for good")
+
+    async def give() -> str:
+        return "given"
+
+    async def break_off() -> str:
+        raise KeyError("k")
+
+    flow = Flow(
+        [
+            step(give, name="first", compensate=undo_first),
+            step(give, name="second", depends_on=["first"], compensate=undo_second),
+            step(break_off, name="third", depends_on=["second"]),
+        ]
+    )
+    run = await flow.run({})
+    assert effects == ["given"]
+    assert "compensated by: compensate_first; compensation compensate_second failed" in run.stop_message
+
+
+async def test_one_of_several_sources_is_enough_with_any():
+    """The failure that the join stands in for does not fail the flow; another one would."""
+
+    async def broken() -> str:
+        raise KeyError("down")
+
+    async def good() -> str:
+        return "data"
+
+    def use(first: str | None, second: str | None) -> str | None:
+        return first or second
+
+    def build(*sources: Step) -> Flow:
+        return Flow([*sources, step(use, depends_on=["first", "second"], join="any")])
+
+    run = await build(step(broken, name="first"), step(good, name="second")).run({})
+    assert run.output == '{"use": "data"}'
+    run = await build(step(broken, name="first"), step(broken, name="second")).run({})
+    assert run.state is State.ERROR
+    assert run.stop_message.endswith("not run: use")
+
+
+async def test_a_step_is_retried_and_its_key_stays():
+    """A step with a key has it on each attempt, instead of one of this run."""
+    seen = []
+
+    @step(retry=1, key=lambda order: f"order-{order}")
+    async def pay(ctx: RunContext[None], order: int) -> str:
+        seen.append((ctx.attempt, ctx.idempotency_key))
+        if order == 2 or len(seen) == 1:
+            raise TransientError("busy", retry_after_s=0.001)
+        if order == 3:
+            raise ValueError("no")
+        return "paid"
+
+    flow = Flow([pay])
+    assert (await flow.run({"order": 1})).output == '{"pay": "paid"}'
+    assert seen == [(1, "order-1"), (2, "order-1")]
+    assert flow.limits.retries_per_tool == 2
+    run = await flow.run({"order": 3})
+    assert [attempt for attempt, key in seen if key == "order-3"] == [1, 2]
+    assert "ValueError: no" in run.stop_message
+
+
+async def test_a_person_approves_a_step_unless_it_is_skipped():
+    """Approvals are those of tools; the other steps do not wait."""
+    done = []
+
+    def build(amount: int) -> Flow:
+        @step(requires_approval=True, when=lambda amount: amount > 10, on_unknown="fail")
+        async def pay(amount: int) -> str:
+            done.append(amount)
+            return "paid"
+
+        return Flow([pay, named("other")], store=store)
+
+    store = MemoryStore()
+    flow = build(50)
+    run = await flow.run({"amount": 50})
+    assert [item.call_id for item in run.pending] == ["p1.1"]
+    assert flow.statuses(run) == {"pay": StepStatus.WAITING, "other": StepStatus.SUCCESS}
+    await flow.approve(run.id, "p1.1", by="ann")
+    assert (await flow.resume(run.id)).output == '{"pay": "paid", "other": "other"}'
+    assert (await flow.run({"amount": 5})).output == '{"other": "other"}'
+    assert done == [50]
+
+
+def sentiment(*script: object, **options: object) -> Step:
+    """Return a step of an agent that reads a review."""
+    agent = Agent(ScriptedModel(*script), name="reader", **options.pop("agent", {}))
+    return agent_step(agent, lambda review: f"Sentiment of: {review}", **options)
+
+
+async def test_the_answer_of_an_agent_is_checked_before_others_read_it(caplog):
+    """A valid one in its own form, the fallback for another one with a line in the log, or a failed step."""
+    valid = {"positive", "negative", "neutral"}
+    flow = Flow([sentiment(say(" Positive\n"), validate=valid)])
+    run = await flow.run({"review": "great"})
+    assert run.output == '{"reader": "positive"}'
+    child = await flow.load(f"{run.id}.p1.1")
+    assert child.header.prompt[0].text == "Sentiment of: great"
+    run = await Flow([sentiment(say("It depends"), validate=valid, fallback="neutral")]).run({"review": "hm"})
+    assert run.output == '{"reader": "neutral"}'
+    assert (
+        f"step reader of run {run.id} uses its fallback: the answer is not valid: 'It depends' is none" in caplog.text
+    )
+    run = await Flow([sentiment(say("It depends"), validate=valid)]).run({"review": "hm"})
+    assert "the answer is not valid" in run.stop_message
+    run = await Flow([sentiment(say("5"), validate=int)]).run({"review": "hm"})
+    assert run.output == '{"reader": 5}'
+    run = await Flow([sentiment(say("5"))]).run({"review": "hm"})
+    assert run.output == '{"reader": "5"}'
+
+
+async def test_an_agent_that_reaches_its_limit_or_has_a_type():
+    """A partial result is no answer; a typed one is JSON. An agent is skipped like a function."""
+
+    @tool(read_only=True)
+    async def look() -> str:
+        return "x"
+
+    tools = {"tools": [look]}
+    run = await Flow([sentiment(say("so far", call("look")), turns=1, fallback="none", agent=tools)]).run(
+        {"review": "r"}
+    )
+    assert run.output == '{"reader": "none"}'
+    run = await Flow(
+        [sentiment(say('{"result": [1, 2]}'), agent={"output_type": list[int], "output_mode": "prompt"})]
+    ).run({"review": "r"})
+    assert json.loads(run.output) == {"reader": [1, 2]}
+    flow = Flow([sentiment(when=lambda review: len(review) > 0), named("last", "reader")])
+    run = await flow.run({"review": ""})
+    assert (run.output, flow.statuses(run)["reader"]) == ('{"last": "last"}', StepStatus.SKIPPED)
+
+
+async def test_a_flow_is_a_step_of_another():
+    """It is a child run with its own plan, and its answer is the result."""
+    inner = agent_step(Flow([named("a"), named("b", "a")], name="inner"), lambda day: {})
+    run = await Flow([inner]).run({"day": "x"})
+    assert json.loads(run.output) == {"inner": {"b": "b"}}
+
+
+async def test_a_message_does_not_replace_the_plan():
+    """Input that arrives while a person decides is read, and the steps that are left run all the same."""
+    flow = Flow([named("ask", requires_approval=True), named("then", "ask")])
+    run = await flow.run({})
+    await flow.send(run.id, "what is going on?")
+    await flow.approve(run.id, run.pending[0].call_id)
+    run = await flow.resume(run.id)
+    assert (run.output, run.plan.number) == ('{"then": "then"}', 1)
+
+
+def test_calling_a_step_calls_its_function():
+    """So that steps can be tested without a run."""
+    assert count([{"id": "1"}]) == 1
+    assert repr(ETL) == "<Flow etl, steps: extract, alarm, count, report>"
