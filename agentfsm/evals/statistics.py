@@ -48,7 +48,8 @@ def bootstrap_interval(
     """Return the bootstrap interval of a mean, by percentiles that are widened for small samples.
 
     Neither limit lies within Student's interval: the bootstrap adapts to a skewed sample, and is too narrow for a small
-    one. With both, two equal agents are found to differ in 4 to 5 % of 10,000 simulations, with 20 to 50 cases.
+    one. With both, two equal agents were found to differ in 4.0 % of 4,000 simulations with 20 cases, and in 4.5 % with
+    40.
 
     Args:
         values: One value for each case, such as the difference of its means; 5 or more.
