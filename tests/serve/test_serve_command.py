@@ -140,6 +140,9 @@ def test_keys(folder, capsys, monkeypatch):
         rights = {"scopes": ["approve", "run"], "roles": [], "four_eyes": True}
         limits = {"requests": 90, "tokens": None, "runs": None}
         assert json.loads(listed) == {"keys": [{"user": "ann", "tenant": "acme", **rights, "limits": limits}]}
+        assert main(["keys", "remove", "keys.json", "ann"]) == 1
+        told = "ann has no key without a tenant in keys.json: its keys are removed with --tenant acme\n"
+        assert capsys.readouterr().err == told
         time.sleep(0.01)  # the file's time of modification changes
         assert main(["keys", "remove", "keys.json", "ann", "--tenant", "acme"]) == 0
         assert client.get("/v1/agents", headers=headers).status_code == 401

@@ -89,7 +89,14 @@ def list_keys(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 def remove_keys(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Remove the keys of a user."""
-    count = _load_access().remove_keys(args.file, args.user, args.tenant)
+    access = _load_access()
+    count = access.remove_keys(args.file, args.user, args.tenant)
+    if not count:
+        others = sorted({each.tenant or "" for each in access.APIKeys(args.file).callers if each.user == args.user})
+        own = f"in the tenant {args.tenant}" if args.tenant else "without a tenant"
+        options = " or ".join([f"with --tenant {each}" if each else "without --tenant" for each in others])
+        hint = f"its keys are removed {options}" if others else "`agentfsm keys list` tells the users"
+        terminal.err(f"{args.user} has no key {own} in {args.file}: {hint}")
     if terminal.json:
         terminal.document({"removed": count})
     else:
