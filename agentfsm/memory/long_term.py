@@ -134,6 +134,12 @@ def _open_embedder(embedder: Embedder | str | None) -> Embedder | None:
     return create_embedder(embedder)
 
 
+def _parse_kinds(kinds: Iterable[ItemKind | str]) -> tuple[ItemKind, ...]:
+    if isinstance(kinds, str):
+        raise MisuseError(f"kinds={kinds!r}: give a list of kinds, also for a single one")
+    return tuple(map(parse_item_kind, kinds))
+
+
 def _as_roles(roles: Iterable[str]) -> frozenset[str]:
     return frozenset(roles)
 
@@ -469,12 +475,10 @@ class Memory(RunMemory):
             team: Whether the items that all users of the tenant share are found, too.
         """
         MOST.check("recall", "k", k)
-        if isinstance(kinds, str):
-            raise MisuseError(f"recall(kinds={kinds!r}): give a list of kinds, also for a single one")
         known, true, now = parse_time(as_of, "as_of"), parse_time(valid_at, "valid_at"), await self._now()
         where = ItemFilter(
             namespaces=self._list_owners(team=team),
-            kinds=tuple(map(parse_item_kind, kinds)),
+            kinds=_parse_kinds(kinds),
             max_level=max_level,
             without_labels=as_labels(without_labels),
             session=session,
@@ -570,9 +574,7 @@ class Memory(RunMemory):
 
     async def read(self, *, kinds: Iterable[ItemKind | str] = (), include_held: bool = False) -> list[MemoryItem]:
         """Return all items of the owner that are not replaced, in the order of their ids."""
-        where = ItemFilter(
-            namespaces=(self.namespace,), kinds=tuple(map(parse_item_kind, kinds)), include_held=include_held
-        )
+        where = ItemFilter(namespaces=(self.namespace,), kinds=_parse_kinds(kinds), include_held=include_held)
         return await self._read_all(where)
 
     async def _read_all(self, where: ItemFilter) -> list[MemoryItem]:
