@@ -207,16 +207,22 @@ class RunEventStream:
             MisuseError: when a run has no such version, or does not belong to this run.
         """
         for run_id, version in self.versions.items():
-            stored = await self.runs.store.read(run_id, max(0, version - 1))
-            header = stored.header
-            while header.id != self.run_id and header.parent is not None:
-                header = await self.runs.header(header.parent)
-            if header.id != self.run_id:
+            if not await self._is_part(run_id):
                 raise MisuseError(
                     f"run {run_id!r} is not part of run {self.run_id!r}: send the id of an event as it is"
                 )
-            if version and not stored.events:
+            if version and not (await self.runs.store.read(run_id, version - 1)).events:
                 raise MisuseError(f"run {run_id!r} has no version {version} yet: send the id of the last event")
+
+    async def _is_part(self, run_id: str) -> bool:
+        """Return whether a run is that of the stream, or of a sub-agent below it. One that does not exist is not."""
+        try:
+            header = await self.runs.header(run_id)
+            while header.id != self.run_id and header.parent is not None:
+                header = await self.runs.header(header.parent)
+        except RunNotFoundError:
+            return False
+        return header.id == self.run_id
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Stream."""

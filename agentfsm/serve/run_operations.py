@@ -11,6 +11,7 @@ from agentfsm.serve.agent_documents import build_agent_document
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.event_stream import JournalEncoder, RunEventStream, parse_position
 from agentfsm.serve.fork_edits import parse_edits
+from agentfsm.serve.gateway import ForbiddenError
 from agentfsm.serve.prompt_parts import read_prompt
 from agentfsm.serve.queries import read_number, read_state, read_text, read_traceparent
 from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, reject_call, send_text
@@ -162,6 +163,8 @@ async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.
     agent = gateway.find_agent(header.agent)
     if header.user != caller.user:
         gateway.check_controller(caller)
+    elif lost := set(header.roles) - set(caller.roles):
+        raise ForbiddenError(f"the run has roles that you no longer have ({', '.join(sorted(lost))}): start a new one")
     await gateway.admission.admit_run(caller, agent.name)
     prompt = None if body.prompt is None else read_prompt(body.prompt)
     edit = parse_edits(body.edit, header, await gateway.runs.history(header.id), caller) if body.edit else {}

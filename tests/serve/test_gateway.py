@@ -56,6 +56,36 @@ async def test_a_key_names_one_run():
         assert "ann" not in taken.text
 
 
+async def test_a_position_does_not_tell_of_other_runs():
+    """A stream answers in the same way whether a run of another user exists or not."""
+    async with serving(Agent(ScriptedModel(say("a"), say("b")), store=MemoryStore())) as client:
+        sent = {"json": {"prompt": "hi", "wait_s": 30}}
+        await client.post("/v1/runs", **sent, headers={"idempotency-key": "order-1"} | named("bob", "rival"))
+        own = (await client.post("/v1/runs", **sent, headers=named())).json()["id"]
+        for protocol in ("events", "ag-ui"):
+            answers = [
+                await client.get(f"/v1/runs/{own}/{protocol}", params={"after": f"{name}:1"}, headers=named())
+                for name in ("order-1", "order-2")
+            ]
+            assert [each.status_code for each in answers] == [400, 400]
+            assert answers[0].text.replace("order-1", "order-2") == answers[1].text
+
+
+async def test_a_fork_does_not_bring_back_roles():
+    """The caller had a role when it started the run, and has it no longer."""
+    roles = ["clerk"]
+
+    def authenticate(_request):
+        return Caller(user="ann", scopes=["run"], roles=roles)
+
+    async with serving(Agent(ScriptedModel(say("a"), say("b")), store=MemoryStore()), auth=authenticate) as client:
+        run = (await client.post("/v1/runs", json={"prompt": "hi", "wait_s": 30})).json()["id"]
+        assert (await client.post(f"/v1/runs/{run}/fork", json={"at": 1})).status_code == 201
+        roles.clear()
+        refused = await client.post(f"/v1/runs/{run}/fork", json={"at": 1})
+        assert (refused.status_code, "no longer have (clerk)" in refused.text) == (403, True)
+
+
 async def test_a_call_is_approved_by_whom_may():
     """The digest is bound, the scope is needed, and the journal has the name of the credential."""
     async with serving(paying()) as client:
