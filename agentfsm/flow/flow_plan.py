@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +14,7 @@ from agentfsm.core.calls import UNDECIDED_PHASES, OpenCall, Phase
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.limits import Limits
 from agentfsm.core.messages import JSON, Outcome, Part, TextPart, as_parts
-from agentfsm.core.plans import JOINS, Plan, PlanStep, is_skipped, read_content
+from agentfsm.core.plans import JOINS, Plan, PlanStep, find_step_number, is_skipped, read_content
 from agentfsm.flow.steps import STEP_TIMEOUT_S, Step
 from agentfsm.ports.policies import PlanAsk, PlanEnd, PlanMaker, PlanRequest
 
@@ -185,7 +185,7 @@ class FlowPlan(PlanMaker):
             PlanStep(
                 id=self.numbers[step.name],
                 tool=step.name,
-                arguments=self._build_arguments(step, values, self.numbers.__contains__),
+                arguments=self._build_arguments(step, values, self.numbers),
                 after=tuple(sorted([self.numbers[name] for name in step.depends_on])),
                 join=step.join,
             )
@@ -193,24 +193,26 @@ class FlowPlan(PlanMaker):
         ]
         return Plan(steps=tuple(steps))
 
-    def _build_arguments(
-        self, step: Step, values: Mapping[str, JSON], has_result: Callable[[str], bool]
-    ) -> dict[str, JSON]:
-        """Return the arguments of a step: references to results, null for steps without one, and inputs."""
+    def _build_arguments(self, step: Step, values: Mapping[str, JSON], numbers: Mapping[str, int]) -> dict[str, JSON]:
+        """Return the arguments of a step: references by these numbers, null for other steps, and inputs."""
         arguments: dict[str, JSON] = {}
         for name in (*step.required, *step.optional):
             if name in self.numbers:
-                arguments[name] = {"$step": self.numbers[name]} if has_result(name) else None
+                arguments[name] = {"$step": numbers[name]} if name in numbers else None
             elif name in values:
                 arguments[name] = values[name]
         return arguments
 
     def _plan_compensations(self, request: PlanRequest, values: Mapping[str, JSON]) -> Plan:
-        results, steps = self.find_results(request.run), list[PlanStep]()
+        steps = list[PlanStep]()
+        numbers = {  # those of the journal, since the flow may have changed
+            entry.call.name: find_step_number(entry.call.id) or 0
+            for entry in _list_steps(request.run)
+            if _has_outcome(entry, Outcome.DONE)
+        }
         for number, step in enumerate(self._find_compensations(request.run), request.next_id):
-            arguments = self._build_arguments(step, values, results.__contains__)
-            names = [name for name in arguments if name in results]
-            after = {self.numbers[name] for name in names} | ({number - 1} if steps else set())
+            arguments = self._build_arguments(step, values, numbers)
+            after = {numbers[name] for name in arguments if name in numbers} | ({number - 1} if steps else set())
             steps.append(
                 PlanStep(id=number, tool=step.name, arguments=arguments, after=tuple(sorted(after)), join="all_done")
             )
@@ -227,7 +229,8 @@ class FlowPlan(PlanMaker):
         statuses = self.find_statuses(run)
         unstarted = StepStatus.PENDING
         statuses = {name: StepStatus.NOT_RUN if each is unstarted else each for name, each in statuses.items()}
-        if not any(self._fails(step, statuses) for step in self.steps):
+        is_lost = any(name not in self.numbers for name, _ in _list_failures(run, _FORWARD))  # no step of this version
+        if not is_lost and not any(self._fails(step, statuses) for step in self.steps):
             needed = {name for step in self.steps for name in step.depends_on}
             results = self.find_results(run)
             last = {name: value for name, value in results.items() if name not in needed}

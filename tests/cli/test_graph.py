@@ -8,6 +8,7 @@ import pytest
 
 from agentfsm import Agent, ask_user, tool
 from agentfsm.cli.render import flowchart
+from agentfsm.flow import Flow, agent_step, step
 from agentfsm.testing import ScriptedModel, call, say
 
 HOSTILE = [
@@ -195,3 +196,22 @@ def test_what_cannot_be_drawn_is_refused(here):
     assert "no run 'nowhere'" in here.err
     here("graph", run_id, "--format", "text", code=2)
     assert "--format text is only for the state machine: give --format mermaid or dot" in here.err
+
+
+def test_a_flow_is_drawn_as_its_steps():
+    """With their order, joins, agents, conditions and compensations."""
+
+    async def act() -> str:
+        return ""
+
+    reader = agent_step(Agent(ScriptedModel(), name="reader"), "Read.", when=lambda: True)
+    first = step(act, name="first", read_only=True)
+    last = step(act, name="last", depends_on=[first, reader], join="any", compensate=act)
+    assert flowchart.render_mermaid(flowchart.draw_agent(Flow([last, reader, first]))).splitlines() == [
+        "flowchart LR",
+        '    n0["first<br/>read-only"]',
+        '    n1["reader<br/>agent reader<br/>read-only<br/>may be skipped"]',
+        '    n2["last<br/>undone by compensate_last"]',
+        '    n0 -->|"any"| n2',
+        '    n1 -->|"any"| n2',
+    ]

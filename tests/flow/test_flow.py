@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import attrs
 import pytest
 
 from agentfsm import Agent, MisuseError, RunContext, State, StopReason, TransientError, tool
@@ -352,3 +353,50 @@ def test_calling_a_step_calls_its_function():
     """So that steps can be tested without a run."""
     assert count([{"id": "1"}]) == 1
     assert repr(ETL) == "<Flow etl, steps: extract, alarm, count, report>"
+
+
+async def test_the_answer_of_a_flow_has_a_type_if_one_is_given():
+    """It is checked like that of an agent."""
+
+    @attrs.frozen
+    class Answer:
+        a: str
+
+    flow = Flow([named("a")], output_type=Answer, output_mode="prompt")
+    assert (await flow.run({})).output == Answer("a")
+
+
+async def test_an_agent_step_waits_for_a_person_and_goes_on():
+    """The approval is asked for by the child run, and the flow waits for it."""
+    paid = []
+
+    @tool(requires_approval=True)
+    async def pay(cents: int) -> str:
+        paid.append(cents)
+        return "paid"
+
+    agent = Agent(ScriptedModel(say("", call("pay", cents=5)), say("done")), name="payer", tools=[pay])
+    flow = Flow([agent_step(agent, "Pay."), named("last", "payer")])
+    run = await flow.run({})
+    assert flow.statuses(run) == {"payer": StepStatus.WAITING, "last": StepStatus.PENDING}
+    await flow.approve(run.pending[0].run_id, run.pending[0].call_id)
+    run = await flow.resume(run.id)
+    assert (run.output, paid, flow.results(run)["payer"]) == ('{"last": "last"}', [5], "done")
+
+
+async def test_a_changed_flow_carries_out_the_plan_of_the_journal():
+    """A step that it no longer has fails, and a compensation is given the results under their old numbers."""
+    undone = []
+
+    def undo(first: str) -> None:
+        undone.append(first)
+
+    store = MemoryStore()
+    first = named("first", requires_approval=True, compensate=undo)
+    run = await Flow([first, named("gone", "first")], store=store).run({})
+    flow = Flow([named("new"), named("newer"), first], store=store)
+    await flow.approve(run.id, run.pending[0].call_id)
+    run = await flow.resume(run.id)
+    assert run.stop_reason is StopReason.STEP_FAILED
+    assert "step gone failed" in run.stop_message
+    assert undone == ["first"]
