@@ -16,6 +16,7 @@ import anyio.to_thread
 import attrs
 
 from agentfsm.core.errors import CorruptError, MisuseError, RunNotFoundError
+from agentfsm.core.header import FORMAT
 from agentfsm.core.journal_chain import CHAIN_HASH, chain_journal
 from agentfsm.core.json_text import dump_compact
 from agentfsm.core.value import Value
@@ -51,6 +52,9 @@ class Seal(Value):
 
     at: float
     """Time of the seal, seconds since 1970 by the store's clock."""
+
+    format: int = FORMAT
+    """Format of records that the hash is of."""
 
 
 class Fault(StrEnum):
@@ -265,12 +269,18 @@ class SealFile:
 
         Raises:
             CorruptError: if the file of seals was changed, or does not contain the head.
-            MisuseError: if there is no such file, it was written with another key, or the run was never sealed.
+            MisuseError: if there is no such file, it was written with another key or for another format of records,
+                or the run was never sealed.
         """
         seals: dict[str, list[Seal]] = defaultdict(list)
         is_found = not head
         for made, link in self.read():
             is_found = is_found or link == head
+            if made.format != FORMAT:
+                raise MisuseError(
+                    f"{self.path} has seals of format {made.format}, and this agentfsm hashes format {FORMAT}: verify "
+                    "it with the version that wrote it, and begin a new file"
+                )
             if run_id in {None, made.run}:
                 seals[made.run].append(made)
         if not is_found:

@@ -125,3 +125,13 @@ async def test_keys(store, tmp_path):
         SealFile(tmp_path / "none", key=KEY).head()
     with pytest.raises(MisuseError, match="run 'r9' has no seal"):
         await check(store, seals, "r9")
+
+
+async def test_another_format(store, tmp_path, monkeypatch):
+    """Records of another format have other hashes, which is not taken for a change."""
+    seals = SealFile(tmp_path / "seals", key=KEY)
+    await pay_in(store, "r1")
+    await seal(store, seals)
+    monkeypatch.setattr("agentfsm.seals.FORMAT", 9)
+    with pytest.raises(MisuseError, match="has seals of format 4, and this agentfsm hashes format 9"):
+        await check(store, seals)
