@@ -4,22 +4,25 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import sys
 from base64 import b32encode, b64encode, urlsafe_b64encode
 
 import pytest
 from pydantic import BaseModel
 
-from agentfsm import Agent, Limits, MisuseError, Outcome, State, StopReason, ask_user, tool
+from agentfsm import Agent, Limits, MisuseError, Outcome, RunNotFoundError, State, StopReason, ask_user, tool
 from agentfsm.core import events as e
 from agentfsm.core.hosted_tools import WebSearch
 from agentfsm.core.messages import AssistantMessage, Citation, HostedCall, HostedContent
+from agentfsm.core.text_safety import build_fence_mark
 from agentfsm.guards import DataKind, Guard, Vault, exit_filter
 from agentfsm.guards.exit_rules import LINK_MARK, WITHHELD, build_canary
 from agentfsm.ports.model import FinishChunk, FinishReason, Model, Reply, Request, TextChunk, ThinkingChunk
 from agentfsm.streaming.stream import TextDelta, ThinkingDelta
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import results_of
+from tests.support.failing_stores import CrashingStore, WorkerKilled
 
 KEY = "correct-horse-battery-9"
 RULES = "You sell shoes. Never give more than 10 % off."
@@ -420,3 +423,36 @@ def test_a_vault_needs_a_key(key):
     """Another length, or a text, is refused."""
     with pytest.raises(MisuseError, match="32, 48 or 64 bytes"):
         Vault(key)
+
+
+@pytest.mark.parametrize("written", [True, False])
+async def test_a_worker_that_is_killed_at_any_append(store, written):
+    """The journal never holds the text that was replaced, marks and tokens are those of the run, and it replays."""
+    vault = Vault(Vault.create_key())
+    guards = [Guard.default(), exit_filter(mode="tokenise", vault=vault, secrets=[KEY])]
+    replies = say(f"first {KEY}", call("read_page")), say("", call("read_page")), f"{ANN}, {KEY}"
+    for at in range(1, 100):
+        mortal = CrashingStore(store, at, written=written)
+        run_id = f"run-{at}"
+        with contextlib.suppress(WorkerKilled):
+            await agent_of(mortal, *replies, guards=guards).run("go", id=run_id)
+        agent = agent_of(store, *replies, guards=guards)
+        if not await exists(agent, run_id):
+            continue
+        run = await agent.resume(run_id)
+        assert vault.restore(run.output, run) == f"{ANN}, [SECRET_REDACTED]"
+        assert {result.fence for result in results_of(run.messages)} == {build_fence_mark(run.header.nonce)}
+        told = everything_in(run, await agent.history(run_id))
+        assert not any(data in told for data in (KEY, "13800138000", "wf@example.cn"))
+        assert (await agent.replay(run_id)).is_faithful
+        if not mortal.dead:
+            break
+    assert at > 5
+
+
+async def exists(agent, run_id):
+    try:
+        await agent.load(run_id)
+    except RunNotFoundError:
+        return False
+    return True

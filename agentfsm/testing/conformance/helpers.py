@@ -233,7 +233,7 @@ def build_every_event() -> tuple[Event, ...]:
         Observed(at=1.5, took_s=0.5, inputs=(Input(kind=InputKind.TIMER, parts=parts),)),
         ToolsChosen(at=2.0, message=said, usage=usage, request="q"),
         AnswerGiven(at=2.0, message=said, usage=usage, request="q"),
-        AnswerDrafted(at=2.0, message=said, usage=usage, request="q"),
+        AnswerDrafted(at=2.0, message=said, usage=usage, request="q", filtered=(HOSTILE_TEXT,)),
         ModelFaltered(at=2.0, error=HOSTILE_TEXT, usage=usage, request="q"),
         Compacted(
             at=2.0,
