@@ -229,7 +229,8 @@ class _SubagentTool:
         depth = min(parent.depth_limit, parent.run.header.depth + 1 + limits.depth)
         watch = (*parent.watch, *self.agent.driver.config.watch)
         own = self.agent.driver.config.guards
-        guards = (*own, *[guard for guard in parent.guards if guard not in own])
+        inherited = [guard.for_sub_agent(parent.run.header) for guard in parent.guards]
+        guards = (*own, *[guard for guard in inherited if guard not in own])
         limits = attrs.evolve(limits, depth=depth)
         return build(limits=limits, store=parent.store, clock=clock, watch=watch, guards=guards)
 

@@ -92,6 +92,9 @@ class ExitFilter(Value, CallGuard):
     vault: Vault | None = attrs.field(repr=False)
     """Vault of the tokens; None without them."""
 
+    caller_marks: tuple[str, ...] = attrs.field(default=(), repr=False)
+    """Marks of the instructions of the runs above, in the run of a sub-agent."""
+
     def __str__(self) -> str:
         return f"exit_filter({self.mode})"
 
@@ -116,6 +119,11 @@ class ExitFilter(Value, CallGuard):
     def filters_texts(self) -> bool:
         """Return True: texts are decided on."""
         return True
+
+    def for_sub_agent(self, header: Header) -> ExitFilter:
+        """Return the rule with the mark of the calling run, whose instructions the sub-agent may have got."""
+        marks = tuple(dict.fromkeys((*self.caller_marks, build_canary(header))))
+        return attrs.evolve(self, caller_marks=marks) if self.canary else self
 
     def add_instructions(self, header: Header) -> str:
         """Return the mark of the run's instructions."""
@@ -146,11 +154,11 @@ class ExitFilter(Value, CallGuard):
 
     def _describe_hidden(self, text: str, header: Header) -> str | None:
         """Return a name for the instructions or an encoded secret in a text; None if it has none."""
-        canary = build_canary(header) if self.canary else ""
-        found = find_encoded(text, filter(None, (canary, *self.secrets)))
+        marks = (build_canary(header), *self.caller_marks) if self.canary else ()
+        found = find_encoded(text, (*marks, *self.secrets))
         if found is None:
             return None
-        return "the mark of the instructions" if found == canary else "an encoded secret"
+        return "the mark of the instructions" if found in marks else "an encoded secret"
 
 
 def _describe_spans(spans: Sequence[SensitiveSpan]) -> str:

@@ -107,6 +107,10 @@ class Guard(Value, CallGuard):
         """Return the decision on a text of the model, which each rule gets as the one before has left it."""
         return filter_in_order(self.rules, outgoing)
 
+    def for_sub_agent(self, header: Header) -> Guard:
+        """Return the rules that the runs of sub-agents obey."""
+        return Guard(*[rule.for_sub_agent(header) for rule in self.rules])
+
     def add_instructions(self, header: Header) -> str:
         """Return the texts that the rules add to the instructions of a run, each once."""
         return collect_instructions(self.rules, header)

@@ -169,6 +169,10 @@ class CallGuard(Protocol):
         """
         return None
 
+    def for_sub_agent(self, header: Header) -> CallGuard:  # noqa: ARG002  as above
+        """Return the guard that the runs of sub-agents obey, which the run with that header calls. Default: itself."""
+        return self
+
     def add_instructions(self, header: Header) -> str:  # noqa: ARG002  as above
         """Return a text for the end of the instructions of a run; empty for none, which is the default."""
         return ""

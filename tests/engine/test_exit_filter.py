@@ -390,6 +390,32 @@ async def test_each_run_has_a_mark_of_its_own(store):
     assert twice.model.requests[0].instructions.count("confidential") == 1
 
 
+class Confiding(Model):
+    """Passes its instructions to its first tool, then answers with the result."""
+
+    name = "confiding"
+
+    async def reply(self, request: Request, emit=None) -> Reply:
+        results = results_of(request.messages)
+        if results:
+            return Reply(text=results[0].content)
+        tool_name = request.tools[0].name
+        told = request.messages[0].text if request.instructions.startswith("Send") else request.instructions
+        argument = "query" if tool_name == "ask_clerk" else "text"
+        return await ScriptedModel(say("", call(tool_name, **{argument: told}))).reply(request, emit)
+
+
+async def test_a_sub_agent_knows_the_mark_of_its_caller(store):
+    """Instructions that an agent passes to one below do not leave there either."""
+    outbox = Outbox()
+    clerk = Agent(Confiding(), instructions="Send what you get.", tools=[outbox.send], name="clerk", store=store)
+    below = clerk.as_tool(name="ask_clerk", description="Ask a clerk.")
+    run = await Agent(Confiding(), instructions=RULES, tools=[below], store=store, guards=[exit_filter()]).run("go")
+    assert outbox.sent == []
+    child = await clerk.with_(store=store).load(f"{run.id}.t1.0")
+    assert "the arguments of send contain the mark of the instructions" in results_of(child.messages)[0].content
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
