@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +20,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import Message, replace_surrogates
 from agentfsm.core.run import Run
 from agentfsm.core.settings import Settings
+from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.trace_context import is_traceparent
 from agentfsm.core.validation import (
     BOOL,
@@ -133,10 +135,16 @@ def as_guards(guards: CallGuard | Iterable[CallGuard]) -> tuple[CallGuard, ...]:
 
 
 def warn_of_unreachable_rules(guards: Iterable[CallGuard], tools: ToolRegistry) -> None:
-    """Log each rule of the guards that never asks, once in this process."""
+    """Log each rule of the guards that never asks, or is about a tool that there is not, once in this process."""
     traits = [tool.traits for tool in tools]
     for text in [text for guard in guards for text in guard.find_unreachable(traits)]:
         _warn_once(text)
+    if tools.sources or any(tool.kind is ToolKind.AGENT for tool in tools):
+        return  # the rules are also about tools that are not known here
+    known = [each.name for each in traits]
+    for name in [name for guard in guards for name in guard.list_tools() if name not in known]:
+        close = "".join([f": did you mean {each}?" for each in get_close_matches(name, known, 1)])
+        _warn_once(f"a guard has a rule about {name}, and the agent has no tool of that name{close}")
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Labels of data, in words.
 _READ_WORDS: Final = {Label.UNTRUSTED: "untrusted content", Label.PRIVATE: "private data"}
+# Signs of a glob, of which names of tools have none.
+_PATTERN_SIGNS: Final = frozenset("*?[")
 # Labels of effects, in words.
 _EFFECT_WORDS: Final = {Label.SENDS_OUT: "sends data out", Label.IRREVERSIBLE: "cannot be undone"}
 
@@ -154,6 +156,10 @@ class ToolRule(Value, CallGuard):
     def __str__(self) -> str:
         return f"{self.verdict}({', '.join([_format_rule(rule) for rule in self.rules])})"
 
+    def list_tools(self) -> Sequence[str]:
+        """Return the names of the tools, without patterns."""
+        return _list_names(self.rules)
+
     def concerns(self, tool: ToolTraits) -> bool:
         """Return whether one of the rules covers the tool."""
         return any(rule.covers(tool) for rule in self.rules)
@@ -172,6 +178,10 @@ class ToolRule(Value, CallGuard):
             reason = f"the rule {self} is about this call{failed}"
             return GuardDecision(verdict=self.verdict, rule=str(self), reason=reason)
         return None
+
+
+def _list_names(rules: Iterable[Rule]) -> list[str]:
+    return [rule.tools for rule in rules if not _PATTERN_SIGNS.intersection(rule.tools)]
 
 
 def _format_rule(rule: Rule) -> str:
@@ -275,6 +285,10 @@ class RoleRule(Value, CallGuard):
     def __str__(self) -> str:
         return f"only_for({self.tools.tools}, {', '.join(self.roles)})"
 
+    def list_tools(self) -> Sequence[str]:
+        """Return the name of the tool, unless it is a pattern."""
+        return _list_names([self.tools])
+
     def concerns(self, tool: ToolTraits) -> bool:
         """Return whether the tool is one of them."""
         return self.tools.covers(tool)
@@ -324,6 +338,10 @@ class QuotaRule(Value, CallGuard):
 
     def __str__(self) -> str:
         return f"max_calls({self.tools.tools}, {self.limit})"
+
+    def list_tools(self) -> Sequence[str]:
+        """Return the name of the tool, unless it is a pattern."""
+        return _list_names([self.tools])
 
     def concerns(self, tool: ToolTraits) -> bool:
         """Return whether calls of the tool are counted."""

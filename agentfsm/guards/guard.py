@@ -90,6 +90,10 @@ class Guard(Value, CallGuard):
                 texts.append(f"the rule {rule} of a guard never asks: all calls that it is about ({names}) are allowed")
         return texts
 
+    def list_tools(self) -> Sequence[str]:
+        """Return the names of the tools that the rules are about, without patterns."""
+        return [name for rule in self.rules for name in rule.list_tools()]
+
     def check_data(self, labels: Iterable[Label], header: Header) -> GuardDecision | None:
         """Return the refusal if a run must not read data with these labels, else None."""
         refusals = (rule.check_data(labels, header) for rule in self.rules)

@@ -140,6 +140,10 @@ class CallGuard(Protocol):
         """Return a text for each rule that never asks, because another one allows all its calls. Default: none."""
         return ()
 
+    def list_tools(self) -> Sequence[str]:
+        """Return the names of tools that the guard is about, without patterns: a misspelt one is logged. Default: none."""
+        return ()
+
     def check_data(self, labels: Iterable[Label], header: Header) -> GuardDecision | None:  # noqa: ARG002  as above
         """Return the refusal if a run must not read data with these labels, else None. Default: None.
 

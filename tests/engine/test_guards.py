@@ -690,3 +690,16 @@ def test_a_rule_that_never_asks_is_logged_once(caplog):
     assert (
         record.getMessage() == "the rule ask(pay) of a guard never asks: all calls that it is about (pay) are allowed"
     )
+
+
+def test_a_rule_about_a_tool_that_there_is_not_is_logged(caplog):
+    """A misspelt name would guard nothing; a pattern, and the tools of sub-agents, may come later."""
+    _validation._warn_once.cache_clear()
+    desk = Desk()
+    desk.agent(MemoryStore(), "done", guards=[Guard(refuse("pya"), ask("pay", "wipe_*")), max_calls("send", 2)])
+    below = Agent(ScriptedModel("done"), name="clerk").as_tool()
+    desk.agent(MemoryStore(), "done", tools=[below], guards=[refuse("shred")])
+    [record] = caplog.records
+    assert record.getMessage() == (
+        "a guard has a rule about pya, and the agent has no tool of that name: did you mean pay?"
+    )
