@@ -7,8 +7,12 @@ from itertools import product
 
 import pytest
 
+from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.messages import ErrorType, Outcome, ToolCall
+from agentfsm.core.plans import PlanProgress
 from agentfsm.planning import Plan, PlanStep, ready
+from tests.support.sample_runs import header, result
 
 ENDS = ("succeeded", "skipped", "failed", "not run", "running")
 
@@ -59,3 +63,18 @@ def test_a_join_survives_json_and_is_checked():
     assert [step.get("join") for step in plan.to_json()["steps"]] == [None, "any"]
     with pytest.raises(MisuseError, match="step 1: 'join' is one of all_success, all_done, any"):
         Plan.from_json({"steps": [{"id": 1, "question": "?", "join": "some"}]})
+
+
+@pytest.mark.parametrize("error", [ErrorType.CONDITION, ErrorType.BUDGET])
+def test_only_the_condition_of_a_step_skips_it(error):
+    """Its result is null for the step behind it; a call that was refused is a failure."""
+    plan = Plan(
+        steps=(PlanStep(id=1, tool="look"), PlanStep(id=2, tool="act", arguments={"look": {"$step": 1}}, after=(1,)))
+    )
+    skipped = result("p1.1", outcome=Outcome.SKIPPED, name="look", error_type=error)
+    entry = OpenCall(call=ToolCall(id="p1.1", name="look", arguments="{}"), phase=Phase.FINISHED, result=skipped)
+    progress = PlanProgress(number=1, plan=plan, closed=(entry,))
+    is_skipped = error is ErrorType.CONDITION
+    assert [call.arguments for call in progress.build_ready_calls(header())] == ['{"look": null}'] * is_skipped
+    assert progress.is_stuck
+    assert PlanProgress(number=1, plan=Plan(steps=plan.steps[:1]), closed=(entry,)).is_stuck is not is_skipped
