@@ -122,7 +122,7 @@ def as_context(context: Context | ContextPolicy | Iterable[ContextPolicy]) -> Co
     return Context(context if isinstance(context, Iterable) else (context,))
 
 
-def as_guards(guards: CallGuard | Iterable[CallGuard]) -> tuple[CallGuard, ...]:
+def as_guards(guards: Iterable[CallGuard] | CallGuard) -> tuple[CallGuard, ...]:
     """Convert guards, or one, to a tuple.
 
     Raises:

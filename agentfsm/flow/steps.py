@@ -10,7 +10,7 @@ import inspect
 import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, overload
 
 import attrs
 
@@ -102,6 +102,25 @@ class Step(Value):
         return work.function(*args, **kwargs) if isinstance(work, _FunctionStep) else self.tool(*args, **kwargs)
 
 
+@overload
+def step(function: Callable[..., Any], /) -> Step: ...
+
+
+@overload
+def step(
+    *,
+    name: str | None = None,
+    depends_on: Iterable[str | Step] = (),
+    when: Callable[..., bool] | None = None,
+    join: Join = "all_success",
+    retry: int = 0,
+    timeout_s: float = STEP_TIMEOUT_S,
+    key: Callable[..., str] | None = None,
+    compensate: Callable[..., Any] | Step | None = None,
+    **options: Unpack[StepOptions],
+) -> Callable[[Callable[..., Any]], Step]: ...
+
+
 def step(
     function: Callable[..., Any] | None = None,
     /,
@@ -115,7 +134,7 @@ def step(
     key: Callable[..., str] | None = None,
     compensate: Callable[..., Any] | Step | None = None,
     **options: Unpack[StepOptions],
-) -> Any:
+) -> Step | Callable[[Callable[..., Any]], Step]:
     """Make a step of a function, as `@step` or `@step(...)` with options.
 
     A parameter with the name of a step in `depends_on` takes the result of that step, or None if it has none: it was

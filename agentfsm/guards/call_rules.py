@@ -38,7 +38,7 @@ def _parse_verdict(value: GuardVerdict | str) -> GuardVerdict:
 
 
 @attrs.frozen(kw_only=True)
-class LabelRule(Value, CallGuard):
+class LabelRule(CallGuard, Value):
     """A rule about labels that must not come together: those of the run, and those of the call that is about to start.
 
     A call breaks it if it adds one of the labels, and all others are there. If the labels name something that calls do
@@ -144,7 +144,7 @@ def two_of(
 
 
 @attrs.frozen(kw_only=True)
-class ToolRule(Value, CallGuard):
+class ToolRule(CallGuard, Value):
     """A rule about tools, and optionally their arguments, whatever the run has read."""
 
     rules: tuple[Rule, ...]
@@ -227,7 +227,7 @@ _LEVEL = require_choice(*DATA_LEVELS)
 
 
 @attrs.frozen(kw_only=True)
-class ClearanceRule(Value, CallGuard):
+class ClearanceRule(CallGuard, Value):
     """A rule that keeps data above the clearance of a run away from it.
 
     Calls of tools that declare a higher level are refused, and results that turn out to have one are withheld.
@@ -273,7 +273,7 @@ def within_clearance(default: Label | str = "") -> ClearanceRule:
 
 
 @attrs.frozen(kw_only=True)
-class RoleRule(Value, CallGuard):
+class RoleRule(CallGuard, Value):
     """A rule that keeps tools for some roles."""
 
     tools: Rule
@@ -320,7 +320,7 @@ def only_for(tools: str, *roles: str) -> RoleRule:
 
 
 @attrs.frozen(kw_only=True)
-class QuotaRule(Value, CallGuard):
+class QuotaRule(CallGuard, Value):
     """A rule about the number of calls in a session.
 
     A call counts from the decision on it, which is in the journal before it starts. It no longer counts if it ends

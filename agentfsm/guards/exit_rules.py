@@ -65,7 +65,7 @@ def build_canary(header: Header) -> str:
 
 
 @attrs.frozen(kw_only=True)
-class ExitFilter(Value, CallGuard):
+class ExitFilter(CallGuard, Value):
     """A rule about the texts of a run, and the arguments of its calls that send out. See `exit_filter`."""
 
     mode: FilterMode

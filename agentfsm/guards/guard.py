@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen(init=False)
-class Guard(Value, CallGuard):
+class Guard(CallGuard, Value):
     """A set of rules: `Guard(no("untrusted", "irreversible"), allow("save_draft"))`.
 
     A rule that refuses comes first, then one that allows, then one that asks. Of several guards, the strictest decides.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen(kw_only=True)
-class FenceRule(Value, CallGuard):
+class FenceRule(CallGuard, Value):
     """A rule by which the model reads untrusted results between marks, without hidden characters."""
 
     def __str__(self) -> str:

@@ -141,7 +141,7 @@ class CallGuard(Protocol):
         return ()
 
     def list_tools(self) -> Sequence[str]:
-        """Return the names of tools that the guard is about, without patterns: a misspelt one is logged. Default: none."""
+        """Return the names of tools that the guard is about, without patterns, to log unknown ones. Default: none."""
         return ()
 
     def check_data(self, labels: Iterable[Label], header: Header) -> GuardDecision | None:  # noqa: ARG002  as above
