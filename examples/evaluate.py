@@ -46,16 +46,20 @@ def refund(ctx: RunContext[Shop], order: int, cents: int) -> str:
 
 def simulate(seed: int, mistakes: float) -> FunctionModel:
     """Return a model that refunds what was asked for, except for mistakes: a wrong order, or a search too many."""
-    chance = Random(seed)  # noqa: S311  a simulation
+    streams: dict[str, Random] = {}
+
+    def draw(what: str) -> float:
+        """Return the next number of a stream, so that parallel runs do not change one another's luck."""
+        return streams.setdefault(what, Random(f"{seed} {what}")).random()  # noqa: S311  a simulation
 
     def think(request: Request) -> Line | str:
         order = int("".join(filter(str.isdigit, request.messages[0].text)))
         done = [message for message in request.messages if isinstance(message, ToolResult)]
         names = [message.tool for message in done]
-        if not done or (names == ["find_order"] and chance.random() < REPEATS):
+        if not done or (names == ["find_order"] and draw(f"search of {order}") < REPEATS):
             return say("", call("find_order", order=order))
         if "refund" not in names:
-            wrong = chance.random() < mistakes
+            wrong = draw(f"refund of {order}") < mistakes
             return say("", call("refund", order=order + wrong, cents=100 + order))
         return f"I have refunded order {order}. The error rate of refunds fell to 3 %."
 

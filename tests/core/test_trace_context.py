@@ -8,6 +8,7 @@ from agentfsm.core.trace_context import (
     caller_context,
     child_traceparent,
     event_context,
+    hash_run_span_id,
     parse_traceparent,
     run_context,
     wait_context,
@@ -35,6 +36,7 @@ def test_each_span_has_an_id_of_its_own():
     assert len({span.span_id for span in spans}) == len(spans)
     assert len({span.trace_id for span in spans[:-1]}) == 1
     assert spans[-1].trace_id != spans[0].trace_id
+    assert hash_run_span_id("r1") == spans[0].span_id
 
 
 def test_a_run_belongs_to_the_trace_of_its_caller():

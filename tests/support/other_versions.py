@@ -41,7 +41,7 @@ _NEXT_CHANGES = {
     "core/reducers.py": [("        e.Observed: ", "        e.Marked: lambda *_: {},\n        e.Observed: ")],
     "engine/observe.py": [
         ("StepOutcome((e.Observed(),))", "StepOutcome((e.Marked(mark='new'), e.Observed()))"),
-        ("StepOutcome((e.Observed(inputs=inputs),)", "StepOutcome((e.Marked(mark='new'), e.Observed(inputs=inputs))"),
+        ("StepOutcome((observed,), numbers)", "StepOutcome((e.Marked(mark='new'), observed), numbers)"),
     ],
 }  # fmt: skip
 
