@@ -109,18 +109,18 @@ class CountingExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Export spans."""
+        why = "the exporter reported a failure"
         try:
             result = self.exporter.export(spans)
         except Exception as error:  # noqa: BLE001  an exporter is a program of others, and no reason to lose a thread
-            result, self.why = SpanExportResult.FAILURE, type(error).__name__
-        else:
-            self.why = "the exporter reported a failure"
+            result, why = SpanExportResult.FAILURE, type(error).__name__
         if result is SpanExportResult.SUCCESS:
             self.exported += len(spans)
-        else:
-            if not self.failed:
-                _log.warning("%d spans could not be exported: %s; further failures are counted", len(spans), self.why)
-            self.failed += len(spans)
+            return result
+        if not self.failed:
+            _log.warning("%d spans could not be exported: %s; further failures are counted", len(spans), why)
+        self.failed += len(spans)
+        self.why = why
         return result
 
     def shutdown(self) -> None:
@@ -167,7 +167,3 @@ class SpanQueue:
         thread.start()
         thread.join(timeout_s)
         return not thread.is_alive()
-
-    def close(self) -> None:
-        """Export what is queued, and end the thread."""
-        self._processor.shutdown()  # type: ignore[no-untyped-call]
