@@ -12,22 +12,11 @@ from agentfsm.ports.memory_items import Namespace
 from agentfsm.stores import SQLiteStore
 from agentfsm.stores.sqlite.file import connect_sqlite3
 from agentfsm.testing.memory_conformance import ANN, MemoryIndexConformance, build_item
+from tests.support.sqlite_indexes import SQLiteIndexes
 
 
-class TestSQLiteIndex(MemoryIndexConformance):
+class TestSQLiteIndex(SQLiteIndexes, MemoryIndexConformance):
     """The index passes the kit."""
-
-    @pytest.fixture
-    async def index(self, tmp_path):
-        index = SQLiteIndex(tmp_path / "memory.db")
-        yield index
-        await index.aclose()
-
-    @pytest.fixture
-    async def other(self, index):
-        other = SQLiteIndex(index.path)
-        yield other
-        await other.aclose()
 
 
 def read_all(folder):

@@ -18,22 +18,11 @@ from agentfsm.stores import SQLiteStore
 from agentfsm.testing import HashEmbedder, ScriptedModel
 from agentfsm.testing.memory_conformance import OF_ANN, VectorIndexConformance, build_item
 from tests.support.embedding_server import serving_embeddings
+from tests.support.sqlite_indexes import SQLiteIndexes
 
 
-class TestSQLiteVectors(VectorIndexConformance):
+class TestSQLiteVectors(SQLiteIndexes, VectorIndexConformance):
     """The SQLite index passes the kit of vectors."""
-
-    @pytest.fixture
-    async def index(self, tmp_path):
-        index = SQLiteIndex(tmp_path / "memory.db")
-        yield index
-        await index.aclose()
-
-    @pytest.fixture
-    async def other(self, index):
-        other = SQLiteIndex(index.path)
-        yield other
-        await other.aclose()
 
 
 @pytest.fixture
