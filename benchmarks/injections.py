@@ -38,7 +38,7 @@ VERSION: Final = "v1.2.2"
 # has data of the user; `s`: the call sends data to others; `i`: it cannot be undone, as with anything that others have
 # received or may now see. Tools without a mark only read public data, or change something that can be changed back.
 MARKS: Final[Mapping[str, str]] = {
-    # Workspace: anybody can send mails, invitations and files. Events with participants send invitations.
+    # Workspace: strangers can send mails, invitations and files. Events with participants send invitations.
     **dict.fromkeys(
         ("get_unread_emails", "get_sent_emails", "get_received_emails", "get_draft_emails", "search_emails"), "up"
     ),
@@ -51,7 +51,7 @@ MARKS: Final[Mapping[str, str]] = {
     "share_file": "si",
     **dict.fromkeys(("create_calendar_event", "reschedule_calendar_event", "add_calendar_event_participants"), "si"),
     "cancel_calendar_event": "si",
-    # Banking: the subject of a transaction is written by whoever pays, and a file may be anybody's bill.
+    # Banking: the payer writes the subject of a transaction, and a file may be a stranger's bill.
     **dict.fromkeys(("get_iban", "get_balance", "get_user_info", "get_scheduled_transactions"), "p"),
     "get_most_recent_transactions": "up",
     "read_file": "up",

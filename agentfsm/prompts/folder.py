@@ -163,8 +163,8 @@ class Prompts:
         """Return all versions of a prompt, the oldest first.
 
         Raises:
-            MisuseError: if there is no prompt of that name, or one of its files is invalid; with the faults of all its
-                files.
+            MisuseError: if there is no prompt of that name, or one of its files is invalid; the message lists
+                the faults of all its files.
         """
         if name in self._faults:
             raise MisuseError("\n".join(self._faults[name]))

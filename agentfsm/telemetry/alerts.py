@@ -272,7 +272,7 @@ def _format_expression(alert: Alert) -> Iterator[str]:
     else:
         count = total.format(alert.wholes.format_query(window))
         if alert.parts.label:
-            value = f"({value} or 0 * {count})"  # there is no series of an outcome that never was
+            value = f"({value} or 0 * {count})"  # Prometheus has no series for an outcome that has not occurred
         scaled = value if alert.scale == 1 else f"{alert.scale:g} * {value}"
         yield f"{scaled} / {count} {compared}"
         yield f"and {count} >= {alert.at_least}"

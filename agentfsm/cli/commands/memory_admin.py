@@ -45,7 +45,7 @@ def run_with_memory(args: argparse.Namespace, act: Callable[[Memory], Awaitable[
     """
     from agentfsm.memory import Memory  # noqa: PLC0415  brings sqlite3
 
-    if "://" not in args.memory:  # a database is created by whoever runs its server
+    if "://" not in args.memory:  # the operator of a server creates its databases
         if creates:
             create_private_folder(Path(args.memory).parent)
         elif not Path(args.memory).is_file():

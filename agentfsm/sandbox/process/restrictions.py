@@ -16,7 +16,7 @@ if sys.platform != "win32":
     import resource
 
 # The kernel does not count the processes of root, so a process of root becomes another user: one of its own among those
-# that nobody uses, or "nobody" if it writes to folders, whose files need an owner that is known.
+# that no account has, or "nobody" if it writes to folders, whose files need an owner that is known.
 _NOBODY: Final = 65534
 _FIRST_UNUSED_USER: Final = 0x70000000
 _UNUSED_USERS_BITS: Final = 24

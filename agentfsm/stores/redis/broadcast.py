@@ -128,7 +128,7 @@ class RedisBroadcast:
                 self._note_failure(PUBLISH, error)
                 connection.disconnect()
                 time.sleep(RETRY_S)
-                self._waiting.clear()  # nobody wants to see them late
+                self._waiting.clear()  # late messages are of no use
             else:
                 self._note_success(PUBLISH)
                 time.sleep(PAUSE_S)
