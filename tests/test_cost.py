@@ -38,9 +38,8 @@ CALLS_PER_TURN = 466
 CALLS_PER_RUN = 410
 # For each of 100 calls in one reply: 252.8.
 CALLS_PER_CALL = 254
-# That stay in memory for a turn with one call, with the journal of the memory store: 1,740, and a few more after other
-# tests.
-BYTES_PER_TURN = 1_790
+# That stay in memory for a turn with one call, with the journal of the memory store: 1,785.
+BYTES_PER_TURN = 1_850
 # That are taken at once in such a turn, for a while or to stay: 3,200.
 BYTES_PER_PEAK = 4_000
 # That a run holds while it waits for its first reply, with its task and its journal: 12,290.
@@ -225,7 +224,8 @@ async def test_a_turn_leaves_no_more_in_memory_than_it_did():
 
     tracemalloc.start()
     try:
-        assert (await kept(LONG) - await kept(SHORT)) / (LONG - SHORT) <= BYTES_PER_TURN
+        # Over 200 turns, since what other tests left is freed in between.
+        assert (await kept(300) - await kept(100)) / 200 <= BYTES_PER_TURN
     finally:
         tracemalloc.stop()
 
