@@ -51,7 +51,7 @@ from agentfsm.ports.store import (
     Store,
     SystemClock,
 )
-from agentfsm.ports.stored import Feedback, FollowerStatus, QuotaUse, StoredRun, UnreadRun
+from agentfsm.ports.stored import Feedback, FollowerStatus, QuotaUse, StoredRun, StoreRecord, UnreadRun
 from agentfsm.ports.tool_sandbox import SandboxEnd, SandboxOutcome, ToolSandbox
 
 __all__ = [
@@ -107,6 +107,7 @@ __all__ = [
     "Selection",
     "SelectorAsk",
     "Store",
+    "StoreRecord",
     "StoredRun",
     "SystemClock",
     "TextChunk",

@@ -15,11 +15,12 @@ from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import InboxItem, PostedItem
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
+from agentfsm.core.messages import JSON
 from agentfsm.core.run import Run
 from agentfsm.core.validation import BOOL, STRING, ValueRule, is_number, require_choice, suggest_fields
 from agentfsm.core.value import Value
 from agentfsm.ports.followers import FOLLOWER_LEASE_S, FOLLOWER_POLL_S, FollowedStore, Follower, FollowerStart
-from agentfsm.ports.stored import RATING, Feedback, FollowerStatus, QuotaUse
+from agentfsm.ports.stored import RATING, Feedback, FollowerStatus, QuotaUse, StoreRecord
 
 
 class Clock(Protocol):
@@ -473,7 +474,8 @@ class Store(FollowedStore, Protocol):
         """Remove the runs that are over and have not changed since that moment. Return the number of runs.
 
         A session is removed as a whole, once all of its runs qualify. A run from which another goes on stays as long as
-        that one, and the runs of subagents as long as their callers. A run that a follower has not read stays.
+        that one, and the runs of subagents as long as their callers. A run that a follower has not read stays. Records
+        that have expired are deleted, too, whenever they were written.
 
         Args:
             before: Seconds since 1970.
@@ -513,6 +515,90 @@ class Store(FollowedStore, Protocol):
             0 if they were taken, else the seconds after which to try again, up to 60.
         """
         raise MisuseError(f"{type(self).__name__} has no quotas: it does not implement take_quotas")
+
+    # Records: small JSON values beside the runs.
+
+    async def read_record(self, kind: str, key: str) -> StoreRecord | None:  # noqa: ARG002  a default
+        """Return a record; None if there is none, or it has expired. The default refuses.
+
+        Raises:
+            MisuseError: if the kind or the key is invalid; see `StoreRecord`.
+        """
+        raise _no_records_error(self)
+
+    async def write_record(
+        self,
+        kind: str,  # noqa: ARG002  a default
+        key: str,  # noqa: ARG002
+        value: JSON,  # noqa: ARG002
+        *,
+        revision: int,  # noqa: ARG002
+        expires_at: float | None = None,  # noqa: ARG002
+    ) -> StoreRecord:
+        """Write a record if its revision is still the given one, durably. The default refuses.
+
+        Of several writers with the same revision, in any process, one succeeds, so no change is lost: after a
+        `ConflictError`, read the record and decide again.
+
+        Args:
+            kind: Kind of the record.
+            key: Key of the record, unique in the kind.
+            value: Plain JSON of up to 1 MiB.
+            revision: Revision of the record that is replaced; 0 if there must be none, or an expired one.
+            expires_at: Time from which on the record reads as absent, seconds since 1970 by the store's clock; None for
+                never. `prune` deletes expired records.
+
+        Returns:
+            The record as stored, with its new revision.
+
+        Raises:
+            ConflictError: if the record has another revision, exists although `revision` is 0, or does not exist.
+            MisuseError: if an argument is invalid, or the value is not plain JSON or too large; nothing is written.
+        """
+        raise _no_records_error(self)
+
+    async def list_records(
+        self,
+        kind: str,  # noqa: ARG002  a default
+        *,
+        prefix: str = "",  # noqa: ARG002
+        after: str = "",  # noqa: ARG002
+        limit: int = 1_000,  # noqa: ARG002
+    ) -> tuple[StoreRecord, ...]:
+        """Return the records of a kind that have not expired, in the order of the code points of their keys.
+
+        The default refuses.
+
+        Args:
+            kind: Kind of the records.
+            prefix: Beginning of the keys.
+            after: Key after which the list begins; for the next page, the last key of the previous one.
+            limit: Maximum number of records, 1 or more.
+
+        Raises:
+            MisuseError: if an argument is invalid.
+        """
+        raise _no_records_error(self)
+
+    async def delete_record(
+        self,
+        kind: str,  # noqa: ARG002  a default
+        key: str,  # noqa: ARG002
+        *,
+        revision: int | None = None,  # noqa: ARG002
+    ) -> bool:
+        """Delete a record, durably. Return whether it existed. The default refuses.
+
+        Args:
+            kind: Kind of the record.
+            key: Key of the record.
+            revision: Revision that the record must have; None for any.
+
+        Raises:
+            ConflictError: if the record exists with another revision; it is not deleted.
+            MisuseError: if an argument is invalid.
+        """
+        raise _no_records_error(self)
 
     # Followers: durable consumers of the journals.
 
@@ -571,6 +657,12 @@ class Store(FollowedStore, Protocol):
     async def aclose(self) -> None:
         """Close the store; pending appends are written first."""
         ...
+
+
+def _no_records_error(store: Store) -> MisuseError:
+    return MisuseError(
+        f"{type(store).__name__} keeps no records: it does not implement write_record and its neighbours"
+    )
 
 
 _STORE_MEMBERS: Final = ("create", "append", "post", "read", "subscribe", "aclose")

@@ -1,13 +1,15 @@
-"""Values that a store returns: the journal of a run, feedback on a run, and the state of a follower."""
+"""Values that a store returns: the journal of a run, feedback on a run, records, and the state of a follower."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import attrs
 
 from agentfsm.core.events import Event
 from agentfsm.core.header import Header
+from agentfsm.core.messages import JSON
 from agentfsm.core.validation import STRING, ValueRule, is_number
 from agentfsm.core.value import Value
 
@@ -71,6 +73,55 @@ class QuotaUse(Value):
 
     limit: int = attrs.field(validator=_QUOTA_NUMBER)
     """Maximum of all amounts within 60 s."""
+
+
+# Maximum size of a record's value as compact JSON, bytes.
+MAX_RECORD_BYTES: Final = 1024 * 1024
+MAX_KIND_CHARS: Final = 50
+MAX_KEY_CHARS: Final = 500
+RECORD_KIND: Final = ValueRule(
+    fits=lambda value: (
+        isinstance(value, str) and re.fullmatch(rf"[a-z][a-z0-9_-]{{0,{MAX_KIND_CHARS - 1}}}", value) is not None
+    ),
+    wanted=f"up to {MAX_KIND_CHARS} lower case letters, digits, - and _, beginning with a letter, such as 'schedule'",
+)
+
+
+def _is_key_part(value: object) -> bool:
+    """Return whether every database can store the string in an index."""
+    return isinstance(value, str) and len(value) <= MAX_KEY_CHARS and not re.search("[\0\ud800-\udfff]", value)
+
+
+RECORD_KEY_PART: Final = ValueRule(
+    fits=_is_key_part,
+    wanted=f"a string of up to {MAX_KEY_CHARS} characters, without U+0000 and lone surrogates",
+)
+RECORD_KEY: Final = ValueRule(
+    fits=lambda value: _is_key_part(value) and value != "",
+    wanted=f"a string of 1 to {MAX_KEY_CHARS} characters, without U+0000 and lone surrogates",
+)
+
+
+@attrs.frozen(kw_only=True)
+class StoreRecord(Value):
+    """A small JSON value under a kind and a key, beside the runs of a store. Writes compare the revision."""
+
+    kind: str
+    """Kind of the record, such as "schedule": up to 50 lower case letters, digits, - and _. Keys are unique in it."""
+
+    key: str
+    """Key of the record, 1 to 500 characters."""
+
+    value: JSON
+    """The value, up to 1 MiB as compact JSON in UTF-8."""
+
+    revision: int
+    """Number of the write, 1 or more. Each write gets a larger one, also after the record was deleted, so an old
+    revision never fits a later record with the same key.
+    """
+
+    expires_at: float | None = None
+    """Time from which on the record reads as absent, seconds since 1970 by the store's clock; None for never."""
 
 
 @attrs.frozen(kw_only=True)

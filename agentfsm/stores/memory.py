@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
 import weakref
 from collections import Counter, OrderedDict
 from threading import RLock
@@ -30,7 +31,15 @@ from agentfsm.ports.store import (
     Store,
     SystemClock,
 )
-from agentfsm.ports.stored import QUOTA_WINDOW_S, Feedback, FollowerStatus, QuotaUse, StoredRun, UnreadRun
+from agentfsm.ports.stored import (
+    QUOTA_WINDOW_S,
+    Feedback,
+    FollowerStatus,
+    QuotaUse,
+    StoredRun,
+    StoreRecord,
+    UnreadRun,
+)
 from agentfsm.stores.rules import (
     LEASE_HELD_ADVICE,
     build_summary,
@@ -40,13 +49,17 @@ from agentfsm.stores.rules import (
     check_not_over,
     check_prune_time,
     check_quotas,
+    check_record_key,
+    check_record_list,
     check_run_id,
     check_same_prompt,
     continue_session,
+    encode_record,
     follower_lost_error,
     missing_follower_error,
     missing_predecessor_error,
     next_expiry,
+    record_conflict_error,
     resolve_duplicate_post,
     store_closed_error,
     successor_exists_error,
@@ -57,6 +70,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from agentfsm.core.events import Event
+    from agentfsm.core.messages import JSON
     from agentfsm.ports.store import PendingWrite
 
 # Number of finished runs to keep: enough to inspect in a test or a shell, too few to fill the memory of a service.
@@ -133,6 +147,15 @@ class _MemoryRecord:
         return row.number > self.seen or (at is not None and at > self.seen_at)
 
 
+@attrs.frozen
+class _MemoryValue(Value):
+    """A `StoreRecord` whose value is JSON text, so that no caller can change it."""
+
+    text: str
+    revision: int
+    expires_at: float | None
+
+
 @attrs.define(eq=False, repr=False)
 class _MemoryFollower:
     position: int
@@ -141,6 +164,16 @@ class _MemoryFollower:
     holder: str = ""
     until: float = 0.0
     """Time until which the holder has the follower, seconds since 1970."""
+
+
+def _build_record(kind: str, key: str, stored: _MemoryValue) -> StoreRecord:
+    return StoreRecord(
+        kind=kind,
+        key=key,
+        value=json.loads(stored.text),
+        revision=stored.revision,
+        expires_at=stored.expires_at,
+    )
 
 
 def _iter_required(runs: Mapping[str, Run], kept: Collection[str]) -> Iterator[str | None]:
@@ -189,6 +222,9 @@ class MemoryStore(Store):
 
     _quotas: dict[str, dict[int, int]] = attrs.field(factory=dict, init=False)
     """Amounts that were taken from quotas, by name and second."""
+
+    _store_records: dict[str, dict[str, _MemoryValue]] = attrs.field(factory=dict, init=False)
+    """Records beside the runs, by kind and key."""
 
     _records_by_key: dict[str, _MemoryRecord] = attrs.field(factory=dict, init=False)
     _followers: dict[str, _MemoryFollower] = attrs.field(factory=dict, init=False)
@@ -486,6 +522,7 @@ class MemoryStore(Store):
             while more := runs.keys() & set(_iter_required(runs, kept)) - kept:
                 kept |= more
             self._remove(runs.keys() - kept)
+            self._delete_expired_records()
             return len(runs) - len(kept)
 
     def _find_removable(self, ids: Iterable[str]) -> list[str]:
@@ -522,6 +559,64 @@ class MemoryStore(Store):
                 for second in [second for second in used if second <= now - QUOTA_WINDOW_S]:
                     del used[second]
             return 0.0
+
+    # Records.
+
+    async def read_record(self, kind: str, key: str) -> StoreRecord | None:
+        """Return a record; None if there is none, or it has expired."""
+        check_record_key("read_record", kind, key)
+        with self._lock:
+            self._check_open()
+            return self._find_record(kind, key)
+
+    async def write_record(
+        self, kind: str, key: str, value: JSON, *, revision: int, expires_at: float | None = None
+    ) -> StoreRecord:
+        """Write a record if its revision is still the given one."""
+        check_record_key("write_record", kind, key, revision)
+        text = encode_record(value, expires_at)
+        with self._lock:
+            self._check_open()
+            found = self._find_record(kind, key)
+            if revision != (found.revision if found is not None else 0):
+                raise record_conflict_error(kind, key, revision)
+            stored = _MemoryValue(text, next(self._numbers), expires_at)
+            self._store_records.setdefault(kind, {})[key] = stored
+        return _build_record(kind, key, stored)
+
+    async def list_records(
+        self, kind: str, *, prefix: str = "", after: str = "", limit: int = 1_000
+    ) -> tuple[StoreRecord, ...]:
+        """Return the records of a kind that have not expired, in the order of their keys."""
+        check_record_list(kind, prefix, after, limit)
+        with self._lock:
+            self._check_open()
+            keys = sorted(key for key in self._store_records.get(kind, ()) if key.startswith(prefix) and key > after)
+            found = (self._find_record(kind, key) for key in keys)
+            return tuple(itertools.islice((record for record in found if record is not None), limit))
+
+    async def delete_record(self, kind: str, key: str, *, revision: int | None = None) -> bool:
+        """Delete a record. Return whether it existed."""
+        check_record_key("delete_record", kind, key, revision or 0)
+        with self._lock:
+            self._check_open()
+            if (found := self._find_record(kind, key)) is None:
+                return False
+            if revision is not None and revision != found.revision:
+                raise record_conflict_error(kind, key, revision)
+            del self._store_records[kind][key]
+            return True
+
+    def _find_record(self, kind: str, key: str) -> StoreRecord | None:
+        stored = self._store_records.get(kind, {}).get(key)
+        if stored is None or (stored.expires_at is not None and stored.expires_at <= self.clock.now()):
+            return None
+        return _build_record(kind, key, stored)
+
+    def _delete_expired_records(self) -> None:
+        for kind, records in self._store_records.items():
+            for key in [key for key in records if self._find_record(kind, key) is None]:
+                del records[key]
 
     # Feedback.
 

@@ -11,12 +11,14 @@ import attrs
 from agentfsm.core.errors import ClosedError, ConflictError, CorruptError, LeaseLostError, MisuseError, TooNewError
 from agentfsm.core.header import FORMAT
 from agentfsm.core.inbox import Approve, GiveInput, Input, Reject, Rerun, Settle
+from agentfsm.core.json_text import encode_json
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import TextPart
 from agentfsm.core.run import Run
+from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, ValueRule, is_number, shorten_repr
 from agentfsm.ports.store import RunSummary
-from agentfsm.ports.stored import QUOTA_WINDOW_S
+from agentfsm.ports.stored import MAX_RECORD_BYTES, QUOTA_WINDOW_S, RECORD_KEY, RECORD_KEY_PART, RECORD_KIND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -359,6 +361,61 @@ def _wait_for_quota(use: QuotaUse, used: Mapping[int, int], now: float) -> float
         if excess <= 0:
             return max(second + QUOTA_WINDOW_S - now, 0.001)
     return 0.0 if excess <= 0 else float(QUOTA_WINDOW_S)
+
+
+_EXPIRY: Final = ValueRule(
+    fits=lambda value: value is None or (is_number(value) and math.isfinite(value)),
+    wanted="seconds since 1970 by the store's clock (await store.now()), or None for never",
+)
+
+
+def check_record_key(method: str, kind: object, key: object, revision: object = 0) -> None:
+    """Check what names a record, before the store is asked.
+
+    Raises:
+        MisuseError: if the kind, the key or the revision is invalid.
+    """
+    RECORD_KIND.check(method, "kind", kind)
+    RECORD_KEY.check(method, "key", key)
+    COUNT_OR_ZERO.check(method, "revision", revision)
+
+
+def check_record_list(kind: object, prefix: object, after: object, limit: object) -> None:
+    """Check the arguments of `list_records`.
+
+    Raises:
+        MisuseError: if one of them is invalid.
+    """
+    RECORD_KIND.check("list_records", "kind", kind)
+    RECORD_KEY_PART.check("list_records", "prefix", prefix)
+    RECORD_KEY_PART.check("list_records", "after", after)
+    COUNT.check("list_records", "limit", limit)
+
+
+def encode_record(value: object, expires_at: object) -> str:
+    """Return the value of a record as JSON text, and check its size and its expiry.
+
+    Raises:
+        MisuseError: if it is not plain JSON, or too large, or the expiry is not a time.
+    """
+    _EXPIRY.check("write_record", "expires_at", expires_at)
+    try:
+        text = encode_json(value)
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise MisuseError(f"write_record(value={shorten_repr(value)}): give plain JSON ({error})") from None
+    if size > MAX_RECORD_BYTES:
+        raise MisuseError(
+            f"write_record: the value has {size:,} bytes as JSON, and a record up to {MAX_RECORD_BYTES:,}: split it, "
+            "or keep it elsewhere and its address here"
+        )
+    return text
+
+
+def record_conflict_error(kind: str, key: str, revision: int) -> ConflictError:
+    """Build the error for a record that has another revision than the caller expected."""
+    reason = f"does not have revision {revision}, so it was changed or deleted" if revision else "exists"
+    return ConflictError(f"record {key!r} of kind {kind!r} {reason}: read it again, and decide again")
 
 
 def parse_summary(values: Mapping[str, Any], *, driven: bool, worker: str | None = None) -> RunSummary:
