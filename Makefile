@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
-SRC := agentfsm tests benchmarks examples docs/reference.py
+SRC := agentfsm tests benchmarks examples docs/reference.py docs/build_site.py
 TRACED := tests/engine tests/core
 SWEEPS := tests/engine/sweeps
 DOORS := tests/cli tests/mcp tests/stores tests/upgrade
@@ -26,7 +26,7 @@ SOAK_serve := $(SERVE)  ## 13 min
 SOAK_rest := $(filter-out $(patsubst %,tests/%,core engine crash simulation stores models recordings tokens mcp cli),$(TRACED) $(DOORS) $(REST))  ## 10 min
 PARTS := $(patsubst SOAK_%,%,$(filter SOAK_%,$(.VARIABLES)))
 
-.PHONY: help demo test check bench soak docs reference diagram format clean
+.PHONY: help demo test check bench soak docs site reference diagram format clean
 
 help:  ## list the targets, and the parts of the soak
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -81,6 +81,9 @@ soak: $(VENV)/ready  ## run a PART of the suite with its long runs, many random 
 
 docs: $(VENV)/ready  ## run every example of README and docs
 	$(BIN)/pytest tests/test_docs.py tests/test_pictures.py
+
+site: $(VENV)/ready  ## build the documentation site to build/site: open build/site/index.html
+	$(BIN)/python docs/build_site.py build
 
 reference: $(VENV)/ready  ## write the API reference to build/reference, from the docstrings
 	$(BIN)/python docs/reference.py build/reference

@@ -16,7 +16,7 @@ from agentfsm.testing import LocalServer, call, say
 from agentfsm.testing.models import Line
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # They speak a protocol on standard input and output.
 SERVERS = {"project_manager.py"}
@@ -86,10 +86,15 @@ UNTYPED = {"mcp.md-3"}
 def blocks() -> list[Block]:
     """Return all Python blocks of all pages."""
     return [
-        Block(f"{page.name}-{number}", match["code"], match["out"], match["brain"], bool(match["tests"]))
+        Block(f"{name_page(page)}-{number}", match["code"], match["out"], match["brain"], bool(match["tests"]))
         for page in PAGES
         for number, match in enumerate(_BLOCK.finditer(page.read_text()), 1)
     ]
+
+
+def name_page(page: Path) -> str:
+    """Return the path of a page from docs/, or the name of a page of the root."""
+    return page.relative_to(ROOT).as_posix().removeprefix("docs/")
 
 
 def run(folder: Path, *words: str, **environment: str) -> str:

@@ -66,7 +66,7 @@ def test_every_public_name_is_there_and_explained(name):
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_public_name_stands_on_a_page(package):
     """Nothing is public that README and docs do not tell of."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     told = set(re.findall(r"\w+", "\n".join(page.read_text(encoding="utf-8") for page in pages)))
     assert set(import_module(f"agentfsm{package}").__all__) <= told
 

@@ -1,0 +1,157 @@
+"""Build the documentation site: `make site` writes it to build/site.
+
+The pages are those of docs/, with the API reference, the examples and the pages of the root beside them. Each page is
+also there as Markdown beside its HTML, and `llms.txt` lists all of them for language models: https://llmstxt.org.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+ROOT_PAGES = ("SECURITY_MODEL.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
+_LINK = re.compile(r"(\]\()([^)\s:#]+)((?:#[^)\s]*)?\))")
+_CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+Nav = list[Any]
+
+
+def list_sources() -> dict[Path, Path]:
+    """Return the place in the site of each file of the repository that becomes a part of it."""
+    pages = {path: path.relative_to(DOCS) for path in sorted(DOCS.rglob("*")) if path.suffix in {".md", ".png", ".svg"}}
+    roots = {ROOT / name: Path(name) for name in ROOT_PAGES}
+    examples = sorted((ROOT / "examples").rglob("*.py"))
+    return pages | roots | {path: path.relative_to(ROOT).with_suffix(".md") for path in examples}
+
+
+def move_links(text: str, path: Path, places: dict[Path, Path]) -> str:
+    """Return a page with its links as they are from its place in the site.
+
+    Raises:
+        ValueError: when a link leads to a file that is no part of the site.
+    """
+
+    def move(link: re.Match[str]) -> str:
+        target = Path(os.path.normpath(path.parent / link[2]))
+        if target == ROOT / "examples":
+            target = ROOT / "examples" / "weather.py"
+        if target not in places:
+            raise ValueError(f"{path.relative_to(ROOT)}: the link to {link[2]} leads to nothing that the site has")
+        return f"{link[1]}{os.path.relpath(places[target], places[path].parent)}{link[3]}"
+
+    parts = iter(_CODE.split(text))
+    code = iter(_CODE.findall(text))
+    return "".join(_LINK.sub(move, part) + next(code, "") for part in parts)
+
+
+def render_example(path: Path) -> str:
+    """Return an example as a page: its docstring, then its code."""
+    code = path.read_text(encoding="utf-8")
+    title = code.partition("\n")[0].strip('"')
+    return f"# {path.name}\n\n{title}\n\n```python\n{code}```\n"
+
+
+def write_source(folder: Path) -> None:
+    """Write the Markdown of all pages."""
+    places = list_sources()
+    for path, place in places.items():
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".py":
+            (folder / place).write_text(render_example(path), encoding="utf-8")
+        elif path.suffix == ".md":
+            text = path.read_text(encoding="utf-8")
+            (folder / place).write_text(move_links(text, path, places), encoding="utf-8")
+        else:
+            shutil.copyfile(path, folder / place)
+    runpy.run_path(str(DOCS / "reference.py"))["write"](folder / "reference")
+
+
+def read_title(page: Path) -> str:
+    """Return the heading of a page."""
+    first = page.read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix("# ").strip()
+
+
+def list_pages(nav: Nav) -> Iterator[str]:
+    """Yield the pages of a navigation, in their order."""
+    for entry in nav:
+        for each in entry.values() if isinstance(entry, dict) else (entry,):
+            yield from list_pages(each) if isinstance(each, list) else (each,)
+
+
+def complete_nav(nav: Nav, folder: Path) -> Nav:
+    """Return the navigation with the generated pages.
+
+    Raises:
+        ValueError: when a page of docs/ is not in the navigation.
+    """
+    reference = sorted(path.name for path in (folder / "reference").glob("agentfsm*.md"))
+    examples = sorted(str(path.relative_to(folder)) for path in (folder / "examples").rglob("*.md"))
+    added = [
+        {"API": ["reference/index.md", *({name[:-3]: f"reference/{name}"} for name in reference)]},
+        {"Examples": [{Path(name).stem: name} for name in examples]},
+    ]
+    whole = [{name: [*added, *part] if name == "Reference" else part for name, part in each.items()} for each in nav]
+    listed = list(list_pages(whole))
+    present = {str(path.relative_to(folder)) for path in folder.rglob("*.md")}
+    if missing := sorted(present.symmetric_difference(listed)):
+        raise ValueError(f"docs/mkdocs.yml and docs/ disagree on {', '.join(missing)}: list each page once in `nav`")
+    return whole
+
+
+def write_markdown(nav: Nav, source: Path, site: Path) -> None:
+    """Write each page as Markdown beside its HTML, and llms.txt and llms-full.txt."""
+    pages = list(list_pages(nav))
+    for page in pages:
+        shutil.copyfile(source / page, site / page)
+    text = [f"# agentfsm\n\n> {yaml.safe_load((DOCS / 'mkdocs.yml').read_text())['site_description']}\n"]
+    for section in nav:
+        for name, part in section.items():
+            names = list_pages(part) if isinstance(part, list) else [part]
+            text.append(f"\n## {name}\n\n" + "".join(f"- [{read_title(source / each)}]({each})\n" for each in names))
+    (site / "llms.txt").write_text("".join(text), encoding="utf-8")
+    whole = "\n".join(f"<!-- {page} -->\n\n{(source / page).read_text(encoding='utf-8')}" for page in pages)
+    (site / "llms-full.txt").write_text(whole, encoding="utf-8")
+
+
+def generate(settings: dict[str, Any], folder: Path) -> None:
+    """Make HTML of the pages in `site-source`, a part of the folder.
+
+    Raises:
+        CalledProcessError: when the generator has a warning, for example of an anchor that does not exist.
+    """
+    (folder / "mkdocs.yml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", str(folder / "mkdocs.yml")]
+    subprocess.run(command, check=True, cwd=folder)  # noqa: S603  our own Python
+
+
+def build(folder: Path) -> Path:
+    """Build the site in a folder, and return the folder of its pages.
+
+    Raises:
+        ValueError: when a link leads out of the site, or a page is not in the navigation.
+        CalledProcessError: when the generator has a warning.
+    """
+    source, site = folder / "site-source", folder / "site"
+    for each in (source, site):
+        shutil.rmtree(each, ignore_errors=True)
+    write_source(source)
+    settings = yaml.safe_load((DOCS / "mkdocs.yml").read_text(encoding="utf-8"))
+    settings["nav"] = complete_nav(settings["nav"], source)
+    generate(settings, folder)
+    write_markdown(settings["nav"], source, site)
+    return site
+
+
+if __name__ == "__main__":
+    print(build(Path(sys.argv[1]).absolute()) / "index.html")  # noqa: T201  a program
