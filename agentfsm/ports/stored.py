@@ -89,16 +89,16 @@ RECORD_KIND: Final = ValueRule(
 
 def _is_key_part(value: object) -> bool:
     """Return whether every database can store the string in an index."""
-    return isinstance(value, str) and len(value) <= MAX_KEY_CHARS and not re.search("[\0\ud800-\udfff]", value)
+    return isinstance(value, str) and len(value) <= MAX_KEY_CHARS and not re.search("[\0-\x1f\ud800-\udfff]", value)
 
 
 RECORD_KEY_PART: Final = ValueRule(
     fits=_is_key_part,
-    wanted=f"a string of up to {MAX_KEY_CHARS} characters, without U+0000 and lone surrogates",
+    wanted=f"a string of up to {MAX_KEY_CHARS} characters, without control characters and lone surrogates",
 )
 RECORD_KEY: Final = ValueRule(
     fits=lambda value: _is_key_part(value) and value != "",
-    wanted=f"a string of 1 to {MAX_KEY_CHARS} characters, without U+0000 and lone surrogates",
+    wanted=f"a string of 1 to {MAX_KEY_CHARS} characters, without control characters and lone surrogates",
 )
 
 
@@ -110,7 +110,7 @@ class StoreRecord(Value):
     """Kind of the record, such as "schedule": up to 50 lower case letters, digits, - and _. Keys are unique in it."""
 
     key: str
-    """Key of the record, 1 to 500 characters."""
+    """Key of the record, 1 to 500 characters, without control characters."""
 
     value: JSON
     """The value, up to 1 MiB as compact JSON in UTF-8."""

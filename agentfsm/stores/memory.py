@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import weakref
 from collections import Counter, OrderedDict
 from threading import RLock
@@ -59,6 +58,7 @@ from agentfsm.stores.rules import (
     missing_follower_error,
     missing_predecessor_error,
     next_expiry,
+    parse_record,
     record_conflict_error,
     resolve_duplicate_post,
     store_closed_error,
@@ -164,16 +164,6 @@ class _MemoryFollower:
     holder: str = ""
     until: float = 0.0
     """Time until which the holder has the follower, seconds since 1970."""
-
-
-def _build_record(kind: str, key: str, stored: _MemoryValue) -> StoreRecord:
-    return StoreRecord(
-        kind=kind,
-        key=key,
-        value=json.loads(stored.text),
-        revision=stored.revision,
-        expires_at=stored.expires_at,
-    )
 
 
 def _iter_required(runs: Mapping[str, Run], kept: Collection[str]) -> Iterator[str | None]:
@@ -582,7 +572,7 @@ class MemoryStore(Store):
                 raise record_conflict_error(kind, key, revision)
             stored = _MemoryValue(text, next(self._numbers), expires_at)
             self._store_records.setdefault(kind, {})[key] = stored
-        return _build_record(kind, key, stored)
+        return parse_record(kind, key, text, stored.revision, stored.expires_at)
 
     async def list_records(
         self, kind: str, *, prefix: str = "", after: str = "", limit: int = 1_000
@@ -611,7 +601,7 @@ class MemoryStore(Store):
         stored = self._store_records.get(kind, {}).get(key)
         if stored is None or (stored.expires_at is not None and stored.expires_at <= self.clock.now()):
             return None
-        return _build_record(kind, key, stored)
+        return parse_record(kind, key, stored.text, stored.revision, stored.expires_at)
 
     def _delete_expired_records(self) -> None:
         for kind, records in self._store_records.items():

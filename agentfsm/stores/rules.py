@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -18,7 +19,15 @@ from agentfsm.core.messages import TextPart
 from agentfsm.core.run import Run
 from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, ValueRule, is_number, shorten_repr
 from agentfsm.ports.store import RunSummary
-from agentfsm.ports.stored import MAX_RECORD_BYTES, QUOTA_WINDOW_S, RECORD_KEY, RECORD_KEY_PART, RECORD_KIND
+from agentfsm.ports.stored import (
+    MAX_KEY_CHARS,
+    MAX_RECORD_BYTES,
+    QUOTA_WINDOW_S,
+    RECORD_KEY,
+    RECORD_KEY_PART,
+    RECORD_KIND,
+    StoreRecord,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -410,6 +419,26 @@ def encode_record(value: object, expires_at: object) -> str:
             "or keep it elsewhere and its address here"
         )
     return text
+
+
+def end_of_prefix(prefix: str) -> str:
+    """Return a string that follows all keys of records with this prefix, in the order of code points."""
+    return prefix + chr(sys.maxunicode) * (MAX_KEY_CHARS + 1)
+
+
+def parse_record(kind: str, key: str, value: str | bytes, revision: int, expires_at: float | None) -> StoreRecord:
+    """Build a record from its columns.
+
+    Raises:
+        CorruptError: if the value is damaged.
+    """
+    try:
+        parsed = json.loads(value)
+    except ValueError as error:
+        raise CorruptError(
+            f"record {key!r} of kind {kind!r} cannot be read ({error}): restore a backup, or delete the record"
+        ) from None
+    return StoreRecord(kind=kind, key=key, value=parsed, revision=revision, expires_at=expires_at)
 
 
 def record_conflict_error(kind: str, key: str, revision: int) -> ConflictError:

@@ -11,7 +11,16 @@ import attrs
 
 from agentfsm.stores import PostgresStore, RedisStore, SQLiteStore
 from agentfsm.stores.threaded.store import ThreadedStore
-from tests.support.older_tables import to_postgres_1, to_postgres_2, to_redis_1, to_redis_2, to_sqlite_3, to_sqlite_4
+from tests.support.older_tables import (
+    to_postgres_1,
+    to_postgres_2,
+    to_postgres_400,
+    to_redis_1,
+    to_redis_2,
+    to_sqlite_3,
+    to_sqlite_4,
+    to_sqlite_600,
+)
 
 KINDS = ("sqlite", "postgres", "redis")
 
@@ -23,7 +32,7 @@ class Place:
     open: Callable[..., ThreadedStore[Any]]
     # Makes a store, given its options.
     age: Callable[[int], object]
-    # Makes the tables, or keys, those of the first or second version before.
+    # Makes the tables, or keys, those of the first or second major version before, or for 0 of the first minor version.
     end_leases: Callable[[], object]
     # Lets the time of all leases be up.
     version: Callable[[], int]
@@ -49,7 +58,7 @@ def place_of(kind: str, given: Callable[[str], Any]) -> Place:
             path = given("path")
             return Place(
                 lambda **options: SQLiteStore(path, **options),
-                lambda steps: {1: to_sqlite_4, 2: to_sqlite_3}[steps](path),
+                lambda steps: {0: to_sqlite_600, 1: to_sqlite_4, 2: to_sqlite_3}[steps](path),
                 lambda: _ask(path, "UPDATE workers SET until = 0 RETURNING 1"),
                 lambda: _ask(path, "PRAGMA user_version"),
                 lambda version: _set_version(path, version),
@@ -59,7 +68,7 @@ def place_of(kind: str, given: Callable[[str], Any]) -> Place:
             url, schema, desk = given("shared_postgres"), given("schema"), given("postgres_desk")
             return Place(
                 lambda **options: PostgresStore(url, schema=schema, **options),
-                lambda steps: {1: to_postgres_2, 2: to_postgres_1}[steps](desk, schema),
+                lambda steps: {0: to_postgres_400, 1: to_postgres_2, 2: to_postgres_1}[steps](desk, schema),
                 lambda: desk.execute(f"UPDATE {schema}.workers SET until = 0"),  # noqa: S608  our own name
                 lambda: desk.execute(f"SELECT version FROM {schema}.layout").fetchone()[0],  # noqa: S608  our own name
                 lambda version: desk.execute(f"UPDATE {schema}.layout SET version = {version}"),  # noqa: S608  our own name
@@ -69,7 +78,7 @@ def place_of(kind: str, given: Callable[[str], Any]) -> Place:
             url, client = given("redis_url"), given("client")
             return Place(
                 lambda **options: RedisStore(url, accept_loss="everything", **options),
-                lambda steps: {1: to_redis_2, 2: to_redis_1}[steps](client),
+                lambda steps: {0: lambda _client: None, 1: to_redis_2, 2: to_redis_1}[steps](client),
                 lambda: [client.hset("agentfsm:workers", owner, 1) for owner in client.hkeys("agentfsm:workers")],
                 lambda: int(client.get("agentfsm:schema")),
                 lambda version: client.set("agentfsm:schema", version),

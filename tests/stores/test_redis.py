@@ -196,6 +196,10 @@ async def test_deleting_leaves_no_key(make, client):
         await driver.append(Observed(at=1.0), FINAL_ANSWER).wait()
         await driver.release()
         await create_finished_run(store, make_header(f"r{number}.a", parent=f"r{number}"))
+    written = await store.write_record("kind", "deleted", 1, revision=0)
+    assert await store.delete_record("kind", "deleted", revision=written.revision)
+    for expires_at in (-1.0, 1.0, await store.now()):
+        await store.write_record("kind", f"expired at {expires_at}", 1, revision=0, expires_at=expires_at)
     await store.delete("r0")
     assert await store.delete_session("s") == 2
     assert await store.prune(5.0) == 2

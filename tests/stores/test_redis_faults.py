@@ -199,6 +199,21 @@ async def pruning(store, cut):
     assert await store.prune(5.0) == 0
 
 
+async def writing_a_record(store, cut):
+    cut()
+    first = await store.write_record("kind", "k", 1, revision=0)
+    assert await store.read_record("kind", "k") == first
+    with pytest.raises(ConflictError):
+        await store.write_record("kind", "k", 2, revision=0)
+
+
+async def deleting_a_record(store, cut):
+    first = await store.write_record("kind", "k", 1, revision=0)
+    cut()
+    assert await store.delete_record("kind", "k", revision=first.revision)
+    assert not await store.delete_record("kind", "k", revision=first.revision)
+
+
 OPERATIONS = (
     creating,
     creating_in_a_session,
@@ -214,6 +229,8 @@ OPERATIONS = (
     deleting,
     deleting_a_session,
     pruning,
+    writing_a_record,
+    deleting_a_record,
 )
 
 

@@ -104,6 +104,20 @@ async def test_a_follower_reads_what_the_version_before_has_written(place):
         assert [each.run_id async for each in follower] == []
 
 
+async def test_records_come_with_a_minor_version(place):
+    """A store of the version before goes on beside one that has them."""
+    old = place.make()
+    await create_finished_run(old, make_header("before"))
+    version = place.version()
+    place.age(0)
+    new = place.make()
+    written = await new.write_record("kind", "key", {"a": 1}, revision=0)
+    assert place.version() == version
+    await create_finished_run(old, make_header("beside"))
+    assert {*list_ids(await new.runs())} == {"before", "beside"}
+    assert await place.make().read_record("kind", "key") == written
+
+
 async def test_a_newer_minor_version_is_accepted_and_a_newer_major_one_refused(place):
     """Also by a store that was open before: it writes nothing more."""
     store = place.make()
@@ -115,7 +129,7 @@ async def test_a_newer_minor_version_is_accepted_and_a_newer_major_one_refused(p
     assert place.version() == version + 1
     place.set_version(version + MINOR_VERSIONS)
     for each in (store, place.make()):
-        with pytest.raises(TooNewError, match=r"newer agentfsm .*\.0, this one knows up to .*\.x\): upgrade"):
+        with pytest.raises(TooNewError, match=r"newer agentfsm .*\.\d, this one knows up to .*\.x\): upgrade"):
             await each.create(make_header("major"))
     place.set_version(version)
     assert list_ids(await place.make().runs()) == ["opened", "minor", "before"]

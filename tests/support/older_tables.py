@@ -5,6 +5,10 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 
+# What tables 6.1 of SQLite have and tables 6.0 had not, undone: the records.
+_SQLITE_600 = "DROP TABLE records; PRAGMA user_version = 600"
+# The same of tables 4.1 of PostgreSQL.
+_POSTGRES_400 = "DROP TABLE {s}.records; DROP SEQUENCE {s}.revisions; UPDATE {s}.layout SET version = 400"
 # What tables 6.0 of SQLite have and tables 4 had not, undone: the formats of runs, and the followers.
 _SQLITE_4 = """
 ALTER TABLE posts RENAME TO inbox;
@@ -61,8 +65,15 @@ UPDATE {s}.layout SET version = 2
 """
 
 
+def to_sqlite_600(path):
+    """Make a file one of tables 6.0."""
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(_SQLITE_600)
+
+
 def to_sqlite_4(path):
     """Make a file one of tables 4."""
+    to_sqlite_600(path)
     with closing(sqlite3.connect(path)) as db:
         db.executescript(_SQLITE_4)
 
@@ -74,8 +85,14 @@ def to_sqlite_3(path, version=3):
         db.executescript(f"{_SQLITE_3}PRAGMA user_version = {version}")
 
 
+def to_postgres_400(desk, schema):
+    """Make a schema one of tables 4.0."""
+    desk.execute(_POSTGRES_400.replace("{s}", schema))
+
+
 def to_postgres_2(desk, schema):
     """Make a schema one of tables 2."""
+    to_postgres_400(desk, schema)
     desk.execute(_POSTGRES_2.replace("{s}", schema))
 
 

@@ -71,7 +71,19 @@ _FEEDBACK_TABLE: Final = """
         );
 """
 
-
+# Since version 4.1. Keys are compared by their code points, in every database.
+_RECORD_TABLE: Final = """
+        CREATE SEQUENCE revisions;
+        CREATE TABLE records (
+            kind       text COLLATE "C" NOT NULL,
+            key        text COLLATE "C" NOT NULL,
+            value      text NOT NULL,    -- JSON
+            revision   bigint NOT NULL,  -- number of the write
+            expires_at float8,           -- time from which on it is absent; NULL for never
+            PRIMARY KEY (kind, key)
+        ) WITH (fillfactor = 80);
+        CREATE INDEX records_by_expiry ON records (expires_at) WHERE expires_at IS NOT NULL;
+"""
 # What each store object took from quotas in each second of the last minute. A store object
 # changes only its own rows, so that no transaction waits for another.
 _QUOTA_TABLE: Final = """
@@ -115,8 +127,10 @@ def _ready_at_sql(seen: str, seen_at: str, rest: str = "0", newest: str = "0", p
 
 
 TABLES: Final = PostgresTables(
-    version=400,
-    names=frozenset({"layout", "workers", "runs", "events", "posts", "followers", "reads", "feedback", "quotas"}),
+    version=401,
+    names=frozenset(
+        {"layout", "workers", "runs", "events", "posts", "followers", "reads", "feedback", "quotas", "records"}
+    ),
     # No index contains a column that changes with each append, and pages have free space: so an update stays on its
     # page and changes no index.
     statements=f"""
@@ -173,6 +187,7 @@ TABLES: Final = PostgresTables(
         {"".join(f"CREATE INDEX {name} ON {columns};" for name, columns in _LATE_INDEXES.items())}
         {_FEEDBACK_TABLE}
         {_QUOTA_TABLE}
+        {_RECORD_TABLE}
         -- The journal; entry 0 is the header. JSON as text: jsonb refuses some JSON, and reorders keys.
         CREATE TABLE events (
             run     bigint NOT NULL,
@@ -218,6 +233,7 @@ TABLES: Final = PostgresTables(
         ALTER TABLE runs ALTER COLUMN format DROP DEFAULT;
         {_QUOTA_TABLE}
         """,
+        400: _RECORD_TABLE,
     },
     late_indexes=_LATE_INDEXES,
 )
@@ -464,6 +480,36 @@ TAKE_QUOTA: Final = f"""
 INSERT INTO quotas
 SELECT new.name, floor({NOW}), %s, new.amount FROM unnest(%s::text[], %s::bigint[]) AS new (name, amount)
 ON CONFLICT (name, second, taker) DO UPDATE SET amount = quotas.amount + excluded.amount
+"""  # noqa: S608
+# Whether this transaction may change the record. It does not wait for others, whose end could depend on this one.
+LOCK_RECORD: Final = """
+SELECT pg_try_advisory_xact_lock(hashtextextended(current_schema() || ' record ' || %s || ' ' || %s, 2))
+"""
+_IS_VALID_RECORD: Final = f"(expires_at IS NULL OR expires_at > {NOW})"
+SELECT_RECORD: Final = f"""
+SELECT key, value, revision, expires_at FROM records WHERE kind = %s AND key = %s AND {_IS_VALID_RECORD}
+"""  # noqa: S608
+INSERT_RECORD: Final = f"""
+INSERT INTO records (kind, key, value, revision, expires_at) VALUES (%s, %s, %s, nextval('revisions'), %s)
+ON CONFLICT (kind, key) DO UPDATE
+SET value = excluded.value, revision = excluded.revision, expires_at = excluded.expires_at
+WHERE records.expires_at <= {NOW} RETURNING revision
+"""  # noqa: S608
+UPDATE_RECORD: Final = f"""
+UPDATE records SET value = %s, revision = nextval('revisions'), expires_at = %s
+WHERE kind = %s AND key = %s AND revision = %s AND {_IS_VALID_RECORD} RETURNING revision
+"""  # noqa: S608
+SELECT_RECORDS: Final = f"""
+SELECT key, value, revision, expires_at FROM records
+WHERE kind = %s AND key >= %s AND key > %s AND key < %s AND {_IS_VALID_RECORD} ORDER BY key LIMIT %s
+"""  # noqa: S608
+DELETE_RECORD: Final = "DELETE FROM records WHERE kind = %s AND key = %s"
+# Rows locked by another session are left to it.
+DELETE_EXPIRED_RECORDS: Final = f"""
+WITH gone AS (
+    DELETE FROM records WHERE (kind, key) IN (
+        SELECT kind, key FROM records WHERE expires_at <= {NOW} LIMIT %s FOR UPDATE SKIP LOCKED) RETURNING 1)
+SELECT count(*) FROM gone
 """  # noqa: S608
 # The row of the run is locked.
 INSERT_FEEDBACK: Final = """

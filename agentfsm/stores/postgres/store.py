@@ -43,6 +43,7 @@ from agentfsm.stores.rules import (
     check_quotas,
     check_same_prompt,
     continue_session,
+    end_of_prefix,
     follower_lost_error,
     missing_follower_error,
     missing_predecessor_error,
@@ -65,6 +66,8 @@ from agentfsm.stores.threaded.store import (
     InboxPost,
     JournalRecords,
     LeaseRequest,
+    RecordBusyError,
+    RecordRow,
     StoreWriter,
     ThreadedStore,
     decode_post,
@@ -579,6 +582,50 @@ class _PostgresBackend(PostgresConnection):
         if not wait_s:
             self.execute(sql.TAKE_QUOTA, (self.worker_name, [use.name for use in uses], [use.amount for use in uses]))
         return wait_s
+
+    # Records.
+
+    def read_record(self, kind: str, key: str) -> RecordRow | None:
+        """Return a record; None if there is none, or it has expired."""
+        found = self.execute(sql.SELECT_RECORD, (kind, key)).fetchone()
+        return None if found is None else (*found,)
+
+    def write_record(self, kind: str, key: str, text: str, revision: int, expires_at: float | None) -> int | None:
+        """Write a record. Return its new revision; None if the stored one is not `revision`."""
+        self._lock_record(kind, key)
+        values = (kind, key, text, expires_at) if revision == 0 else (text, expires_at, kind, key, revision)
+        written = self.execute(sql.UPDATE_RECORD if revision else sql.INSERT_RECORD, values).fetchone()
+        return None if written is None else int(written[0])
+
+    def list_records(self, kind: str, prefix: str, after: str, limit: int) -> list[RecordRow]:
+        """Return the records of a kind that have not expired, in the order of their keys."""
+        return [*self.execute(sql.SELECT_RECORDS, (kind, prefix, after, end_of_prefix(prefix), limit)).fetchall()]
+
+    def delete_record(self, kind: str, key: str, revision: int | None) -> bool | None:
+        """Delete a record. Return whether it existed; None if its revision is not `revision`."""
+        self._lock_record(kind, key)
+        found = self.read_record(kind, key)
+        if found is not None and revision not in (None, found[2]):
+            return None
+        if found is not None:
+            self.execute(sql.DELETE_RECORD, (kind, key))
+        return found is not None
+
+    def _lock_record(self, kind: str, key: str) -> None:
+        """Keep other sessions from changing a record until the commit.
+
+        Raises:
+            RecordBusyError: if another session has locked it.
+        """
+        self._flush()
+        if self._select_one(sql.LOCK_RECORD, (kind, key)) == (False,):
+            raise RecordBusyError
+
+    def delete_expired_records(self, limit: int) -> int:
+        """Delete up to `limit` expired records. Return their number."""
+        self._flush()
+        (count,) = self._select_one(sql.DELETE_EXPIRED_RECORDS, (limit,))
+        return int(count)
 
     # Feedback.
 

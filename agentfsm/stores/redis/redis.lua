@@ -18,6 +18,9 @@
 --   read:NAME     hash  version that a follower has read of each run, by index entry
 --   unfinished    zset  runs that are not over, by the time of their creation
 --   quota:NAME    hash  what was taken from a quota in each second of the last minute
+--   record:KIND:KEY  hash  value of a record as JSON, its revision, its expiry, and the request that wrote it
+--   records:KIND  zset  keys of the records of a kind; all scores are 0
+--   expiring      zset  records that expire, as KIND:KEY, by the time of the expiry
 --   workers       hash  event loops that own leases, and the end of these leases
 --   held:WORKER   zset  runs that an event loop executes, by their fencing token
 --   runs          zset  all runs, by the time of their creation
@@ -838,7 +841,98 @@ function operations.take_quotas()
   return { 'waits', string.format('%.17g', wait_s) }
 end
 
+-- Records.
+
+local MAX_EXPIRY_S = 1e11 -- later ones are left to the check of the time: the server takes no such time
+
+local function find_record(kind, name)
+  local index = key('record', kind .. ':' .. name)
+  local revision, value, expires_at, request = unpack(call('HMGET', index, 'revision', 'value', 'expires_at', 'request'))
+  if not revision or (tonumber(expires_at) or math.huge) <= now then
+    return nil
+  end
+  return { name = name, revision = revision, value = value, expires_at = expires_at, request = request }
+end
+
+local function shown_record(record)
+  return { record.name, record.value, record.revision, record.expires_at }
+end
+
+local function forget_record(kind, name)
+  call('UNLINK', key('record', kind .. ':' .. name))
+  call('ZREM', key('records', kind), name)
+  call('ZREM', prefix .. 'expiring', kind .. ':' .. name)
+end
+
+local function forget_expired_records(limit)
+  local entries = call('ZRANGEBYSCORE', prefix .. 'expiring', '-inf', now, 'LIMIT', 0, limit)
+  for _, entry in ipairs(entries) do
+    forget_record(string.match(entry, '^(.-):(.*)$')) -- a kind has no colon
+  end
+  return #entries
+end
+
+function operations.read_record()
+  local found = find_record(argument(), argument())
+  return { 'records', found and { shown_record(found) } or {} }
+end
+
+function operations.write_record()
+  local kind, name, text, revision, expires_at = argument(), argument(), argument(), argument(), argument()
+  local found, request = find_record(kind, name), worker .. ' ' .. question
+  if again == '1' and found and found.request == request then
+    return { 'written', found.revision }
+  end
+  if (found and found.revision or '0') ~= revision then
+    return { 'moved' }
+  end
+  local written, index = call('INCR', prefix .. 'counter'), key('record', kind .. ':' .. name)
+  call('HSET', index, 'value', text, 'revision', written, 'expires_at', expires_at, 'request', request)
+  call('ZADD', key('records', kind), 0, name)
+  local ends = tonumber(expires_at)
+  if ends then
+    call('ZADD', prefix .. 'expiring', expires_at, kind .. ':' .. name)
+  else
+    call('ZREM', prefix .. 'expiring', kind .. ':' .. name)
+  end
+  if ends and ends < MAX_EXPIRY_S then
+    call('PEXPIREAT', index, string.format('%.0f', math.max(math.ceil(ends * 1000), 1)))
+  else
+    call('PERSIST', index)
+  end
+  return { 'written', written }
+end
+
+-- Return a page of the records of a kind, and the key after which the next page begins; an empty one at the end.
+function operations.list_records()
+  local kind, first, last, limit = argument(), argument(), argument(), tonumber(argument())
+  local names = call('ZRANGEBYLEX', key('records', kind), first, last, 'LIMIT', 0, limit)
+  local rows = {}
+  for _, name in ipairs(names) do
+    local found = find_record(kind, name)
+    rows[#rows + 1] = found and shown_record(found) or nil
+  end
+  return { 'records', rows, #names == limit and names[#names] or '' }
+end
+
+function operations.expire_records()
+  return { 'expired', forget_expired_records(argument()) }
+end
+
 -- Deletion.
+
+function operations.delete_record()
+  local kind, name, revision = argument(), argument(), argument()
+  local found = find_record(kind, name)
+  if not found then
+    return removed(recalled())
+  end
+  if revision ~= '' and revision ~= found.revision then
+    return { 'moved' }
+  end
+  forget_record(kind, name)
+  return removed(1)
+end
 
 -- Return the runs and those of their subagents, and the set of their entries.
 local function with_those_below(runs)
@@ -1121,7 +1215,7 @@ function operations.upgrade()
   return { 'upgraded', more and start + PAGE or -1 }
 end
 
--- Remove expired runs from the lists of all runs.
+-- Remove expired runs from the lists of all runs, and expired records.
 function operations.sweep()
   local index = prefix .. 'ending'
   local entries = call('ZRANGEBYSCORE', index, '-inf', now * 1000, 'LIMIT', 0, PAGE)
@@ -1134,7 +1228,7 @@ function operations.sweep()
       end
     end
   end
-  return { 'swept', #entries == PAGE and 1 or 0 }
+  return { 'swept', forget_expired_records(PAGE) + #entries >= PAGE and 1 or 0 }
 end
 
 return operations[operation]()

@@ -54,6 +54,7 @@ from agentfsm.stores.rules import (
     check_not_over,
     check_same_prompt,
     continue_session,
+    end_of_prefix,
     follower_lost_error,
     missing_follower_error,
     missing_predecessor_error,
@@ -75,6 +76,7 @@ from agentfsm.stores.threaded.store import (
     InboxPost,
     JournalRecords,
     LeaseRequest,
+    RecordRow,
     RunColumns,
     StoreWriter,
     ThreadedStore,
@@ -82,6 +84,8 @@ from agentfsm.stores.threaded.store import (
     read_header,
 )
 
+# Records per call, so that other clients do not wait for long.
+RECORDS_PAGE: Final = 100
 # Digits of the number at the beginning of an index entry; the id of the run follows.
 INDEX_DIGITS: Final = 16
 
@@ -416,6 +420,39 @@ class _RedisBackend(RedisServer):
         _, wait_s = self.call("take_quotas", force, *[each for column in columns for each in _with_count(column)])
         return float(wait_s)
 
+    # Records.
+
+    def read_record(self, kind: str, key: str) -> RecordRow | None:
+        """Return a record; None if there is none, or it has expired."""
+        _, rows = self.call("read_record", kind, key)
+        return next((_parse_record_row(*row) for row in rows), None)
+
+    def write_record(self, kind: str, key: str, text: str, revision: int, expires_at: float | None) -> int | None:
+        """Write a record. Return its new revision; None if the stored one is not `revision`."""
+        outcome, *rest = self.call("write_record", kind, key, text, revision, expires_at)
+        return int(rest[0]) if outcome == b"written" else None
+
+    def list_records(self, kind: str, prefix: str, after: str, limit: int) -> list[RecordRow]:
+        """Return the records of a kind that have not expired, in the order of their keys."""
+        found: list[RecordRow] = []
+        start, end = f"({after}" if after > prefix else f"[{prefix}", f"({end_of_prefix(prefix)}"
+        while start and len(found) < limit:
+            size = min(limit - len(found), RECORDS_PAGE)
+            _, rows, last = self.call("list_records", kind, start, end, size, at_once=True)
+            found += [_parse_record_row(*row) for row in rows]
+            start = f"({last.decode()}" if last else ""
+        return found
+
+    def delete_record(self, kind: str, key: str, revision: int | None) -> bool | None:
+        """Delete a record. Return whether it existed; None if its revision is not `revision`."""
+        outcome, *rest = self.call("delete_record", kind, key, revision)
+        return None if outcome == b"moved" else rest[0] > 0
+
+    def delete_expired_records(self, limit: int) -> int:
+        """Delete up to `limit` expired records. Return their number."""
+        _, count = self.call("expire_records", limit)
+        return int(count)
+
     # Feedback.
 
     def add_feedback(self, run_id: str, key: str, feedback: Feedback) -> None:
@@ -578,6 +615,10 @@ def _parse_feedback(run_id: str, row: bytes) -> tuple[int, Feedback]:
         return int(number), Feedback(**json.loads(text))
     except (ValueError, TypeError, MisuseError):
         raise CorruptError(f"run {run_id!r}: a feedback is damaged: restore a backup, or delete the run") from None
+
+
+def _parse_record_row(key: bytes, value: bytes, revision: bytes, expires_at: bytes) -> RecordRow:
+    return key.decode(), value, int(revision), float(expires_at) if expires_at else None
 
 
 def _parse_removed_count(reply: list[Any]) -> int:

@@ -58,6 +58,7 @@ from agentfsm.stores.rules import (
     check_quotas,
     check_same_prompt,
     continue_session,
+    end_of_prefix,
     follower_lost_error,
     missing_follower_error,
     missing_predecessor_error,
@@ -82,6 +83,7 @@ from agentfsm.stores.threaded.store import (
     InboxPost,
     JournalRecords,
     LeaseRequest,
+    RecordRow,
     StoreWriter,
     ThreadedStore,
     decode_post,
@@ -174,6 +176,20 @@ _TENANTS_V6: Final = (
     """,
     "CREATE INDEX quotas_by_second ON quotas (second)",
 )
+# The number of a row is the revision of a record: SQLite never gives one twice.
+_RECORDS_V601: Final = (
+    """
+    CREATE TABLE records (
+        revision   INTEGER PRIMARY KEY AUTOINCREMENT,
+        kind       TEXT NOT NULL,
+        key        TEXT NOT NULL,
+        value      TEXT NOT NULL,  -- JSON
+        expires_at REAL,           -- time from which on it is absent; NULL for never
+        UNIQUE (kind, key)
+    )
+    """,
+    "CREATE INDEX records_by_expiry ON records (expires_at) WHERE expires_at IS NOT NULL",
+)
 _CREATE_FEEDBACK: Final = """
 CREATE TABLE feedback (
     run     INTEGER NOT NULL,
@@ -189,9 +205,11 @@ CREATE TABLE feedback (
 """
 
 SCHEMA: Final = SQLiteSchema(
-    version=600,
+    version=601,
     # A file of version 2 has no chunks, and needs no change to get some.
-    tables=frozenset({"runs", "events", "posts", "workers", "changes", "followers", "reads", "feedback", "quotas"}),
+    tables=frozenset(
+        {"runs", "events", "posts", "workers", "changes", "followers", "reads", "feedback", "quotas", "records"}
+    ),
     statements=(
         # The columns of a list, and the owner of each run. The other tables refer to a run by `number`.
         """
@@ -236,6 +254,7 @@ SCHEMA: Final = SQLiteSchema(
         *_FOLLOWERS_V5,
         *_TENANTS_V6,
         _CREATE_FEEDBACK,
+        *_RECORDS_V601,
         # The journal; entry 0 is the header. With row ids, records of some hundred bytes are stored densely, in the
         # order of their appends (25 % smaller), and a commit of 300 runs changes a handful of pages instead of 300.
         """
@@ -298,6 +317,7 @@ SCHEMA: Final = SQLiteSchema(
             "ALTER TABLE runs ADD COLUMN tenant TEXT",
             *_TENANTS_V6,
         ),
+        600: _RECORDS_V601,
     },
 )
 
@@ -365,6 +385,17 @@ _SELECT_QUOTA: Final = "SELECT second, amount FROM quotas WHERE name = ?"
 _TAKE_QUOTA: Final = """
 INSERT INTO quotas VALUES (?, ?, ?) ON CONFLICT (name, second) DO UPDATE SET amount = amount + excluded.amount
 """
+_IS_VALID_RECORD: Final = "kind = :kind AND (expires_at IS NULL OR expires_at > :now)"
+_SELECT_RECORD: Final = f"""
+SELECT key, CAST(value AS BLOB), revision, expires_at FROM records WHERE key = :key AND {_IS_VALID_RECORD}
+"""  # noqa: S608
+_SELECT_REVISION: Final = f"SELECT revision FROM records WHERE key = :key AND {_IS_VALID_RECORD}"  # noqa: S608
+_WRITE_RECORD: Final = "INSERT OR REPLACE INTO records (kind, key, value, expires_at) VALUES (?, ?, ?, ?)"
+_SELECT_RECORDS: Final = f"""
+SELECT key, CAST(value AS BLOB), revision, expires_at FROM records
+WHERE {_IS_VALID_RECORD} AND key >= :prefix AND key > :after AND key < :end ORDER BY key LIMIT :limit
+"""  # noqa: S608
+_SELECT_EXPIRED_RECORDS: Final = "SELECT revision FROM records WHERE expires_at <= ? LIMIT ?"
 _FIND_FEEDBACK: Final = "SELECT 1 FROM feedback WHERE run = ? AND key = ?"
 _INSERT_FEEDBACK: Final = """
 INSERT INTO feedback (run, number, key, at, rating, comment, author)
@@ -844,6 +875,46 @@ class _SQLiteBackend(DatabaseFile):
         for use in () if wait_s else uses:
             self.execute(_TAKE_QUOTA, (use.name, int(now), use.amount))
         return wait_s
+
+    # Records.
+
+    def read_record(self, kind: str, key: str) -> RecordRow | None:
+        """Return a record; None if there is none, or it has expired."""
+        found = self.execute(_SELECT_RECORD, {"kind": kind, "key": key, "now": self.now()}).fetchone()
+        return None if found is None else (*found,)
+
+    def write_record(self, kind: str, key: str, text: str, revision: int, expires_at: float | None) -> int | None:
+        """Write a record. Return its new revision; None if the stored one is not `revision`."""
+        if self._read_revision(kind, key) != revision:
+            return None
+        self.execute(_WRITE_RECORD, (kind, key, text, expires_at))
+        (written,) = self.execute("SELECT last_insert_rowid()").fetchone()
+        return int(written)
+
+    def list_records(self, kind: str, prefix: str, after: str, limit: int) -> list[RecordRow]:
+        """Return the records of a kind that have not expired, in the order of their keys."""
+        bounds = {"prefix": prefix, "after": after, "end": end_of_prefix(prefix), "limit": limit}
+        return self.execute(_SELECT_RECORDS, {"kind": kind, "now": self.now(), **bounds}).fetchall()
+
+    def delete_record(self, kind: str, key: str, revision: int | None) -> bool | None:
+        """Delete a record. Return whether it existed; None if its revision is not `revision`."""
+        found = self._read_revision(kind, key)
+        if found and revision not in (None, found):
+            return None
+        self.execute("DELETE FROM records WHERE revision = ?", (found,))
+        return found > 0
+
+    def _read_revision(self, kind: str, key: str) -> int:
+        """Return the revision of a record; 0 if there is none, or it has expired."""
+        found = self.execute(_SELECT_REVISION, {"kind": kind, "key": key, "now": self.now()}).fetchone()
+        return 0 if found is None else int(found[0])
+
+    def delete_expired_records(self, limit: int) -> int:
+        """Delete up to `limit` expired records. Return their number."""
+        expired = self.execute(_SELECT_EXPIRED_RECORDS, (self.now(), limit)).fetchall()
+        for row in expired:
+            self.execute("DELETE FROM records WHERE revision = ?", row)
+        return len(expired)
 
     # Feedback.
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 from weakref import WeakKeyDictionary
 
 import anyio
+import anyio.lowlevel
 import attrs
 
 from agentfsm._concurrency import ThreadWaiter, current_native_loop, start_in_thread
@@ -41,14 +42,24 @@ from agentfsm.ports.store import (
     RunSummary,
     Store,
 )
-from agentfsm.ports.stored import Feedback, FollowerStatus, QuotaUse, StoredRun, UnreadRun
-from agentfsm.stores.rules import check_prune_time, check_run_id, next_expiry
+from agentfsm.ports.stored import Feedback, FollowerStatus, QuotaUse, StoredRun, StoreRecord, UnreadRun
+from agentfsm.stores.rules import (
+    check_prune_time,
+    check_record_key,
+    check_record_list,
+    check_run_id,
+    encode_record,
+    next_expiry,
+    parse_record,
+    record_conflict_error,
+)
 from agentfsm.stores.threaded.change_listener import ChangeListener
 from agentfsm.stores.threaded.group_commit import GroupCommitWriter, StoreJob, StoreStatistics, TransactionBackend
 from agentfsm.stores.threaded.lease_table import LeaseOwner
 
 if TYPE_CHECKING:
     from agentfsm.core.events import Event
+    from agentfsm.core.messages import JSON
     from agentfsm.ports.store import PendingWrite
 
 T = TypeVar("T")
@@ -73,6 +84,8 @@ MAX_INT64: Final = 2**63 - 1
 # Old runs that `prune` processes in one transaction, together with related runs. A batch takes tens of milliseconds, so
 # other jobs and lease renewals can run between batches.
 PRUNE_BATCH: Final = 500
+# Seconds between two attempts to change a record that another session is changing: about a commit.
+RECORD_RETRY_S: Final = 0.005
 # Changes that get their numbers in one transaction, and seconds between two such transactions in a row, so that other
 # processes can use the store.
 CHANGES_BATCH: Final = 1_000
@@ -181,6 +194,14 @@ class LeaseRequest(Value):
     durability: Durability
 
 
+# A record as stored: key, value as JSON, revision and expiry.
+RecordRow = tuple[str, str | bytes, int, float | None]
+
+
+class RecordBusyError(AgentError):
+    """Another session is writing the record: the job is executed again. Callers never see this error."""
+
+
 # The version of a run, and its records with their numbers: the header as 0, and the requested events.
 JournalRecords = tuple[int, Sequence[tuple[int, bytes]]]
 
@@ -261,6 +282,34 @@ class StoreBackend(TransactionBackend, Protocol):
 
     def take_quotas(self, uses: Sequence[QuotaUse], *, force: bool) -> float:
         """As `Store.take_quotas`."""
+        ...
+
+    def read_record(self, kind: str, key: str) -> RecordRow | None:
+        """Return a record; None if there is none, or it has expired."""
+        ...
+
+    def write_record(self, kind: str, key: str, text: str, revision: int, expires_at: float | None) -> int | None:
+        """Write a record. Return its new revision; None if the stored one is not `revision`.
+
+        Raises:
+            RecordBusyError: if it cannot be decided before the end of another transaction.
+        """
+        ...
+
+    def list_records(self, kind: str, prefix: str, after: str, limit: int) -> Sequence[RecordRow]:
+        """As `Store.list_records`."""
+        ...
+
+    def delete_record(self, kind: str, key: str, revision: int | None) -> bool | None:
+        """Delete a record. Return whether it existed; None if its revision is not `revision`.
+
+        Raises:
+            RecordBusyError: if it cannot be decided before the end of another transaction.
+        """
+        ...
+
+    def delete_expired_records(self, limit: int) -> int:
+        """Delete up to `limit` expired records. Return their number."""
         ...
 
     def add_feedback(self, run_id: str, key: str, feedback: Feedback) -> None:
@@ -622,6 +671,8 @@ class ThreadedStore(Store, Generic[L]):
             count, start = await self._run_job(prune_batch)
             removed += count
             await anyio.sleep(time.monotonic() - began if count else 0)  # let other processes use the file
+        while await self._run_job(lambda backend: backend.delete_expired_records(PRUNE_BATCH)) == PRUNE_BATCH:
+            await anyio.lowlevel.checkpoint()
         return removed
 
     async def count(self, where: Filter = ALL_RUNS, *, limit: int = 1_000) -> int:
@@ -631,6 +682,50 @@ class ThreadedStore(Store, Generic[L]):
     async def take_quotas(self, uses: Sequence[QuotaUse], *, force: bool = False) -> float:
         """Take amounts from quotas that all processes share: all of them, or none."""
         return await self._run_job(lambda backend: backend.take_quotas(uses, force=force), durability="normal")
+
+    # Records.
+
+    async def read_record(self, kind: str, key: str) -> StoreRecord | None:
+        """Return a record; None if there is none, or it has expired."""
+        check_record_key("read_record", kind, key)
+        row = await self._run_job(lambda backend: backend.read_record(kind, key), writes=False)
+        return await start_in_thread(lambda: parse_record(kind, *row)).wait() if row is not None else None
+
+    async def write_record(
+        self, kind: str, key: str, value: JSON, *, revision: int, expires_at: float | None = None
+    ) -> StoreRecord:
+        """Write a record if its revision is still the given one, durably."""
+        check_record_key("write_record", kind, key, revision)
+        text = encode_record(value, expires_at)
+        written = await self._run_record_job(
+            lambda backend: backend.write_record(kind, key, text, revision, expires_at)
+        )
+        if written is None:
+            raise record_conflict_error(kind, key, revision)
+        return parse_record(kind, key, text, written, expires_at)
+
+    async def list_records(
+        self, kind: str, *, prefix: str = "", after: str = "", limit: int = 1_000
+    ) -> tuple[StoreRecord, ...]:
+        """Return the records of a kind that have not expired, in the order of their keys."""
+        check_record_list(kind, prefix, after, limit)
+        rows = await self._run_job(lambda backend: backend.list_records(kind, prefix, after, limit), writes=False)
+        return await start_in_thread(lambda: tuple(parse_record(kind, *row) for row in rows)).wait() if rows else ()
+
+    async def delete_record(self, kind: str, key: str, *, revision: int | None = None) -> bool:
+        """Delete a record, durably. Return whether it existed."""
+        check_record_key("delete_record", kind, key, revision or 0)
+        is_found = await self._run_record_job(lambda backend: backend.delete_record(kind, key, revision))
+        if is_found is None:
+            raise record_conflict_error(kind, key, revision or 0)
+        return is_found
+
+    async def _run_record_job(self, work: Callable[[L], T]) -> T:
+        """Execute a job that changes a record. While another session changes it, try again."""
+        while True:
+            with suppress(RecordBusyError):
+                return await self._run_job(work)
+            await anyio.sleep(RECORD_RETRY_S)
 
     # Feedback.
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 # Before the imports: pytest shows the values of failed assertions only for registered modules.
-_MODULES = ("appends", "creation", "deletion", "following", "helpers", "leases", "lists", "posts", "quotas")
+_MODULES = ("appends", "creation", "deletion", "following", "helpers", "leases", "lists", "posts", "quotas", "records")
 pytest.register_assert_rewrite(*[f"{__name__}.{room}" for room in _MODULES])
 
 from agentfsm.testing.conformance.appends import AppendConformance  # noqa: E402
@@ -42,6 +42,7 @@ from agentfsm.testing.conformance.leases import LeaseConformance  # noqa: E402
 from agentfsm.testing.conformance.lists import ListConformance  # noqa: E402
 from agentfsm.testing.conformance.posts import InboxConformance  # noqa: E402
 from agentfsm.testing.conformance.quotas import QuotaConformance  # noqa: E402
+from agentfsm.testing.conformance.records import RecordConformance  # noqa: E402
 
 if TYPE_CHECKING:
     from agentfsm.ports.store import Store
@@ -57,6 +58,7 @@ class StoreConformance(
     DeletionConformance,
     FollowerConformance,
     QuotaConformance,
+    RecordConformance,
 ):
     """Conformance tests of a store. Override the fixture `store` with one that yields a new, empty store."""
 
