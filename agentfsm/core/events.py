@@ -22,6 +22,7 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ToolCall, ToolResult
 from agentfsm.core.pending import Pending, PendingKind, Question
 from agentfsm.core.recalled_items import RecalledItem
+from agentfsm.core.reply_sources import AnswerSource, TierChoice
 from agentfsm.core.segments import Segment
 from agentfsm.core.usage import Purpose, Usage
 from agentfsm.core.value import Value
@@ -73,6 +74,9 @@ class ToolsChosen(Event):
     model's.
     """
 
+    tier: TierChoice | None = None
+    """Tier that replied, and the reason, if the model is a `Tiered`; else None."""
+
 
 @attrs.frozen(kw_only=True)
 class AnswerGiven(Event):
@@ -83,6 +87,9 @@ class AnswerGiven(Event):
     request: str = ""
     model: str = ""
     filtered: tuple[str, ...] = ()
+    tier: TierChoice | None = None
+    answered_from: AnswerSource | None = None
+    """Run whose answer this is, from the answer cache; None if the model was asked."""
 
 
 @attrs.frozen(kw_only=True)
@@ -94,6 +101,8 @@ class AnswerDrafted(Event):
     request: str = ""
     model: str = ""
     filtered: tuple[str, ...] = ()
+    tier: TierChoice | None = None
+    answered_from: AnswerSource | None = None
     purpose: Purpose | None = None
     """LAST_ANSWER for the last answer of a run that a limit stops, else None."""
 

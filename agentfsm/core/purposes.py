@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
 from agentfsm.core import events as e
-from agentfsm.core.usage import Purpose, Usage
+from agentfsm.core.usage import Purpose, Spending, Usage
 
 # Purpose of requests in journals of format 3 and older, which do not record it. All other events are turns.
 _DEFAULT_PURPOSES: Final[Mapping[type[e.Event], Purpose]] = MappingProxyType(
@@ -27,18 +27,27 @@ def usage_by_purpose(events: Iterable[e.Event]) -> dict[Purpose, Usage]:
     """
     spent: dict[Purpose, Usage] = {}
     for event in events:
-        for purpose, usage in _iter_usage(event):
-            if usage != _NOTHING:
-                spent[purpose] = spent.get(purpose, _NOTHING) + usage
+        for part in list_spending(event):
+            if part.usage != _NOTHING:
+                spent[part.purpose] = spent.get(part.purpose, _NOTHING) + part.usage
     return {purpose: spent[purpose] for purpose in Purpose if purpose in spent}
 
 
-def _iter_usage(event: e.Event) -> Iterator[tuple[Purpose, Usage]]:
+def list_spending(event: e.Event) -> tuple[Spending, ...]:
+    """Return what an event records as spent, by purpose and model; the sum is what it adds to `run.usage`.
+
+    The model is empty for the agent's own. The usage of the run of a sub-agent is one part, under `Purpose.AGENT`.
+    """
     if isinstance(event, e.ToolFinished):
-        if event.result.child is not None:
-            yield Purpose.AGENT, event.result.child.usage
-        for spending in event.result.spent:
-            yield spending.purpose, spending.usage
-    elif (usage := getattr(event, "usage", None)) is not None:
-        purpose = getattr(event, "purpose", None) or _DEFAULT_PURPOSES.get(type(event), Purpose.TURN)
-        yield purpose, usage
+        child = event.result.child
+        below = () if child is None else (Spending(purpose=Purpose.AGENT, usage=child.usage),)
+        return (*below, *event.result.spent)
+    usage: Usage | None = getattr(event, "usage", None)
+    if usage is None:
+        return ()
+    tier = getattr(event, "tier", None)
+    others: tuple[Spending, ...] = () if tier is None else tier.spent
+    for part in others:
+        usage = usage.without(part.usage)
+    purpose = getattr(event, "purpose", None) or _DEFAULT_PURPOSES.get(type(event), Purpose.TURN)
+    return (*others, Spending(purpose=purpose, usage=usage, model=getattr(event, "model", "")))

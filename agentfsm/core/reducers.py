@@ -22,6 +22,7 @@ from agentfsm.core.notes import NOTE_TOOL, Note, update_notes
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.plans import ENGINE_TOOLS, PlanProgress, accepted_plan, build_results_note
 from agentfsm.core.recalled_items import build_recall_note
+from agentfsm.core.reply_sources import TierChoice
 from agentfsm.core.run_fields import RunFields, find_open_call_index
 from agentfsm.core.segments import Span, default_segments, render_segments
 from agentfsm.core.text_safety import FENCE_NOTE
@@ -100,16 +101,27 @@ def _initial_history(run: RunFields) -> History:
 
 def _count_reply(run: RunFields, event: e.ToolsChosen | e.AnswerGiven | e.AnswerDrafted) -> Changes:
     """Return the changes that every reply makes: the turn, the usage and the models without a price."""
-    unpriced = run.unpriced
+    unpriced, tier = run.unpriced, event.tier
     if event.usage.unpriced:
         name = event.model or (run.fingerprint or run.header.fingerprint).model
-        unpriced = unpriced if name in unpriced else (*unpriced, name)
-    changes = {"turn": run.turn + 1, "usage": run.usage + event.usage, "unpriced": unpriced}
+        if tier is not None and tier.spent:
+            unpriced = _add_unpriced(unpriced, tier, name)
+        elif name not in unpriced:
+            unpriced = (*unpriced, name)
+    changes: Changes = {"turn": run.turn + 1, "usage": run.usage + event.usage, "unpriced": unpriced}
+    if tier is not None:
+        changes["tier"] = tier.name
     hosted = event.message.hosted
     if hosted is not None and hosted.labels:
         name = hosted.calls[0].tool if hosted.calls else "reply"
         changes["labels"] = _add_labels(run, hosted.labels, name=name)
     return changes
+
+
+def _add_unpriced(known: tuple[str, ...], tier: TierChoice, name: str) -> tuple[str, ...]:
+    """Return the models without a price, with those of a reply that several models were asked for."""
+    found = [part.model for part in tier.spent if part.usage.unpriced] or [name]
+    return tuple(dict.fromkeys((*known, *found)))
 
 
 def _reduce_tools_chosen(run: RunFields, event: e.ToolsChosen) -> Changes:
@@ -118,7 +130,12 @@ def _reduce_tools_chosen(run: RunFields, event: e.ToolsChosen) -> Changes:
 
 
 def _reduce_answer_drafted(run: RunFields, event: e.AnswerGiven | e.AnswerDrafted) -> Changes:
-    return {**_count_reply(run, event), "messages": run.messages.with_appended(event.message), "consecutive_errors": 0}
+    changes = _count_reply(run, event)
+    source = event.answered_from
+    changes |= {"messages": run.messages.with_appended(event.message), "consecutive_errors": 0, "answered_from": source}
+    if source is not None and source.labels:
+        changes["labels"] = _add_labels(run, source.labels, name=f"the answer of run {source.run_id}")
+    return changes
 
 
 def _reduce_answer_given(run: RunFields, event: e.AnswerGiven) -> Changes:

@@ -19,6 +19,7 @@ from agentfsm.core.messages import AssistantMessage, Message
 from agentfsm.core.notes import Note
 from agentfsm.core.pending import Pending
 from agentfsm.core.plans import PlanProgress
+from agentfsm.core.reply_sources import AnswerSource
 from agentfsm.core.segments import Segment
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
@@ -80,6 +81,12 @@ class RunFields(Value):
     usage: Usage = Usage()
     unpriced: tuple[str, ...] = ()
     """Names of the models that replied and whose price was unknown, each once."""
+
+    tier: str = ""
+    """Tier of the newest reply, if the model is a `Tiered`; else empty. Later turns keep to it, or to a higher one."""
+
+    answered_from: AnswerSource | None = None
+    """Run whose answer the newest reply is, from the answer cache; None if the model gave it."""
 
     duration_s: float = 0.0
     """Active time so far, seconds."""

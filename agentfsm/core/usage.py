@@ -34,6 +34,9 @@ class Purpose(StrEnum):
     MEMORY = "memory"
     """Embeddings for searches of the memory. Learning from a run is billed to an extraction run, as its turns."""
 
+    ROUTING = "routing"
+    """The choice of a model, by the classifier of a `Tiered`."""
+
     JUDGE = "judge"
     """A judgement on an answer or on results."""
 
@@ -72,6 +75,9 @@ class Usage(Value):
     unpriced: bool = False
     """Whether the price of some tokens was unknown, so that the real cost is higher than `cost_usd`."""
 
+    cached_replies: int = 0
+    """Number of replies from a reply cache (`CachedModel`). They have no tokens and cost nothing."""
+
     @property
     def tokens(self) -> int:
         """Input and output tokens together."""
@@ -107,6 +113,21 @@ class Usage(Value):
             cost_usd=cost,
             estimated=self.estimated or other.estimated,
             unpriced=self.unpriced or other.unpriced,
+            cached_replies=self.cached_replies + other.cached_replies,
+        )
+
+    def without(self, part: Usage) -> Usage:
+        """Return the rest of a sum of which `part` is a part. A mark of the sum stays, whichever part it is from."""
+        return Usage(
+            input_tokens=self.input_tokens - part.input_tokens,
+            output_tokens=self.output_tokens - part.output_tokens,
+            cached_tokens=self.cached_tokens - part.cached_tokens,
+            cache_write_tokens=self.cache_write_tokens - part.cache_write_tokens,
+            reasoning_tokens=self.reasoning_tokens - part.reasoning_tokens,
+            cost_usd=None if self.cost_usd is None else self.cost_usd - (part.cost_usd or 0.0),
+            estimated=self.estimated,
+            unpriced=self.unpriced,
+            cached_replies=self.cached_replies - part.cached_replies,
         )
 
 

@@ -138,7 +138,13 @@ async def _ask_last_answer(execution: Execution, effect: AskModel, reached: e.Li
         if execution.config.guards and execution.config.filters_texts:
             last, filtered, _ = filter_reply(execution, last)
         said = e.AnswerDrafted(
-            message=last, usage=usage, request=digest, filtered=filtered, purpose=Purpose.LAST_ANSWER
+            message=last,
+            usage=usage,
+            request=digest,
+            model="" if reply.model == execution.config.model.name else reply.model,
+            filtered=filtered,
+            tier=reply.tier,
+            purpose=Purpose.LAST_ANSWER,
         )
         return end_after_last_answer(execution, reached, "its last answer is in run.partial", said)
     silent = e.ModelFaltered(
@@ -222,7 +228,11 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
         if is_filtered:
             message, filtered, _ = filter_reply(execution, message)
         return StepOutcome(
-            (e.ToolsChosen(message=message, usage=usage, request=digest, model=model, filtered=filtered),)
+            (
+                e.ToolsChosen(
+                    message=message, usage=usage, request=digest, model=model, filtered=filtered, tier=reply.tier
+                ),
+            )
         )
     message = AssistantMessage(
         text=text,
@@ -233,7 +243,15 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
     )
     if is_filtered:
         message, filtered, refusal = filter_reply(execution, message)
-    draft = partial(e.AnswerDrafted, message=message, usage=usage, request=digest, model=model, filtered=filtered)
+    draft = partial(
+        e.AnswerDrafted,
+        message=message,
+        usage=usage,
+        request=digest,
+        model=model,
+        filtered=filtered,
+        tier=reply.tier,
+    )
     if flaw := reply.unanswered or UNUSABLE_ANSWERS.get(reply.finish_reason):
         # A thinking model may be cut off before its first word, and providers refuse an empty message.
         is_empty = not (message.text.strip() or message.hosted)
@@ -248,7 +266,9 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
     async def review() -> StepOutcome:
         return StepOutcome((draft(),))
 
-    answer = e.AnswerGiven(message=message, usage=usage, request=digest, model=model, filtered=filtered)
+    answer = e.AnswerGiven(
+        message=message, usage=usage, request=digest, model=model, filtered=filtered, tier=reply.tier
+    )
     return StepOutcome((answer,), otherwise=review)
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from agentfsm.models.wrappers.fallback import Fallback
     from agentfsm.models.wrappers.router import Router
     from agentfsm.models.wrappers.throttle import Throttled
+    from agentfsm.models.wrappers.tiered import TierClassifier, Tiered
 
 __all__ = [
     "AdapterModel",
@@ -49,6 +50,8 @@ __all__ = [
     "Price",
     "Router",
     "Throttled",
+    "TierClassifier",
+    "Tiered",
     "WebSearch",
     "from_openai",
     "resolve",
@@ -77,6 +80,8 @@ _EXPORT_MODULES = {
     "Price": "agentfsm.models.prices",
     "Router": "agentfsm.models.wrappers.router",
     "Throttled": "agentfsm.models.wrappers.throttle",
+    "TierClassifier": "agentfsm.models.wrappers.tiered",
+    "Tiered": "agentfsm.models.wrappers.tiered",
     "from_openai": "agentfsm.models.openai.conversion",
     "to_openai": "agentfsm.models.openai.conversion",
 }

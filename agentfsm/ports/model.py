@@ -13,8 +13,10 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.hosted_tools import HostedTool
 from agentfsm.core.messages import JSON, HostedContent, Message, NativeReply, Part
+from agentfsm.core.reply_sources import TierChoice
+from agentfsm.core.run import Run
 from agentfsm.core.settings import DEFAULT_SETTINGS, Settings
-from agentfsm.core.usage import Usage
+from agentfsm.core.usage import Purpose, Usage
 from agentfsm.core.validation import COUNT, NAME, ValueRule
 from agentfsm.core.value import Value
 
@@ -152,6 +154,14 @@ class Request(Value):
     timeout_s: float = 60.0
     """Seconds that the provider may stay silent before the request fails. Default 60. A stream may take longer."""
 
+    purpose: Purpose = Purpose.TURN
+    """Purpose of the request, for models that choose among several. Default TURN. Providers are not sent it."""
+
+    run: Run[Any] | None = attrs.field(default=None, eq=False, repr=False)
+    """The run that the request is for, as it is before the reply, for models that choose among several. Providers are
+    not sent it. None outside of a run.
+    """
+
 
 @attrs.frozen(kw_only=True)
 class ProposedCall(Value):
@@ -189,6 +199,9 @@ class Reply(Value):
     model: str = ""
     """Name of the model that answered, for wrappers that choose among several; empty for the model that was asked."""
 
+    tier: TierChoice | None = None
+    """Choice of a `Tiered`, for the journal; None from other models."""
+
     thinking: str = ""
     """The model's thinking, or a summary of it, also if it was streamed; empty if the provider does not show it."""
 
@@ -199,6 +212,11 @@ class Reply(Value):
     """A request of the provider to the caller that agentfsm cannot answer, such as for an approval, as a sentence that
     ends with the remedy. The run records the reply and ends with this message. Empty: none.
     """
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the reply has neither text nor calls, nor anything of the provider's own tools."""
+        return not (self.calls or self.text.strip() or self.hosted or self.unanswered)
 
 
 @attrs.frozen
@@ -428,6 +446,7 @@ _REPLY_FIELDS: Final[FieldRules] = {
     "native": (NativeReply | None, "NativeReply(provider=..., content=...), or None"),
     "model": (str, "the name of the model that answered, or ''"),
     "thinking": (str, "the thinking as text, or ''"),
+    "tier": (TierChoice | None, "a TierChoice, or None"),
     "hosted": (HostedContent | None, "a HostedContent, or None"),
     "unanswered": (str, "a sentence, or ''"),
 }

@@ -31,6 +31,7 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.pending import PendingKind, Question
 from agentfsm.core.recalled_items import RecalledItem
+from agentfsm.core.reply_sources import AnswerSource, TierChoice
 from agentfsm.core.usage import AgentCost, Purpose, Spending, Usage
 from agentfsm.core.verdict import Action, Verdict
 from agentfsm.core.window_layers import WindowLayers
@@ -119,6 +120,13 @@ REMEMBERED = RecalledItem(
     source="order-16",
     labels=(Label.PRIVATE, Label.INTERNAL),
 )
+ESCALATED = TierChoice(
+    name="large",
+    reason="escalated from small: refusal",
+    spent=(Spending(purpose=Purpose.ROUTING, usage=Usage(input_tokens=60, output_tokens=1), model="small"),),
+)
+KEPT = TierChoice(name="large", reason="kept")
+EARLIER = AnswerSource(run_id="order-15", at=1699990000.0, labels=(Label.INTERNAL,))
 FURTHER = (
     *FORMAT_3.further,
     e.Reminded(text="No refunds today.", prompts=("today@1.0#0123456789ab",)),
@@ -198,6 +206,11 @@ FURTHER = (
     ),
     e.ToolsChosen(message=AssistantMessage(calls=(STEP,)), filtered=("exit_filter(redact): 1 phone",)),
     e.AnswerGiven(message=AssistantMessage(text="[EMAIL_REDACTED]"), filtered=("exit_filter(redact): 1 email",)),
+    e.ToolsChosen(message=AssistantMessage(calls=(STEP,)), usage=SMALL, model="large", tier=ESCALATED),
+    e.AnswerDrafted(message=AssistantMessage(text="It is paid."), tier=KEPT, answered_from=EARLIER),
+    e.AnswerGiven(
+        message=AssistantMessage(text="It is paid."), usage=Usage(cached_replies=1), tier=KEPT, answered_from=EARLIER
+    ),
 )
 
 FORMAT_4 = Format(
@@ -235,6 +248,13 @@ FORMAT_4 = Format(
             *GuardVerdict,
             (AgentCost, "counted"),
             (Pending, "reason"),
+            *((kind, "tier") for kind in (e.ToolsChosen, e.AnswerGiven, e.AnswerDrafted)),
+            *((kind, "answered_from") for kind in (e.AnswerGiven, e.AnswerDrafted)),
+            TierChoice,
+            *((TierChoice, name) for name in ("name", "reason", "spent")),
+            AnswerSource,
+            *((AnswerSource, name) for name in ("run_id", "at", "labels")),
+            (Usage, "cached_replies"),
             (ToolResult, "labels"),
             (ToolResult, "sandbox"),
             (ToolResult, "fence"),

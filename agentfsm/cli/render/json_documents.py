@@ -63,6 +63,7 @@ def build_full_run_json(run: Run, hint: CommandHint, root_id: str, events: Seque
         "parent": header.parent,
         "forked_from": header.forked_from,
         "forked_at": None if header.forked_from is None else header.forked_at,
+        "answered_from": None if run.answered_from is None else attrs.asdict(run.answered_from),
         "user": header.user,
         "tenant": header.tenant,
         "clearance": header.clearance,

@@ -21,13 +21,25 @@ from agentfsm.cli.render.formatting import (
 from agentfsm.cli.render.pending import format_error_lines, format_pending, format_wait
 from agentfsm.core.audit_records import build_audit
 from agentfsm.core.calls import parse_arguments
-from agentfsm.core.events import ApprovalGiven, Paused, Recalled, Resumed, ToolPaused, ToolsOffered
+from agentfsm.core.events import (
+    AnswerDrafted,
+    AnswerGiven,
+    ApprovalGiven,
+    ModelFaltered,
+    Paused,
+    Recalled,
+    Resumed,
+    ToolPaused,
+    ToolsChosen,
+    ToolsOffered,
+)
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.inbox import Approve
 from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, Outcome, ToolResult, format_part
 from agentfsm.core.purposes import usage_by_purpose
+from agentfsm.core.reply_sources import KEPT
 from agentfsm.core.text_safety import one_line, strip_unsafe
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.cost import calculate_run_cost
@@ -300,7 +312,9 @@ def _format_usage(usage: Usage, unpriced: Sequence[str]) -> str:
     cost = "" if usage.cost_usd is None else f", {usage.cost_usd:.4f} US dollars"
     models = " and ".join(f'"{model}"' for model in unpriced)
     missing = one_line(f", no price for model {models}", NOTE_CHARS) if unpriced else ""
-    return f"{usage.tokens:,} tokens ({usage.input_tokens:,} in, {usage.output_tokens:,} out{estimated}){cost}{missing}"
+    cached = f", {format_count(usage.cached_replies, 'hit')} of the reply cache" if usage.cached_replies else ""
+    tokens = f"{usage.tokens:,} tokens ({usage.input_tokens:,} in, {usage.output_tokens:,} out{estimated})"
+    return f"{tokens}{cost}{missing}{cached}"
 
 
 def format_costs(cost: AgentCost) -> Iterator[str]:
@@ -346,6 +360,8 @@ def _format_header(run: Run) -> Iterator[str]:
         yield f"parent   {header.parent}"
     if header.forked_from is not None:
         yield f"forked   from {header.forked_from} at version {header.forked_at}"
+    if (source := run.answered_from) is not None:
+        yield f"answer   of run {source.run_id}, {format_time(source.at)}, from the answer cache"
     for name, version in sorted(header.fingerprint.prompts.items()):
         yield f"prompts  {name}@{version}"
     if header.session is not None:
@@ -367,6 +383,18 @@ def _format_identity(header: Header) -> Iterator[str]:
         "trace": header.traceparent,
     }
     yield from (f"{name:<8} {one_line(value, NOTE_CHARS)}" for name, value in facts.items() if value)
+
+
+def _format_tiers(events: Sequence[Event]) -> Iterator[str]:
+    """Yield a line for the first tier of the run, and one for each change."""
+    turn = 0
+    for event in events:
+        if not isinstance(event, ToolsChosen | AnswerGiven | AnswerDrafted | ModelFaltered):
+            continue
+        turn += 1
+        tier = None if isinstance(event, ModelFaltered) else event.tier
+        if tier is not None and tier.reason != KEPT:
+            yield f"tier     {one_line(f'{tier.name} from turn {turn} on: {tier.reason}', NOTE_CHARS)}"
 
 
 def _format_recall(event: Recalled) -> str:
@@ -411,6 +439,7 @@ def _format_footer(run: Run, events: Sequence[Event]) -> Iterator[str]:
     spent = usage_by_purpose(events)
     for purpose, usage in spent.items() if len(spent) > 1 else ():
         yield f"         {purpose}: {_format_usage(usage, ())}"
+    yield from _format_tiers(events)
     yield from (f"memory   {_format_recall(event)}" for event in events if isinstance(event, Recalled))
     for label in join_labels(run.labels):
         source = run.labels[label]

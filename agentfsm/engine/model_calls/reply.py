@@ -58,6 +58,7 @@ async def fetch_reply(model: Model, request: Request, emit: Emit | None = None) 
         or reply.model.__class__ is not str
         or reply.thinking.__class__ is not str
         or reply.hosted is not None
+        or reply.tier is not None
         or reply.unanswered != ""
     ):
         check_reply(f"{type(model).__name__}.reply", reply)

@@ -14,7 +14,7 @@ from agentfsm._http import parse_wait_s
 from agentfsm.core.errors import LimitError, MisuseError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.messages import AssistantMessage, SystemMessage
 from agentfsm.core.trace_context import event_context
-from agentfsm.core.usage import Usage
+from agentfsm.core.usage import Purpose, Usage
 from agentfsm.engine.execution.budget import NO_USAGE
 from agentfsm.engine.execution.config import ANSWER_TOKENS, MAX_ANSWER_TOKENS, EngineConfig
 from agentfsm.engine.model_calls.reply import calculate_usd, check_chunk, fetch_reply
@@ -39,6 +39,9 @@ UNUSABLE_ANSWERS: Final = {
     FinishReason.CONTENT_FILTER: "the provider's content filter cut the answer off",
 }
 
+# Members of the enum, looked up once: in each turn, Python 3.11 would take several calls for it.
+_TURN: Final = Purpose.TURN
+_LAST_ANSWER: Final = Purpose.LAST_ANSWER
 # Values of `tool_choice` that do not name a tool.
 _TOOL_CHOICE_MODES: Final = frozenset({"auto", "none", "required"})
 
@@ -185,6 +188,8 @@ def _build_request(prepared: PreparedRequest, cap_tokens: int | None) -> Request
         settings=settings if cap_tokens is None else attrs.evolve(settings, max_tokens=cap_tokens),
         output=None if answers is None else answers.output_form,
         timeout_s=engine.limits.model_timeout_s,
+        purpose=_TURN if run.limit_reached is None else _LAST_ANSWER,
+        run=run,
     )
 
 
@@ -194,11 +199,9 @@ def _has_thinking(settings: Settings) -> bool:
 
 
 def _check_not_empty(config: EngineConfig, reply: Reply) -> Reply:
-    # What the provider has done within a reply, it would do again.
-    is_empty = not (reply.calls or reply.text.strip() or reply.hosted or reply.unanswered)
-    if is_empty and reply.finish_reason not in UNUSABLE_ANSWERS:
-        raise ModelReplyError(f"{config.model.name} gave an empty reply ({reply.finish_reason})", reply.usage)
-    return reply
+    if reply.calls or reply.text.strip() or not reply.is_empty or reply.finish_reason in UNUSABLE_ANSWERS:
+        return reply  # the first two are nearly all, and save a call in each turn
+    raise ModelReplyError(f"{config.model.name} gave an empty reply ({reply.finish_reason})", reply.usage)
 
 
 def _retry_wait_s(config: EngineConfig, error: Exception, attempt: int) -> float:
@@ -217,9 +220,14 @@ def _resolve_usage(prepared: PreparedRequest, reply: Reply) -> Usage:
         written = written if reply.native is None else max(written, len(reply.native.content))
         asked = drive.ledger.request_tokens
         usage = Usage(input_tokens=asked, output_tokens=max(1, written // BYTES_PER_TOKEN), estimated=True)
-    elif drive.ledger.counter is not BYTE_COUNTER and reply.hosted is None:  # whose usage is that of several requests
+    elif drive.ledger.counter is not BYTE_COUNTER and _is_of_one_request(reply, usage):
         drive.ledger.calibrate(usage.input_tokens)
     return price_usage(drive, drive.config.model, usage)
+
+
+def _is_of_one_request(reply: Reply, usage: Usage) -> bool:
+    """Return whether a usage has the tokens of this request, once."""
+    return reply.hosted is None and not usage.cached_replies and (reply.tier is None or not reply.tier.spent)
 
 
 def price_usage(execution: Execution, model: Model, usage: Usage) -> Usage:

@@ -89,11 +89,15 @@ async def send_side_request(
             settings=engine.side_request_settings(execution.journal.run, granted, own=model is None),
             output=output,
             timeout_s=engine.limits.model_timeout_s,
+            purpose=spending.purpose,
+            run=execution.journal.run,
         )
         reply = await fetch_reply(who, request)
         counted = Usage(input_tokens=asked, output_tokens=estimate_tokens(reply.text), estimated=True)
         usage = price_usage(execution, who, reply.usage or counted)
         name = reply.model or name
+        for part in () if reply.tier is None else reply.tier.spent:
+            spending.add(part.model, Usage())  # the sum is in the usage of the reply
     except ModelError as error:
         usage = error.usage = price_usage(execution, who, error.usage or usage)
         raise

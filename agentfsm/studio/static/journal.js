@@ -229,7 +229,14 @@ function addTo(total, usage) {
 
 function addUsage(view, event) {
   const parts = [];
-  if (event.usage) parts.push([event.purpose ?? PURPOSES[event.is] ?? "turn", event.usage]);
+  if (event.usage) {
+    const own = { ...event.usage };
+    for (const each of event.tier?.spent ?? []) {
+      parts.push([each.purpose, each.usage ?? {}]);
+      for (const name of USAGE) if (each.usage?.[name]) own[name] -= each.usage[name];
+    }
+    parts.push([event.purpose ?? PURPOSES[event.is] ?? "turn", own]);
+  }
   if (event.result?.child) parts.push(["agent", event.result.child.usage ?? {}]);
   for (const each of event.result?.spent ?? []) parts.push([each.purpose, each.usage ?? {}]);
   for (const [purpose, usage] of parts) {

@@ -29,7 +29,7 @@ export const ZH = {
   "Result or error": "结果或错误", "It succeeded": "已成功", "It failed": "已失败", "Run it again": "再次执行", "Write the result or the error first.": "请先写下结果或错误。",
   "Answer": "回答", "Decline": "拒答", "There is no answer": "没有答案", "Text for the model": "给模型的文字", "Send": "发送", "Write a text first.": "请先输入文字。", "Resume": "恢复",
   // A run.
-  "live": "实时", "reconnecting…": "正在重连…", "Loading…": "正在加载…", "past version": "历史版本", "called by": "调用者", "forked from": "分叉自",
+  "live": "实时", "reconnecting…": "正在重连…", "Loading…": "正在加载…", "past version": "历史版本", "called by": "调用者", "forked from": "分叉自", "answer of": "答案来自",
   "turns": "轮次", "tokens": "词元", "cost": "费用", "active": "活动时间", "version": "版本", "of {limit}": "/ {limit}",
   "Machine": "状态机", "The run is in {state}.": "运行处于 {state}。", "The six states and their transitions.": "六个状态及其转移。",
   "Timeline": "时间线", "active time, waits folded": "活动时间，等待已折叠", "No turn is complete yet.": "还没有完成的轮次。", "model": "模型", "lane {n}": "通道 {n}", "turn {n}": "第 {n} 轮",

@@ -1,0 +1,46 @@
+"""Where a reply came from: the tier of a `Tiered` model, or the run whose answer was repeated."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from agentfsm.core.labels import Label
+from agentfsm.core.usage import Spending
+from agentfsm.core.value import Value
+
+# Reason of a choice that keeps the tier of the turn before.
+KEPT: Final = "kept"
+
+
+@attrs.frozen(kw_only=True)
+class TierChoice(Value):
+    """Choice of a tier by `Tiered`, as the journal records it."""
+
+    name: str
+    """Name of the tier that replied."""
+
+    reason: str
+    """Reason for the choice: "default", "rule", "classifier", "kept" for that of the turn before, "purpose summary", or
+    "escalated from small: refusal".
+    """
+
+    spent: tuple[Spending, ...] = ()
+    """Parts of the usage of this reply that other models took: the classifier, and the tiers below whose replies were
+    not used. The rest of it is that of the model that replied.
+    """
+
+
+@attrs.frozen(kw_only=True)
+class AnswerSource(Value):
+    """The run whose answer a run repeats, from the answer cache."""
+
+    run_id: str
+    """Id of the run that gave the answer. It may have been deleted since."""
+
+    at: float
+    """Time at which that run ended, seconds since 1970."""
+
+    labels: tuple[Label, ...] = ()
+    """Labels of that run. This run has them as well."""
