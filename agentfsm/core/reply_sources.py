@@ -1,4 +1,4 @@
-"""Where a reply came from: the tier of a `Tiered` model, or the run whose answer was repeated."""
+"""Sources of replies: the tier of a `Tiered` model, and the run whose answer is repeated."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class TierClassifier:
             return None, error.usage or _NO_USAGE
         named = reply.text.strip().strip("\"'`.*").lower()
         tier = next((name for name in self.tiers if name.lower() == named), None)
-        return tier, _usage_of(self.model, asked, reply)
+        return tier, _count_usage(self.model, asked, reply)
 
 
 class Tiered(CompositeModel):
@@ -209,7 +209,7 @@ class Tiered(CompositeModel):
                         emit(chunk)  # type: ignore[misc]  # held only if there is one
                     choice = TierChoice(name=self._tiers[place], reason=reason, spent=tuple(spent))
                     return _complete(model, request, reply, choice)
-                usage, name = _usage_of(model, request, reply), reply.model
+                usage, name = _count_usage(model, request, reply), reply.model
             spent.append(Spending(purpose=request.purpose, usage=usage, model=name))
             reason = f"escalated from {self._tiers[place]}: {flaw}"
             place += 1
@@ -277,7 +277,7 @@ def _complete(model: Model, request: Request, reply: Reply, choice: TierChoice) 
     """Return the reply with the choice; its usage includes that of the replies that were not used."""
     if not choice.spent:
         return attrs.evolve(reply, tier=choice)
-    usage = sum((part.usage for part in choice.spent), _usage_of(model, request, reply))
+    usage = sum((part.usage for part in choice.spent), _count_usage(model, request, reply))
     return attrs.evolve(reply, tier=choice, usage=usage)
 
 
@@ -299,7 +299,7 @@ def _attach_spent(error: ModelError, spent: Collection[Spending]) -> None:
         error.usage = paid
 
 
-def _usage_of(model: Model, request: Request, reply: Reply) -> Usage:
+def _count_usage(model: Model, request: Request, reply: Reply) -> Usage:
     """Return the usage of a reply with its price; estimated if the provider reports none."""
     return reply.usage if reply.usage is not None else _estimate_usage(request, reply).with_price(model.cost_usd)
 
