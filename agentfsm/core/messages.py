@@ -40,7 +40,7 @@ class Outcome(StrEnum):
 
 
 class ErrorType(StrEnum):
-    """Reason why a tool call has no result, for programs. The model reads the reason in the text of the result."""
+    """Reason why a tool call has no result of its own, for programs. The model reads it in the text of the result."""
 
     ARGUMENTS = "invalid_arguments"
     UNKNOWN_TOOL = "unknown_tool"
@@ -56,6 +56,7 @@ class ErrorType(StrEnum):
     TOOL = "tool_error"
     AGENT = "agent_error"
     CONDITION = "condition"
+    FALLBACK = "fallback"
 
 
 def _check_text(owner: object, attribute: attrs.Attribute[str], text: object) -> None:
@@ -461,7 +462,7 @@ class ToolResult(Value):
     """
 
     error_type: ErrorType | None = None
-    """Reason why the tool gave no result; None if it gave one."""
+    """Reason why the tool gave no result, or why a flow uses a fallback instead of it; None if it gave one."""
 
     retryable: bool = False
     """Whether the same call may succeed later."""

@@ -40,7 +40,9 @@ async def advance_plan(execution: Execution, planner: PlanMaker) -> StepOutcome 
     if progress.objection and planner.replan != "never" and progress.replans < planner.replans:
         return await _make_plan(execution, planner, progress, failure=progress.objection)
     if not progress.is_stuck:  # finished, refused or given up
-        return _conclude(execution, planner)
+        end = _conclude(execution, planner)
+        goes_on = end is None and planner.fixed and progress.plan is not None and progress.replans < planner.replans
+        return await _make_plan(execution, planner, progress) if goes_on else end
     calls = progress.build_ready_calls(run.header)
     if planner.replan == "each_step" and progress.replans < planner.replans and calls and progress.has_results():
         return await _make_plan(execution, planner, progress, calls=calls)
@@ -69,7 +71,8 @@ def _conclude(execution: Execution, planner: PlanMaker) -> StepOutcome | None:
 def describe_failure(progress: PlanProgress) -> str:
     """Return which steps of the plan failed, and which cannot start for that reason."""
     assert progress.plan is not None  # it is stuck  # noqa: S101
-    left = [step.id for step in progress.plan.steps if step.id not in progress.results]
+    results = progress.results
+    left = [step.id for step in progress.plan.steps if step.id not in results]
     ended = {parse_index(entry.call.id): entry.result for entry in progress.closed}
     failed = [f"step {each} ({_shorten(ended[each])})" for each in left if each in ended]
     waiting = [str(each) for each in left if each not in ended]

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import attrs
 
 from agentfsm.agent import Agent, StartOptions
-from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm.core.errors import MisuseError
+from agentfsm.flow.agent_steps import make_child_step
+from agentfsm.flow.child_flows import check_inputs, write_inputs
 from agentfsm.flow.flow_plan import FlowPlan, StepStatus
-from agentfsm.flow.steps import Step
-from agentfsm.ports.model import Emit, Model, Reply, Request
+from agentfsm.flow.no_model import NoModel
+from agentfsm.flow.steps import Join, Step
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import JSON
     from agentfsm.core.pending import Elicit
     from agentfsm.core.run import Run
-    from agentfsm.core.usage import Usage
     from agentfsm.runs import Prompt
 
 # Fields of an agent that the steps determine.
@@ -49,7 +50,7 @@ class Flow(Agent[Any]):
             raise MisuseError(f"the steps of a flow determine its {refused[0]}: leave out {refused[0]}=")
         planner = FlowPlan(tuple(steps))
         super().__init__(
-            _NoModel(),
+            NoModel(),
             name=name,
             tools=planner.list_tools(),
             planner=planner,
@@ -106,6 +107,48 @@ class Flow(Agent[Any]):
             prompt_or_run = self._plan.write_inputs(prompt_or_run)
         return await super().submit(prompt_or_run, **start)
 
+    def as_step(
+        self,
+        *,
+        name: str | None = None,
+        depends_on: Iterable[str | Step] = (),
+        when: Callable[..., bool] | None = None,
+        join: Join = "all_success",
+        timeout_s: float | None = None,
+        compensate: Callable[..., Any] | Step | None = None,
+        **options: Any,
+    ) -> Step:
+        """Make a step of another flow. Its inputs are taken by name, as the parameters of a function are.
+
+        The work is a child run, with its own journal. The result is its answer, a JSON object.
+
+        Args:
+            name: Name of the step; by default that of the flow.
+            depends_on: As in `agentfsm.flow.step`.
+            when: As in `agentfsm.flow.step`.
+            join: As in `agentfsm.flow.step`.
+            timeout_s: Seconds for the step, above 0. None: `limits.seconds` of this flow.
+            compensate: As in `agentfsm.flow.step`. The compensations of this flow run only if it fails itself.
+            **options: Further options of `as_tool`.
+
+        Raises:
+            MisuseError: if an option is invalid.
+        """
+        names = self.inputs, self._plan.optional_inputs
+        made = make_child_step(
+            self,
+            name=name or self.name,
+            names=names,
+            write_prompt=write_inputs(names),
+            check_arguments=check_inputs,
+            read_result=lambda _, found: found,
+            order={"depends_on": depends_on, "when": when, "join": join},
+            timeout_s=self.limits.seconds if timeout_s is None else timeout_s,
+            compensate=compensate,
+            options=options,
+        )
+        return attrs.evolve(made, calls=1 + sum(each.calls for each in self.ordered_steps))
+
     def statuses(self, run: Run[Any]) -> dict[str, StepStatus]:
         """Return the status of each step in a run of this flow, by name."""
         return self._plan.find_statuses(run)
@@ -122,17 +165,3 @@ class Flow(Agent[Any]):
             if each.init and each.name not in _DERIVED
         }
         return Flow(**{"steps": self.ordered_steps, **fields, **changes})
-
-
-class _NoModel(Model):
-    """Stands where an agent has its model."""
-
-    name = "none"
-
-    async def reply(self, request: Request, emit: Emit | None = None) -> Reply:  # noqa: ARG002  it answers nothing
-        """Refuse the request."""
-        raise ModelError("a flow has no model: its steps are given, and its agents are steps")
-
-    def cost_usd(self, usage: Usage) -> float | None:  # noqa: ARG002  a flow requests nothing itself
-        """Return 0, so that a limit of costs is that of the steps."""
-        return 0.0

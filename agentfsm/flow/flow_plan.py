@@ -13,7 +13,7 @@ import attrs
 from agentfsm.core.calls import UNDECIDED_PHASES, OpenCall, Phase
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.limits import Limits
-from agentfsm.core.messages import JSON, Outcome, Part, TextPart, as_parts
+from agentfsm.core.messages import JSON, Outcome, Part, TextPart, ToolResult, as_parts
 from agentfsm.core.plans import JOINS, Plan, PlanStep, find_step_number, is_skipped, read_content
 from agentfsm.flow.steps import STEP_TIMEOUT_S, Step
 from agentfsm.ports.policies import PlanAsk, PlanEnd, PlanMaker, PlanRequest
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Keys of a plan that stand for results, which inputs therefore cannot have.
 _RESERVED_KEYS: Final = frozenset({"$step", "$text"})
 # Characters of the reason why a step failed, in the message of the run.
-_REASON_CHARS: Final = 200
+_REASON_CHARS: Final = 500
 # Number of the plan with the steps; the compensations are the plan after it.
 _FORWARD: Final = 1
 
@@ -145,7 +145,8 @@ class FlowPlan(PlanMaker):
         if limits is None:
             seconds = sum(each.tool.timeout_s or STEP_TIMEOUT_S for each in steps)
             default = Limits()
-            limits = Limits(seconds=max(seconds, default.seconds), tool_calls=max(2 * len(steps), default.tool_calls))
+            calls = 2 * sum(each.calls for each in steps)
+            limits = Limits(seconds=max(seconds, default.seconds), tool_calls=max(calls, default.tool_calls))
         return attrs.evolve(
             limits,
             retries_per_tool=max(limits.retries_per_tool, *retries),
@@ -165,7 +166,7 @@ class FlowPlan(PlanMaker):
             raise MisuseError(f"the flow needs the input {missing[0]!r}; its inputs are: {', '.join(known)}")
         if unknown := sorted(map(str, prompt.keys() - set(known))):
             raise MisuseError(f"no step takes the input {unknown[0]!r}; the inputs are: {', '.join(known) or 'none'}")
-        if _has_reserved_key(prompt):
+        if has_reserved_key(prompt):
             raise MisuseError("inputs cannot have the keys '$step' and '$text', which stand for results of steps")
         try:
             return json.dumps(prompt, ensure_ascii=False, allow_nan=False)
@@ -178,7 +179,7 @@ class FlowPlan(PlanMaker):
 
     async def plan(self, request: PlanRequest, ask: PlanAsk) -> Plan | None:  # noqa: ARG002  no model is asked
         """Return the steps as a plan; after a failure, the compensations."""
-        values = _read_object(_read_text(request.run.header.prompt))
+        values = read_inputs(request.run)
         if request.failure:
             return self._plan_compensations(request, values)
         steps = [
@@ -207,8 +208,8 @@ class FlowPlan(PlanMaker):
         steps = list[PlanStep]()
         numbers = {  # those of the journal, since the flow may have changed
             entry.call.name: find_step_number(entry.call.id) or 0
-            for entry in _list_steps(request.run)
-            if _has_outcome(entry, Outcome.DONE)
+            for entry in list_steps(request.run)
+            if has_outcome(entry, Outcome.DONE)
         }
         for number, step in enumerate(self._find_compensations(request.run), request.next_id):
             arguments = self._build_arguments(step, values, numbers)
@@ -221,7 +222,7 @@ class FlowPlan(PlanMaker):
     def _find_compensations(self, run: Run) -> list[Step]:
         """Return the compensations of the steps that have succeeded, in the reverse order of these."""
         known = {step.name: step.compensate for step in self.steps}
-        done = [entry.call.name for entry in _list_steps(run) if _has_outcome(entry, Outcome.DONE)]
+        done = [entry.call.name for entry in list_steps(run) if has_outcome(entry, Outcome.DONE)]
         return [undo for name in reversed(done) if (undo := known.get(name)) is not None]
 
     def conclude(self, run: Run) -> PlanEnd | None:
@@ -229,7 +230,7 @@ class FlowPlan(PlanMaker):
         statuses = self.find_statuses(run)
         unstarted = StepStatus.PENDING
         statuses = {name: StepStatus.NOT_RUN if each is unstarted else each for name, each in statuses.items()}
-        is_lost = any(name not in self.numbers for name, _ in _list_failures(run, _FORWARD))  # no step of this version
+        is_lost = any(name not in self.numbers for name, _ in list_failures(run, _FORWARD))  # no step of this version
         if not is_lost and not any(self._fails(step, statuses) for step in self.steps):
             needed = {name for step in self.steps for name in step.depends_on}
             results = self.find_results(run)
@@ -250,24 +251,25 @@ class FlowPlan(PlanMaker):
         """Return the status of each step, by name."""
         is_past = run.is_over or (run.plan is not None and run.plan.number > _FORWARD)
         found = dict.fromkeys(self.numbers, StepStatus.NOT_RUN if is_past else StepStatus.PENDING)
-        return found | {entry.call.name: _read_status(entry) for entry in _list_steps(run) if entry.call.name in found}
+        return found | {entry.call.name: _read_status(entry) for entry in list_steps(run) if entry.call.name in found}
 
     def find_results(self, run: Run) -> dict[str, JSON]:
         """Return the results of the steps that have succeeded, by name."""
         return {
             entry.call.name: read_content(entry.result.content)
-            for entry in _list_steps(run)
+            for entry in list_steps(run)
             if entry.result is not None and entry.result.outcome is Outcome.DONE
         }
 
 
-def _list_steps(run: Run, plan: int = _FORWARD) -> list[OpenCall]:
+def list_steps(run: Run, plan: int = _FORWARD) -> list[OpenCall]:
     """Return the calls of the steps of a plan, in the order of their start."""
     closed = () if run.plan is None else run.plan.closed
     return [entry for entry in (*closed, *run.open) if entry.call.id.startswith(f"p{plan}.")]
 
 
-def _has_outcome(entry: OpenCall, outcome: Outcome) -> bool:
+def has_outcome(entry: OpenCall, outcome: Outcome) -> bool:
+    """Return whether a call has ended with this outcome."""
     return entry.result is not None and entry.result.outcome is outcome
 
 
@@ -283,22 +285,34 @@ def _read_status(entry: OpenCall) -> StepStatus:
 
 def _describe_failure(run: Run, statuses: Mapping[str, StepStatus]) -> str:
     """Return which steps failed and why, which did not run, and which were compensated."""
-    parts = [f"step {name} failed ({reason})" for name, reason in _list_failures(run, _FORWARD)]
+    parts = [f"step {name} failed ({reason})" for name, reason in list_failures(run, _FORWARD)]
     if unstarted := [name for name, status in statuses.items() if status is StepStatus.NOT_RUN]:
         parts.append(f"not run: {', '.join(unstarted)}")
-    undone = [entry.call.name for entry in _list_steps(run, _FORWARD + 1) if _has_outcome(entry, Outcome.DONE)]
+    undone = [entry.call.name for entry in list_steps(run, _FORWARD + 1) if has_outcome(entry, Outcome.DONE)]
     parts += [f"compensated by: {', '.join(undone)}"] if undone else []
-    parts += [f"compensation {name} failed ({reason})" for name, reason in _list_failures(run, _FORWARD + 1)]
+    parts += [f"compensation {name} failed ({reason})" for name, reason in list_failures(run, _FORWARD + 1)]
     return "; ".join(parts)
 
 
-def _list_failures(run: Run, plan: int) -> list[tuple[str, str]]:
-    ended = [(entry.call.name, entry.result) for entry in _list_steps(run, plan) if entry.result is not None]
-    return [
-        (name, " ".join(f"{result.outcome}: {result.content}".split())[:_REASON_CHARS])
-        for name, result in ended
-        if result.outcome is not Outcome.DONE and not is_skipped(result)
-    ]
+def list_failures(run: Run, plan: int) -> list[tuple[str, str]]:
+    """Return the steps of a plan that have ended without success, with the reasons."""
+    ended = [(entry.call.name, entry.result) for entry in list_steps(run, plan) if entry.result is not None]
+    return [(name, shorten_reason(result)) for name, result in ended if is_failure(result)]
+
+
+def is_failure(result: ToolResult) -> bool:
+    """Return whether a step has ended without success, and was not skipped."""
+    return result.outcome is not Outcome.DONE and not is_skipped(result)
+
+
+def shorten_reason(result: ToolResult, chars: int = _REASON_CHARS) -> str:
+    """Return the reason why a step failed, on one line of at most so many characters."""
+    return " ".join(f"{result.outcome}: {result.content}".split())[:chars]
+
+
+def read_inputs(run: Run) -> dict[str, JSON]:
+    """Return the inputs of a run of a flow, by name."""
+    return _read_object(_read_text(run.header.prompt))
 
 
 def _read_text(parts: tuple[Part, ...]) -> str:
@@ -320,7 +334,8 @@ def _read_object(text: str) -> dict[str, Any]:
     return value
 
 
-def _has_reserved_key(value: object) -> bool:
+def has_reserved_key(value: object) -> bool:
+    """Return whether a value has a key that stands for results in a plan, at any depth."""
     if isinstance(value, Mapping):
-        return not _RESERVED_KEYS.isdisjoint(value) or any(map(_has_reserved_key, value.values()))
-    return isinstance(value, list | tuple) and any(map(_has_reserved_key, value))
+        return not _RESERVED_KEYS.isdisjoint(value) or any(map(has_reserved_key, value.values()))
+    return isinstance(value, list | tuple) and any(map(has_reserved_key, value))

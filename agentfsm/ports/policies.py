@@ -257,6 +257,7 @@ class PlanMaker(Protocol):
     def conclude(self, run: Run) -> PlanEnd | None:  # noqa: ARG002  a default for those that leave it to the model
         """Return the end of a run in which no step of the plan can start.
 
-        The default returns None: a new plan is made if steps have failed, and else the agent's model answers.
+        The default returns None: a new plan is made if steps have failed, and else the agent's model answers. If
+        `fixed`, None asks for the next plan in any case, while `replans` allows one.
         """
         return None

@@ -301,7 +301,8 @@ async def test_the_answer_of_an_agent_is_checked_before_others_read_it(caplog):
     run = await Flow([sentiment(say("It depends"), validate=valid, fallback="neutral")]).run({"review": "hm"})
     assert run.output == '{"reader": "neutral"}'
     assert (
-        f"step reader of run {run.id} uses its fallback: the answer is not valid: 'It depends' is none" in caplog.text
+        f"step reader (p1.1) of run {run.id} uses its fallback: the answer is not valid: 'It depends' is none"
+        in caplog.text
     )
     run = await Flow([sentiment(say("It depends"), validate=valid)]).run({"review": "hm"})
     assert "the answer is not valid" in run.stop_message

@@ -177,6 +177,11 @@ FURTHER = (
             error_type=ErrorType.CONDITION,
         )
     ),
+    e.ToolFinished(
+        result=ToolResult(
+            call_id="p1.3", tool="mood", outcome=Outcome.DONE, content='"neutral"', error_type=ErrorType.FALLBACK
+        )
+    ),
     e.Failed(reason=StopReason.STEP_FAILED, message="step load failed (failed: KeyError)"),
     e.ToolStarted(call_id="t6.0", repeatable=True, read_only=True, since=1700000200.5, attempts=2),
     e.ToolStarted(call_id="t6.1", labels=(Label.SENDS_OUT, Label.IRREVERSIBLE)),
@@ -278,6 +283,7 @@ FORMAT_4 = Format(
             (e.Paused, "kind"),
             PendingKind.CRASH,
             ErrorType.CONDITION,
+            ErrorType.FALLBACK,
             StopReason.STEP_FAILED,
             e.LimitReached,
             e.ToolCutOff,

@@ -113,10 +113,12 @@ def _draw_flow(flow: Flow) -> Flowchart:
 
 
 def _describe_step(step: Step) -> Iterator[str]:
-    if (inner := find_wrapped_agent(step.tool)) is not None:
+    if step.description:
+        yield step.description
+    elif (inner := find_wrapped_agent(step.tool)) is not None:
         yield f"agent {inner.name}"
     yield from describe_marks(step.tool)
-    if step.is_conditional:
+    if step.when is not None:
         yield "may be skipped"
     if step.compensate is not None:
         yield f"undone by {step.compensate.name}"

@@ -177,6 +177,9 @@ def _build_final_result(run: Run, model: Model | None) -> ToolReturn:
         outcome = Outcome.CANCELLED if is_known else Outcome.UNKNOWN
         text = f"the agent {name} was stopped: {run.stop_message}.{_describe_effects(run)}"
         return ToolReturn(outcome=outcome, content=text, child=cost)
+    if run.stop_reason is StopReason.STEP_FAILED:  # a flow
+        text = f"{run.stop_message}.{_describe_effects(run)}"
+        return ToolReturn(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT, child=cost)
     text = (
         f"the agent {name} gave no answer ({run.stop_reason}: {run.stop_message}). "
         f"Go on without it, with what you have.{_describe_effects(run)}"

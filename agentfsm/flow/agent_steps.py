@@ -1,0 +1,236 @@
+"""Steps whose work is a child run: those of agents, and what all of them share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.messages import ErrorType, Outcome
+from agentfsm.core.validation import STRING, ValueRule
+from agentfsm.flow.steps import (
+    SKIPPED,
+    STEP_TIMEOUT_S,
+    Condition,
+    Join,
+    Names,
+    Step,
+    StepOrder,
+    build_schema,
+    build_step,
+    check_options,
+    join_names,
+    log,
+    pick,
+    prepare_options,
+    read_names,
+    to_result,
+)
+from agentfsm.subagent import DEFAULT_TURNS, make_agent_tool
+from agentfsm.tools.queue.result_text import render_text
+from agentfsm.tools.run_context import RunContext, ToolReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterable
+
+    from agentfsm._runnable_agent import RunnableAgent
+
+Validator = Callable[[Any], Any] | Collection[str]
+Arguments = Mapping[str, Any]
+_VALIDATOR: Final = ValueRule(
+    fits=lambda value: (
+        callable(value)
+        or (isinstance(value, Collection) and not isinstance(value, str) and all(isinstance(x, str) for x in value))
+    ),
+    wanted="a set of texts, or a function of the answer",
+).or_none()
+
+
+def agent_step(
+    agent: RunnableAgent,
+    prompt: str | Callable[..., Any],
+    *,
+    name: str | None = None,
+    depends_on: Iterable[str | Step] = (),
+    when: Callable[..., bool] | None = None,
+    join: Join = "all_success",
+    validate: Validator | None = None,
+    fallback: Any = attrs.NOTHING,
+    turns: int = DEFAULT_TURNS,
+    timeout_s: float = STEP_TIMEOUT_S,
+    compensate: Callable[..., Any] | Step | None = None,
+    **options: Any,
+) -> Step:
+    """Make a step of an agent. Its run is a child run, with its own journal and within the limits of the flow.
+
+    The result of the step is the agent's answer: a text, or JSON if the agent has an `output_type` or is a flow.
+
+    Args:
+        agent: The agent, or a flow.
+        prompt: Prompt, or function of results and inputs, which it takes by name, that returns it.
+        name: Name of the step; by default that of the agent.
+        depends_on: As in `step`.
+        when: As in `step`.
+        join: As in `step`.
+        validate: Check of the answer before other steps read it: the set of valid texts, compared without case and
+            surrounding space; or a function of the answer, of its type, that returns the result, or raises ValueError.
+            None: any answer is valid.
+        fallback: JSON value that is the result if the agent gives no valid answer. The log names the run and the step.
+            Without it, the step fails.
+        turns: Maximum of model replies, 1 or more. Default 3.
+        timeout_s: Seconds for the step, above 0. Default 300.
+        compensate: As in `step`.
+        **options: Further options of `Agent.as_tool`.
+
+    Raises:
+        MisuseError: if an option is invalid.
+    """
+    title = name or agent.name
+    check_options(title, _VALIDATOR, validate=validate)
+    if fallback is not attrs.NOTHING:
+        check_json(title, fallback=fallback)
+    names = read_names(prompt) if callable(prompt) else ((), ())
+    config = agent.driver.config
+    read_text: Callable[[str], Any] = str if config.output_spec is None else config.output_spec.parse
+    if config.planner is not None and config.planner.fixed:  # a flow
+        read_text = json.loads
+    return make_child_step(
+        agent,
+        name=title,
+        names=names,
+        write_prompt=lambda arguments: prompt(**pick(arguments, names)) if callable(prompt) else prompt,
+        read_result=_AnswerCheck(title, validate, fallback, read_text).read,
+        order={"depends_on": depends_on, "when": when, "join": join},
+        turns=turns,
+        timeout_s=timeout_s,
+        compensate=compensate,
+        options=options,
+    )
+
+
+def make_child_step(
+    agent: RunnableAgent,
+    *,
+    name: str,
+    names: Names,
+    write_prompt: Callable[[Arguments], Any],
+    read_result: Callable[[RunContext[Any], ToolReturn], ToolReturn],
+    order: StepOrder,
+    timeout_s: float,
+    options: Mapping[str, Any],
+    check_arguments: Callable[[Arguments], ToolReturn | None] | None = None,
+    compensate: Callable[..., Any] | Step | None = None,
+    turns: int = DEFAULT_TURNS,
+) -> Step:
+    """Make a step whose work is a run of an agent.
+
+    Args:
+        agent: The agent, or a flow.
+        name: Name of the step.
+        names: Names of the parameters, without those of the condition.
+        write_prompt: Function of the arguments that returns the first message of the child run.
+        read_result: Function of the context and the result of the child run that returns that of the step.
+        order: The dependencies and the condition of the step.
+        timeout_s: Seconds for the step, above 0.
+        options: Further options of `Agent.as_tool`.
+        check_arguments: Function of the arguments that returns the result if no child run is needed; None: one always
+            is.
+        compensate: As in `step`.
+        turns: Maximum of model replies, 1 or more.
+
+    Raises:
+        MisuseError: if an option is invalid.
+    """
+    condition = Condition(order.get("when"))
+    names = join_names(names, condition.names)
+    inner = make_agent_tool(
+        agent,
+        name=name,
+        parameters=build_schema(*names),
+        prompt=lambda arguments: write_prompt(vars(arguments)),
+        turns=turns,
+        timeout_s=timeout_s,
+        accepts_partial=False,
+        **prepare_options(condition, {"concurrency_safe": True, **options}, repeatable=True),
+    )
+    work = _ChildRunStep(inner.function, condition, check_arguments, read_result)
+    return build_step(attrs.evolve(inner, function=work.call), order, names, compensate=compensate)
+
+
+@attrs.define(eq=False, repr=False)
+class _ChildRunStep:
+    """Function of the tool of a step whose work is a child run."""
+
+    work: Callable[..., Awaitable[ToolReturn]]
+    condition: Condition
+    check_arguments: Callable[[Arguments], ToolReturn | None] | None
+    read_result: Callable[[RunContext[Any], ToolReturn], ToolReturn]
+
+    async def call(self, ctx: RunContext[Any], **arguments: Any) -> ToolReturn:
+        """Run the agent, if the condition holds and the arguments need it, and read its result."""
+        if not self.condition.holds(arguments):
+            return SKIPPED
+        if self.check_arguments is not None and (known := self.check_arguments(arguments)) is not None:
+            return known
+        return self.read_result(ctx, await self.work(ctx, **arguments))
+
+
+@attrs.define(eq=False, repr=False)
+class _AnswerCheck:
+    """Checks the answer of an agent, and replaces it by the fallback if it is not valid."""
+
+    name: str
+    validate: Validator | None
+    fallback: Any
+    read_text: Callable[[str], Any]
+    """Function that returns the value of the text of an answer."""
+
+    def read(self, ctx: RunContext[Any], found: ToolReturn) -> ToolReturn:
+        """Return the result of the step."""
+        flaw = found.content
+        if found.outcome is Outcome.DONE:
+            try:
+                value = self._check_answer(self.read_text(found.content))
+                return attrs.evolve(found, content=render_text(to_result(value)))
+            except (ValueError, TypeError) as error:
+                flaw = f"the answer is not valid: {error}"
+        elif found.outcome not in (Outcome.FAILED, Outcome.TIMED_OUT):
+            return found
+        if self.fallback is attrs.NOTHING:
+            outcome = Outcome.FAILED if found.outcome is Outcome.DONE else found.outcome
+            return attrs.evolve(found, outcome=outcome, content=flaw, error_type=found.error_type or ErrorType.AGENT)
+        log.warning("step %s (%s) of run %s uses its fallback: %s", self.name, ctx.call_id, ctx.run_id, flaw)
+        return attrs.evolve(
+            found,
+            outcome=Outcome.DONE,
+            content=render_text(to_result(self.fallback)),
+            error_type=ErrorType.FALLBACK,
+        )
+
+    def _check_answer(self, answer: Any) -> Any:
+        if self.validate is None:
+            return answer
+        if callable(self.validate):
+            return self.validate(answer)
+        valid = {each.strip().casefold(): each for each in self.validate}
+        said = answer.strip().casefold() if isinstance(answer, str) else answer
+        if said not in valid:
+            raise ValueError(f"{str(answer)[:200]!r} is none of {', '.join(sorted(self.validate))}")
+        return valid[said]
+
+
+def check_json(name: str, **option: Any) -> None:
+    """Check that an option of a step is a JSON value.
+
+    Raises:
+        MisuseError: if it is none.
+    """
+    STRING.check("step", "name", name)
+    for each, value in option.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise MisuseError(f"step {name!r}: {each}= is a JSON value ({error})") from None
