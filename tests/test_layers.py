@@ -34,6 +34,7 @@ FRONT |= {
     "evals",
     "flow",
     "patterns",
+    "readiness",
     "seals",
     "testing",
     "worker",

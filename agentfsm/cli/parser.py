@@ -105,6 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_mcp(add)
     _add_prompts(add)
     _add_eval(add)
+    _add_load(add)
     _add_serve(add)
     _add_keys(add)
     _add_webhooks(add)
@@ -202,6 +203,34 @@ def _add_inspect(add: AddParser) -> None:
     doctor.add_argument("agent", metavar="module:agent", nargs="?", help="the agent whose tools are checked")
     _add_mcp_option(doctor, "add the MCP servers of this file to its tools")
     doctor.add_argument("--prompts", metavar="FOLDER", help="the folder whose prompts are checked")
+    live = doctor.add_argument_group("before going live")
+    live.add_argument("--production", action="store_true", help="check whether the agent is ready for production")
+    live.add_argument(
+        "--evidence", metavar="FOLDER", default="evidence", help="folder of recorded results (default: %(default)s)"
+    )
+    live.add_argument("--waivers", metavar="FILE", help="TOML file with accepted failures: check, by, until, reason")
+    live.add_argument("--no-probes", action="store_true", help="do not run the agent with a scripted model")
+    live.add_argument("--write", metavar="FILE", help="also write the report as a page in Markdown")
+    live.add_argument("--sarif", metavar="FILE", help="also write what did not pass as SARIF")
+    live.add_argument("--junit", metavar="FILE", help="also write the report as JUnit's XML")
+
+
+def _add_load(add: AddParser) -> None:
+    load = _add_command(add, inspect.load, text="measure how long runs of an agent take at a stated concurrency")
+    _add_agent(load)
+    load.add_argument("--prompts", metavar="FILE", help="file with a prompt in each line, used in turn")
+    load.add_argument("--prompt", metavar="TEXT", help="the prompt of all runs")
+    load.add_argument(
+        "--runs", metavar="N", type=parse_count, default=100, help="number of runs (default: %(default)s)"
+    )
+    load.add_argument(
+        "--concurrency",
+        metavar="N",
+        type=parse_count,
+        default=8,
+        help="runs at a time (default: %(default)s)",
+    )
+    load.add_argument("--out", metavar="FILE", help="write the result as JSON, as evidence for doctor --production")
 
 
 def _add_export(add: AddParser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from hashlib import sha256
 
@@ -35,6 +36,11 @@ class Fingerprint(Value):
 
     prompts: Mapping[str, str] = attrs.field(factory=dict)
     """Version and digest of each prompt in the instructions of the run, by name: "1.4.0#0123456789ab"."""
+
+    @property
+    def digest(self) -> str:
+        """Hash of all parts: 12 hexadecimal digits."""
+        return short_hash(json.dumps(attrs.asdict(self), sort_keys=True), 12)
 
     def changes_since(self, before: Fingerprint) -> tuple[str, ...]:
         """Return the changes since an earlier fingerprint, a few words each; none if the earlier one is unknown."""

@@ -87,6 +87,7 @@ async def evaluate(
         suite=cases.name,
         agent=agent.name,
         version=agent.version,
+        fingerprint=agent.fingerprint.digest,
         model=agent.model.name,
         speed=speed,
         at=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -84,6 +84,9 @@ class Evaluation(Value):
     version: str = ""
     """Version of the agent; empty if it has none."""
 
+    fingerprint: str = ""
+    """Digest of the agent's fingerprint."""
+
     model: str = ""
     """Name of the model."""
 
@@ -140,7 +143,8 @@ class Evaluation(Value):
         return fmean(math.comb(sum(each), k) / math.comb(len(each), k) for each in passed.values())
 
     def save(self, path: str | Path) -> None:
-        """Write the evaluation as JSON."""
+        """Write the evaluation as JSON. A missing folder is created."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
 
     def to_dict(self) -> dict[str, Any]:

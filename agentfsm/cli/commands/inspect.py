@@ -151,7 +151,18 @@ def _draw_named(args: argparse.Namespace) -> str:
 
 
 def doctor(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Check the installation, the store and an agent."""
+    """Check the installation, the store and an agent; or whether an agent is ready for production."""
+    if args.production:
+        from agentfsm.cli.commands.production import examine_production  # noqa: PLC0415  few calls need it
+
+        return examine_production(args, terminal)
     from agentfsm.cli.commands.doctor import examine  # noqa: PLC0415  loads every part of the package
 
     return examine(args, terminal)
+
+
+def load(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Measure how long runs of an agent take at a stated concurrency."""
+    from agentfsm.cli.commands.production import measure  # noqa: PLC0415  few calls need it
+
+    return measure(args, terminal)

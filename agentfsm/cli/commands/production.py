@@ -1,0 +1,114 @@
+"""`agentfsm doctor --production` and `agentfsm load`: is an agent ready for production, and how fast are its runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import attrs
+
+from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.resolve.agent_target import load_agent
+from agentfsm.cli.resolve.mcp_servers import join_servers
+from agentfsm.cli.resolve.run_lookup import resolve_agent
+from agentfsm.cli.resolve.store_location import open_existing_store
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.machine import State
+from agentfsm.readiness import ReadinessReport, examine_readiness, load_waivers, measure_load
+from agentfsm.readiness.report_formats import (
+    format_lines,
+    render_json,
+    render_junit,
+    render_markdown,
+    render_sarif,
+)
+
+if TYPE_CHECKING:
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.core.run import Run
+    from agentfsm.readiness import LoadReport
+
+
+def examine_production(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Check whether an agent is ready for production.
+
+    Returns:
+        DONE, or FAILED if a check is neither passed nor waived.
+
+    Raises:
+        MisuseError: if no agent is named, or the file of waivers is wrong.
+    """
+    if args.agent is None:
+        raise MisuseError("--production checks an agent: agentfsm doctor --production module:agent")
+    waivers = {} if args.waivers is None else load_waivers(args.waivers)
+    agent = join_servers(load_agent(args.agent), args.mcp, terminal)
+    if args.store is not None:
+        agent = agent.with_(store=open_existing_store(args.store))
+
+    async def act() -> ReadinessReport:
+        async with agent:
+            return await examine_readiness(agent, evidence=args.evidence, waivers=waivers, probes=not args.no_probes)
+
+    report = anyio.run(act)
+    for path, render in ((args.write, render_markdown), (args.sarif, render_sarif), (args.junit, render_junit)):
+        if path is not None:
+            Path(path).write_text(render(report), encoding="utf-8")
+    if terminal.json:
+        terminal.document(render_json(report))
+    else:
+        for line in format_lines(report):
+            terminal.out(line)
+    return ExitCode.DONE if report.is_ready else ExitCode.FAILED
+
+
+def measure(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Execute runs of an agent at a stated concurrency, and report their times.
+
+    Returns:
+        DONE, or FAILED if a run had no answer.
+
+    Raises:
+        MisuseError: if there is no prompt.
+    """
+    prompts = [args.prompt] if args.prompt is not None else _read_prompts(args.prompts)
+    agent, _location = resolve_agent(args, terminal)
+    done = 0
+
+    def show(run: Run) -> None:
+        nonlocal done
+        done += 1
+        if run.state is not State.DONE:
+            reason = f"{run.stop_reason}: {run.stop_message}" if run.is_over else "waits for a person"
+            terminal.err(f"{done}/{args.runs} {run.id} {reason}"[:300])
+
+    async def act() -> LoadReport:
+        async with agent:
+            return await measure_load(agent, prompts, runs=args.runs, concurrency=args.concurrency, on_run=show)
+
+    report = anyio.run(act)
+    if args.out is not None:
+        report.save(args.out)
+    if terminal.json:
+        terminal.document(attrs.asdict(report))
+    else:
+        cost = "" if report.usd is None else f", ${report.usd:.4f}"
+        terminal.out(f"{report.agent}, {report.model}: {report.runs} runs, {report.concurrency} at a time")
+        terminal.out(f"  P50 {report.p50_s:.3f} s, P95 {report.p95_s:.3f} s, P99 {report.p99_s:.3f} s")
+        terminal.out(f"  {report.runs / report.seconds:.1f} runs/s, {report.tokens:,} tokens{cost}")
+        terminal.out(f"  {report.failed} failed: {', '.join(f'{n} {why}' for why, n in report.stop_reasons.items())}")
+    return ExitCode.FAILED if report.failed else ExitCode.DONE
+
+
+def _read_prompts(path: str | None) -> list[str]:
+    """Return the lines of a file that are not blank."""
+    if path is None:
+        raise MisuseError("give prompts: --prompts FILE with one in each line, or --prompt TEXT")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise MisuseError(f"{path} is not a file of prompts: {error}") from None
+    if not (prompts := [line for line in text.splitlines() if line.strip()]):
+        raise MisuseError(f"{path} has no prompts: write one in each line")
+    return prompts

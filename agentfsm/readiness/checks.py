@@ -1,0 +1,501 @@
+"""The checks before an agent goes live: a table, and a function for each.
+
+Source: document H, 8.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from datetime import date
+from inspect import isawaitable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from agentfsm.context import Summarise, TrimResults
+from agentfsm.core.errors import AgentError, MisuseError
+from agentfsm.core.labels import Label
+from agentfsm.core.sensitive_text import DataKind
+from agentfsm.core.usage import Usage
+from agentfsm.guards.exit_rules import ExitFilter
+from agentfsm.models.wrappers.router import Router
+from agentfsm.readiness.check_result import CheckSource, CheckStatus, Finding
+from agentfsm.readiness.evidence import EVAL_FILE, LOAD_FILE, RESTORE_FILE, ROLLBACK_FILE, DrillReport, Evidence
+from agentfsm.readiness.probes import iter_models
+from agentfsm.sandbox import find_isolation
+from agentfsm.stores.memory import MemoryStore
+from agentfsm.streaming.watch import RunTracer
+
+if TYPE_CHECKING:
+    from agentfsm.agent import Agent
+    from agentfsm.ports.guards import CallGuard
+    from agentfsm.tools.tool import Tool
+
+# Minimum of cases of a suite, of the share of completed runs, and of their mean grade (document H, 8).
+MIN_EVAL_CASES: Final = 50
+MIN_COMPLETION: Final = 0.9
+MIN_QUALITY: Final = 0.8
+# Seconds within which a release has to be rolled back (document H, 8).
+ROLLBACK_S: Final = 300.0
+# Days for which a drill counts.
+DRILL_DAYS: Final = 90
+# Tokens that no run needs without a reason: five times the default.
+MAX_TOKENS: Final = 1_000_000
+# Number of measures against costs of which an agent has at least two (document H, 8).
+MIN_COST_MEASURES: Final = 2
+# Names of parameters that hold something to execute.
+_CODE_PARAMETERS: Final = re.compile(r"code|script|command|cmd|shell|python|expression", re.IGNORECASE)
+# Names of the followers that count runs and export traces.
+METRICS_FOLLOWER: Final = "metrics"
+OTLP_FOLLOWER: Final = "otlp"
+# Files of a project that start its checks.
+_CI_FILES: Final = (".github/workflows/*.y*ml", ".gitlab-ci.yml", ".ci/*", "Jenkinsfile", "Makefile", "tox.ini")
+
+_PASS, _FAIL, _UNKNOWN = CheckStatus.PASS, CheckStatus.FAIL, CheckStatus.UNKNOWN
+
+
+@attrs.frozen(kw_only=True)
+class Subject:
+    """What is checked."""
+
+    agent: Agent[Any]
+    """The agent."""
+
+    evidence: Evidence
+    """Files that other commands wrote."""
+
+    project: Path
+    """Folder of the project."""
+
+    on: date
+    """Day of the report."""
+
+    probes: Mapping[str, Finding]
+    """What the probes have found, by the id of the check."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the agent's fingerprint."""
+        return self.agent.fingerprint.digest
+
+    def iter_rules(self) -> Iterator[CallGuard]:
+        """Return the rules of all guards."""
+        rules = list(self.agent.guards)
+        while rules:
+            rule = rules.pop()
+            yield rule
+            rules += getattr(rule, "rules", ())
+
+
+@attrs.frozen
+class Check:
+    """A check."""
+
+    id: str
+    """Id of the check."""
+
+    area: str
+    """Its area."""
+
+    requirement: str
+    """The requirement, in a few words."""
+
+    source: CheckSource
+    """Where the status is found."""
+
+    look: Callable[[Subject], Finding | Awaitable[Finding]]
+    """Function that finds the status."""
+
+    async def find(self, subject: Subject) -> Finding:
+        """Return what the check finds. An error of the package is the reason of a failure."""
+        try:
+            found = self.look(subject)
+            return await found if isawaitable(found) else found
+        except AgentError as error:
+            return Finding(_FAIL, str(error), "mend or remove what the error names")
+
+
+def _is_old(subject: Subject, recorded: str, name: str, command: str) -> Finding | None:
+    if recorded == subject.fingerprint:
+        return None
+    then = recorded or "an unknown version"
+    return Finding(_FAIL, f"{name} is of {then}; the agent is {subject.fingerprint} now", command)
+
+
+# Quality.
+
+_RUN_EVALS: Final = f"agentfsm eval run SUITE module:agent --out FOLDER/{EVAL_FILE}"
+_RUN_LOAD: Final = f"agentfsm load module:agent --prompts FILE --concurrency N --out FOLDER/{LOAD_FILE}"
+
+
+def _check_cases(subject: Subject) -> Finding:
+    evaluation = subject.evidence.read_evaluation()
+    if evaluation is None:
+        return Finding(_UNKNOWN, f"there is no {EVAL_FILE}", _RUN_EVALS)
+    cases = len({each.case for each in evaluation.results})
+    status = _PASS if cases >= MIN_EVAL_CASES else _FAIL
+    return Finding(
+        status, f"{cases} cases in {evaluation.suite}", "" if status is _PASS else f"at least {MIN_EVAL_CASES}"
+    )
+
+
+def _check_grades(subject: Subject) -> Finding:
+    evaluation = subject.evidence.read_evaluation()
+    if evaluation is None:
+        return Finding(_UNKNOWN, f"there is no {EVAL_FILE}", _RUN_EVALS)
+    if (old := _is_old(subject, evaluation.fingerprint, EVAL_FILE, _RUN_EVALS)) is not None:
+        return old
+    completion = evaluation.mean() or 0.0
+    totals = [each.total for each in evaluation.results if each.total is not None]
+    quality = sum(totals) / len(totals) if totals else 0.0
+    detail = f"{completion:.0%} of {len(evaluation.results)} runs completed, mean grade {quality:.2f}, {evaluation.at}"
+    if completion > MIN_COMPLETION and quality > MIN_QUALITY:
+        return Finding(_PASS, detail)
+    return Finding(_FAIL, detail, f"more than {MIN_COMPLETION:.0%} and {MIN_QUALITY}: see agentfsm eval report")
+
+
+def _get_probe(name: str) -> Callable[[Subject], Finding]:
+    skipped = Finding(_UNKNOWN, "the probes were not run", "leave out --no-probes")
+    return lambda subject: subject.probes.get(name, skipped)
+
+
+def _check_effects(subject: Subject) -> Finding:
+    tools = list(subject.agent.tools)
+    bare = [
+        each.name for each in tools if not (each.read_only or each.idempotent or each.external or _is_decided(each))
+    ]
+    warnings = [f"{each.tool}: {each.message}" for each in subject.agent.tools.check() if each.severity == "warning"]
+    if warnings:
+        return Finding(_FAIL, "; ".join(warnings), "see agentfsm doctor module:agent")
+    if bare:
+        names = ", ".join(bare)
+        return Finding(
+            _FAIL,
+            f"{names}: after a crash in mid-call, a person has to settle the outcome",
+            "declare read_only=, idempotent= or on_unknown=, or waive this",
+        )
+    return Finding(_PASS, f"{len(tools)} tools declare what may be repeated")
+
+
+def _is_decided(tool: Tool[..., Any]) -> bool:
+    """Whether the tool says what happens to a call that a crash has interrupted."""
+    return tool.read_only or tool.idempotent or tool.external or tool.on_unknown != "ask"
+
+
+# Performance.
+
+
+def _check_latency(subject: Subject) -> Finding:
+    report = subject.evidence.read_load()
+    if report is None:
+        return Finding(_UNKNOWN, f"there is no {LOAD_FILE}", _RUN_LOAD)
+    if (old := _is_old(subject, report.fingerprint, LOAD_FILE, _RUN_LOAD)) is not None:
+        return old
+    times = f"P50 {report.p50_s:.2f} s, P95 {report.p95_s:.2f} s, P99 {report.p99_s:.2f} s"
+    return Finding(_PASS, f"{times} over {report.runs} runs, {report.at}")
+
+
+def _check_load(subject: Subject) -> Finding:
+    report = subject.evidence.read_load()
+    if report is None:
+        return Finding(_UNKNOWN, f"there is no {LOAD_FILE}", _RUN_LOAD)
+    if (old := _is_old(subject, report.fingerprint, LOAD_FILE, _RUN_LOAD)) is not None:
+        return old
+    detail = f"{report.runs} runs, {report.concurrency} at a time: {report.failed} failed"
+    if report.failed or report.concurrency < 2:  # noqa: PLR2004  one at a time is no concurrency
+        return Finding(_FAIL, detail, "no failed runs, at least 2 at a time")
+    return Finding(_PASS, detail)
+
+
+def _check_tokens(subject: Subject) -> Finding:
+    limits = subject.agent.limits
+    detail = f"{limits.tokens:,} tokens, {limits.tool_calls} calls and {limits.seconds:g} s for each run"
+    if limits.tokens > MAX_TOKENS:
+        return Finding(_FAIL, detail, f"Limits(tokens=) of at most {MAX_TOKENS:,}, or waive this")
+    return Finding(_PASS, detail)
+
+
+# Security.
+
+
+def _check_input(subject: Subject) -> Finding:
+    rules = list(subject.iter_rules())
+    guarded = [each for each in rules if each.fences([Label.UNTRUSTED]) or hasattr(each, "screens")]
+    decides = [each for each in rules if any(each.concerns(tool.traits) for tool in subject.agent.tools)]
+    if not guarded and not decides:
+        return Finding(_FAIL, "no guard reads or marks untrusted text", "guards=[Guard.default()]")
+    return Finding(_PASS, f"{len(rules)} rules: {', '.join(map(str, subject.agent.guards))}"[:300])
+
+
+def _check_output(subject: Subject) -> Finding:
+    agent = subject.agent
+    ways = [
+        *(["guards filter the answers"] if any(each.filters_texts() for each in agent.guards) else []),
+        *([f"answers are {agent.output_type}"] if agent.output_type is not None else []),
+        *(["validators check the answers"] if agent.output_validators else []),
+    ]
+    if ways:
+        return Finding(_PASS, "; ".join(ways))
+    return Finding(
+        _FAIL, "nothing checks the answers", "guards=[Guard(exit_filter())], output_type= or output_validators="
+    )
+
+
+def _check_sandbox(subject: Subject) -> Finding:
+    tools = list(subject.agent.tools)
+    sandboxed = [each.name for each in tools if each.sandbox is not None]
+    executing = [each.name for each in tools if each.sandbox is None and _takes_code(each)]
+    if executing:
+        names = ", ".join(executing)
+        return Finding(_FAIL, f"{names} take something to execute, without a sandbox", "@tool(sandbox=Sandbox())")
+    if sandboxed and find_isolation().isolation is None:
+        return Finding(_FAIL, f"{', '.join(sandboxed)}: {find_isolation().description}", "see docs/sandbox.md")
+    limit = subject.agent.limits.tool_timeout_s
+    detail = f"{len(sandboxed)} of {len(tools)} tools in a sandbox; each call ends after {limit:g} s or its own limit"
+    return Finding(_PASS, detail)
+
+
+def _takes_code(tool: Tool[..., Any]) -> bool:
+    names: Any = tool.parameters.get("properties", {})
+    return any(_CODE_PARAMETERS.search(each) for each in names)
+
+
+def _check_approvals(subject: Subject) -> Finding:
+    risky = [each for each in subject.agent.tools if each.irreversible or each.sends_out or not each.read_only]
+    rules = list(subject.iter_rules())
+    open_tools = [
+        each.name
+        for each in risky
+        if each.requires_approval is False
+        and not each.idempotent
+        and not any(rule.concerns(each.traits) for rule in rules)
+        and not _is_limited(subject.agent, each)
+    ]
+    if open_tools:
+        return Finding(
+            _FAIL,
+            f"{', '.join(open_tools)}: calls with effects that no person, guard or permission decides on",
+            "requires_approval=True, guards= or permissions=; or read_only=, idempotent= if it is harmless",
+        )
+    return Finding(_PASS, f"{len(risky)} tools have effects; approvals, guards or permissions decide on each")
+
+
+def _is_limited(agent: Agent[Any], tool: Tool[..., Any]) -> bool:
+    return agent.permissions is not None and not agent.permissions.may_offer(tool, ())
+
+
+def _check_personal_data(subject: Subject) -> Finding:
+    kinds = {kind for rule in subject.iter_rules() if isinstance(rule, ExitFilter) for kind in rule.kinds}
+    if missing := [each.value for each in (DataKind.EMAIL, DataKind.PHONE, DataKind.BANK_CARD) if each not in kinds]:
+        return Finding(_FAIL, f"answers are not filtered for: {', '.join(missing)}", "guards=[Guard(exit_filter())]")
+    return Finding(_PASS, f"answers are filtered for: {', '.join(sorted(kinds))}")
+
+
+# Cost.
+
+
+def _check_price(subject: Subject) -> Finding:
+    model = subject.agent.model
+    model.prepare()
+    usage = Usage(input_tokens=1_000_000, output_tokens=1_000_000)
+    cost = model.cost_usd(usage)
+    if cost is None:
+        return Finding(_FAIL, f"the price of {model.name} is unknown", "pip install 'agentfsm[prices]', or prices=")
+    return Finding(_PASS, f"{model.name}: {cost:.2f} USD for a million tokens in and a million out")
+
+
+def _check_run_cost(subject: Subject) -> Finding:
+    usd = subject.agent.limits.usd
+    if usd is None:
+        return Finding(_FAIL, "a run may cost any amount", "limits=Limits(usd=...)")
+    return Finding(_PASS, f"{usd:g} USD for each run")
+
+
+def _check_spend(subject: Subject) -> Finding:
+    limits = getattr(subject.agent, "spend", ())
+    if not limits:
+        return Finding(_FAIL, "a day may cost any amount", 'spend=[Spend(per="day", usd=...)]')
+    return Finding(_PASS, "; ".join(map(str, limits)))
+
+
+def _check_cost_measures(subject: Subject) -> Finding:
+    agent = subject.agent
+    policies = agent.context.policies
+    measures = {
+        "tiers": any(isinstance(each, Router) for each in iter_models(agent.model)),
+        "cache": getattr(agent, "answer_cache", None) is not None,
+        "compression": any(isinstance(each, Summarise) for each in policies),
+        "truncation": any(isinstance(each, TrimResults) for each in policies),
+    }
+    used = [name for name, is_used in measures.items() if is_used]
+    if len(used) >= MIN_COST_MEASURES:
+        return Finding(_PASS, ", ".join(used))
+    missing = ", ".join(name for name in measures if name not in used)
+    return Finding(_FAIL, f"only {used[0]}" if used else "none", f"at least {MIN_COST_MEASURES}: also one of {missing}")
+
+
+# Observability.
+
+
+async def _check_traces(subject: Subject) -> Finding:
+    if any(isinstance(each.watcher, RunTracer) for each in subject.agent.watch):
+        return Finding(_PASS, "runs are traced live")
+    if OTLP_FOLLOWER in await _list_followers(subject):
+        return Finding(_PASS, "a follower exports the traces")
+    return Finding(_FAIL, "no run is traced", "watch=[Telemetry()], or agentfsm export otlp --follow")
+
+
+async def _check_metrics(subject: Subject) -> Finding:
+    followers = await _list_followers(subject)
+    if METRICS_FOLLOWER in followers:
+        return Finding(_PASS, "a follower counts the runs of the store")
+    return Finding(_FAIL, "nothing counts the runs of the store", "agentfsm serve, or agentfsm metrics")
+
+
+async def _list_followers(subject: Subject) -> set[str]:
+    return {each.name for each in await subject.agent.store.followers()}
+
+
+def _check_alerts(subject: Subject) -> Finding:
+    for path in (*subject.project.rglob("*.yml"), *subject.project.rglob("*.yaml")):
+        if _is_hidden(path, subject.project):
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if "agentfsm_" in text and "alert:" in text:
+            return Finding(_PASS, f"{text.count('alert:')} alerts in {path.relative_to(subject.project)}")
+    return Finding(_FAIL, "no file of the project has alerts", "agentfsm alerts rules > alerts.yml, and load it")
+
+
+def _is_hidden(path: Path, project: Path) -> bool:
+    return any(part.startswith(".") or part == "node_modules" for part in path.relative_to(project).parts)
+
+
+def _check_logs(subject: Subject) -> Finding:  # noqa: ARG001  the package's own logs
+    if not logging.getLogger("agentfsm").isEnabledFor(logging.WARNING):
+        return Finding(_FAIL, "the logger agentfsm is silent", 'logging.getLogger("agentfsm").setLevel("WARNING")')
+    return Finding(_PASS, "each record of agentfsm has the run's id, and its trace's if it is traced")
+
+
+# Release.
+
+
+def _check_version(subject: Subject) -> Finding:
+    if not subject.agent.version:
+        return Finding(_FAIL, "the agent has no version", 'Agent(version="1.0.0")')
+    return Finding(_PASS, f"{subject.agent.version}, fingerprint {subject.fingerprint}")
+
+
+def _check_prompts(subject: Subject) -> Finding:
+    run = subject.agent.start("check")
+    prompts = run.header.fingerprint.prompts
+    if not prompts:
+        return Finding(_FAIL, "the instructions have no version", 'instructions=Prompts("prompts")["name"]')
+    return Finding(_PASS, ", ".join(f"{name} {version}" for name, version in prompts.items()))
+
+
+def _check_rollback(subject: Subject) -> Finding:
+    drill = subject.evidence.read_drill(ROLLBACK_FILE)
+    if drill is None:
+        return Finding(
+            _UNKNOWN, f"there is no {ROLLBACK_FILE}", "practise a roll-back, and record it: docs/production.md"
+        )
+    if drill.seconds > ROLLBACK_S:
+        return Finding(_FAIL, _describe_drill(drill), f"at most {ROLLBACK_S:.0f} s")
+    return _judge_drill(subject, drill)
+
+
+def _judge_drill(subject: Subject, drill: DrillReport) -> Finding:
+    if drill.find_age_days(subject.on) > DRILL_DAYS:
+        return Finding(_FAIL, _describe_drill(drill), f"practise it again: a drill counts for {DRILL_DAYS} days")
+    return Finding(_PASS, _describe_drill(drill))
+
+
+def _describe_drill(drill: DrillReport) -> str:
+    return f"{drill.seconds:g} s, {drill.at}, by {drill.by}"
+
+
+def _check_ci(subject: Subject) -> Finding:
+    files = [path for pattern in _CI_FILES for path in sorted(subject.project.glob(pattern)) if path.is_file()]
+    for path in files:
+        if "eval run" in path.read_text(encoding="utf-8", errors="replace"):
+            return Finding(_PASS, f"{path.relative_to(subject.project)} runs agentfsm eval")
+    return Finding(_FAIL, "no file of CI runs agentfsm eval", "run and gate the suite in CI: agentfsm eval gate")
+
+
+# The store.
+
+
+async def _check_store(subject: Subject) -> Finding:
+    agent = subject.agent
+    name = type(agent.store).__name__
+    if isinstance(agent.store, MemoryStore):
+        return Finding(_FAIL, "runs are in the memory of the process", "store=PostgresStore(...), or another one")
+    await agent.store.runs(limit=1)
+    describe = getattr(agent.store, "describe_durability", None)
+    detail = f"{name}, durability {agent.durability!r}" + ("" if describe is None else f": {await describe()}")
+    if agent.durability != "full":
+        return Finding(_FAIL, f"{detail}: a crash of the server may lose acknowledged events", 'durability="full"')
+    return Finding(_PASS, detail)
+
+
+def _check_restore(subject: Subject) -> Finding:
+    drill = subject.evidence.read_drill(RESTORE_FILE)
+    if drill is None:
+        return Finding(_UNKNOWN, f"there is no {RESTORE_FILE}", "restore a backup of the store, and record it there")
+    return _judge_drill(subject, drill)
+
+
+_AGENT, _STORE, _PROBE = CheckSource.AGENT, CheckSource.STORE, CheckSource.PROBE
+_EVIDENCE, _PROJECT = CheckSource.EVIDENCE, CheckSource.PROJECT
+
+CHECKS: Final = (
+    Check("eval-cases", "quality", f"a suite of at least {MIN_EVAL_CASES} cases", _EVIDENCE, _check_cases),
+    Check("eval-grades", "quality", "the suite passes with this version", _EVIDENCE, _check_grades),
+    Check("edge-inputs", "quality", "inputs at the edge are answered or refused", _PROBE, _get_probe("edge-inputs")),
+    Check("tool-failures", "quality", "tools that hang or fail do no harm", _PROBE, _get_probe("tool-failures")),
+    Check("model-fallback", "quality", "another model takes over", _PROBE, _get_probe("model-fallback")),
+    Check("empty-reply", "quality", "empty replies end a run", _PROBE, _get_probe("empty-reply")),
+    Check("effects-declared", "quality", "tools declare what may be repeated", _AGENT, _check_effects),
+    Check("latency-baseline", "performance", "P50, P95 and P99 are known", _EVIDENCE, _check_latency),
+    Check("turn-limit", "performance", "a run without end is ended", _PROBE, _get_probe("turn-limit")),
+    Check("load-test", "performance", "runs at the same time all succeed", _EVIDENCE, _check_load),
+    Check("token-budget", "performance", "a run has a budget of tokens", _AGENT, _check_tokens),
+    Check("input-guard", "security", "guards know untrusted text", _AGENT, _check_input),
+    Check("output-guard", "security", "answers are checked", _AGENT, _check_output),
+    Check("tool-sandbox", "security", "what executes code is in a sandbox", _AGENT, _check_sandbox),
+    Check("approvals", "security", "calls with effects are decided on", _AGENT, _check_approvals),
+    Check("personal-data", "security", "answers hold no personal data", _AGENT, _check_personal_data),
+    Check("prompt-leak", "security", "answers do not hold the instructions", _PROBE, _get_probe("prompt-leak")),
+    Check("prices", "cost", "the price of the model is known", _AGENT, _check_price),
+    Check("run-cost", "cost", "a run has a limit of costs", _AGENT, _check_run_cost),
+    Check("daily-cost", "cost", "a day has a limit of costs", _AGENT, _check_spend),
+    Check("cost-measures", "cost", "costs are kept low", _AGENT, _check_cost_measures),
+    Check("traces", "observability", "runs are traced", _AGENT, _check_traces),
+    Check("metrics", "observability", "runs are counted", _STORE, _check_metrics),
+    Check("alerts", "observability", "alerts are set", _PROJECT, _check_alerts),
+    Check("logs", "observability", "logs name the run", _AGENT, _check_logs),
+    Check("version", "release", "the agent has a version", _AGENT, _check_version),
+    Check("prompt-versions", "release", "prompts have versions", _AGENT, _check_prompts),
+    Check("rollback-drill", "release", "a roll-back was practised", _EVIDENCE, _check_rollback),
+    Check("evals-in-ci", "release", "CI evaluates each change", _PROJECT, _check_ci),
+    Check("store", "release", "runs survive a crash", _STORE, _check_store),
+    Check("restore-drill", "release", "a backup was restored", _EVIDENCE, _check_restore),
+)
+"""All checks, by area."""
+
+AREAS: Final = tuple(dict.fromkeys(each.area for each in CHECKS))
+"""The areas, in the order of the report."""
+
+
+def check_ids(names: Mapping[str, object]) -> None:
+    """Raise for names that are no check.
+
+    Raises:
+        MisuseError: if there is one.
+    """
+    known = [each.id for each in CHECKS]
+    if unknown := sorted(names.keys() - set(known)):
+        raise MisuseError(f"there is no check {unknown[0]!r}; the checks are: {', '.join(known)}")

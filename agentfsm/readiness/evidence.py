@@ -1,0 +1,151 @@
+"""Evidence: files in which other commands recorded what they measured, each of one version of an agent."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import attrs
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.validation import NOT_NEGATIVE
+from agentfsm.core.value import Value
+from agentfsm.evals.results import Evaluation
+
+T = TypeVar("T")
+
+# Names of the files in the folder of the evidence.
+EVAL_FILE: Final = "eval.json"
+LOAD_FILE: Final = "load.json"
+ROLLBACK_FILE: Final = "rollback.json"
+RESTORE_FILE: Final = "restore.json"
+
+
+@attrs.frozen(kw_only=True)
+class LoadReport(Value):
+    """Times of runs at a stated concurrency, as `agentfsm load` writes them."""
+
+    agent: str
+    """Name of the agent."""
+
+    fingerprint: str
+    """Digest of the agent's fingerprint."""
+
+    at: str
+    """Time of the measurement, ISO 8601."""
+
+    model: str
+    """Name of the model."""
+
+    runs: int
+    """Number of runs."""
+
+    concurrency: int
+    """Number of runs at a time."""
+
+    failed: int
+    """Number of runs that ended without an answer, or were left waiting for a person."""
+
+    seconds: float
+    """Seconds for all runs together."""
+
+    p50_s: float
+    """Seconds within which half of the runs ended."""
+
+    p95_s: float
+    """Seconds within which 95 % of the runs ended."""
+
+    p99_s: float
+    """Seconds within which 99 % of the runs ended."""
+
+    tokens: int
+    """Tokens of all runs."""
+
+    usd: float | None = None
+    """Cost of all runs in US dollars; None if a price is unknown."""
+
+    stop_reasons: dict[str, int] = attrs.field(factory=dict)
+    """Number of runs by the reason of their end."""
+
+    def save(self, path: str | Path) -> None:
+        """Write the report as JSON. A missing folder is created."""
+        write_evidence(path, attrs.asdict(self))
+
+
+@attrs.frozen(kw_only=True)
+class DrillReport(Value):
+    """A practised procedure: a roll-back of a release, or a restore of the store from a backup."""
+
+    at: str
+    """Time of the end, ISO 8601."""
+
+    seconds: float = attrs.field(validator=NOT_NEGATIVE)
+    """Seconds from the decision until all new runs were begun with the old release, or the data was back."""
+
+    by: str
+    """Person or program that did it."""
+
+    note: str = ""
+    """What was done."""
+
+    def find_age_days(self, on: date) -> int:
+        """Return the number of days from the drill to a day.
+
+        Raises:
+            MisuseError: if `at` is no time.
+        """
+        try:
+            return (on - datetime.fromisoformat(self.at).date()).days
+        except ValueError as error:
+            raise MisuseError(f"the time {self.at!r} of a drill is none: write it as 2027-01-31T12:00:00") from error
+
+
+def write_evidence(path: str | Path, document: dict[str, Any]) -> None:
+    """Write a file of evidence as JSON. A missing folder is created."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+@attrs.frozen
+class Evidence:
+    """The files of evidence in a folder. Each is read when it is asked for."""
+
+    folder: Path
+    """The folder; it may be missing."""
+
+    def read_evaluation(self) -> Evaluation | None:
+        """Return the result of `agentfsm eval run`; None if there is none.
+
+        Raises:
+            MisuseError: if the file is something else.
+        """
+        path = self.folder / EVAL_FILE
+        return Evaluation.load(path) if path.exists() else None
+
+    def read_load(self) -> LoadReport | None:
+        """Return the result of `agentfsm load`; None if there is none.
+
+        Raises:
+            MisuseError: if the file is something else.
+        """
+        return self._read(LOAD_FILE, LoadReport)
+
+    def read_drill(self, name: str) -> DrillReport | None:
+        """Return the record of a drill; None if there is none.
+
+        Raises:
+            MisuseError: if the file is something else.
+        """
+        return self._read(name, DrillReport)
+
+    def _read(self, name: str, kind: type[T]) -> T | None:
+        path = self.folder / name
+        if not path.exists():
+            return None
+        try:
+            return kind(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise MisuseError(f"{path} is not a {kind.__name__}: {error}") from None

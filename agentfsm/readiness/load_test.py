@@ -1,0 +1,94 @@
+"""Measure how long runs take at a stated concurrency."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from statistics import quantiles
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.machine import State
+from agentfsm.core.validation import COUNT
+from agentfsm.readiness.evidence import LoadReport
+
+if TYPE_CHECKING:
+    from agentfsm.agent import Agent
+    from agentfsm.core.run import Run
+
+
+async def measure_load(
+    agent: Agent[Any],
+    prompts: Sequence[str],
+    *,
+    runs: int,
+    concurrency: int,
+    deps: Any = None,
+    on_run: Callable[[Run[Any]], None] | None = None,
+) -> LoadReport:
+    """Execute runs of an agent, and measure their times. They are real runs: they cost money, and have effects.
+
+    Args:
+        agent: The agent.
+        prompts: Prompts, used in turn.
+        runs: Number of runs, 1 or more.
+        concurrency: Number of runs at a time, 1 or more.
+        deps: Dependencies of each run.
+        on_run: Called with each run, for progress.
+
+    Raises:
+        MisuseError: if an argument is wrong.
+        AgentError: if a run cannot be executed, such as a StoreError.
+    """
+    COUNT.check("measure_load", "runs", runs)
+    COUNT.check("measure_load", "concurrency", concurrency)
+    if not prompts:
+        raise MisuseError("measure_load needs at least one prompt")
+    times: list[float] = []
+    ended: list[Run[Any]] = []
+    numbers = iter(range(runs))
+
+    async def work() -> None:
+        for number in numbers:
+            start = time.perf_counter()
+            run = await agent.run(prompts[number % len(prompts)], deps=deps)
+            times.append(time.perf_counter() - start)
+            ended.append(run)
+            if on_run is not None:
+                on_run(run)
+
+    begin = time.perf_counter()
+    async with anyio.create_task_group() as group:
+        for _ in range(min(concurrency, runs)):
+            group.start_soon(work)
+    seconds = time.perf_counter() - begin
+    p50, p95, p99 = _find_percentiles(times)
+    costs = [each.usage.cost_usd for each in ended]
+    known = [each for each in costs if each is not None]
+    return LoadReport(
+        agent=agent.name,
+        fingerprint=agent.fingerprint.digest,
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        model=agent.model.name,
+        runs=runs,
+        concurrency=concurrency,
+        failed=sum(each.state is not State.DONE for each in ended),
+        seconds=round(seconds, 3),
+        p50_s=p50,
+        p95_s=p95,
+        p99_s=p99,
+        tokens=sum(each.usage.tokens for each in ended),
+        usd=sum(known) if len(known) == len(costs) else None,
+        stop_reasons=dict(Counter(str(each.stop_reason or "waiting") for each in ended)),
+    )
+
+
+def _find_percentiles(times: list[float]) -> tuple[float, float, float]:
+    if len(times) == 1:
+        times = times * 2
+    found = quantiles(times, n=100, method="inclusive")
+    return round(found[49], 4), round(found[94], 4), round(found[98], 4)
