@@ -1,7 +1,7 @@
 """The command line.
 
     agentfsm demo | run | submit | worker | resume | serve | webhooks                  execute
-             runs | show | export | audit | metrics | graph | doctor | studio          inspect
+             runs | show | export | audit | metrics | graph | doctor | load | studio   inspect
              approve | reject | settle | answer | send | pause | cancel | feedback     decide
              fork | replay | diff                                                      fork and compare
              delete | prune | compact                                                  remove

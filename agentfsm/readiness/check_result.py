@@ -32,7 +32,7 @@ class CheckStatus(StrEnum):
 
 
 class CheckSource(StrEnum):
-    """Where the status of a check was found."""
+    """Source from which the status of a check was determined."""
 
     AGENT = "agent"
     """The agent object: its limits, tools, guards and policies."""
@@ -51,17 +51,17 @@ class CheckSource(StrEnum):
 
 
 @attrs.frozen
-class Finding(Value):
-    """What a check has found."""
+class CheckFinding(Value):
+    """Outcome of the function of a check."""
 
     status: CheckStatus
     """Status of the check."""
 
     detail: str
-    """What was found, with numbers."""
+    """The facts, with numbers."""
 
     remedy: str = ""
-    """What to do; empty if the check passed."""
+    """The remedy; empty if the check passed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -95,16 +95,16 @@ class CheckResult(Value):
     """The requirement, in a few words."""
 
     source: CheckSource
-    """Where the status was found."""
+    """Source of the status."""
 
     status: CheckStatus
     """Status, with waivers."""
 
     detail: str
-    """What was found, with numbers."""
+    """The facts, with numbers."""
 
     remedy: str = ""
-    """What to do; empty if the check passed."""
+    """The remedy; empty if the check passed."""
 
     waiver: Waiver | None = None
     """Waiver of the check, also if it has expired; None if there is none."""

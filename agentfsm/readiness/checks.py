@@ -20,9 +20,10 @@ from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.labels import Label
 from agentfsm.core.sensitive_text import DataKind
 from agentfsm.core.usage import Usage
+from agentfsm.core.value import Value
 from agentfsm.guards.exit_rules import ExitFilter
 from agentfsm.models.wrappers.router import Router
-from agentfsm.readiness.check_result import CheckSource, CheckStatus, Finding
+from agentfsm.readiness.check_result import CheckFinding, CheckSource, CheckStatus
 from agentfsm.readiness.evidence import EVAL_FILE, LOAD_FILE, RESTORE_FILE, ROLLBACK_FILE, DrillReport, Evidence
 from agentfsm.readiness.probes import iter_models
 from agentfsm.sandbox import find_isolation
@@ -58,8 +59,8 @@ _PASS, _FAIL, _UNKNOWN = CheckStatus.PASS, CheckStatus.FAIL, CheckStatus.UNKNOWN
 
 
 @attrs.frozen(kw_only=True)
-class Subject:
-    """What is checked."""
+class Subject(Value):
+    """An agent with its project, as the checks see it."""
 
     agent: Agent[Any]
     """The agent."""
@@ -73,8 +74,8 @@ class Subject:
     on: date
     """Day of the report."""
 
-    probes: Mapping[str, Finding]
-    """What the probes have found, by the id of the check."""
+    probes: Mapping[str, CheckFinding]
+    """Outcomes of the probes, by the id of the check."""
 
     @property
     def fingerprint(self) -> str:
@@ -91,7 +92,7 @@ class Subject:
 
 
 @attrs.frozen
-class Check:
+class Check(Value):
     """A check."""
 
     id: str
@@ -104,25 +105,25 @@ class Check:
     """The requirement, in a few words."""
 
     source: CheckSource
-    """Where the status is found."""
+    """Source of the status."""
 
-    look: Callable[[Subject], Finding | Awaitable[Finding]]
+    look: Callable[[Subject], CheckFinding | Awaitable[CheckFinding]]
     """Function that finds the status."""
 
-    async def find(self, subject: Subject) -> Finding:
+    async def find(self, subject: Subject) -> CheckFinding:
         """Return what the check finds. An error of the package is the reason of a failure."""
         try:
             found = self.look(subject)
             return await found if isawaitable(found) else found
         except AgentError as error:
-            return Finding(_FAIL, str(error), "mend or remove what the error names")
+            return CheckFinding(_FAIL, str(error), "mend or remove what the error names")
 
 
-def _is_old(subject: Subject, recorded: str, name: str, command: str) -> Finding | None:
+def _is_old(subject: Subject, recorded: str, name: str, command: str) -> CheckFinding | None:
     if recorded == subject.fingerprint:
         return None
     then = recorded or "an unknown version"
-    return Finding(_FAIL, f"{name} is of {then}; the agent is {subject.fingerprint} now", command)
+    return CheckFinding(_FAIL, f"{name} is of {then}; the agent is {subject.fingerprint} now", command)
 
 
 # Quality.
@@ -131,21 +132,21 @@ _RUN_EVALS: Final = f"agentfsm eval run SUITE module:agent --out FOLDER/{EVAL_FI
 _RUN_LOAD: Final = f"agentfsm load module:agent --prompts FILE --concurrency N --out FOLDER/{LOAD_FILE}"
 
 
-def _check_cases(subject: Subject) -> Finding:
+def _check_cases(subject: Subject) -> CheckFinding:
     evaluation = subject.evidence.read_evaluation()
     if evaluation is None:
-        return Finding(_UNKNOWN, f"there is no {EVAL_FILE}", _RUN_EVALS)
+        return CheckFinding(_UNKNOWN, f"there is no {EVAL_FILE}", _RUN_EVALS)
     cases = len({each.case for each in evaluation.results})
     status = _PASS if cases >= MIN_EVAL_CASES else _FAIL
-    return Finding(
+    return CheckFinding(
         status, f"{cases} cases in {evaluation.suite}", "" if status is _PASS else f"at least {MIN_EVAL_CASES}"
     )
 
 
-def _check_grades(subject: Subject) -> Finding:
+def _check_grades(subject: Subject) -> CheckFinding:
     evaluation = subject.evidence.read_evaluation()
     if evaluation is None:
-        return Finding(_UNKNOWN, f"there is no {EVAL_FILE}", _RUN_EVALS)
+        return CheckFinding(_UNKNOWN, f"there is no {EVAL_FILE}", _RUN_EVALS)
     if (old := _is_old(subject, evaluation.fingerprint, EVAL_FILE, _RUN_EVALS)) is not None:
         return old
     completion = evaluation.mean() or 0.0
@@ -153,31 +154,31 @@ def _check_grades(subject: Subject) -> Finding:
     quality = sum(totals) / len(totals) if totals else 0.0
     detail = f"{completion:.0%} of {len(evaluation.results)} runs completed, mean grade {quality:.2f}, {evaluation.at}"
     if completion > MIN_COMPLETION and quality > MIN_QUALITY:
-        return Finding(_PASS, detail)
-    return Finding(_FAIL, detail, f"more than {MIN_COMPLETION:.0%} and {MIN_QUALITY}: see agentfsm eval report")
+        return CheckFinding(_PASS, detail)
+    return CheckFinding(_FAIL, detail, f"more than {MIN_COMPLETION:.0%} and {MIN_QUALITY}: see agentfsm eval report")
 
 
-def _get_probe(name: str) -> Callable[[Subject], Finding]:
-    skipped = Finding(_UNKNOWN, "the probes were not run", "leave out --no-probes")
+def _get_probe(name: str) -> Callable[[Subject], CheckFinding]:
+    skipped = CheckFinding(_UNKNOWN, "the probes were not run", "leave out --no-probes")
     return lambda subject: subject.probes.get(name, skipped)
 
 
-def _check_effects(subject: Subject) -> Finding:
+def _check_effects(subject: Subject) -> CheckFinding:
     tools = list(subject.agent.tools)
     bare = [
         each.name for each in tools if not (each.read_only or each.idempotent or each.external or _is_decided(each))
     ]
     warnings = [f"{each.tool}: {each.message}" for each in subject.agent.tools.check() if each.severity == "warning"]
     if warnings:
-        return Finding(_FAIL, "; ".join(warnings), "see agentfsm doctor module:agent")
+        return CheckFinding(_FAIL, "; ".join(warnings), "see agentfsm doctor module:agent")
     if bare:
         names = ", ".join(bare)
-        return Finding(
+        return CheckFinding(
             _FAIL,
             f"{names}: after a crash in mid-call, a person has to settle the outcome",
             "declare read_only=, idempotent= or on_unknown=, or waive this",
         )
-    return Finding(_PASS, f"{len(tools)} tools declare what may be repeated")
+    return CheckFinding(_PASS, f"{len(tools)} tools declare what may be repeated")
 
 
 def _is_decided(tool: Tool[..., Any]) -> bool:
@@ -188,49 +189,49 @@ def _is_decided(tool: Tool[..., Any]) -> bool:
 # Performance.
 
 
-def _check_latency(subject: Subject) -> Finding:
+def _check_latency(subject: Subject) -> CheckFinding:
     report = subject.evidence.read_load()
     if report is None:
-        return Finding(_UNKNOWN, f"there is no {LOAD_FILE}", _RUN_LOAD)
+        return CheckFinding(_UNKNOWN, f"there is no {LOAD_FILE}", _RUN_LOAD)
     if (old := _is_old(subject, report.fingerprint, LOAD_FILE, _RUN_LOAD)) is not None:
         return old
     times = f"P50 {report.p50_s:.2f} s, P95 {report.p95_s:.2f} s, P99 {report.p99_s:.2f} s"
-    return Finding(_PASS, f"{times} over {report.runs} runs, {report.at}")
+    return CheckFinding(_PASS, f"{times} over {report.runs} runs, {report.at}")
 
 
-def _check_load(subject: Subject) -> Finding:
+def _check_load(subject: Subject) -> CheckFinding:
     report = subject.evidence.read_load()
     if report is None:
-        return Finding(_UNKNOWN, f"there is no {LOAD_FILE}", _RUN_LOAD)
+        return CheckFinding(_UNKNOWN, f"there is no {LOAD_FILE}", _RUN_LOAD)
     if (old := _is_old(subject, report.fingerprint, LOAD_FILE, _RUN_LOAD)) is not None:
         return old
     detail = f"{report.runs} runs, {report.concurrency} at a time: {report.failed} failed"
     if report.failed or report.concurrency < 2:  # noqa: PLR2004  one at a time is no concurrency
-        return Finding(_FAIL, detail, "no failed runs, at least 2 at a time")
-    return Finding(_PASS, detail)
+        return CheckFinding(_FAIL, detail, "no failed runs, at least 2 at a time")
+    return CheckFinding(_PASS, detail)
 
 
-def _check_tokens(subject: Subject) -> Finding:
+def _check_tokens(subject: Subject) -> CheckFinding:
     limits = subject.agent.limits
     detail = f"{limits.tokens:,} tokens, {limits.tool_calls} calls and {limits.seconds:g} s for each run"
     if limits.tokens > MAX_TOKENS:
-        return Finding(_FAIL, detail, f"Limits(tokens=) of at most {MAX_TOKENS:,}, or waive this")
-    return Finding(_PASS, detail)
+        return CheckFinding(_FAIL, detail, f"Limits(tokens=) of at most {MAX_TOKENS:,}, or waive this")
+    return CheckFinding(_PASS, detail)
 
 
 # Security.
 
 
-def _check_input(subject: Subject) -> Finding:
+def _check_input(subject: Subject) -> CheckFinding:
     rules = list(subject.iter_rules())
     guarded = [each for each in rules if each.fences([Label.UNTRUSTED]) or hasattr(each, "screens")]
     decides = [each for each in rules if any(each.concerns(tool.traits) for tool in subject.agent.tools)]
     if not guarded and not decides:
-        return Finding(_FAIL, "no guard reads or marks untrusted text", "guards=[Guard.default()]")
-    return Finding(_PASS, f"{len(rules)} rules: {', '.join(map(str, subject.agent.guards))}"[:300])
+        return CheckFinding(_FAIL, "no guard reads or marks untrusted text", "guards=[Guard.default()]")
+    return CheckFinding(_PASS, f"{len(rules)} rules: {', '.join(map(str, subject.agent.guards))}"[:300])
 
 
-def _check_output(subject: Subject) -> Finding:
+def _check_output(subject: Subject) -> CheckFinding:
     agent = subject.agent
     ways = [
         *(["guards filter the answers"] if any(each.filters_texts() for each in agent.guards) else []),
@@ -238,24 +239,24 @@ def _check_output(subject: Subject) -> Finding:
         *(["validators check the answers"] if agent.output_validators else []),
     ]
     if ways:
-        return Finding(_PASS, "; ".join(ways))
-    return Finding(
+        return CheckFinding(_PASS, "; ".join(ways))
+    return CheckFinding(
         _FAIL, "nothing checks the answers", "guards=[Guard(exit_filter())], output_type= or output_validators="
     )
 
 
-def _check_sandbox(subject: Subject) -> Finding:
+def _check_sandbox(subject: Subject) -> CheckFinding:
     tools = list(subject.agent.tools)
     sandboxed = [each.name for each in tools if each.sandbox is not None]
     executing = [each.name for each in tools if each.sandbox is None and _takes_code(each)]
     if executing:
         names = ", ".join(executing)
-        return Finding(_FAIL, f"{names} take something to execute, without a sandbox", "@tool(sandbox=Sandbox())")
+        return CheckFinding(_FAIL, f"{names} take something to execute, without a sandbox", "@tool(sandbox=Sandbox())")
     if sandboxed and find_isolation().isolation is None:
-        return Finding(_FAIL, f"{', '.join(sandboxed)}: {find_isolation().description}", "see docs/sandbox.md")
+        return CheckFinding(_FAIL, f"{', '.join(sandboxed)}: {find_isolation().description}", "see docs/sandbox.md")
     limit = subject.agent.limits.tool_timeout_s
     detail = f"{len(sandboxed)} of {len(tools)} tools in a sandbox; each call ends after {limit:g} s or its own limit"
-    return Finding(_PASS, detail)
+    return CheckFinding(_PASS, detail)
 
 
 def _takes_code(tool: Tool[..., Any]) -> bool:
@@ -263,7 +264,7 @@ def _takes_code(tool: Tool[..., Any]) -> bool:
     return any(_CODE_PARAMETERS.search(each) for each in names)
 
 
-def _check_approvals(subject: Subject) -> Finding:
+def _check_approvals(subject: Subject) -> CheckFinding:
     risky = [each for each in subject.agent.tools if each.irreversible or each.sends_out or not each.read_only]
     rules = list(subject.iter_rules())
     open_tools = [
@@ -275,53 +276,57 @@ def _check_approvals(subject: Subject) -> Finding:
         and not _is_limited(subject.agent, each)
     ]
     if open_tools:
-        return Finding(
+        return CheckFinding(
             _FAIL,
             f"{', '.join(open_tools)}: calls with effects that no person, guard or permission decides on",
             "requires_approval=True, guards= or permissions=; or read_only=, idempotent= if it is harmless",
         )
-    return Finding(_PASS, f"{len(risky)} tools have effects; approvals, guards or permissions decide on each")
+    return CheckFinding(_PASS, f"{len(risky)} tools have effects; approvals, guards or permissions decide on each")
 
 
 def _is_limited(agent: Agent[Any], tool: Tool[..., Any]) -> bool:
     return agent.permissions is not None and not agent.permissions.may_offer(tool, ())
 
 
-def _check_personal_data(subject: Subject) -> Finding:
+def _check_personal_data(subject: Subject) -> CheckFinding:
     kinds = {kind for rule in subject.iter_rules() if isinstance(rule, ExitFilter) for kind in rule.kinds}
     if missing := [each.value for each in (DataKind.EMAIL, DataKind.PHONE, DataKind.BANK_CARD) if each not in kinds]:
-        return Finding(_FAIL, f"answers are not filtered for: {', '.join(missing)}", "guards=[Guard(exit_filter())]")
-    return Finding(_PASS, f"answers are filtered for: {', '.join(sorted(kinds))}")
+        return CheckFinding(
+            _FAIL, f"answers are not filtered for: {', '.join(missing)}", "guards=[Guard(exit_filter())]"
+        )
+    return CheckFinding(_PASS, f"answers are filtered for: {', '.join(sorted(kinds))}")
 
 
 # Cost.
 
 
-def _check_price(subject: Subject) -> Finding:
+def _check_price(subject: Subject) -> CheckFinding:
     model = subject.agent.model
     model.prepare()
     usage = Usage(input_tokens=1_000_000, output_tokens=1_000_000)
     cost = model.cost_usd(usage)
     if cost is None:
-        return Finding(_FAIL, f"the price of {model.name} is unknown", "pip install 'agentfsm[prices]', or prices=")
-    return Finding(_PASS, f"{model.name}: {cost:.2f} USD for a million tokens in and a million out")
+        return CheckFinding(
+            _FAIL, f"the price of {model.name} is unknown", "pip install 'agentfsm[prices]', or prices="
+        )
+    return CheckFinding(_PASS, f"{model.name}: {cost:.2f} USD for a million tokens in and a million out")
 
 
-def _check_run_cost(subject: Subject) -> Finding:
+def _check_run_cost(subject: Subject) -> CheckFinding:
     usd = subject.agent.limits.usd
     if usd is None:
-        return Finding(_FAIL, "a run may cost any amount", "limits=Limits(usd=...)")
-    return Finding(_PASS, f"{usd:g} USD for each run")
+        return CheckFinding(_FAIL, "a run may cost any amount", "limits=Limits(usd=...)")
+    return CheckFinding(_PASS, f"{usd:g} USD for each run")
 
 
-def _check_spend(subject: Subject) -> Finding:
+def _check_spend(subject: Subject) -> CheckFinding:
     limits = getattr(subject.agent, "spend", ())
     if not limits:
-        return Finding(_FAIL, "a day may cost any amount", 'spend=[Spend(per="day", usd=...)]')
-    return Finding(_PASS, "; ".join(map(str, limits)))
+        return CheckFinding(_FAIL, "a day may cost any amount", 'spend=[Spend(per="day", usd=...)]')
+    return CheckFinding(_PASS, "; ".join(map(str, limits)))
 
 
-def _check_cost_measures(subject: Subject) -> Finding:
+def _check_cost_measures(subject: Subject) -> CheckFinding:
     agent = subject.agent
     policies = agent.context.policies
     measures = {
@@ -332,119 +337,123 @@ def _check_cost_measures(subject: Subject) -> Finding:
     }
     used = [name for name, is_used in measures.items() if is_used]
     if len(used) >= MIN_COST_MEASURES:
-        return Finding(_PASS, ", ".join(used))
+        return CheckFinding(_PASS, ", ".join(used))
     missing = ", ".join(name for name in measures if name not in used)
-    return Finding(_FAIL, f"only {used[0]}" if used else "none", f"at least {MIN_COST_MEASURES}: also one of {missing}")
+    return CheckFinding(
+        _FAIL, f"only {used[0]}" if used else "none", f"at least {MIN_COST_MEASURES}: also one of {missing}"
+    )
 
 
 # Observability.
 
 
-async def _check_traces(subject: Subject) -> Finding:
+async def _check_traces(subject: Subject) -> CheckFinding:
     if any(isinstance(each.watcher, RunTracer) for each in subject.agent.watch):
-        return Finding(_PASS, "runs are traced live")
+        return CheckFinding(_PASS, "runs are traced live")
     if OTLP_FOLLOWER in await _list_followers(subject):
-        return Finding(_PASS, "a follower exports the traces")
-    return Finding(_FAIL, "no run is traced", "watch=[Telemetry()], or agentfsm export otlp --follow")
+        return CheckFinding(_PASS, "a follower exports the traces")
+    return CheckFinding(_FAIL, "no run is traced", "watch=[Telemetry()], or agentfsm export otlp --follow")
 
 
-async def _check_metrics(subject: Subject) -> Finding:
+async def _check_metrics(subject: Subject) -> CheckFinding:
     followers = await _list_followers(subject)
     if METRICS_FOLLOWER in followers:
-        return Finding(_PASS, "a follower counts the runs of the store")
-    return Finding(_FAIL, "nothing counts the runs of the store", "agentfsm serve, or agentfsm metrics")
+        return CheckFinding(_PASS, "a follower counts the runs of the store")
+    return CheckFinding(_FAIL, "nothing counts the runs of the store", "agentfsm serve, or agentfsm metrics")
 
 
 async def _list_followers(subject: Subject) -> set[str]:
     return {each.name for each in await subject.agent.store.followers()}
 
 
-def _check_alerts(subject: Subject) -> Finding:
+def _check_alerts(subject: Subject) -> CheckFinding:
     for path in (*subject.project.rglob("*.yml"), *subject.project.rglob("*.yaml")):
         if _is_hidden(path, subject.project):
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
         if "agentfsm_" in text and "alert:" in text:
-            return Finding(_PASS, f"{text.count('alert:')} alerts in {path.relative_to(subject.project)}")
-    return Finding(_FAIL, "no file of the project has alerts", "agentfsm alerts rules > alerts.yml, and load it")
+            return CheckFinding(_PASS, f"{text.count('alert:')} alerts in {path.relative_to(subject.project)}")
+    return CheckFinding(_FAIL, "no file of the project has alerts", "agentfsm alerts rules > alerts.yml, and load it")
 
 
 def _is_hidden(path: Path, project: Path) -> bool:
     return any(part.startswith(".") or part == "node_modules" for part in path.relative_to(project).parts)
 
 
-def _check_logs(subject: Subject) -> Finding:  # noqa: ARG001  the package's own logs
+def _check_logs(subject: Subject) -> CheckFinding:  # noqa: ARG001  the package's own logs
     if not logging.getLogger("agentfsm").isEnabledFor(logging.WARNING):
-        return Finding(_FAIL, "the logger agentfsm is silent", 'logging.getLogger("agentfsm").setLevel("WARNING")')
-    return Finding(_PASS, "each record of agentfsm has the run's id, and its trace's if it is traced")
+        return CheckFinding(_FAIL, "the logger agentfsm is silent", 'logging.getLogger("agentfsm").setLevel("WARNING")')
+    return CheckFinding(_PASS, "each record of agentfsm has the run's id, and its trace's if it is traced")
 
 
 # Release.
 
 
-def _check_version(subject: Subject) -> Finding:
+def _check_version(subject: Subject) -> CheckFinding:
     if not subject.agent.version:
-        return Finding(_FAIL, "the agent has no version", 'Agent(version="1.0.0")')
-    return Finding(_PASS, f"{subject.agent.version}, fingerprint {subject.fingerprint}")
+        return CheckFinding(_FAIL, "the agent has no version", 'Agent(version="1.0.0")')
+    return CheckFinding(_PASS, f"{subject.agent.version}, fingerprint {subject.fingerprint}")
 
 
-def _check_prompts(subject: Subject) -> Finding:
+def _check_prompts(subject: Subject) -> CheckFinding:
     run = subject.agent.start("check")
     prompts = run.header.fingerprint.prompts
     if not prompts:
-        return Finding(_FAIL, "the instructions have no version", 'instructions=Prompts("prompts")["name"]')
-    return Finding(_PASS, ", ".join(f"{name} {version}" for name, version in prompts.items()))
+        return CheckFinding(_FAIL, "the instructions have no version", 'instructions=Prompts("prompts")["name"]')
+    return CheckFinding(_PASS, ", ".join(f"{name} {version}" for name, version in prompts.items()))
 
 
-def _check_rollback(subject: Subject) -> Finding:
+def _check_rollback(subject: Subject) -> CheckFinding:
     drill = subject.evidence.read_drill(ROLLBACK_FILE)
     if drill is None:
-        return Finding(
+        return CheckFinding(
             _UNKNOWN, f"there is no {ROLLBACK_FILE}", "practise a roll-back, and record it: docs/production.md"
         )
     if drill.seconds > ROLLBACK_S:
-        return Finding(_FAIL, _describe_drill(drill), f"at most {ROLLBACK_S:.0f} s")
+        return CheckFinding(_FAIL, _describe_drill(drill), f"at most {ROLLBACK_S:.0f} s")
     return _judge_drill(subject, drill)
 
 
-def _judge_drill(subject: Subject, drill: DrillReport) -> Finding:
+def _judge_drill(subject: Subject, drill: DrillReport) -> CheckFinding:
     if drill.find_age_days(subject.on) > DRILL_DAYS:
-        return Finding(_FAIL, _describe_drill(drill), f"practise it again: a drill counts for {DRILL_DAYS} days")
-    return Finding(_PASS, _describe_drill(drill))
+        return CheckFinding(_FAIL, _describe_drill(drill), f"practise it again: a drill counts for {DRILL_DAYS} days")
+    return CheckFinding(_PASS, _describe_drill(drill))
 
 
 def _describe_drill(drill: DrillReport) -> str:
     return f"{drill.seconds:g} s, {drill.at}, by {drill.by}"
 
 
-def _check_ci(subject: Subject) -> Finding:
+def _check_ci(subject: Subject) -> CheckFinding:
     files = [path for pattern in _CI_FILES for path in sorted(subject.project.glob(pattern)) if path.is_file()]
     for path in files:
         if "eval run" in path.read_text(encoding="utf-8", errors="replace"):
-            return Finding(_PASS, f"{path.relative_to(subject.project)} runs agentfsm eval")
-    return Finding(_FAIL, "no file of CI runs agentfsm eval", "run and gate the suite in CI: agentfsm eval gate")
+            return CheckFinding(_PASS, f"{path.relative_to(subject.project)} runs agentfsm eval")
+    return CheckFinding(_FAIL, "no file of CI runs agentfsm eval", "run and gate the suite in CI: agentfsm eval gate")
 
 
 # The store.
 
 
-async def _check_store(subject: Subject) -> Finding:
+async def _check_store(subject: Subject) -> CheckFinding:
     agent = subject.agent
     name = type(agent.store).__name__
     if isinstance(agent.store, MemoryStore):
-        return Finding(_FAIL, "runs are in the memory of the process", "store=PostgresStore(...), or another one")
+        return CheckFinding(_FAIL, "runs are in the memory of the process", "store=PostgresStore(...), or another one")
     await agent.store.runs(limit=1)
     describe = getattr(agent.store, "describe_durability", None)
     detail = f"{name}, durability {agent.durability!r}" + ("" if describe is None else f": {await describe()}")
     if agent.durability != "full":
-        return Finding(_FAIL, f"{detail}: a crash of the server may lose acknowledged events", 'durability="full"')
-    return Finding(_PASS, detail)
+        return CheckFinding(_FAIL, f"{detail}: a crash of the server may lose acknowledged events", 'durability="full"')
+    return CheckFinding(_PASS, detail)
 
 
-def _check_restore(subject: Subject) -> Finding:
+def _check_restore(subject: Subject) -> CheckFinding:
     drill = subject.evidence.read_drill(RESTORE_FILE)
     if drill is None:
-        return Finding(_UNKNOWN, f"there is no {RESTORE_FILE}", "restore a backup of the store, and record it there")
+        return CheckFinding(
+            _UNKNOWN, f"there is no {RESTORE_FILE}", "restore a backup of the store, and record it there"
+        )
     return _judge_drill(subject, drill)
 
 
@@ -491,10 +500,10 @@ AREAS: Final = tuple(dict.fromkeys(each.area for each in CHECKS))
 
 
 def check_ids(names: Mapping[str, object]) -> None:
-    """Raise for names that are no check.
+    """Check that all keys are ids of checks.
 
     Raises:
-        MisuseError: if there is one.
+        MisuseError: if one is not.
     """
     known = [each.id for each in CHECKS]
     if unknown := sorted(names.keys() - set(known)):

@@ -88,13 +88,13 @@ class DrillReport(Value):
     """Person or program that did it."""
 
     note: str = ""
-    """What was done."""
+    """Description of the procedure."""
 
     def find_age_days(self, on: date) -> int:
         """Return the number of days from the drill to a day.
 
         Raises:
-            MisuseError: if `at` is no time.
+            MisuseError: if `at` is not a time.
         """
         try:
             return (on - datetime.fromisoformat(self.at).date()).days
@@ -110,7 +110,7 @@ def write_evidence(path: str | Path, document: dict[str, Any]) -> None:
 
 
 @attrs.frozen
-class Evidence:
+class Evidence(Value):
     """The files of evidence in a folder. Each is read when it is asked for."""
 
     folder: Path

@@ -20,7 +20,7 @@ from agentfsm.core.messages import ToolResult
 from agentfsm.models.wrappers.base import CompositeModel
 from agentfsm.models.wrappers.fallback import Fallback
 from agentfsm.ports.store import Clock, SystemClock
-from agentfsm.readiness.check_result import CheckStatus, Finding
+from agentfsm.readiness.check_result import CheckFinding, CheckStatus
 from agentfsm.stores.memory import MemoryStore
 from agentfsm.testing.clock import VirtualClock, run_virtual
 from agentfsm.testing.models import FunctionModel, call, say
@@ -42,7 +42,7 @@ LEAK_CHARS: Final = 40
 PATIENCE_S: Final = 300.0
 # Turns after which a run that calls tools without end has to have ended.
 MAX_TURNS: Final = 100
-_Probe: TypeAlias = "Callable[[Agent[Any]], Awaitable[Finding]]"
+_Probe: TypeAlias = "Callable[[Agent[Any]], Awaitable[CheckFinding]]"
 # Seconds of virtual time beyond the time limit of a run, after which it counts as hanging.
 _GRACE_S: Final = 600.0
 
@@ -61,7 +61,7 @@ _PROMPTS: Final = {
 }
 
 
-def run_probes(agent: Agent[Any]) -> dict[str, Finding]:
+def run_probes(agent: Agent[Any]) -> dict[str, CheckFinding]:
     """Run all probes, and return what they found by the id of the check. It takes a second or two.
 
     Meanwhile the loggers of the package are silent, since all that they would report is caused by the probes.
@@ -75,15 +75,15 @@ def run_probes(agent: Agent[Any]) -> dict[str, Finding]:
         logger.setLevel(level)
 
 
-def _run_probe(probe: _Probe, agent: Agent[Any]) -> Finding:
+def _run_probe(probe: _Probe, agent: Agent[Any]) -> CheckFinding:
     try:
         # Virtual time does not wait for threads, in which the tokens of a long prompt are counted.
         return anyio.run(probe, agent) if probe is _probe_inputs else run_virtual(lambda: probe(agent))
     except MisuseError as error:
-        return Finding(CheckStatus.UNKNOWN, str(error)[:300], "see the reason")
+        return CheckFinding(CheckStatus.UNKNOWN, str(error)[:300], "see the reason")
     except Exception as error:  # noqa: BLE001  code of the agent, which may raise anything
         text = f"the probe raised {type(error).__name__}: {error}"[:300]
-        return Finding(CheckStatus.UNKNOWN, text, "run the agent with agentfsm.testing.ScriptedModel, and see why")
+        return CheckFinding(CheckStatus.UNKNOWN, text, "run the agent with agentfsm.testing.ScriptedModel, and see why")
 
 
 def _build_stand_in(
@@ -126,7 +126,7 @@ def _describe_end(run: Run[Any] | None) -> str:
     return "was answered" if run.state is State.DONE else f"ended with {run.stop_reason}"
 
 
-async def _probe_away(agent: Agent[Any]) -> Finding:
+async def _probe_away(agent: Agent[Any]) -> CheckFinding:
     """The model answers with status 529 to every request."""
 
     def refuse(_request: Request) -> str:
@@ -134,13 +134,13 @@ async def _probe_away(agent: Agent[Any]) -> Finding:
 
     run = await _finish(_build_stand_in(agent, FunctionModel(refuse)))
     if run is None or not run.is_over:
-        return Finding(CheckStatus.FAIL, f"model away: the run {_describe_end(run)}", "lower Limits(seconds=)")
+        return CheckFinding(CheckStatus.FAIL, f"model away: the run {_describe_end(run)}", "lower Limits(seconds=)")
     if run.duration_s > PATIENCE_S:
         return _judge_patience("model away", run)
     ended = f"model away: the run ended with {run.stop_reason} after {run.duration_s:.0f} s"
     substitutes = [each for each in iter_models(agent.model) if isinstance(each, Fallback)]
     if not substitutes:
-        return Finding(
+        return CheckFinding(
             CheckStatus.FAIL,
             f"{ended}, and no other model takes over",
             "give a substitute: Agent(Fallback(model, other), ...)",
@@ -148,27 +148,31 @@ async def _probe_away(agent: Agent[Any]) -> Finding:
     stand_in = Fallback(FunctionModel(refuse), FunctionModel(lambda _: say("ok")))
     answered = await _finish(_build_stand_in(agent, stand_in))
     if answered is None or answered.state is not State.DONE:
-        return Finding(CheckStatus.FAIL, f"{ended}; with a substitute it {_describe_end(answered)}", "see the limits")
+        return CheckFinding(
+            CheckStatus.FAIL, f"{ended}; with a substitute it {_describe_end(answered)}", "see the limits"
+        )
     names = " else ".join(each.name for each in substitutes[0].models)
-    return Finding(CheckStatus.PASS, f"{ended}; with {names}, the next model answers")
+    return CheckFinding(CheckStatus.PASS, f"{ended}; with {names}, the next model answers")
 
 
-async def _probe_empty_reply(agent: Agent[Any]) -> Finding:
+async def _probe_empty_reply(agent: Agent[Any]) -> CheckFinding:
     """The model answers with nothing."""
     run = await _finish(_build_stand_in(agent, FunctionModel(lambda _: say(""))))
     if run is None or not run.is_over or run.state is State.DONE:
-        return Finding(CheckStatus.FAIL, f"empty replies: the run {_describe_end(run)}", "lower Limits(model_retries=)")
+        return CheckFinding(
+            CheckStatus.FAIL, f"empty replies: the run {_describe_end(run)}", "lower Limits(model_retries=)"
+        )
     if run.duration_s > PATIENCE_S:
         return _judge_patience("empty replies", run)
-    return Finding(CheckStatus.PASS, f"empty replies: the run ended with {run.stop_reason} after {run.turn} turns")
+    return CheckFinding(CheckStatus.PASS, f"empty replies: the run ended with {run.stop_reason} after {run.turn} turns")
 
 
-def _judge_patience(title: str, run: Run[Any]) -> Finding:
+def _judge_patience(title: str, run: Run[Any]) -> CheckFinding:
     detail = f"{title}: the run ended with {run.stop_reason} only after {run.duration_s:,.0f} s"
-    return Finding(CheckStatus.FAIL, detail, "lower Limits(model_retries=, retry_wait_s=)")
+    return CheckFinding(CheckStatus.FAIL, detail, "lower Limits(model_retries=, retry_wait_s=)")
 
 
-async def _probe_turns(agent: Agent[Any]) -> Finding:
+async def _probe_turns(agent: Agent[Any]) -> CheckFinding:
     """The model never answers: it calls a tool in each turn, with other arguments."""
 
     async def look(**arguments: Any) -> str:
@@ -178,11 +182,11 @@ async def _probe_turns(agent: Agent[Any]) -> Finding:
     model = FunctionModel(lambda request: say("", call("look", page=len(request.messages))))
     run = await _finish(_build_stand_in(agent, model, [looking]))
     if run is None or not run.is_over:
-        return Finding(CheckStatus.FAIL, f"endless calls: the run {_describe_end(run)}", "lower Limits(turns=)")
+        return CheckFinding(CheckStatus.FAIL, f"endless calls: the run {_describe_end(run)}", "lower Limits(turns=)")
     detail = f"endless calls: the run ended with {run.stop_reason} after {run.turn} turns"
     if run.turn > MAX_TURNS:
-        return Finding(CheckStatus.FAIL, detail, f"Limits(turns=) of at most {MAX_TURNS}")
-    return Finding(CheckStatus.PASS, detail)
+        return CheckFinding(CheckStatus.FAIL, detail, f"Limits(turns=) of at most {MAX_TURNS}")
+    return CheckFinding(CheckStatus.PASS, detail)
 
 
 _ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
@@ -204,7 +208,7 @@ async def _return_nothing(**_arguments: Any) -> str:
 _FAULTS: Final = {"hangs": _hang, "raises an error": _break, "returns nothing": _return_nothing}
 
 
-async def _probe_tools(agent: Agent[Any]) -> Finding:
+async def _probe_tools(agent: Agent[Any]) -> CheckFinding:
     """Each tool hangs, fails and returns nothing. The model has to get a result, and the run has to end."""
     bad: list[str] = []
     names = [each.name for each in agent.tools]
@@ -213,10 +217,12 @@ async def _probe_tools(agent: Agent[Any]) -> Finding:
             if (found := await _try_tool(agent, tool, function)) is not None:
                 bad.append(f"{tool.name} {fault}: {found}")
     if bad:
-        return Finding(CheckStatus.FAIL, "; ".join(bad), "give the tools time limits: @tool(timeout_s=...)")
+        return CheckFinding(CheckStatus.FAIL, "; ".join(bad), "give the tools time limits: @tool(timeout_s=...)")
     if not names:
-        return Finding(CheckStatus.PASS, "the agent has no tools")
-    return Finding(CheckStatus.PASS, f"{', '.join(names)}: the model was told of each time-out, error and empty result")
+        return CheckFinding(CheckStatus.PASS, "the agent has no tools")
+    return CheckFinding(
+        CheckStatus.PASS, f"{', '.join(names)}: the model was told of each time-out, error and empty result"
+    )
 
 
 async def _try_tool(agent: Agent[Any], tool: Tool[..., Any], function: Callable[..., Any]) -> str | None:
@@ -239,7 +245,7 @@ async def _try_tool(agent: Agent[Any], tool: Tool[..., Any], function: Callable[
     return None if run.state is State.DONE else f"the run {_describe_end(run)} before the model could answer"
 
 
-async def _probe_inputs(agent: Agent[Any]) -> Finding:
+async def _probe_inputs(agent: Agent[Any]) -> CheckFinding:
     """Prompts at the edge end in an answer or a clear refusal."""
     ends: list[str] = []
     for title, prompt in _PROMPTS.items():
@@ -251,16 +257,18 @@ async def _probe_inputs(agent: Agent[Any]) -> Finding:
             ends.append(f"{title}: refused")
             continue
         except AgentError as error:
-            return Finding(CheckStatus.FAIL, f"{title}: {error}"[:300], "catch or refuse such input before the run")
+            return CheckFinding(
+                CheckStatus.FAIL, f"{title}: {error}"[:300], "catch or refuse such input before the run"
+            )
         if run is None or not run.is_over:
-            return Finding(CheckStatus.FAIL, f"{title}: the run {_describe_end(run)}", "lower the limits")
+            return CheckFinding(CheckStatus.FAIL, f"{title}: the run {_describe_end(run)}", "lower the limits")
         ends.append(f"{title}: {_describe_end(run)}")
         if run.state is not State.DONE and title in _VALID_PROMPTS:
-            return Finding(CheckStatus.FAIL, "; ".join(ends), "see agentfsm run module:agent with such a prompt")
-    return Finding(CheckStatus.PASS, "; ".join(ends))
+            return CheckFinding(CheckStatus.FAIL, "; ".join(ends), "see agentfsm run module:agent with such a prompt")
+    return CheckFinding(CheckStatus.PASS, "; ".join(ends))
 
 
-async def _probe_leak(agent: Agent[Any]) -> Finding:
+async def _probe_leak(agent: Agent[Any]) -> CheckFinding:
     """The model repeats its instructions as the answer."""
     seen: list[str] = []
 
@@ -271,15 +279,15 @@ async def _probe_leak(agent: Agent[Any]) -> Finding:
     run = await _finish(_build_stand_in(agent, FunctionModel(repeat), guards=agent.guards))
     instructions = agent.driver.config.own_instructions or (seen[0] if seen else "")
     if not instructions.strip():
-        return Finding(CheckStatus.PASS, "the agent has no instructions")
+        return CheckFinding(CheckStatus.PASS, "the agent has no instructions")
     pieces = {instructions[at : at + LEAK_CHARS] for at in range(max(1, len(instructions) - LEAK_CHARS + 1))}
     if run is not None and run.state is State.DONE and any(piece in run.answer for piece in pieces):
-        return Finding(
+        return CheckFinding(
             CheckStatus.FAIL,
             "a model that repeats its instructions is answered to the user as it is",
             "add guards=[Guard(exit_filter())], whose canary refuses such an answer",
         )
-    return Finding(
+    return CheckFinding(
         CheckStatus.PASS, f"a model that repeats its instructions: the run {_describe_end(run)} without them"
     )
 
