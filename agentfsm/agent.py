@@ -471,7 +471,8 @@ class Agent(Generic[A_co]):
             id: Id of the run, unique in the store; by default a new one. If the store has a run with this id and
                 prompt, that run is resumed.
             after: A run that is over; this run continues its history.
-            session: Id of a session; this run continues the history of the session's last run.
+            session: Id of a session; this run continues the history of the session's last run. With `after`, the
+                session is new and branches off after that run.
             messages: A history to continue that is not in the store.
             user: User on whose behalf the run works.
             roles: Roles of the user.
@@ -494,8 +495,8 @@ class Agent(Generic[A_co]):
         check_start_options(user, session, settings, after, parent)
         history = as_messages(messages)
         check_history(history)
-        if sum((after is not None, session is not None, bool(history))) > 1:
-            raise MisuseError("after=, session= and messages= each name a history to go on from: give one of them")
+        if history and (after is not None or session is not None):
+            raise MisuseError("messages= is a history to go on from, as after= and session= are: give one of them")
         if after is not None and not after.is_over:
             raise MisuseError(f"run {after.id!r} is in {after.state.upper()}: finish it before you go on after it")
         identity: dict[str, Any] = {}

@@ -1,6 +1,6 @@
 """The command line.
 
-    agentfsm demo | run | submit | worker | resume | serve | webhooks                  execute
+    agentfsm demo | chat | run | submit | worker | resume | serve | webhooks           execute
              runs | show | export | audit | metrics | graph | doctor | load | studio   inspect
              approve | reject | settle | answer | send | pause | cancel | feedback     decide
              fork | replay | diff                                                      fork and compare

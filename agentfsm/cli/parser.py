@@ -26,6 +26,7 @@ from agentfsm.cli.argument_types import (
 from agentfsm.cli.commands import (
     alert_rules,
     audit_log,
+    converse,
     decide,
     eval_suites,
     execute,
@@ -129,6 +130,16 @@ def _add_execute(add: AddParser) -> None:
     demo = _add_command(add, execute.demo, text="let an agent survey a folder and write a report; no key is needed")
     demo.add_argument("folder", nargs="?", default=".", help="the folder (default: the current one)")
     run = _add_command(add, execute.run, text="run an agent to the end, or until it waits")
+    talk = _add_command(
+        add, converse.chat, text="talk with an agent, in a conversation that a killed process continues"
+    )
+    _add_agent(talk)
+    chosen = talk.add_mutually_exclusive_group()
+    chosen.add_argument("--session", help="name of the conversation (default: a new one)")
+    chosen.add_argument(
+        "--continue", dest="continues", action="store_true", help="continue the newest conversation with this agent"
+    )
+    talk.add_argument("--user", metavar="NAME", help="user on whose behalf the agent works")
     submit = _add_command(add, execute.submit, text="store a run for a worker to execute, and print its id")
     for starts in (run, submit):
         _add_agent(starts)

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -53,6 +54,11 @@ class Terminal:
         return _is_terminal(sys.stderr)
 
     @property
+    def can_render(self) -> bool:
+        """Whether stderr is a terminal with colours and a movable cursor, and rich is installed."""
+        return self.is_watched and os.environ.get("TERM") != "dumb" and find_spec("rich") is not None
+
+    @property
     def width(self) -> int | None:
         """Columns of the terminal that stdout is connected to; None for a file or a pipe, whose lines are not cut."""
         return shutil.get_terminal_size().columns if _is_terminal(self.stdout) else None
@@ -70,6 +76,21 @@ class Terminal:
         if not answer:
             self.err("")
         return answer.strip() if answer else None
+
+    @property
+    def can_edit(self) -> bool:
+        """Whether stdin and stdout are a terminal with a movable cursor, and prompt_toolkit is installed."""
+        both = _is_terminal(sys.stdin) and _is_terminal(self.stdout)
+        return both and os.environ.get("TERM") != "dumb" and find_spec("prompt_toolkit") is not None
+
+    def edit(self, question: str, text: str) -> str | None:
+        """Let the person edit a text, and return it; None after Ctrl-D. Without an editor, the text is typed anew."""
+        if not self.can_edit:
+            return self.ask(question)
+        from agentfsm.cli.line_editor import edit_text  # noqa: PLC0415  the one file that loads prompt_toolkit
+
+        answer = edit_text(question, text)
+        return answer if answer is None else answer.strip()
 
     def ask_secret(self, question: str) -> str | None:
         """Ask as `ask` does, without showing the answer while it is typed."""

@@ -140,11 +140,15 @@ def continue_session(header: Header, last: tuple[str, str] | None) -> Header:
         last: Id and state of the session's last run; None if the session is new, or the run has no session.
 
     Raises:
-        ConflictError: if the session's last run is not over.
+        ConflictError: if the session's last run is not over, or a new session was to begin after another run.
     """
     if last is None:
         return header
     run_id, state = last
+    if header.after not in (None, run_id):
+        raise ConflictError(
+            f"session {header.session!r} has runs, so it cannot begin after run {header.after}: name another session"
+        )
     if state not in FINAL_STATES:
         raise ConflictError(
             f"session {header.session!r} has a run that is not over: {run_id}; before the next one starts, go on "

@@ -23,13 +23,13 @@ def effects(shell):
 def test_a_yes_at_the_terminal_lets_the_call_run(shell, terminal, term):
     """The question shows exactly what would be done, hidden characters spelt out; live or in plain lines."""
     screen = terminal("run", "app:payer", "Pay.", TERM=term)
-    screen.wait_for("May it run? [y/n]")
+    screen.wait_for("May it run? [y/n/e]")
     assert "pay (t1.0) asks for your approval" in screen.text
     assert '"account": "17\\u202e",' in screen.text
     assert '"cents": 5' in screen.text
     assert not (shell.folder / "paid.txt").exists()
     screen.type("perhaps\n")
-    screen.wait_for("May it run? [y/n]", times=2)
+    screen.wait_for("May it run? [y/n/e]", times=2)
     screen.type("y\n")
     assert screen.end() == 0
     assert "paid 5 to 17" in screen.text
@@ -40,7 +40,7 @@ def test_a_yes_at_the_terminal_lets_the_call_run(shell, terminal, term):
 def test_a_no_at_the_terminal_is_told_to_the_model(shell, terminal):
     """With the reason, if one is given."""
     screen = terminal("run", "app:payer", "Pay.")
-    screen.wait_for("May it run? [y/n]")
+    screen.wait_for("May it run? [y/n/e]")
     screen.type("n\n")
     screen.wait_for("Reason, for the model")
     screen.type("too much\n")
@@ -52,13 +52,13 @@ def test_a_no_at_the_terminal_is_told_to_the_model(shell, terminal):
 def test_a_yes_is_to_what_was_shown(here, terminal):
     """A tool that has changed since is asked about again, with a word on why."""
     screen = terminal("run", "app:payer", "Pay.", "--id", "p")
-    screen.wait_for("May it run? [y/n]")
+    screen.wait_for("May it run? [y/n/e]")
     app = here.folder / "app.py"
     was = app.read_text(encoding="utf-8")
     app.write_text(was.replace('"""Pay."""', '"""Pay at once."""'), encoding="utf-8")
     here("resume", "p", code=3)  # by a worker with the new tool, which asks anew
     screen.type("y\n")
-    screen.wait_for("May it run? [y/n]", times=2)
+    screen.wait_for("May it run? [y/n/e]", times=2)
     assert "t1.0 was not approved: it has changed since it was shown" in screen.text
     assert not (here.folder / "paid.txt").exists()
     screen.type("y\n")
@@ -70,7 +70,7 @@ def test_a_pause_while_the_person_thinks(here, terminal):
     here("run", "app:payer", "Pay.", "--id", "p", code=3)
     here("pause", "p", "--by", "ann")
     screen = terminal("resume", "p")
-    screen.wait_for("May it run? [y/n]")
+    screen.wait_for("May it run? [y/n/e]")
     here("pause", "p", "--by", "bob")
     screen.type("y\n")
     assert screen.end() == 3
@@ -106,7 +106,7 @@ def test_a_result_from_outside_may_wait(terminal):
 def test_what_a_sub_agent_asks_is_answered_here(shell, terminal):
     """The question says what it will do, hidden characters spelt out, and whose run asks; the caller goes on."""
     screen = terminal("run", "app:bank", "Pay.", "--id", "b")
-    screen.wait_for("May it run? [y/n]")
+    screen.wait_for("May it run? [y/n/e]")
     assert "transfer (t1.0 of run b.t1.0) asks for your approval." in screen.text
     assert 'Its own description: "Move 5 cents to Bob. \\u001b[31mred' in screen.text
     screen.type("y\n")
@@ -118,7 +118,7 @@ def test_what_a_sub_agent_asks_is_answered_here(shell, terminal):
 def test_what_a_sub_agent_asks_may_wait(terminal):
     """Ctrl-D leaves it for later, and it is not asked again; the commands name both runs."""
     screen = terminal("run", "app:bank", "Pay.", "--id", "b")
-    screen.wait_for("May it run? [y/n]")
+    screen.wait_for("May it run? [y/n/e]")
     screen.type("\x04")
     assert screen.end() == 3
     assert "agentfsm approve b.t1.0 t1.0" in screen.text
@@ -137,7 +137,7 @@ def test_the_live_tree_shows_how_far_a_sub_agent_is(shell, terminal):
 def test_ctrl_d_leaves_it_for_later(shell, terminal):
     """The run waits, and the commands are printed."""
     screen = terminal("run", "app:payer", "Pay.")
-    screen.wait_for("May it run? [y/n]")
+    screen.wait_for("May it run? [y/n/e]")
     screen.type("\x04")
     assert screen.end() == 3
     assert "agentfsm approve" in screen.text
@@ -146,7 +146,7 @@ def test_ctrl_d_leaves_it_for_later(shell, terminal):
 def test_ctrl_c_at_the_question_leaves_the_run(shell, terminal):
     """Nothing is decided."""
     screen = terminal("run", "app:payer", "Pay.")
-    screen.wait_for("May it run? [y/n]")
+    screen.wait_for("May it run? [y/n/e]")
     os.killpg(screen.popen.pid, signal.SIGINT)
     assert screen.end() == 130
     assert "To continue: agentfsm resume" in screen.text

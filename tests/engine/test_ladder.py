@@ -66,11 +66,15 @@ def test_an_image_alone_is_a_prompt():
 
 
 def test_two_histories_are_refused():
-    """after=, session= and messages= each name a history, and only one of them can be gone on from."""
-    agent = Agent(ScriptedModel("one"))
+    """messages= is a history to go on from, as after= and session= are. A new session may branch off after a run."""
+    agent = Agent(ScriptedModel("one", "two", "three"))
     earlier = agent.run_sync("hello")
+    branch = agent.run_sync("more", after=earlier, session="s")
+    assert [message.text for message in branch.messages] == ["hello", "one", "more", "two"]
+    assert len(agent.run_sync("more", session="s").messages) == 6
+    with pytest.raises(ConflictError, match="name another session"):
+        agent.run_sync("more", after=earlier, session="s")
     for options in (
-        {"after": earlier, "session": "s"},
         {"after": earlier, "messages": earlier.messages},
         {"session": "s", "messages": earlier.messages},
     ):

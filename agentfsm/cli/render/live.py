@@ -1,14 +1,15 @@
-"""Live view of a run as a tree. Only this module imports rich.
+"""Live view of a run as a tree.
 
 Each closed turn is printed once; only the open turn is redrawn. So a long run stays readable in the scrollback.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import attrs
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 from rich.tree import Tree
@@ -35,7 +36,7 @@ from agentfsm.streaming.stream import (
 # Smooth to the eye, and little traffic for a slow connection.
 REFRESHES_PER_S: Final = 12
 # Characters that are kept of a text that streams in.
-MAX_TEXT_CHARS: Final = 2_000
+MAX_TEXT_CHARS: Final = 8_000
 # Newest lines of that text that are shown.
 MAX_TEXT_LINES: Final = 8
 
@@ -66,15 +67,19 @@ class OpenTurn(Value):
     agents: tuple[tuple[str, str], ...] = ()
     """Pairs of call id and progress of its sub-agent."""
 
+    def find_note(self, call_id: str) -> str | None:
+        """Return the newest progress message of a call; None if it has not started."""
+        return dict(self.notes).get(call_id)
+
 
 class LiveView:
     """Shows the open turn while it runs."""
 
     def __init__(self) -> None:
         """Prepare the view. `begin` shows it."""
-        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self.console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         self._run: Run | None = None
-        self._open_turn = OpenTurn()
+        self.open_turn = OpenTurn()
         self._printed_turns: int | None = None  # number of closed turns printed; None before the first `begin`
         self._live: Live | None = None
 
@@ -82,9 +87,9 @@ class LiveView:
         """Start showing the open turn. Turns that closed before the first `begin` are not printed."""
         if self._printed_turns is None:
             self._printed_turns = len([turn for turn in build_turns(run) if turn.closed and not turn.is_plan])
-        self._run, self._open_turn = run, OpenTurn()
+        self._run, self.open_turn = run, OpenTurn()
         self._live = live = Live(
-            console=self._console,
+            console=self.console,
             get_renderable=self._render,
             transient=True,
             refresh_per_second=REFRESHES_PER_S,
@@ -96,7 +101,7 @@ class LiveView:
         if run is not self._run:
             self._run = run
             self._print_closed(run)
-        self._open_turn = _apply_event(self._open_turn, event)
+        self.open_turn = _apply_event(self.open_turn, event)
 
     def end(self, run: Run) -> None:
         """Remove the open turn from the screen."""
@@ -109,17 +114,49 @@ class LiveView:
         closed = [turn for turn in build_turns(run) if turn.closed and not turn.is_plan]
         shown = closed[:-1] if run.state is State.DONE else closed  # the answer is the result, which goes to stdout
         for turn in shown[self._printed_turns or 0 :]:
-            self._console.print(_render_turn(turn, OpenTurn()))
+            self.console.print(self.render_turn(turn, OpenTurn()))
         self._printed_turns = max(self._printed_turns or 0, len(shown))
 
-    def _render(self) -> Tree | Text:
-        run, draft = self._run, self._open_turn
+    def _render(self) -> RenderableType:
+        run, draft = self._run, self.open_turn
         turns = () if run is None else build_turns(run)
         if (running := next((turn for turn in turns if not turn.closed), None)) is not None:
-            return _render_turn(running, draft)
+            return self.render_turn(running, draft)
         if run is None or run.state is not State.THINK:
             return Text("")
-        return _render_incoming_turn(run, draft)
+        return self.render_incoming_turn(run, draft)
+
+    def render_turn(self, turn: TurnView, draft: OpenTurn) -> RenderableType:
+        """Return the picture of a turn whose reply is complete.
+
+        Args:
+            turn: The turn.
+            draft: Progress of its calls.
+        """
+        tree = Tree(Text(turn.title, style="bold"), guide_style="dim")
+        if turn.fault:
+            tree.add(render_fault(turn))
+        if turn.text.strip():
+            tree.add(Text(strip_unsafe(turn.text).strip()))
+        for call in turn.calls:
+            branch = tree.add(_render_call(call, draft.find_note(call.id)))
+            for line in list_details(call, draft):
+                branch.add(Text(line, style="dim"))
+        return tree
+
+    def render_incoming_turn(self, run: Run, draft: OpenTurn) -> RenderableType:
+        """Return the picture of a reply that streams in."""
+        tree = Tree(Text(f"turn {run.turn + 1}", style="bold"), guide_style="dim")
+        if run.offered is not None:
+            tree.add(Text(format_offer(run.offered), style="dim"))
+        lines = strip_unsafe(draft.text).splitlines()[-MAX_TEXT_LINES:]
+        if lines:
+            tree.add(Text("\n".join(lines)))
+        for call in render_incoming_calls(draft):
+            tree.add(call)
+        if not lines and not draft.calls:
+            tree.add(Text("thinking", style="dim"))
+        return tree
 
 
 def _apply_event(draft: OpenTurn, event: StreamEvent) -> OpenTurn:
@@ -150,37 +187,34 @@ def _extend_calls(calls: tuple[tuple[str, int], ...], event: CallDelta) -> tuple
     return tuple(padded)
 
 
-def _render_incoming_turn(run: Run, draft: OpenTurn) -> Tree:
-    tree = Tree(Text(f"turn {run.turn + 1}", style="bold"), guide_style="dim")
-    if run.offered is not None:
-        tree.add(Text(format_offer(run.offered), style="dim"))
-    lines = strip_unsafe(draft.text).splitlines()[-MAX_TEXT_LINES:]
-    if lines:
-        tree.add(Text("\n".join(lines)))
+def render_fault(turn: TurnView) -> Text:
+    """Return the error of the model."""
+    return Text(f"no reply: {one_line(turn.fault, NOTE_CHARS)}", style="red")
+
+
+def render_incoming_calls(draft: OpenTurn) -> Iterator[Text]:
+    """Yield the calls that the model is writing."""
     for name, size in draft.calls:
-        tree.add(Text.assemble(one_line(name, NOTE_CHARS), (f"  being written, {size:,} characters", "dim")))
-    if not lines and not draft.calls:
-        tree.add(Text("thinking", style="dim"))
-    return tree
+        yield Text.assemble(one_line(name, NOTE_CHARS), (f"  being written, {size:,} characters", "dim"))
 
 
-def _render_turn(turn: TurnView, draft: OpenTurn) -> Tree:
-    tree = Tree(Text(turn.title, style="bold"), guide_style="dim")
-    if turn.fault:
-        tree.add(Text(f"no reply: {one_line(turn.fault, NOTE_CHARS)}", style="red"))
-    if turn.text.strip():
-        tree.add(Text(strip_unsafe(turn.text).strip()))
-    notes = dict(draft.notes)
-    for call in turn.calls:
-        branch = tree.add(_render_call(call, notes.get(call.id)))
-        below = [*call.detail_lines] or [line for call_id, line in draft.agents if call_id == call.id]
-        for line in below:
-            branch.add(Text(line, style="dim"))
-    return tree
+def list_details(call: CallView, draft: OpenTurn) -> list[str]:
+    """Return the lines below a call: its decisions and waits, or the progress of its sub-agent."""
+    return [*call.detail_lines] or [line for call_id, line in draft.agents if call_id == call.id]
+
+
+def describe_ending(call: CallView, note: str | None) -> tuple[str, str]:
+    """Return how a call ended or what it does, and the style of that text.
+
+    Args:
+        call: The call.
+        note: Newest progress message of the call, empty at its start; None if it has not started.
+    """
+    running = note is not None and call.duration_s is None and call.status != Phase.PAUSED
+    ending = f"running {one_line(note or '', NOTE_CHARS)}".strip() if running else call.outcome_text
+    return ending, _STYLES.get("running" if running else call.status, "red" if call.is_failed else "dim")
 
 
 def _render_call(call: CallView, note: str | None) -> Text:
-    running = note is not None and call.duration_s is None and call.status != Phase.PAUSED
-    ending = f"running {one_line(note or '', NOTE_CHARS)}".strip() if running else call.outcome_text
-    style = _STYLES.get("running" if running else call.status, "red" if call.is_failed else "dim")
+    ending, style = describe_ending(call, note)
     return Text.assemble((f"{call.id} ", "dim"), call.title, "\n", (ending, style))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -22,7 +20,7 @@ from agentfsm.cli.resolve.command_hint import CommandHint
 from agentfsm.cli.session.prompts import ask_during_call, build_prompter, leave_undecided
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr
-from agentfsm.core.errors import ConflictError, LeaseHeldError
+from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
 from agentfsm.core.machine import State
 from agentfsm.tools.queue.result_text import describe_error
 
@@ -62,12 +60,14 @@ class AttendedRun:
     remark: str = ""
     """Line that is written after the id of the run."""
 
-    view: RunView = attrs.field(
-        init=False, default=attrs.Factory(lambda self: choose_view(self.terminal), takes_self=True)
-    )
-    _runner: InterruptibleRunner = attrs.field(factory=InterruptibleRunner, init=False)
-    _is_stored: bool = attrs.field(default=False, init=False)
-    """Whether the run is in the store."""
+    view: RunView = attrs.field(default=attrs.Factory(lambda self: choose_view(self.terminal), takes_self=True))
+    """Shows the run while it is executed. By default a live tree, or plain lines."""
+
+    runner: InterruptibleRunner = attrs.field(factory=InterruptibleRunner, init=False)
+    """Handles the signals while the run is executed."""
+
+    is_stored: bool = attrs.field(default=False, init=False)
+    """Whether the run is known to be in the store."""
 
     _deferred: set[tuple[str, str]] = attrs.field(factory=set, init=False)
     """Pairs of run id and call id that stay undecided in this session."""
@@ -83,46 +83,51 @@ class AttendedRun:
         Raises:
             AgentError: if it cannot be executed; a note on the error contains the command that resumes the run.
         """
-        with self._runner:
+        with self.runner:
             try:
                 return self._attend()
             finally:
-                self._runner.run(self.agent.aclose)
+                self.runner.run(self.agent.aclose)
 
     def _attend(self) -> ExitCode:
         try:
-            self._submit_run()
-            self._run_until_blocked()
+            self.submit()
+            self.terminal.err(f"run {self.run.id}")
+            if self.remark:
+                self.terminal.err(self.remark)
+            self.run_until_blocked()
         except KeyboardInterrupt:
             return self._report_interrupted()
         except Exception as error:
-            if self._is_stored:
+            if self.is_stored:
                 error.add_note(
                     f"Nothing that was acknowledged is lost. To continue: {self.hint.build_resume(self.run.id)}"
                 )
             raise
         return report_run(self.terminal, self.run, self.hint)
 
-    def _submit_run(self) -> None:
-        """Store the run and write its id before the first step, so that it can be resumed after any failure."""
+    def submit(self) -> None:
+        """Store a new run, so that it can be resumed after any failure."""
         if self.run.version == 0:
-            self.run = self._runner.run(self.agent.submit, self.run)
-        self._is_stored = True
-        self.terminal.err(f"run {self.run.id}")
-        if self.remark:
-            self.terminal.err(self.remark)
+            self.run = self.runner.run(self.agent.submit, self.run)
+        self.is_stored = True
 
-    def _run_until_blocked(self) -> None:
+    def run_until_blocked(self) -> None:
+        """Execute the run until it is over, or waits for a decision that is not made here.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C or SIGTERM. The run can be resumed.
+        """
         while True:
             with stdout_to_stderr():  # stdout is reserved for results
-                self._runner.run(self._run_with_view)
+                self.runner.run(self._run_with_view)
             submissions = [each for item in self._open_items() if (each := self._decide(item)) is not None]
             if not submissions:
                 return
             for submit in submissions:
                 try:
-                    self._runner.run(submit, self.agent.runs)
-                except ConflictError as error:  # someone else decided first
+                    self.runner.run(submit, self.agent.runs)
+                except (ConflictError, MisuseError) as error:  # already decided elsewhere, or edits that do not fit
                     self.terminal.err(str(error))
 
     def _open_items(self) -> list[Pending]:
@@ -192,8 +197,8 @@ class AttendedRun:
 
     def _report_interrupted(self) -> ExitCode:
         """Report an interrupted run. It is loaded again, because its last commit may be newer than the last event."""
-        if self._is_stored:
-            self.run = self._runner.run(self.agent.load, self.run.id)
+        if self.is_stored:
+            self.run = self.runner.run(self.agent.load, self.run.id)
             if self.run.is_over:  # it ended before the interruption
                 return report_run(self.terminal, self.run, self.hint)
             self.terminal.err(
@@ -206,8 +211,8 @@ class AttendedRun:
 
 def choose_view(terminal: Terminal) -> RunView:
     """Return the live tree if stderr is a capable terminal and rich is installed, else plain lines."""
-    if terminal.is_watched and os.environ.get("TERM") != "dumb" and find_spec("rich") is not None:
-        from agentfsm.cli.render.live import LiveView  # noqa: PLC0415  the one file that loads rich
+    if terminal.can_render:
+        from agentfsm.cli.render.live import LiveView  # noqa: PLC0415  it loads rich
 
         return LiveView()
     return PlainView(terminal=terminal)
@@ -228,7 +233,7 @@ def report_run(terminal: Terminal, run: Run, hint: CommandHint) -> ExitCode:
         hint: Hint for the command lines that continue with the run.
     """
     code = codes.for_run(run)
-    for line in _format_end(run, hint):
+    for line in format_end(run, hint):
         terminal.err(line)
     if terminal.json:
         terminal.document(build_run_json(run, hint))
@@ -250,7 +255,8 @@ def _format_spent(run: Run) -> str:
     return f"{format_count(run.turn, 'turn')}, {format_used(run)}, {format_duration(run.duration_s)} active"
 
 
-def _format_end(run: Run, hint: CommandHint) -> Iterator[str]:
+def format_end(run: Run, hint: CommandHint) -> Iterator[str]:
+    """Yield the lines that report the end of a run, or its waits with the commands that end them."""
     if run.is_waiting:
         yield "waiting:"
         for item in run.pending:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
@@ -11,7 +12,8 @@ from agentfsm.cli.render.pending import OUTCOME_UNKNOWN_TEXT, find_question, for
 from agentfsm.cli.session.forms import ask_questions
 from agentfsm.core.errors import AgentError
 from agentfsm.core.pending import Answer, PendingKind
-from agentfsm.core.text_safety import format_exact_json
+from agentfsm.core.text_safety import escape_hidden, format_exact_json
+from agentfsm.tools.schema.arguments import check_object
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
@@ -89,6 +91,25 @@ def _ask_approval(terminal: Terminal, item: Pending, run_id: str, rule: Approval
     if rule is not None and rule.is_covered() and not item.error:  # approved at an earlier question of this reply
         terminal.err(f"{item.tool} ({format_call(item, run_id)}) is always approved")
         return approve
+    _show_call(terminal, item, run_id)
+    scopes = {_SCOPES[scope][0]: scope for scope in (rule.scopes() if rule is not None else ())}
+    for key, scope in scopes.items():
+        terminal.err(f"{key}: {_SCOPES[scope][1]}")
+    terminal.err("e: edit the arguments first")
+    choices = {"y": "y", "yes": "y", "n": "n", "no": "n", "e": "e", "edit": "e", **{key: key for key in scopes}}
+    answer = terminal.ask_choice(f"May it run? [{'/'.join(['y', 'n', 'e', *scopes])}]", choices)
+    if answer == "e":
+        return _edit_arguments(terminal, item)
+    if rule is not None and answer in scopes:
+        _allow_always(terminal, rule, scopes[answer])
+    if answer == "n":
+        why = terminal.ask("Reason, for the model (may be empty):") or ""
+        return lambda runs: runs.reject(item.run_id, item.call_id, message=why, by=user_name())
+    return None if answer is None else approve
+
+
+def _show_call(terminal: Terminal, item: Pending, run_id: str) -> None:
+    """Show the call that needs approval, with its exact arguments."""
     terminal.err(f"\n{item.tool} ({format_call(item, run_id)}) asks for your approval.")
     if item.error:
         terminal.err("The last approval was not executed:")
@@ -101,17 +122,20 @@ def _ask_approval(terminal: Terminal, item: Pending, run_id: str, rule: Approval
     terminal.err("Its exact arguments:")
     terminal.err(format_exact_json(item.arguments))
     _show_deadline(terminal, item, "rejects it")
-    scopes = {_SCOPES[scope][0]: scope for scope in (rule.scopes() if rule is not None else ())}
-    for key, scope in scopes.items():
-        terminal.err(f"{key}: {_SCOPES[scope][1]}")
-    choices = {"y": "y", "yes": "y", "n": "n", "no": "n", **{key: key for key in scopes}}
-    answer = terminal.ask_choice(f"May it run? [{'/'.join(['y', 'n', *scopes])}]", choices)
-    if rule is not None and answer in scopes:
-        _allow_always(terminal, rule, scopes[answer])
-    if answer == "n":
-        why = terminal.ask("Reason, for the model (may be empty):") or ""
-        return lambda runs: runs.reject(item.run_id, item.call_id, message=why, by=user_name())
-    return None if answer is None else approve
+
+
+def _edit_arguments(terminal: Terminal, item: Pending) -> Submission | None:
+    """Approve the call with other arguments. They are checked when the approval is submitted."""
+    text = escape_hidden(json.dumps(item.arguments, ensure_ascii=False, default=str))
+    while (edited := terminal.edit("Arguments, as JSON:", text)) is not None:
+        if (flaw := check_object(edited)) is None:
+            arguments = json.loads(edited)
+            return lambda runs: runs.approve(
+                item.run_id, item.call_id, by=user_name(), arguments=arguments, digest=item.digest
+            )
+        terminal.err(f"that is not a JSON object ({flaw})")
+        text = edited
+    return None
 
 
 def _allow_always(terminal: Terminal, rule: ApprovalRule, scope: str) -> None:

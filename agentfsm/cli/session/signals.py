@@ -30,6 +30,9 @@ _FORCED_EXIT: Final = b"\nended at once: nothing that was acknowledged is lost\n
 class InterruptibleRunner:
     """Handles signals while the block runs: `with InterruptibleRunner() as runner: runner.run(act)`."""
 
+    is_terminated: bool = attrs.field(default=False, init=False)
+    """Whether the signal was SIGTERM, so that the process has to end."""
+
     _is_interrupted: bool = attrs.field(default=False, init=False)
     _cancel: Callable[[], object] | None = attrs.field(default=None, init=False)
     """Cancels the running function; None if no function runs."""
@@ -75,7 +78,8 @@ class InterruptibleRunner:
             return await act()
         return None
 
-    def _handle_signal(self, _number: int, _frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, _frame: FrameType | None) -> None:
+        self.is_terminated = self.is_terminated or number == signal.SIGTERM
         if self._is_interrupted:
             os.write(2, (_SHOW_CURSOR if sys.stderr.isatty() else b"") + _FORCED_EXIT)
             os._exit(ExitCode.INTERRUPTED)

@@ -192,6 +192,15 @@ class CreationConformance:
         await create_finished_run(store, make_header("first"))
         assert await create_finished_run(store, make_header(after="first"))
 
+    async def test_a_session_may_begin_after_another_run(self, store: Store) -> None:
+        """A new session branches off after the run that its first header names; one with runs goes on from its last."""
+        await create_finished_run(store, make_header("r0", session="s"))
+        stored, lease = await store.create(make_header("r1", session="t", after="r0"))
+        assert (stored.after, (await store.read("r1")).header.after) == ("r0", "r0")
+        await store.release(lease).wait()
+        with pytest.raises(ConflictError, match="another session"):
+            await store.create(make_header("r2", session="s", after="r1"))
+
     async def test_a_run_that_is_there_goes_on_without_its_history(self, store: Store) -> None:
         """A repeated request finds its run, even with another predecessor."""
         await create_finished_run(store)
