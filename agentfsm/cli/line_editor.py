@@ -1,4 +1,4 @@
-"""Editing of what a person types in a terminal. Only this module imports prompt_toolkit."""
+"""Editing of messages and texts in a terminal. Only this module imports prompt_toolkit."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def list_details(call: CallView, draft: OpenTurn) -> list[str]:
 
 
 def describe_ending(call: CallView, note: str | None) -> tuple[str, str]:
-    """Return how a call ended or what it does, and the style of that text.
+    """Return the ending or the progress of a call, and the style of that text.
 
     Args:
         call: The call.
