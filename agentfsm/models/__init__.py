@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from agentfsm.models.openai.embeddings import OpenAIEmbedder
     from agentfsm.models.openai.responses import OpenAIResponses
     from agentfsm.models.prices import Price
+    from agentfsm.models.wrappers.cached import CachedModel
     from agentfsm.models.wrappers.fallback import Fallback
     from agentfsm.models.wrappers.router import Router
     from agentfsm.models.wrappers.throttle import Throttled
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AdapterModel",
     "Anthropic",
+    "CachedModel",
     "Citation",
     "CodeExecution",
     "Fallback",
@@ -72,6 +74,7 @@ _EXPORT_MODULES = {
     "WebSearch": "agentfsm.core.hosted_tools",
     "AdapterModel": "agentfsm.models.adapter",
     "Anthropic": "agentfsm.models.anthropic.model",
+    "CachedModel": "agentfsm.models.wrappers.cached",
     "Fallback": "agentfsm.models.wrappers.fallback",
     "Gemini": "agentfsm.models.gemini.model",
     "OpenAIChat": "agentfsm.models.openai.chat",

@@ -121,6 +121,11 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         self._clients: dict[object, _OpenClient[ClientT]] = {}  # by event loop
         _check_translations(self)
 
+    @property
+    def base_url(self) -> str:
+        """Address of the service; empty if the package has none."""
+        return self._base_url
+
     # Methods of each adapter
 
     @abstractmethod
