@@ -183,7 +183,7 @@ def _read_step(place: int, value: object, errors: list[str]) -> PlanStep:
 
 def ready(
     plan: Plan,
-    results: Mapping[int, JSON],
+    results: Collection[int],
     started: Collection[int] = (),
     *,
     skipped: Collection[int] = (),
@@ -193,7 +193,7 @@ def ready(
 
     Args:
         plan: The plan.
-        results: Results of the steps that have succeeded, by id.
+        results: Ids of the steps that have succeeded, as in a mapping of results by id.
         started: Ids of the steps that have started, which are left out.
         skipped: Ids of the steps that were skipped.
         failed: Ids of the steps that have ended without success, but were not skipped.
@@ -337,7 +337,7 @@ class PlanProgress(Value):
         """Whether steps are left that cannot start, because a step that they depend on did not succeed."""
         if self.plan is None:
             return False
-        done = {*self.results, *_find_skipped(self.closed)}
+        done = {_step_id(entry.call) for entry in self.closed if _has_succeeded(entry)} | _find_skipped(self.closed)
         return not all(step.id in done for step in self.plan.steps)
 
     def has_results(self, opened: Iterable[OpenCall] = ()) -> bool:
@@ -350,11 +350,20 @@ class PlanProgress(Value):
         if self.plan is None:
             return ()
         entries = (*self.closed, *opened)
-        results, started = read_results(entries), {_step_id(entry.call) for entry in entries}
-        skipped = _find_skipped(entries)
+        done = {_step_id(entry.call): entry for entry in entries if _has_succeeded(entry)}
+        started, skipped = {_step_id(entry.call) for entry in entries}, _find_skipped(entries)
         ended = {_step_id(entry.call) for entry in entries if entry.result is not None}
-        steps = ready(self.plan, results, started, skipped=skipped, failed=ended - results.keys() - skipped)
+        steps = ready(self.plan, done, started, skipped=skipped, failed=ended - done.keys() - skipped)
+        needed = {number for step in steps for number in step.after if number in done}
+        results = read_results([done[number] for number in needed])  # the others may be many, and large
         return tuple([_build_step_call(header, self.number, step, results) for step in steps])
+
+    def has_started(self, opened: Sequence[OpenCall]) -> bool:
+        """Return whether the opened calls, which are those of the current plan, cover all its steps."""
+        if self.plan is None:
+            return False
+        others = 1 if opened and opened[0].call.name == PLAN_TOOL else 0
+        return len(opened) - others >= len(self.plan.steps)
 
 
 def find_step_number(call_id: str) -> int | None:
@@ -368,12 +377,16 @@ def _step_id(call: ToolCall) -> int:
 
 def read_results(entries: Iterable[OpenCall]) -> dict[int, JSON]:
     """Return the results of the steps that succeeded, by id: JSON values, or texts."""
-    done = [(entry.call, entry.result) for entry in entries if entry.result is not None]
     return {
-        _step_id(call): read_content(result.content)
-        for call, result in done
-        if result.outcome is Outcome.DONE and call.name != PLAN_TOOL
+        _step_id(entry.call): read_content(entry.result.content)
+        for entry in entries
+        if entry.result is not None and _has_succeeded(entry)
     }
+
+
+def _has_succeeded(entry: OpenCall) -> bool:
+    """Return whether this is the call of a step that has a result."""
+    return entry.result is not None and entry.result.outcome is Outcome.DONE and entry.call.name != PLAN_TOOL
 
 
 def is_skipped(result: ToolResult) -> bool:

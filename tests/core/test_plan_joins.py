@@ -78,3 +78,17 @@ def test_only_the_condition_of_a_step_skips_it(error):
     assert [call.arguments for call in progress.build_ready_calls(header())] == ['{"look": null}'] * is_skipped
     assert progress.is_stuck
     assert PlanProgress(number=1, plan=Plan(steps=plan.steps[:1]), closed=(entry,)).is_stuck is not is_skipped
+
+
+def test_a_plan_whose_steps_have_all_started_has_no_others():
+    """The call that accepted the plan may be among the opened ones."""
+    plan = Plan(steps=(PlanStep(id=1, tool="look"), PlanStep(id=2, tool="act")))
+    accepted, *steps = [
+        OpenCall(call=ToolCall(id=each, name=name, arguments="{}"))
+        for each, name in [("p1", "agentfsm.plan"), ("p1.1", "look"), ("p1.2", "act")]
+    ]
+    progress = PlanProgress(number=1, plan=plan)
+    assert [progress.has_started(each) for each in [(), steps[:1], (accepted, *steps[:1])]] == [False] * 3
+    assert progress.has_started(steps)
+    assert progress.has_started((accepted, *steps))
+    assert not PlanProgress().has_started(())

@@ -116,9 +116,6 @@ class RunHost(QueueHost):
     session: Scheduler | None = None
     """Scheduler of the running steps of a plan, which takes further steps; None for calls of a reply."""
 
-    started_steps: set[str] = attrs.field(factory=set)
-    """Ids of the steps that the scheduler has taken."""
-
     activate_span: Callable[[ToolCall], AbstractContextManager[object]] | None = attrs.field(init=False, default=None)
     """Function that returns what makes the span of a call current in its task; None if the run is not traced."""
 
@@ -381,20 +378,23 @@ class RunHost(QueueHost):
         if self.labels and (added := self.labels.pop(result.call_id, ())):
             result = attrs.evolve(result, labels=join_labels(result.labels, added))
         decided: tuple[e.Event, ...] = ()
+        steps: tuple[e.StepsReady, ...] = ()
         if execution.config.guards:
             decided, result = withhold_forbidden(execution, result)
             result = fence_result(execution, result)
         finished = e.ToolFinished(result=result)
         if self.approvals:  # approved, but it could not run
             facts, taken = self._spend_decision(result.call_id)
-            self.record(*facts, *decided, finished, *self._find_steps(*facts, finished), taken=taken)
+            steps = self._find_steps(*facts, finished)
+            self.record(*facts, *decided, finished, *steps, taken=taken)
         elif self.session is not None:
-            self.record(*decided, finished, *self._find_steps(finished))
+            steps = self._find_steps(finished)
+            self.record(*decided, finished, *steps)
         else:
             self.record(*decided, finished)
         budget.record_call_finished()
-        if self.session is not None:
-            self._start_steps(self.session)
+        if self.session is not None and steps:
+            self._start_steps(self.session, steps[0].calls)
         if log.is_info_enabled:
             # A name invented by the model is not logged.
             tool = result.tool if result.tool in execution.config.registry else "(unknown)"
@@ -402,17 +402,17 @@ class RunHost(QueueHost):
 
     def _find_steps(self, *facts: e.Event) -> tuple[e.StepsReady, ...]:
         """Return the steps of a plan that can start after these events, which end a call."""
-        planner = self.execution.config.planner
-        if planner is None or self.session is None:
+        planner, run = self.execution.config.planner, self.execution.journal.run
+        if planner is None or self.session is None or (run.plan is not None and run.plan.has_started(run.open)):
             return ()
-        after = self.execution.journal.run.fold(facts)
+        after = run.fold(facts)
         if after.plan is None or (planner.replan == "each_step" and after.plan.has_results(after.open)):
             return ()
         calls = after.plan.build_ready_calls(after.header, after.open)
         self.unfinished += len(calls)
         return (e.StepsReady(calls=calls),) if calls else ()
 
-    def _start_steps(self, session: Scheduler) -> None:
+    def _start_steps(self, session: Scheduler, steps: Sequence[ToolCall]) -> None:
         """Start steps that have become ready beside those that run.
 
         Steps that need a decision or are beyond the budget wait for the next step of the engine, and so do all if
@@ -424,12 +424,10 @@ class RunHost(QueueHost):
         if journal.has_unread_inbox or journal.has_pause_request:
             return
         guarded = self.execution.config.guarded_tools
-        for entry in waiting:
-            tool = self.execution.config.find_tool(entry.call.name)
-            is_new = entry.phase is Phase.INTENDED and entry.call.id not in (self.started_steps | refused)
-            if is_new and (tool is None or not (tool.is_interactive or tool.name in guarded)):
-                self.started_steps.add(entry.call.id)
-                session.add(entry.call)
+        for call in steps:
+            tool = self.execution.config.find_tool(call.name)
+            if call.id not in refused and (tool is None or not (tool.is_interactive or tool.name in guarded)):
+                session.add(call)
 
     def on_cut_off(self, job: ToolJob, duration_s: float) -> None:
         """Record the progress of a cut-off call, for the end of the run or the next worker."""
@@ -700,7 +698,6 @@ class ToolCalls:
         """Run steps of a plan, and those that become ready meanwhile."""
         host = self.host
         host.session = session = Scheduler(self.queue, grows=True)
-        host.started_steps = {call.id for call in ready}
         try:
             for call in ready:
                 session.add(call)
