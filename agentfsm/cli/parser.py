@@ -203,12 +203,15 @@ def _add_inspect(add: AddParser) -> None:
     show.add_argument("--events", action="store_true", help="list its journal as well")
     _add_export(add)
     _add_audit(add)
-    graph = _add_command(add, inspect.graph, text="draw an agent, the path of a run, or the state machine")
+    graph = _add_command(add, inspect.graph, text="draw an agent, the plan or the path of a run, or the state machine")
     graph.add_argument(
         "subject", metavar="module:agent|RUN", nargs="?", help="an agent or a run (default: the state machine)"
     )
     graph.add_argument(
         "--format", choices=["mermaid", "dot", "text"], default="mermaid", help="output format (default: %(default)s)"
+    )
+    graph.add_argument(
+        "--states", action="store_true", help="draw the states of a run, also if it has a plan or is a flow"
     )
     doctor = _add_command(add, inspect.doctor, text="check the installation, the store and the tools of an agent")
     doctor.add_argument("agent", metavar="module:agent", nargs="?", help="the agent whose tools are checked")

@@ -251,7 +251,9 @@ class FlowPlan(PlanMaker):
         """Return the status of each step, by name."""
         is_past = run.is_over or (run.plan is not None and run.plan.number > _FORWARD)
         found = dict.fromkeys(self.numbers, StepStatus.NOT_RUN if is_past else StepStatus.PENDING)
-        return found | {entry.call.name: _read_status(entry) for entry in list_steps(run) if entry.call.name in found}
+        return found | {
+            entry.call.name: read_step_status(entry) for entry in list_steps(run) if entry.call.name in found
+        }
 
     def find_results(self, run: Run) -> dict[str, JSON]:
         """Return the results of the steps that have succeeded, by name."""
@@ -273,7 +275,8 @@ def has_outcome(entry: OpenCall, outcome: Outcome) -> bool:
     return entry.result is not None and entry.result.outcome is outcome
 
 
-def _read_status(entry: OpenCall) -> StepStatus:
+def read_step_status(entry: OpenCall) -> StepStatus:
+    """Return the status of a step from its call."""
     if entry.result is None:
         if entry.phase in UNDECIDED_PHASES:
             return StepStatus.WAITING

@@ -8,6 +8,7 @@ import pytest
 
 from agentfsm import Agent, ask_user, tool
 from agentfsm.cli.render import flowchart
+from agentfsm.cli.render.plan_chart import draw_plans
 from agentfsm.flow import Flow, agent_step, step
 from agentfsm.testing import ScriptedModel, call, say
 
@@ -215,3 +216,43 @@ def test_a_flow_is_drawn_as_its_steps():
         '    n0 -->|"any"| n2',
         '    n1 -->|"any"| n2',
     ]
+
+
+@step(read_only=True)
+async def extract(day: str) -> list[int]:
+    """Extract."""
+    return [len(day)]
+
+
+@step(depends_on=[extract], when=lambda extract: not extract)
+async def alarm(extract: list[int]) -> str:
+    """Alarm."""
+    return str(extract)
+
+
+@step(depends_on=[extract], requires_approval=True)
+async def load(extract: list[int]) -> int:
+    """Load."""
+    return len(extract)
+
+
+@step(depends_on=[alarm, load], join="any")
+async def report(load: int | None) -> int | None:
+    """Report."""
+    return load
+
+
+async def test_a_run_of_a_flow_is_drawn_with_the_status_of_each_step():
+    """While it waits, and after it has ended; other plans are drawn in the same way."""
+    flow = Flow([extract, alarm, load, report])
+    run = await flow.run({"day": "today"})
+    assert await _drawn_statuses(flow, run) == ["success", "skipped", "waiting", "pending"]
+    drawn = flowchart.render_dot(draw_plans(run, await flow.runs.history(run.id)))
+    assert 'n2 [label="load\\nwaiting", shape=box, style=filled, fillcolor="#ffe9b8"]' in drawn
+    assert 'n1 -> n3 [label="any"]' in drawn
+    await flow.reject(run.id, run.pending[0].call_id)
+    assert await _drawn_statuses(flow, await flow.resume(run.id)) == ["success", "skipped", "failed", "not run"]
+
+
+async def _drawn_statuses(flow, run):
+    return [node.lines[1] for node in draw_plans(run, await flow.runs.history(run.id)).nodes]

@@ -148,6 +148,8 @@ def test_the_plan(open_page, studio, show):
     assert len(steps) == len(done) == 3
     assert "after 1, 2" in steps[2]
     assert "The last one." in steps[2]
+    expect(page.locator(".plan-graph .step.done")).to_have_count(3)
+    expect(page.locator(".plan-graph .arrow")).to_have_count(2)
 
 
 def test_the_cost(open_page, studio, show):

@@ -10,6 +10,8 @@ import attrs
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.commands.otlp import OTLP, export_traces
 from agentfsm.cli.render import flowchart
+from agentfsm.cli.render.plan_chart import draw_plans
+from agentfsm.cli.render.plan_chart import draw_plans
 from agentfsm.cli.render.json_documents import (
     build_export_json,
     build_full_run_json,
@@ -147,6 +149,8 @@ def _draw_named(args: argparse.Namespace) -> str:
     if is_target(args.subject):
         return draw(flowchart.draw_agent(load_agent(args.subject)))
     found, events, *_ = _load_run(args.subject, None, args.store)
+    if found.plan is not None and not args.states:
+        return draw(draw_plans(found, events))
     return draw(flowchart.draw_run(found, events))
 
 

@@ -36,6 +36,8 @@ class FlowchartNode(Value):
 
     lines: tuple[str, ...]
     shape: tuple[str, str, str] = BOX
+    fill: str = ""
+    """Colour of the background, as "#rrggbb"; empty for none."""
 
 
 @attrs.frozen(kw_only=True)
@@ -53,6 +55,7 @@ def render_mermaid(chart: Flowchart) -> str:
     for number, node in enumerate(chart.nodes):
         opening, closing, _ = node.shape
         lines.append(f'    n{number}{opening}"{_escape_mermaid(node.lines)}"{closing}')
+        lines += [f"    style n{number} fill:{node.fill},color:#000"] if node.fill else []
     for source, target, beside in chart.arrows:
         label = f'|"{_escape_mermaid(beside)}"|' if beside else ""
         lines.append(f"    n{source} -->{label} n{target}")
@@ -63,7 +66,8 @@ def render_dot(chart: Flowchart) -> str:
     """Return the chart in the DOT language of Graphviz."""
     lines = ["digraph agentfsm {", "    rankdir=LR"]
     for number, node in enumerate(chart.nodes):
-        lines.append(f'    n{number} [label="{_escape_dot(node.lines)}", shape={node.shape[2]}]')
+        fill = f', style=filled, fillcolor="{node.fill}"' if node.fill else ""
+        lines.append(f'    n{number} [label="{_escape_dot(node.lines)}", shape={node.shape[2]}{fill}]')
     for source, target, beside in chart.arrows:
         label = f' [label="{_escape_dot(beside)}"]' if beside else ""
         lines.append(f"    n{source} -> n{target}{label}")

@@ -10,6 +10,7 @@ from agentfsm.cli.render.formatting import NOTE_CHARS, VALUE_CHARS, format_durat
 from agentfsm.cli.render.pending import format_wait
 from agentfsm.cli.render.text import CallView, build_turns
 from agentfsm.core.machine import State
+from agentfsm.core.plans import is_skipped
 from agentfsm.core.text_safety import one_line
 from agentfsm.streaming.stream import AgentEvent, AgentEventType, StateChanged, ToolEvent, ToolEventType
 
@@ -109,8 +110,10 @@ def _format_completed(event: ToolEvent, _run: Run) -> str:
     return f"done in {format_duration(event.duration_s or 0.0)}"
 
 
-def _format_failed(event: ToolEvent, _run: Run) -> str:
+def _format_failed(event: ToolEvent, run: Run) -> str:
     message = one_line(event.message, NOTE_CHARS)
+    if any(entry.call.id == event.call_id and entry.result and is_skipped(entry.result) for entry in run.open):
+        return f"{event.tool} {message}"
     return f"{event.tool} failed after {format_duration(event.duration_s or 0.0)}: {message}"
 
 

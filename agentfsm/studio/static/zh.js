@@ -31,7 +31,7 @@ export const ZH = {
   // A run.
   "live": "实时", "reconnecting…": "正在重连…", "Loading…": "正在加载…", "past version": "历史版本", "called by": "调用者", "forked from": "分叉自", "answer of": "答案来自",
   "turns": "轮次", "tokens": "词元", "cost": "费用", "active": "活动时间", "version": "版本", "of {limit}": "/ {limit}",
-  "Machine": "状态机", "The run is in {state}.": "运行处于 {state}。", "The six states and their transitions.": "六个状态及其转移。",
+  "Machine": "状态机", "The run is in {state}.": "运行处于 {state}。", "The steps of the plan, and what each waits for.": "计划的步骤及其依赖。", "The six states and their transitions.": "六个状态及其转移。",
   "Timeline": "时间线", "active time, waits folded": "活动时间，等待已折叠", "No turn is complete yet.": "还没有完成的轮次。", "model": "模型", "lane {n}": "通道 {n}", "turn {n}": "第 {n} 轮",
   "the model is working": "模型正在工作", "{n} attempts": "{n} 次尝试", "started while the model streamed": "在模型输出时已开始", "waited {time}": "等待 {time}",
   "Turns {first} to {last} of {all}, {calls} calls.": "共 {all} 轮，显示第 {first} 到 {last} 轮，{calls} 次调用。",
