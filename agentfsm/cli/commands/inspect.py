@@ -10,8 +10,6 @@ import attrs
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.commands.otlp import OTLP, export_traces
 from agentfsm.cli.render import flowchart
-from agentfsm.cli.render.plan_chart import draw_plans
-from agentfsm.cli.render.plan_chart import draw_plans
 from agentfsm.cli.render.json_documents import (
     build_export_json,
     build_full_run_json,
@@ -19,6 +17,7 @@ from agentfsm.cli.render.json_documents import (
     build_posted_json,
     build_summary_json,
 )
+from agentfsm.cli.render.plan_chart import draw_plans
 from agentfsm.cli.render.text import format_events, format_feedback, format_posted, format_run, format_summaries
 from agentfsm.cli.resolve.agent_target import is_target, load_agent
 from agentfsm.cli.resolve.command_hint import CommandHint, build_header_hint

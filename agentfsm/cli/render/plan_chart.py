@@ -54,9 +54,7 @@ def draw_plans(run: Run[Any], events: Iterable[Event]) -> Flowchart:
 
 
 def _draw_step(step: PlanStep, entry: OpenCall | None, *, is_past: bool) -> FlowchartNode:
-    if entry is not None:
-        status = read_step_status(entry)
-    else:
-        status = StepStatus.NOT_RUN if is_past else StepStatus.PENDING
+    unstarted = StepStatus.NOT_RUN if is_past else StepStatus.PENDING
+    status = unstarted if entry is None else read_step_status(entry)
     title = step.tool or step.question or step.goal
     return FlowchartNode(lines=(title, status.replace("_", " ")), fill=_FILLS[status])
