@@ -31,6 +31,11 @@ class RunnableAgent(Protocol):
         ...
 
     @property
+    def target(self) -> str:
+        """Import path, as "module:attribute"; empty if unknown."""
+        ...
+
+    @property
     def permissions(self) -> Permissions | None:
         """Permissions of runs for the tools; None: all tools are allowed."""
         ...
@@ -73,12 +78,20 @@ class RunnableAgent(Protocol):
         user: str | None = None,
         roles: Iterable[str] = (),
         metadata: Mapping[str, Any] | None = None,
+        tenant: str | None = None,
         parent: Run[Any] | None = None,
     ) -> Run[Any]:
         """Begin a run, without I/O."""
         ...
 
-    async def submit(self, prompt: str, /, *, id: str | None = None, session: str | None = None) -> Run[Any]:  # noqa: A002
+    async def submit(
+        self,
+        prompt_or_run: str | Run[Any],
+        /,
+        *,
+        id: str | None = None,  # noqa: A002
+        session: str | None = None,
+    ) -> Run[Any]:
         """Create a run in the store, for a worker to execute."""
         ...
 

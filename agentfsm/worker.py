@@ -19,6 +19,7 @@ from agentfsm._concurrency import make_waker
 from agentfsm._runnable_agent import RunnableAgent
 from agentfsm.core.errors import AgentError, StoreError, first_error
 from agentfsm.core.header import FORMAT
+from agentfsm.schedules.due_runs import DueRuns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,10 +90,12 @@ class Worker:
 
     async def _run(self, *, until_idle: bool) -> None:
         unsubscribe = self.agent.store.subscribe(f"agent:{self.agent.name}", make_waker(self.wake))
+        due_runs = DueRuns(self.agent)
         try:
             async with anyio.create_task_group() as executions:
                 while True:
                     self._changed = anyio.Event()
+                    await due_runs.create()
                     leases = await self._claim()
                     for lease in leases or ():
                         self._busy.add(lease.run_id)
@@ -101,7 +104,7 @@ class Worker:
                     if until_idle and is_idle:
                         return
                     if leases is None or self._busy or not self._has_suspects:
-                        with anyio.move_on_after(self.poll_s):
+                        with anyio.move_on_after(min(self.poll_s, due_runs.wait_s)):
                             await self._changed.wait()
         finally:
             unsubscribe()

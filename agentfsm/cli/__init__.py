@@ -7,6 +7,7 @@
              delete | prune | compact                                                  remove
     agentfsm alerts rules | test
     agentfsm followers list | drop
+    agentfsm schedule add | list | next | pause | resume | remove | backfill
     agentfsm prompts list | show | render | test | activate | rollback | diff
     agentfsm eval run | compare | gate | add | report | calibrate
     agentfsm keys add | list | remove

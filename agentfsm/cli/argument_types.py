@@ -61,6 +61,16 @@ def parse_date(text: str) -> float:
     return at
 
 
+def parse_datetime(text: str) -> datetime:
+    """Parse a date, which may have an offset."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a valid time: give a date such as 2026-01-31 or 2026-01-31T18:00+01:00"
+        ) from None
+
+
 def parse_since(text: str) -> float:
     """Parse a time in the past: a date, or how long ago, such as 7d, 12h or 30m."""
     if ago := _AGO_PATTERN.fullmatch(text):

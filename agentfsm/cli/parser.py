@@ -6,12 +6,13 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
 from agentfsm.agent import WORKER_PARALLEL, WORKER_POLL_S
 from agentfsm.cli.argument_types import (
     parse_count,
     parse_date,
+    parse_datetime,
     parse_days,
     parse_field,
     parse_new_id,
@@ -41,6 +42,7 @@ from agentfsm.cli.commands import (
     memory_admin,
     prompt_files,
     retention,
+    schedule_admin,
     serve_http,
     timetravel,
     webhook_files,
@@ -56,6 +58,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
 from agentfsm.evals.comparison import WORSE_BY
 from agentfsm.evals.evaluation_runner import PARALLEL, RUNS
+from agentfsm.schedules.schedule import DATE_PLACEHOLDER, MissedPolicy
 from agentfsm.stores.home import DEFAULT_STORE
 from agentfsm.stores.loading import mask_password
 
@@ -100,6 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_timetravel(add)
     _add_retention(add)
     _add_followers(add)
+    _add_schedule(add)
     _add_metrics(add)
     _add_memory(add)
     _add_index(add)
@@ -404,6 +408,82 @@ def _add_followers(add: AddParser) -> None:
         sub, follower_admin.drop_follower, name="drop", text="remove a follower, which keeps runs from being pruned"
     )
     drop.add_argument("name", metavar="NAME", help="name of the follower")
+
+
+def _add_schedule(add: AddParser) -> None:
+    text = "add, list, pause, resume or remove recurring starts of runs, or create the runs of a span of time"
+    group = add("schedule", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    sub = group.add_subparsers(required=True, metavar="COMMAND").add_parser
+    added = _add_command(sub, schedule_admin.add_schedule, name="add", text="add a schedule, whose runs workers start")
+    _add_schedule_name(added)
+    _add_agent(added)
+    added.add_argument("prompt", help=f"the task, or the inputs of a flow; {DATE_PLACEHOLDER} stands for the time")
+    added.add_argument(
+        "--cron",
+        metavar="EXPRESSION",
+        required=True,
+        help="minute, hour, day of the month, month and day of the week, for example '0 3 * * *'",
+    )
+    added.add_argument(
+        "--tz", metavar="ZONE", default="UTC", help="time zone, for example Europe/Vienna (default: %(default)s)"
+    )
+    added.add_argument(
+        "--missed",
+        choices=get_args(MissedPolicy),
+        default="latest",
+        help="which times without a worker are made up for (default: %(default)s)",
+    )
+    added.add_argument("--user", metavar="NAME", help="user on whose behalf the runs work")
+    added.add_argument("--tenant", metavar="NAME", help="tenant that the user belongs to")
+    added.add_argument(
+        "--role", metavar="NAME", action="append", default=[], help="role of the user; may be given several times"
+    )
+    added.add_argument(
+        "--metadata",
+        metavar="KEY=VALUE",
+        type=parse_pair,
+        action="append",
+        default=[],
+        help="stored with each run; may be given several times",
+    )
+    added.add_argument("--replace", action="store_true", help="replace another schedule of this name")
+    _add_command(
+        sub, schedule_admin.list_schedules, name="list", text="list the schedules of the store with their next times"
+    )
+    for act, name, does in (
+        (schedule_admin.remove_schedule, "remove", "remove a schedule; its runs stay"),
+        (schedule_admin.pause_schedule, "pause", "start no runs until the schedule is resumed"),
+        (schedule_admin.resume_schedule, "resume", "start runs again, from the next time on"),
+    ):
+        _add_schedule_name(_add_command(sub, act, name=name, text=does))
+    following = _add_command(sub, schedule_admin.print_next_times, name="next", text="print the next times")
+    _add_schedule_name(following)
+    following.add_argument(
+        "--count", metavar="N", type=parse_count, default=5, help="number of times (default: %(default)s)"
+    )
+    backfill = _add_command(
+        sub, schedule_admin.backfill_schedule, name="backfill", text="create the runs of a span of time in the past"
+    )
+    _add_schedule_name(backfill)
+    backfill.add_argument(
+        "--from",
+        dest="start",
+        metavar="TIME",
+        type=parse_datetime,
+        required=True,
+        help="first moment, such as 2026-01-31 or 2026-01-31T18:00, in the schedule's zone unless it has an offset",
+    )
+    backfill.add_argument(
+        "--to", dest="end", metavar="TIME", type=parse_datetime, required=True, help="end, which is not included"
+    )
+    backfill.add_argument(
+        "--agent", metavar="module:agent", help="use this agent instead of the one that the schedule names"
+    )
+    _add_mcp_option(backfill, "use the MCP servers of this file instead of those that the schedule was added with")
+
+
+def _add_schedule_name(takes: argparse.ArgumentParser) -> None:
+    takes.add_argument("name", metavar="NAME", help="name of the schedule")
 
 
 def _add_metrics(add: AddParser) -> None:

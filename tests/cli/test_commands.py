@@ -444,7 +444,10 @@ def test_the_version_is_that_of_the_package(here):
 
 def test_help_names_every_command(here):
     """And the exit codes; each command takes `--json` and says what it does, as does the package itself."""
-    text, groups = here("--help"), ("alerts", "followers", "prompts", "eval", "keys", "memory", "index", "mcp")
+    text, groups = (
+        here("--help"),
+        ("alerts", "followers", "schedule", "prompts", "eval", "keys", "memory", "index", "mcp"),
+    )
     pages = [text, *(here(group, "--help") for group in groups)]
     named = [set(re.findall(r"^    (\w+)\b", page, re.MULTILINE)) for page in pages]
     parts = re.split("|".join(f"agentfsm {group} " for group in groups), cli.__doc__)

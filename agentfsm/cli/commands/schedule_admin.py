@@ -1,0 +1,174 @@
+"""`agentfsm schedule`: recurring starts of runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import anyio
+import attrs
+
+from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.render.formatting import format_count
+from agentfsm.cli.resolve.agent_target import join_target, load_agent, split_target
+from agentfsm.cli.resolve.command_hint import CommandHint
+from agentfsm.cli.resolve.mcp_servers import join_servers
+from agentfsm.cli.resolve.run_lookup import resolve_agent, run_in_store
+from agentfsm.cli.resolve.store_location import open_existing_store
+from agentfsm.core.errors import MisuseError
+from agentfsm.core.text_safety import one_line
+from agentfsm.schedules.client import Schedules
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from agentfsm.agent import Agent
+    from agentfsm.cli.terminal import Terminal
+    from agentfsm.schedules.client import BackfilledRuns
+    from agentfsm.schedules.schedule import Schedule
+
+T = TypeVar("T")
+# Characters of the name of an agent in the list.
+MAX_AGENT_CHARS: Final = 80
+
+
+def add_schedule(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Add a schedule for an agent."""
+    agent, location = resolve_agent(args, terminal)
+
+    async def act() -> tuple[Schedule, datetime]:
+        async with agent:
+            schedules = Schedules(agent.store)
+            added = await schedules.add(
+                agent,
+                args.name,
+                cron=args.cron,
+                prompt=args.prompt,
+                tz=args.tz,
+                missed=args.missed,
+                user=args.user,
+                tenant=args.tenant,
+                roles=args.role,
+                metadata=dict(args.metadata),
+                replace=args.replace,
+            )
+            (first,) = await schedules.next_times(args.name, 1)
+            return added, first
+
+    added, first = anyio.run(act)
+    command = CommandHint(location=location).build(f"worker {join_target(*split_target(agent.target))}")
+    terminal.err(f"added; any worker of the agent starts the runs: {command}")
+    if terminal.json:
+        terminal.document(_describe(added, first))
+    else:
+        terminal.out(_format_line(added, first))
+    return ExitCode.DONE
+
+
+def list_schedules(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """List the schedules of the store with their next times."""
+
+    async def act(schedules: Schedules) -> list[tuple[Schedule, datetime]]:
+        found = await schedules.list()
+        return [(each, (await schedules.next_times(each.name, 1))[0]) for each in found]
+
+    found = _act_in_store(args, act)
+    if terminal.json:
+        terminal.document({"schedules": [_describe(*each) for each in found]})
+        return ExitCode.DONE
+    for each in found:
+        terminal.out(_format_line(*each))
+    if not found:
+        terminal.err("no schedules")
+    return ExitCode.DONE
+
+
+def remove_schedule(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Remove a schedule."""
+    _act_in_store(args, lambda schedules: schedules.remove(args.name))
+    return _report(terminal, "removed", args.name)
+
+
+def pause_schedule(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Pause a schedule."""
+    _act_in_store(args, lambda schedules: schedules.pause(args.name))
+    return _report(terminal, "paused", args.name)
+
+
+def resume_schedule(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Resume a schedule."""
+    _act_in_store(args, lambda schedules: schedules.resume(args.name))
+    return _report(terminal, "resumed", args.name)
+
+
+def print_next_times(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Print the next times of a schedule."""
+    found = _act_in_store(args, lambda schedules: schedules.next_times(args.name, args.count))
+    times = [_format_date(each) for each in found]
+    if terminal.json:
+        terminal.document({"schedule": args.name, "next": times})
+    else:
+        terminal.out("\n".join(times))
+    return ExitCode.DONE
+
+
+def backfill_schedule(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Create the runs of a schedule for a span of time in the past.
+
+    Raises:
+        MisuseError: if the schedule does not name its agent.
+    """
+    schedule = _act_in_store(args, lambda schedules: schedules.get(args.name))
+    target, files = split_target(args.agent or schedule.target)
+    if not target:
+        raise MisuseError(
+            f"schedule {args.name!r} does not name its agent, since it was added from Python by an Agent without "
+            "target='module:agent': name it with --agent module:agent"
+        )
+    files = tuple(args.mcp) or files
+    store = open_existing_store(args.store)
+    agent: Agent = join_servers(load_agent(target), files, terminal).with_(
+        store=store, target=join_target(target, files)
+    )
+
+    async def act() -> BackfilledRuns:
+        async with agent:
+            return await Schedules(store).backfill(agent, args.name, args.start, args.end)
+
+    found = anyio.run(act)
+    if terminal.json:
+        terminal.document({"created": [*found.created], "existing": [*found.existing]})
+        return ExitCode.DONE
+    for run_id in found.created:
+        terminal.out(run_id)
+    created, existing = (format_count(len(each), "run") for each in (found.created, found.existing))
+    terminal.err(f"created {created}; {existing} existed already")
+    return ExitCode.DONE
+
+
+def _act_in_store(args: argparse.Namespace, act: Callable[[Schedules], Awaitable[T]]) -> T:
+    store = open_existing_store(args.store)
+    return run_in_store(store, lambda: act(Schedules(store)))
+
+
+def _report(terminal: Terminal, done: str, name: str) -> ExitCode:
+    if terminal.json:
+        terminal.document({done: name})
+    else:
+        terminal.out(f"{done} the schedule {name}")
+    return ExitCode.DONE
+
+
+def _format_line(schedule: Schedule, first: datetime) -> str:
+    following = "paused" if schedule.paused else f"next {_format_date(first)}"
+    agent, cron = one_line(schedule.agent, MAX_AGENT_CHARS), " ".join(schedule.cron.split())
+    return f"{schedule.name}  {agent}  {cron} {schedule.tz}  {following}  missed: {schedule.missed}"
+
+
+def _describe(schedule: Schedule, first: datetime) -> dict[str, Any]:
+    return {**attrs.asdict(schedule), "next": None if schedule.paused else _format_date(first)}
+
+
+def _format_date(moment: datetime) -> str:
+    return moment.isoformat(timespec="minutes")

@@ -1,0 +1,295 @@
+"""Client for the schedules in a store: add, list, pause, resume and remove them, and make up for a span of time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from agentfsm._validation import as_roles, to_plain_json
+from agentfsm.core.errors import ConflictError, MisuseError
+from agentfsm.core.validation import COUNT, require_type, shorten_repr
+from agentfsm.core.value import Value
+from agentfsm.ports.store import STORE, Store
+from agentfsm.schedules.schedule import MISSED, SCHEDULE_KIND, SCHEDULE_NAME, MissedPolicy, Schedule, scheduled_run_id
+
+if TYPE_CHECKING:
+    from agentfsm._runnable_agent import RunnableAgent
+    from agentfsm.core.messages import JSON
+    from agentfsm.ports.stored import StoreRecord
+    from agentfsm.schedules.cron_times import CronTimes
+
+# Maximum runs that one call creates for a span of time.
+MAX_BACKFILL: Final = 1_000
+_DATE: Final = require_type(datetime, wanted="a datetime")
+# Records that are read at a time.
+_PAGE: Final = 1_000
+
+
+@attrs.frozen(kw_only=True)
+class BackfilledRuns(Value):
+    """The runs of a schedule in a span of time."""
+
+    created: tuple[str, ...]
+    """Ids of the runs that the call has created, oldest first."""
+
+    existing: tuple[str, ...]
+    """Ids of the runs that existed before, oldest first."""
+
+
+@attrs.define(eq=False)
+class Schedules:
+    """A client for the schedules in a store: `await Schedules(store).add(agent, "nightly", cron="0 3 * * *", ...)`.
+
+    A schedule is a record of the store. Each worker of its agent starts the runs that are due, under ids that consist
+    of the name and the time, so each run is created once, however many workers there are.
+
+    Raises:
+        MisuseError: if `store` is not a store.
+    """
+
+    store: Store = attrs.field(validator=STORE)
+    """Store of the schedules and of their runs."""
+
+    async def add(
+        self,
+        agent: RunnableAgent,
+        name: str,
+        *,
+        cron: str,
+        prompt: str | Mapping[str, JSON],
+        tz: str = "UTC",
+        missed: MissedPolicy = "latest",
+        user: str | None = None,
+        tenant: str | None = None,
+        roles: Iterable[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        replace: bool = False,
+    ) -> Schedule:
+        """Add a schedule. Its first run is that of the next time. A second call with the same arguments does nothing.
+
+        Args:
+            agent: Agent or flow that executes the runs, which checks the arguments.
+            name: Name of the schedule, unique in the store: up to 100 letters, digits, ".", "-" and "_".
+            cron: The times: minute, hour, day of the month, month and day of the week.
+            prompt: Prompt of each run, or the inputs of a flow. `{logical_date}` in it stands for the time of the run,
+                such as `2026-11-26T03:00+01:00`.
+            tz: Time zone of `cron`, such as "Europe/Vienna".
+            missed: What happens to times at which no worker was there: "latest" makes up for the newest of them, "all"
+                for each, up to the newest 1,000, and "skip" for none.
+            user: User on whose behalf the runs work.
+            tenant: Tenant that the user belongs to.
+            roles: Roles of the user.
+            metadata: Metadata of each run, as plain JSON.
+            replace: Whether to replace a schedule of this name that differs.
+
+        Raises:
+            ConflictError: if there is another schedule of this name, and `replace` is False.
+            MisuseError: if an argument is invalid, or the extra `schedule` is not installed.
+        """
+        SCHEDULE_NAME.check("add", "name", name)
+        MISSED.check("add", "missed", missed)
+        new = Schedule(
+            name=name,
+            agent=agent.name,
+            target=agent.target,
+            cron=cron,
+            tz=tz,
+            missed=missed,
+            prompt=prompt if isinstance(prompt, str) else json.dumps(to_plain_json(prompt, "prompt")),
+            user=user,
+            tenant=tenant,
+            roles=as_roles(roles),
+            metadata=to_plain_json(metadata, "metadata") if metadata else {},
+            done_until=await self.store.now(),
+        )
+        times = new.parse_times()
+        new.start_run(agent, times, next(times.iterate(new.done_until)))
+        while True:
+            record = await self.store.read_record(SCHEDULE_KIND, name)
+            if record is not None and not replace:
+                return _check_same(Schedule.parse(record), new)
+            with suppress(ConflictError):  # another process has added it meanwhile
+                revision = 0 if record is None else record.revision
+                await self.store.write_record(SCHEDULE_KIND, name, new.build_record(), revision=revision)
+                return new
+
+    async def list(self, agent: str | None = None) -> tuple[Schedule, ...]:
+        """Return the schedules by name, or those of the agent with this name.
+
+        Raises:
+            CorruptError: if one of them cannot be read.
+        """
+        records = [record async for record in iter_schedule_records(self.store)]
+        found = [Schedule.parse(record) for record in records]
+        return tuple(each for each in found if agent is None or each.agent == agent)
+
+    async def get(self, name: str) -> Schedule:
+        """Return a schedule.
+
+        Raises:
+            MisuseError: if there is none of this name.
+            CorruptError: if it cannot be read.
+        """
+        return Schedule.parse(await self._read(name))
+
+    async def remove(self, name: str) -> None:
+        """Remove a schedule. Its runs stay, and those that are not over are executed.
+
+        A worker that is starting a run at this moment may complete that.
+
+        Raises:
+            MisuseError: if there is none of this name.
+        """
+        SCHEDULE_NAME.check("remove", "name", name)
+        if not await self.store.delete_record(SCHEDULE_KIND, name):
+            raise _missing_error(name)
+
+    async def pause(self, name: str) -> None:
+        """Start no runs of a schedule until it is resumed.
+
+        Raises:
+            MisuseError: if there is none of this name.
+            CorruptError: if it cannot be read.
+        """
+        await self._change(name, lambda schedule, _now: attrs.evolve(schedule, paused=True))
+
+    async def resume(self, name: str) -> None:
+        """Start runs of a schedule again from the next time on. The times during the pause are not made up for.
+
+        Raises:
+            MisuseError: if there is none of this name.
+            CorruptError: if it cannot be read.
+        """
+        await self._change(
+            name,
+            lambda schedule, now: attrs.evolve(
+                schedule, paused=False, done_until=now if schedule.paused else schedule.done_until
+            ),
+        )
+
+    async def next_times(self, name: str, count: int = 5) -> tuple[datetime, ...]:
+        """Return the next times of a schedule, in its time zone, whether or not it is paused.
+
+        Args:
+            name: Name of the schedule.
+            count: Number of times, 1 or more.
+
+        Raises:
+            MisuseError: if there is none of this name, or `count` is below 1.
+            CorruptError: if it cannot be read.
+        """
+        COUNT.check("next_times", "count", count)
+        times = (await self.get(name)).parse_times()
+        return tuple(times.localise(at) for at in islice(times.iterate(await self.store.now()), count))
+
+    async def backfill(self, agent: RunnableAgent, name: str, start: datetime, end: datetime) -> BackfilledRuns:
+        """Create the runs of a schedule for a span of time in the past. Runs that exist are left as they are.
+
+        So a call that was interrupted can be repeated. Each run is durable before the next one is created.
+
+        Args:
+            agent: Agent of the schedule. It creates the runs, and workers execute them.
+            name: Name of the schedule, which may be paused.
+            start: First moment of the span. Without an offset it is in the time zone of the schedule.
+            end: End of the span, which is not part of it, up to now.
+
+        Raises:
+            MisuseError: if there is no such schedule, it is that of another agent, the span is empty or ends in the
+                future, or it has more than 1,000 times.
+        """
+        schedule = await self.get(name)
+        if schedule.agent != agent.name:
+            raise MisuseError(f"schedule {name!r} is one of the agent {schedule.agent!r}, not of {agent.name!r}")
+        times = schedule.parse_times()
+        if agent.store is not self.store:
+            agent = agent.with_(store=self.store)
+        created: list[str] = []
+        existing: list[str] = []
+        for at in self._list_span(schedule, times, start, end, await self.store.now()):
+            is_new = await create_scheduled_run(agent, schedule, times, at)
+            (created if is_new else existing).append(scheduled_run_id(name, at))
+        return BackfilledRuns(created=tuple(created), existing=tuple(existing))
+
+    @staticmethod
+    def _list_span(schedule: Schedule, times: CronTimes, start: datetime, end: datetime, now: float) -> Iterable[float]:
+        """Return the times of a schedule in a span, after checking it."""
+        _DATE.check("backfill", "start", start)
+        _DATE.check("backfill", "end", end)
+        first, last = (
+            (each if each.tzinfo is not None else each.replace(tzinfo=times.zone)).timestamp() for each in (start, end)
+        )
+        if first >= last:
+            raise MisuseError(f"the span from {start} to {end} is empty: give an end after the start")
+        if last > now + 1:
+            raise MisuseError(f"the span ends at {end}, which is in the future: workers start those runs in time")
+        found = times.list_between(first, last, MAX_BACKFILL + 1)
+        if len(found) > MAX_BACKFILL:
+            date = times.localise(found[-1]).isoformat(timespec="minutes")
+            raise MisuseError(
+                f"schedule {schedule.name!r} has more than {MAX_BACKFILL:,} times from {start} to {end}: backfill it "
+                f"in parts, the first one up to {date}"
+            )
+        return found
+
+    async def _read(self, name: str) -> StoreRecord:
+        SCHEDULE_NAME.check("Schedules", "name", name)
+        if (record := await self.store.read_record(SCHEDULE_KIND, name)) is None:
+            raise _missing_error(name)
+        return record
+
+    async def _change(self, name: str, change: Callable[[Schedule, float], Schedule]) -> None:
+        while True:
+            record = await self._read(name)
+            changed = change(Schedule.parse(record), await self.store.now())
+            with suppress(ConflictError):  # it was changed meanwhile
+                await self.store.write_record(SCHEDULE_KIND, name, changed.build_record(), revision=record.revision)
+                return
+
+
+async def iter_schedule_records(store: Store) -> AsyncIterator[StoreRecord]:
+    """Yield the records of all schedules by name."""
+    after = ""
+    while page := await store.list_records(SCHEDULE_KIND, after=after, limit=_PAGE):
+        for record in page:
+            yield record
+        if len(page) < _PAGE:
+            return
+        after = page[-1].key
+
+
+async def create_scheduled_run(agent: RunnableAgent, schedule: Schedule, times: CronTimes, at: float) -> bool:
+    """Create the run of a time for a worker to execute. Return False if it exists.
+
+    Raises:
+        MisuseError: if the agent refuses the prompt or another option.
+        StoreError: if it cannot be stored.
+    """
+    run = schedule.start_run(agent, times, at)
+    try:
+        stored = await agent.submit(run)
+    except ConflictError:  # it was created before the prompt of the schedule was changed
+        return False
+    return stored.header.nonce == run.header.nonce
+
+
+def _check_same(found: Schedule, new: Schedule) -> Schedule:
+    """Return the schedule in the store if it has the same definition.
+
+    Raises:
+        ConflictError: if it differs.
+    """
+    if found != attrs.evolve(new, target=found.target, paused=found.paused, done_until=found.done_until):
+        raise ConflictError(
+            f"there is another schedule {new.name!r}: replace it (replace=True), or choose another name"
+        )
+    return found
+
+
+def _missing_error(name: str) -> MisuseError:
+    return MisuseError(f"there is no schedule {shorten_repr(name)}: `agentfsm schedule list` lists them")

@@ -1,0 +1,131 @@
+"""The part of a worker that starts the runs of schedules.
+
+Two workers, or one that was killed between the creation of a run and the record of it, create the same id, and the
+store creates an id once. The record is written by compare-and-set, so a change of the schedule meanwhile is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import attrs
+
+from agentfsm.core.errors import AgentError, ConflictError, MisuseError
+from agentfsm.schedules.client import create_scheduled_run, iter_schedule_records
+from agentfsm.schedules.schedule import SCHEDULE_KIND, Schedule, scheduled_run_id
+
+if TYPE_CHECKING:
+    from agentfsm._runnable_agent import RunnableAgent
+    from agentfsm.ports.stored import StoreRecord
+    from agentfsm.schedules.cron_times import CronTimes
+
+# Maximum seconds between two looks at the schedules, and so the delay of a change. At a known time the worker looks at
+# once.
+LOOK_INTERVAL_S: Final = 10.0
+# Maximum age of a time that counts as not missed, seconds: workers may be busy, or restart.
+ON_TIME_S: Final = 60.0
+# Maximum missed times that are made up for, per schedule.
+MAX_MISSED: Final = 1_000
+# Runs that are created for one schedule before the worker claims runs again.
+RUNS_PER_LOOK: Final = 20
+
+_log = logging.getLogger("agentfsm.schedules")
+
+
+@attrs.define(eq=False, repr=False)
+class DueRuns:
+    """Creates the runs of an agent's schedules that are due."""
+
+    agent: RunnableAgent
+    """The agent of the worker."""
+
+    _look_at: float = attrs.field(default=-math.inf, init=False)
+    """Time of the next look, seconds by the event loop's clock."""
+
+    _reported: dict[str, str] = attrs.field(factory=dict, init=False)
+    """The last problem that was logged of each schedule, by name, so that it is logged once."""
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the next look, 0 or more."""
+        return max(self._look_at - anyio.current_time(), 0.0)
+
+    async def create(self) -> None:
+        """Create the runs that are due, if it is time to look. Errors are logged, and do not stop the worker."""
+        if self.wait_s > 0:
+            return
+        self._look_at = anyio.current_time() + LOOK_INTERVAL_S
+        try:
+            due_in_s = await self._look()
+        except MisuseError as error:
+            _log.debug("schedules are not looked at: %s", error)
+            self._look_at = math.inf  # a store without records
+        except AgentError as error:
+            self._report("", f"the schedules could not be read, and are read again: {error}")
+        else:
+            self._look_at = anyio.current_time() + min(due_in_s, LOOK_INTERVAL_S)
+
+    async def _look(self) -> float:
+        """Create the runs that are due. Return the seconds until the next time."""
+        own = [record async for record in iter_schedule_records(self.agent.store) if self._is_own(record)]
+        if not own:
+            return math.inf
+        now = await self.agent.store.now()
+        due_at = [await self._create_safely(record, now) for record in own]
+        return max(min(due_at) - now, 0.0)
+
+    def _is_own(self, record: StoreRecord) -> bool:
+        return isinstance(record.value, dict) and record.value.get("agent") == self.agent.name
+
+    async def _create_safely(self, record: StoreRecord, now: float) -> float:
+        """Create the runs of one schedule that are due. Return the next time; infinity after an error."""
+        try:
+            schedule = Schedule.parse(record)
+            return math.inf if schedule.paused else await self._create_runs(schedule, record.revision, now)
+        except AgentError as error:
+            self._report(record.key, f"schedule {record.key!r}: its runs are not started, and tried again: {error}")
+        except Exception as error:  # noqa: BLE001  an error in the user's code must not stop the other runs
+            self._report(record.key, f"schedule {record.key!r}: its runs are not started, and tried again: {error!r}")
+        return math.inf
+
+    async def _create_runs(self, schedule: Schedule, revision: int, now: float) -> float:
+        times = schedule.parse_times()
+        due = times.list_newest(schedule.done_until, now, MAX_MISSED if schedule.missed == "all" else 1)
+        if not due:
+            return next(times.iterate(max(now, schedule.done_until)), math.inf)
+        if len(due) == MAX_MISSED and due[0] > next(times.iterate(schedule.done_until)):
+            since = times.localise(due[0])
+            _log.warning(
+                "schedule %r: no runs for the missed times before %s, which are too many", schedule.name, since
+            )
+        due = due[:RUNS_PER_LOOK]
+        done_until = due[-1]
+        if schedule.missed == "skip" and now - done_until > ON_TIME_S:
+            _log.info("schedule %r: no run for the missed times up to %s", schedule.name, times.localise(done_until))
+            due = []
+        for at in due:
+            await self._create_run(schedule, times, at)
+        await self._write(attrs.evolve(schedule, done_until=done_until), revision)
+        self._reported.pop(schedule.name, None)
+        return now if schedule.missed == "all" else next(times.iterate(now), math.inf)
+
+    async def _create_run(self, schedule: Schedule, times: CronTimes, at: float) -> None:
+        run_id = scheduled_run_id(schedule.name, at)
+        if await create_scheduled_run(self.agent, schedule, times, at):
+            _log.info("schedule %r: created run %s", schedule.name, run_id)
+
+    async def _write(self, schedule: Schedule, revision: int) -> None:
+        try:
+            await self.agent.store.write_record(
+                SCHEDULE_KIND, schedule.name, schedule.build_record(), revision=revision
+            )
+        except ConflictError:
+            _log.debug("schedule %r was changed meanwhile", schedule.name)  # by another worker, or by a person
+
+    def _report(self, name: str, problem: str) -> None:
+        if self._reported.get(name) != problem:
+            self._reported[name] = problem
+            _log.warning("%s", problem)

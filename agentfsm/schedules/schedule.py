@@ -1,0 +1,165 @@
+"""A schedule, as a record of the store has it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+
+import attrs
+
+from agentfsm.core.errors import AgentError, CorruptError
+from agentfsm.core.messages import JSON
+from agentfsm.core.validation import (
+    BOOL,
+    NAME,
+    STRING,
+    ValueRule,
+    is_number,
+    require_choice,
+    require_tuple,
+    require_type,
+)
+from agentfsm.core.value import Value
+
+if TYPE_CHECKING:
+    from agentfsm._runnable_agent import RunnableAgent
+    from agentfsm.core.run import Run
+    from agentfsm.ports.stored import StoreRecord
+    from agentfsm.schedules.cron_times import CronTimes
+
+MissedPolicy: TypeAlias = Literal["skip", "latest", "all"]
+"""What happens to times at which no worker was there. "latest": the newest of them is made up for. "all": each of
+them, up to the newest 1,000. "skip": none, if it is more than a minute ago.
+"""
+
+# Kind of the records in the store.
+SCHEDULE_KIND: Final = "schedule"
+# Stands for the logical date in a prompt.
+DATE_PLACEHOLDER: Final = "{logical_date}"
+MAX_NAME_CHARS: Final = 100
+SCHEDULE_NAME: Final = ValueRule(
+    fits=lambda value: (
+        isinstance(value, str)
+        and re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME_CHARS - 1}}}", value) is not None
+    ),
+    wanted=f"up to {MAX_NAME_CHARS} letters, digits, '.', '-' and '_', beginning with a letter or a digit",
+)
+MISSED: Final = require_choice(*get_args(MissedPolicy))
+_TIME: Final = ValueRule(fits=is_number, wanted="seconds since 1970")
+_ROLES: Final = require_tuple(str, wanted="a tuple of strings")
+_METADATA: Final = require_type(dict, wanted="a dict")
+
+
+@attrs.frozen(kw_only=True)
+class Schedule(Value):
+    """A recurring start of runs of one agent."""
+
+    name: str = attrs.field(validator=SCHEDULE_NAME)
+    """Name of the schedule, unique in the store. The ids of its runs begin with it."""
+
+    agent: str = attrs.field(validator=NAME)
+    """Name of the agent. Each worker of an agent with this name starts the runs."""
+
+    target: str = attrs.field(default="", validator=STRING)
+    """Import path of the agent, as "module:attribute", for the command line; empty if unknown."""
+
+    cron: str = attrs.field(validator=NAME)
+    """The times, as a cron expression with five fields."""
+
+    tz: str = attrs.field(default="UTC", validator=NAME)
+    """Time zone of the expression, a name of the IANA database. Default "UTC"."""
+
+    missed: MissedPolicy = attrs.field(default="latest", validator=MISSED)
+    """What happens to times at which no worker was there. Default "latest"."""
+
+    prompt: str = attrs.field(validator=STRING)
+    """Prompt of each run, or the inputs of a flow as a JSON object. `{logical_date}` in it is replaced."""
+
+    user: str | None = attrs.field(default=None, validator=STRING.or_none())
+    """User on whose behalf the runs work; None if not given."""
+
+    tenant: str | None = attrs.field(default=None, validator=STRING.or_none())
+    """Tenant that the user belongs to; None if not given."""
+
+    roles: tuple[str, ...] = attrs.field(default=(), validator=_ROLES)
+    """Roles of the user."""
+
+    metadata: Mapping[str, Any] = attrs.field(factory=dict, validator=_METADATA)
+    """Metadata of each run, besides "schedule" (the name) and "logical_date"."""
+
+    paused: bool = attrs.field(default=False, validator=BOOL)
+    """True if no runs are started until it is resumed."""
+
+    done_until: float = attrs.field(validator=_TIME)
+    """Moment up to which all times are dealt with, seconds since 1970 by the store's clock."""
+
+    @classmethod
+    def parse(cls, record: StoreRecord) -> Schedule:
+        """Parse a record of the store.
+
+        Raises:
+            CorruptError: if it is damaged, or a newer agentfsm has written it.
+        """
+        try:
+            fields = _read_object(record.value)
+            return cls(**{**fields, "name": record.key, "roles": tuple(fields.get("roles", ()))})
+        except (TypeError, AgentError) as error:
+            raise CorruptError(
+                f"schedule {record.key!r} cannot be read, since it is damaged or of a newer agentfsm ({error}): "
+                "upgrade agentfsm, or remove the schedule and add it again"
+            ) from None
+
+    def build_record(self) -> dict[str, JSON]:
+        """Return the value of the record."""
+        fields: dict[str, JSON] = attrs.asdict(self)
+        del fields["name"]
+        return {**fields, "roles": [*self.roles], "metadata": dict(self.metadata)}
+
+    def parse_times(self) -> CronTimes:
+        """Return the times of the schedule.
+
+        Raises:
+            MisuseError: if the expression or the zone is invalid, or the extra `schedule` is not installed.
+        """
+        from agentfsm.schedules.cron_times import CronTimes  # noqa: PLC0415  the library of an extra
+
+        return CronTimes.parse(self.cron, self.tz)
+
+    def start_run(self, agent: RunnableAgent, times: CronTimes, at: float) -> Run[Any]:
+        """Begin the run of a time, without I/O. It has the same id and prompt in each process.
+
+        Args:
+            agent: The agent.
+            times: The times of the schedule.
+            at: The time, seconds since 1970.
+
+        Raises:
+            MisuseError: if the agent refuses the prompt or another option.
+        """
+        date = times.localise(at).isoformat(timespec="minutes")
+        return agent.start(
+            self.prompt.replace(DATE_PLACEHOLDER, date),
+            id=scheduled_run_id(self.name, at),
+            user=self.user,
+            tenant=self.tenant,
+            roles=self.roles,
+            metadata={**self.metadata, "schedule": self.name, "logical_date": date},
+        )
+
+
+def scheduled_run_id(name: str, at: float) -> str:
+    """Return the id of a schedule's run, such as "nightly:2026-11-26T02:00Z". It has the time in UTC.
+
+    Args:
+        name: Name of the schedule.
+        at: The time, seconds since 1970.
+    """
+    return f"{name}:{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%MZ}"
+
+
+def _read_object(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r:.40} is not an object")
+    return value
