@@ -54,6 +54,7 @@ from agentfsm.core.pending import Answer, Elicit, Pending, PendingKind, Question
 from agentfsm.core.purposes import usage_by_purpose
 from agentfsm.core.run import Run, RunError
 from agentfsm.core.settings import Settings
+from agentfsm.core.spend import Spend
 from agentfsm.core.tool_traits import Level
 from agentfsm.core.usage import AgentCost, Purpose, SessionCost, Usage
 from agentfsm.engine.follow import JournalEvent
@@ -152,6 +153,7 @@ __all__ = [
     "Runs",
     "SessionCost",
     "Settings",
+    "Spend",
     "State",
     "StateChanged",
     "StepError",

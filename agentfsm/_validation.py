@@ -20,6 +20,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import Message, replace_surrogates
 from agentfsm.core.run import Run
 from agentfsm.core.settings import Settings
+from agentfsm.core.spend import Spend
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.trace_context import is_traceparent
 from agentfsm.core.validation import (
@@ -131,6 +132,28 @@ def as_guards(guards: Iterable[CallGuard] | CallGuard) -> tuple[CallGuard, ...]:
     given = tuple(guards) if isinstance(guards, Iterable) else (guards,)
     for each in given:
         check_guard("Agent(guards=...)", each)
+    return given
+
+
+def as_spending_limits(limits: Iterable[Spend] | Spend) -> tuple[Spend, ...]:
+    """Convert spending limits, or one of them, to a tuple.
+
+    Raises:
+        MisuseError: when one is not a `Spend`, or two are about the same window.
+    """
+    if limits == ():
+        return ()
+    given = (limits,) if isinstance(limits, Spend) else tuple(limits) if isinstance(limits, Iterable) else (limits,)
+    seen = set()
+    for each in given:
+        if not isinstance(each, Spend):
+            raise MisuseError(f'Agent(spend={shorten_repr(limits)}): give Spend(per="day", usd=20), or a list of them')
+        window = (each.per, each.scope, each.tz)
+        if window in seen:
+            raise MisuseError(
+                f"Agent(spend=...) has two limits for each {each.scope} per {each.per} in {each.tz}: keep the lower one"
+            )
+        seen.add(window)
     return given
 
 

@@ -26,6 +26,7 @@ from agentfsm._validation import (
     as_guards,
     as_messages,
     as_roles,
+    as_spending_limits,
     as_states,
     check_agent,
     check_identity,
@@ -50,6 +51,7 @@ from agentfsm.core.pending import Elicit
 from agentfsm.core.plans import Plan
 from agentfsm.core.run import A_co, Run, begin_run
 from agentfsm.core.settings import EXTRA_TOOLS, Settings
+from agentfsm.core.spend import Spend
 from agentfsm.core.trace_context import child_traceparent
 from agentfsm.core.usage import AgentCost, SessionCost
 from agentfsm.core.validation import COUNT, SECONDS
@@ -179,7 +181,7 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
     check_agent(agent)
     log.preload()
     _check_hosted_tools(agent)
-    if agent.limits.usd is not None:
+    if agent.limits.usd is not None or agent.spend:
         agent.model.prepare()  # here, because it may block; `check_price` asks for a price in the event loop
     if agent.guards:
         warn_of_unreachable_rules(agent.guards, agent.tools)
@@ -200,6 +202,7 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
         planner=agent.planner,
         memory=agent.memory,
         guards=agent.guards,
+        spend=agent.spend,
         engine_tools={} if agent.planner is None else _build_engine_tools(agent, agent.planner),
         last_answer=agent.last_answer,
         context=agent.context,
@@ -286,6 +289,7 @@ class Agent(Generic[A_co]):
         name: Name of the agent.
         version: Version of your agent, for roll-outs.
         limits: Limits of each run.
+        spend: Spending limits for a day or a month, over all runs and processes; empty for none.
         settings: Settings of model requests, or a function that returns them for each turn, given the current run.
         output_type: Type of the answer: a pydantic model, a dataclass, an attrs class, a union, or any type that JSON
             can represent.
@@ -347,6 +351,11 @@ class Agent(Generic[A_co]):
 
     limits: Limits = attrs.field(factory=Limits)
     """Limits of each run. Default: `Limits()`."""
+
+    spend: tuple[Spend, ...] = attrs.field(default=(), converter=as_spending_limits)
+    """Spending limits for a calendar day or month, over all runs and processes that share the store; empty for none. A
+    run that reaches one ends with `StopReason.COST_BUDGET`. The requests of sub-agents count as well.
+    """
 
     settings: Settings | Callable[[Run], Settings] = attrs.field(factory=Settings)
     """Settings of model requests, or a function that returns them for each turn, given the current run."""

@@ -25,7 +25,7 @@ class StopReason(StrEnum):
     """The run used `Limits.tokens`."""
 
     COST_BUDGET = "cost_budget"
-    """The run used `Limits.usd`."""
+    """The run used `Limits.usd`, or its next request would exceed a spending limit (`Agent.spend`)."""
 
     TOOL_BUDGET = "tool_budget"
     """The run used `Limits.tool_calls`."""

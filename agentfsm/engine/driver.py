@@ -219,15 +219,17 @@ class Driver(Generic[A_co]):
         return None if stopped is None else self.attach_decoder(stopped)
 
     def check_price(self) -> None:
-        """Check that the model's price is known if the agent has a money limit.
+        """Check that the model's price is known if the agent has a money limit or a spending limit.
 
         Raises:
             MisuseError: if it is unknown.
         """
-        model = self.config.model
-        if self.config.limits.usd is not None and model.cost_usd(Usage(input_tokens=1)) is None:
+        model, config = self.config.model, self.config
+        is_limited = config.limits.usd is not None or config.spend
+        if is_limited and model.cost_usd(Usage(input_tokens=1)) is None:
+            name = "Limits(usd=...)" if config.limits.usd is not None else "Agent(spend=...)"
             raise MisuseError(
-                f"Limits(usd=...) needs a price, and none is known for {model.name!r}: install agentfsm[prices], "
+                f"{name} needs a price, and none is known for {model.name!r}: install agentfsm[prices], "
                 "give the model a price, or limit tokens instead",
             )
 

@@ -39,6 +39,8 @@ async def recall(execution: Execution, memory: RunMemory) -> StepOutcome | None:
         found = Recall(fault=f"{type(error).__name__}: {error}"[:MAX_QUERY_CHARS])
     if found.fault:
         journal.log.warning("memory_not_searched", turn=run.turn + 1, error=found.fault)
+    if execution.budget.spend is not None:
+        execution.budget.spend.add(found.usage)
     recalled = e.Recalled(
         query=query[:MAX_QUERY_CHARS],
         items=found.items,

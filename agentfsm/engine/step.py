@@ -99,8 +99,12 @@ async def run_steps(execution: Execution, throttle: StepThrottle, *, once: bool 
         await _commit(journal, _park(execution))
         return await journal.flush()
     calls = ToolCalls(execution)
-    while await _run_until_limit(execution, calls, throttle, once=once):
-        pass
+    try:
+        while await _run_until_limit(execution, calls, throttle, once=once):
+            pass
+    finally:
+        if execution.budget.spend is not None:
+            await execution.budget.spend.flush()
     return await journal.flush()
 
 

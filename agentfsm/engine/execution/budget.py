@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 import anyio
 import attrs
@@ -28,9 +28,11 @@ from agentfsm.core.limits import LAST_ANSWER_SHARE, Limits, StopReason
 from agentfsm.core.reducers import add_counts
 from agentfsm.core.stops import find_reached_limit, format_calls_used, format_tokens_used, format_usd_used
 from agentfsm.core.usage import Purpose, Usage
+from agentfsm.engine.execution.spend_windows import find_affordable_tokens
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
+    from agentfsm.engine.execution.run_spend import RunSpend, SpendReservation
 
 PriceFunction = Callable[[Usage], float | None]
 NO_USAGE: Final = Usage()
@@ -38,8 +40,9 @@ NO_USAGE: Final = Usage()
 
 # Tokens and US dollars.
 Amount = tuple[int, float]
-# A reservation for a request, and its tokens without the addition made since other requests exceeded theirs.
-Reservation = tuple[int, float, int]
+# A reservation for a request: tokens and US dollars; its tokens without the addition made since other requests exceeded
+# theirs; and the reservation in the windows of spending limits, None if there are none.
+Reservation: TypeAlias = "tuple[int, float, int, SpendReservation | None]"
 
 NO_AMOUNT: Final[Amount] = (0, 0.0)
 # Ten calls of 0.1 US dollars fit a limit of 1, although floats add up to a little more.
@@ -97,7 +100,9 @@ def _list_ancestors(budget: Budget) -> tuple[Budget, ...]:
 
 
 def _is_money_limited(budget: Budget) -> bool:
-    return budget.limits.usd is not None or (budget.parent is not None and budget.parent.is_money_limited)
+    if budget.limits.usd is not None or budget.spend is not None:
+        return True
+    return budget.parent is not None and budget.parent.is_money_limited
 
 
 @attrs.define(eq=False, repr=False)
@@ -114,12 +119,15 @@ class Budget:
     reserves_last_answer: bool = False
     """Whether the cost of a last answer is reserved."""
 
+    spend: RunSpend | None = None
+    """Spending limits over all runs; None if there are none."""
+
     tree: _BudgetTree = attrs.field(init=False, default=attrs.Factory(_find_tree, takes_self=True))
     ancestors: tuple[Budget, ...] = attrs.field(init=False, default=attrs.Factory(_list_ancestors, takes_self=True))
     """Budgets of the ancestors, the nearest first."""
 
     is_money_limited: bool = attrs.field(init=False, default=attrs.Factory(_is_money_limited, takes_self=True))
-    """Whether this run or an ancestor has a money limit."""
+    """Whether this run or an ancestor has a money limit, or a spending limit over all runs."""
 
     _kept_for_last: Amount = NO_AMOUNT
     """Amount reserved for the last answer."""
@@ -214,10 +222,11 @@ class Budget:
 
         Returns:
             The permitted tokens of the answer, `least_tokens` to `wanted_tokens` (which stands for no cap), and the
-            reservation to pass to `settle`.
+            reservation to pass to `settle` and `settle_spend`.
 
         Raises:
             LimitError: if nothing is left for an answer, or the price is unknown and money is limited.
+            StoreError: if the store of a spending limit cannot be reached.
         """
         cost = self._build_cost_function(request_tokens, longest_tokens, price) if self.is_money_limited else _zero_cost
         while True:
@@ -229,11 +238,19 @@ class Budget:
                 break
             self.tree.room_freed = self.tree.room_freed or anyio.Event()
             await self.tree.room_freed.wait()
-        held = request_tokens + needed, cost(needed), request_tokens + longest_tokens
+        held = request_tokens + needed, cost(needed), request_tokens + longest_tokens, None
         for budget in (self, *self.ancestors):
             budget._reserved = budget._reserved[0] + held[0], budget._reserved[1] + held[1]  # noqa: SLF001  one of its kind
             budget._in_flight += 1  # noqa: SLF001  as above
-        return granted, held
+        if self.spend is None:
+            return granted, held
+        longest = longest_tokens if granted == wanted_tokens else granted
+        try:
+            reserved = await self.spend.reserve(cost, granted, longest, least_tokens)
+        except BaseException:
+            self.settle(held, NO_USAGE)
+            raise
+        return reserved.granted, (*held[:3], reserved)
 
     def reserve_last_answer(self, request_tokens: int, answer_tokens: int, price: PriceFunction) -> None:
         """Reserve the cost of a last answer after the next request: a slightly longer request, and its answer.
@@ -294,7 +311,9 @@ class Budget:
         room = self.limits.tokens - usage.input_tokens - usage.output_tokens - held[0] - request_tokens
         if self.limits.usd is None:
             return room
-        return min(room, _affordable_tokens(self.limits.usd - (usage.cost_usd or 0.0) - held[1], wanted_tokens, cost))
+        return min(
+            room, find_affordable_tokens(self.limits.usd - (usage.cost_usd or 0.0) - held[1], wanted_tokens, cost)
+        )
 
     def _build_cost_function(
         self, request_tokens: int, longest_tokens: int, price: PriceFunction
@@ -334,6 +353,17 @@ class Budget:
             self.tree.room_freed.set()
             self.tree.room_freed = None
 
+    async def settle_spend(self, held: Reservation, usage: Usage | None) -> None:
+        """Replace the reservation of a request in spending limits by its actual cost. Call it if there is one.
+
+        Args:
+            held: The reservation.
+            usage: Usage of the request; None if it was cut off, so that its usage is unknown: the reserved amount
+                counts.
+        """
+        if held[3] is not None and self.spend is not None:
+            await self.spend.settle(held[3], usage)
+
     # Calls of tools.
 
     def try_reserve_cost(self, usd: float) -> bool:
@@ -358,7 +388,7 @@ class Budget:
 
     def settle_cost(self, reserved_usd: float, usage: Usage) -> None:
         """Replace the reserved cost of a tool call by its actual cost."""
-        self.settle((0, reserved_usd, 0), usage)
+        self.settle((0, reserved_usd, 0, None), usage)
 
     def format_cost_refusal(self, name: str, usd: float) -> str:
         """Return the text for the model about a call that costs more than is left."""
@@ -449,11 +479,3 @@ class Budget:
             f"not run: this {whose} may make {allowed:,} tool calls in all, and no more are left. "
             "Call nothing more: answer with what you have, and say what is missing."
         )
-
-
-def _affordable_tokens(left_usd: float, wanted_tokens: int, cost: Callable[[int], float]) -> int:
-    """Return the longest answer that the money permits: 0 if the request alone is too expensive."""
-    alone, whole = cost(0), cost(wanted_tokens)
-    if whole <= left_usd:
-        return wanted_tokens
-    return int(wanted_tokens * (left_usd - alone) / (whole - alone)) if whole > alone < left_usd else 0

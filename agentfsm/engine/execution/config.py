@@ -13,6 +13,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.fingerprint import Fingerprint, short_hash
 from agentfsm.core.limits import Limits
 from agentfsm.core.settings import Settings
+from agentfsm.core.spend import Spend
 from agentfsm.core.value import Value
 from agentfsm.ports.context import Context
 from agentfsm.ports.guards import (
@@ -94,6 +95,9 @@ class EngineConfig(Value):
     """Text that guards add to the instructions of this run; empty for none. It is not part of the fingerprint, nor of
     the hash of a request, because it differs between runs.
     """
+
+    spend: tuple[Spend, ...] = ()
+    """Spending limits over all runs of a window; empty if there are none."""
 
     engine_tools: Mapping[str, Tool[..., Any]] = attrs.field(factory=dict)
     """The engine's own tools for plans, by name. Models do not see them."""

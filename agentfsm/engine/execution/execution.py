@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -11,6 +11,9 @@ from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.tokens.ledger import BYTE_COUNTER, TokenLedger, estimate_tokens
 from agentfsm.tools.attendance import Attendant
+
+if TYPE_CHECKING:
+    from agentfsm.engine.execution.run_spend import RunSpend
 
 
 @attrs.define(eq=False, repr=False, kw_only=True, on_setattr=attrs.setters.NO_OP)
@@ -65,12 +68,18 @@ def build_execution(
         takeover: Whether the run was taken from another worker.
         attendant: Asks the person who attends the execution; None if there is none.
     """
+    above = None if parent_budget is None else parent_budget.spend
+    spend: RunSpend | None = None
+    if config.spend or above is not None:
+        from agentfsm.engine.execution.run_spend import build_run_spend  # noqa: PLC0415  few agents limit spending
+
+        spend = build_run_spend(config.spend, journal, above)
     return Execution(
         config=config.for_run(journal.run.header),
         journal=journal,
         deps=deps,
         ledger=ledger,
-        budget=Budget(config.limits, journal, parent_budget, config.last_answer),
+        budget=Budget(config.limits, journal, parent_budget, config.last_answer, spend),
         is_resumed=resume,
         is_takeover=takeover,
         orphaned_calls=journal.list_orphaned_calls(),

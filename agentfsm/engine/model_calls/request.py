@@ -142,7 +142,7 @@ async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | No
     if drive.config.last_answer:
         drive.budget.reserve_last_answer(drive.ledger.request_tokens, wanted, price)
     granted, held = await drive.budget.reserve(drive.ledger.request_tokens, wanted, longest, price, least)
-    usage = NO_USAGE
+    usage = None
     try:
         request = _build_request(prepared, granted if granted < wanted else None)
         receive = None if receiver is None else receiver.receive
@@ -162,9 +162,11 @@ async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | No
         usage = error.usage = price_usage(drive, engine.model, error.usage or Usage())
         raise
     finally:
-        drive.budget.settle(held, usage)
         if receiver is not None:
             receiver.is_closed = True
+        drive.budget.settle(held, usage or NO_USAGE)
+        if held[3] is not None:
+            await drive.budget.settle_spend(held, usage)
     return reply, usage
 
 

@@ -81,7 +81,7 @@ async def send_side_request(
         granted, held = await execution.budget.reserve(asked, max_tokens, max_tokens, partial(calculate_usd, who))
     except LimitError as error:  # the rest may suffice for an answer
         raise ModelError(f"the budget has no room for a question beside the run: {error}") from error
-    usage, name = Usage(), who.name
+    usage, name = None, who.name
     try:
         request = Request(
             instructions=instructions,
@@ -104,5 +104,7 @@ async def send_side_request(
     else:
         return reply.text, usage
     finally:
-        spending.add(name, usage)
-        execution.budget.settle(held, usage, spending.purpose)
+        spending.add(name, usage or Usage())
+        execution.budget.settle(held, usage or Usage(), spending.purpose)
+        if held[3] is not None:
+            await execution.budget.settle_spend(held, usage)

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.journal import Journal
+    from agentfsm.engine.execution.run_spend import SpendReservation
     from agentfsm.tools.registry import ToolRegistry
 
 _QUESTION_PROMPT: Final = (
@@ -112,6 +113,9 @@ class RunHost(QueueHost):
 
     reserved_usd: dict[str, float] = attrs.field(factory=dict)
     """Declared costs of running calls, US dollars by call id, for which the budget has made room."""
+
+    reserved_spend: dict[str, SpendReservation] = attrs.field(factory=dict)
+    """Reservations of running calls in spending limits, by call id."""
 
     session: Scheduler | None = None
     """Scheduler of the running steps of a plan, which takes further steps; None for calls of a reply."""
@@ -268,17 +272,36 @@ class RunHost(QueueHost):
         self.reserved_usd[call.id] = usd
         return None
 
-    def _release_cost(self, call_id: str, usage: Usage = NO_USAGE) -> None:
-        """Replace the reserved cost of a call, if there is one, by its actual cost."""
+    async def reserve_spend(self, call: ToolCall, tool: Tool[..., Any]) -> CallOutcome | None:
+        """Reserve the declared cost of a call in the spending limits of the run."""
+        spend = self.execution.budget.spend
+        if spend is None:
+            return None
+        reserved = await spend.reserve_call(self.reserved_usd[call.id])
+        if not isinstance(reserved, str):
+            self.reserved_spend[call.id] = reserved
+            return None
+        self.execution.journal.log.warning("call_too_expensive", call=call.id, tool=tool.name, why=reserved)
+        text = f"not run: {reserved}. Use a cheaper way, or answer with what you have and say what is missing."
+        return CallOutcome(Outcome.SKIPPED, text, ErrorType.BUDGET)
+
+    def _release_cost(self, call_id: str, usage: Usage | None = NO_USAGE) -> None:
+        """Replace the reserved cost of a call, if there is one, by its actual cost; None: it may have been made."""
         reserved = self.reserved_usd.pop(call_id, None)
         if reserved is not None:
-            self.execution.budget.settle_cost(reserved, usage)
+            self.execution.budget.settle_cost(reserved, usage or NO_USAGE)
+        held, spend = self.reserved_spend.pop(call_id, None), self.execution.budget.spend
+        if held is not None and spend is not None:
+            spend.settle_call(held, usage)
 
     def _bill_call(self, result: ToolResult) -> ToolResult:
         """Return the result with what the call has cost: as reported, else as declared if the tool was called."""
         usage = self.spent.pop(result.call_id, None)
         if usage is None and result.attempts and result.call_id in self.reserved_usd:
             usage = Usage(cost_usd=self.reserved_usd[result.call_id])
+        spend = self.execution.budget.spend
+        if spend is not None and usage is not None and result.call_id not in self.reserved_spend:
+            spend.add(usage)
         self._release_cost(result.call_id, usage or NO_USAGE)
         return result if usage is None else attrs.evolve(result, spent=bill_tool(usage))
 
@@ -432,7 +455,7 @@ class RunHost(QueueHost):
     def on_cut_off(self, job: ToolJob, duration_s: float) -> None:
         """Record the progress of a cut-off call, for the end of the run or the next worker."""
         journal = self.execution.journal
-        self._release_cost(job.call.id)
+        self._release_cost(job.call.id, None if job.attempts else NO_USAGE)
         if journal.lease.lost:
             return  # the journal takes nothing more
         facts = self._build_late_start(job)

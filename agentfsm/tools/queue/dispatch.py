@@ -103,6 +103,10 @@ class QueueHost:
         """Return the refusal of a valid call, or None. This is the only place that decides it."""
         return None
 
+    async def reserve_spend(self, call: ToolCall, tool: Tool[..., Any]) -> CallOutcome | None:  # noqa: ARG002  a queue without a run has no limits
+        """Reserve the cost of a permitted call in spending limits; return the refusal without room, else None."""
+        return None
+
     async def on_start(self, call: ToolCall, tool: Tool[..., Any]) -> None:
         """Prepare the start of a valid call, right before its tool runs. An exception stops the queue."""
 
@@ -245,7 +249,8 @@ class ToolDispatcher:
             tool.check_rule(bound)
         except ArgumentsError as error:
             return failed_outcome(replace_surrogates(str(error)), ErrorType.ARGUMENTS, retryable=True)
-        if (refusal := self.host.check_permitted(call, tool, bound)) is not None:
+        refusal = self.host.check_permitted(call, tool, bound)
+        if refusal := refusal or (await self.host.reserve_spend(call, tool) if tool.cost_usd is not None else None):
             return refusal
         timeout_s = tool.timeout_s or self.timeout_s
         places = find_abandoned(self.owner)

@@ -1,0 +1,273 @@
+"""Spending limits of a run: those of its agent and of the agents that call it, over all runs of a window."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
+from uuid import uuid4
+
+import anyio
+import attrs
+
+from agentfsm.core.errors import AgentError, LimitError
+from agentfsm.core.limits import StopReason
+from agentfsm.core.spend import Spend, SpendWindow
+from agentfsm.engine.execution.journal import Journal, create_shield
+from agentfsm.engine.execution.spend_windows import (
+    AddAmount,
+    CountRefusal,
+    ReserveAmount,
+    SettleAmount,
+    SharedWindow,
+    WindowRecord,
+    share_window,
+)
+from agentfsm.streaming.stream import BudgetWarning
+
+if TYPE_CHECKING:
+    from agentfsm.core.header import Header
+    from agentfsm.core.usage import Usage
+
+# Seconds between two looks at a window without room: the shortest wait, which doubles up to the longest.
+_FIRST_WAIT_S: Final = 0.05
+_LAST_WAIT_S: Final = 1.0
+
+# Spending limits with the header of the run whose agent has them.
+OwnedSpend: TypeAlias = "tuple[Spend, Header]"
+
+
+@attrs.define(eq=False)
+class SpendReservation:
+    """The reservation of a request or call in all windows that it counts in."""
+
+    id: str
+    windows: tuple[tuple[SharedWindow, tuple[Spend, ...]], ...]
+    granted: int
+    """Permitted tokens of the answer."""
+
+
+@attrs.define(eq=False, repr=False)
+class RunSpend:
+    """The spending limits that apply to one execution of a run."""
+
+    journal: Journal
+    limits: tuple[OwnedSpend, ...]
+    """Limits of the agent, and of the agents above it."""
+
+    _token: str = attrs.field(init=False, factory=lambda: uuid4().hex[:12])
+    """Part of the ids of the reservations that distinguishes this execution from earlier ones."""
+
+    _count: int = 0
+    """Number of reservations so far."""
+
+    _used: dict[str, SharedWindow] = attrs.field(init=False, factory=dict)
+    """Windows that were used, by key."""
+
+    async def reserve(
+        self, cost: Callable[[int], float], wanted: int, longest: int, least: int = 1
+    ) -> SpendReservation:
+        """Reserve the largest cost of a request in all windows. Wait while only requests in progress leave no room.
+
+        Args:
+            cost: Returns the cost of an answer of this many tokens, US dollars.
+            wanted: Tokens of the answer to make room for, 1 or more.
+            longest: Tokens of the longest possible answer without a cap, `wanted` or more.
+            least: Lowest acceptable cap of the answer, 1 to `wanted`.
+
+        Raises:
+            LimitError: if nothing is left for an answer.
+            StoreError: if the store cannot be reached; the request must not be sent.
+        """
+        held = self._start_reservation(wanted)
+        # In the order of their keys, so that no two requests wait for each other.
+        for shared, spends in held.windows:
+            limit = min(spends, key=lambda spend: spend.usd)
+            wait_s = _FIRST_WAIT_S
+            while True:
+                change = self._build_change(held.id, limit, cost)
+                capped = held.granted < wanted
+                change.wanted, change.longest = held.granted, held.granted if capped else longest
+                change.least = min(least, held.granted)
+                freed = shared.freed
+                if await self._try_reserve(held, shared, change):
+                    break
+                if not change.may_wait:
+                    await self._refuse(held, shared)
+                    raise LimitError(StopReason.COST_BUDGET, _format_refusal(shared.window, limit, change))
+                with anyio.move_on_after(wait_s):
+                    await freed.wait()
+                wait_s = min(2 * wait_s, _LAST_WAIT_S)
+        return held
+
+    async def reserve_call(self, usd: float) -> SpendReservation | str:
+        """Reserve the cost of a tool call; return the reason, for the model, if a window has no room for it.
+
+        Reservations of requests in progress count as spent.
+
+        Raises:
+            StoreError: if the store cannot be reached; the call must not be made.
+        """
+        held = self._start_reservation(1)
+        for shared, spends in held.windows:
+            limit = min(spends, key=lambda spend: spend.usd)
+            change = self._build_change(held.id, limit, lambda _tokens: usd)
+            change.is_call = True
+            if not await self._try_reserve(held, shared, change):
+                await self._refuse(held, shared)
+                return _format_refusal(shared.window, limit, change)
+        return held
+
+    def _start_reservation(self, granted: int) -> SpendReservation:
+        self._count += 1
+        return SpendReservation(f"{self._owner}{self._token}.{self._count}", self._find_windows(), granted)
+
+    @property
+    def _owner(self) -> str:
+        return f"{self.journal.run.id}#"
+
+    def _find_windows(self) -> tuple[tuple[SharedWindow, tuple[Spend, ...]], ...]:
+        """Return the windows of this moment with their limits, in the order of their keys."""
+        now, found = self.journal.clock.now(), dict[str, tuple[SpendWindow, list[Spend]]]()
+        for spend, header in self.limits:
+            window = spend.find_window(header, now)
+            found.setdefault(window.key, (window, []))[1].append(spend)
+        windows = []
+        for key, (window, spends) in sorted(found.items()):
+            shared = self._used[key] = share_window(self.journal.store, window)
+            windows.append((shared, tuple(spends)))
+        return tuple(windows)
+
+    def _build_change(self, name: str, limit: Spend, cost: Callable[[int], float]) -> ReserveAmount:
+        return ReserveAmount(
+            id=name,
+            owner=self._owner,
+            execution=f"{self._owner}{self._token}.",
+            limit_usd=limit.usd,
+            now=self.journal.clock.now(),
+            cost=cost,
+        )
+
+    async def _try_reserve(self, held: SpendReservation, shared: SharedWindow, change: ReserveAmount) -> bool:
+        """Reserve the amount in one window; return whether there was room."""
+        try:
+            await shared.change(change)
+        except BaseException:  # it may have been written all the same
+            for window, _ in held.windows:
+                window.change_later(SettleAmount(id=held.id, usd=0.0, was_sent=False))
+            raise
+        if change.granted is None:
+            return False
+        held.granted = change.granted
+        return True
+
+    async def _refuse(self, held: SpendReservation, shared: SharedWindow) -> None:
+        """Count a refusal, and give back the reservations in other windows."""
+        for window, _ in held.windows:
+            if window is not shared:
+                window.change_later(SettleAmount(id=held.id, usd=0.0, was_sent=False))
+        shared.change_later(CountRefusal())
+        await self.flush()
+
+    async def settle(self, held: SpendReservation, usage: Usage | None) -> None:
+        """Replace the reservation of a request by its actual cost.
+
+        If the store cannot be reached, the change is made with a later write of this process; if there is none, the
+        reserved amount counts.
+
+        Args:
+            held: The reservation.
+            usage: Usage of the request; None if it is unknown because the request was cut off: it counts in full.
+        """
+        usd = _find_cost(usage)
+        changes = [(shared, self._build_settlement(held.id, usd, shared, spends)) for shared, spends in held.windows]
+        if isinstance(sys.exception(), GeneratorExit):  # the coroutine was closed: awaiting is impossible
+            for shared, change in changes:
+                shared.change_later(change)
+            return
+        for shared, change in changes:
+            try:
+                with create_shield() as scope:
+                    await shared.change(change)
+            except AgentError as error:
+                shared.change_later(change)
+                self.journal.log.warning("spend_not_settled", error=type(error).__name__)
+            else:
+                if scope.cancelled_caught:
+                    shared.change_later(change)
+                    self.journal.log.warning("spend_not_settled", error="timeout")
+            shared.free()
+
+    def settle_call(self, held: SpendReservation, usage: Usage | None) -> None:
+        """Replace the reservation of a call by its actual cost, with the next write of a window.
+
+        Args:
+            held: The reservation.
+            usage: Usage of the call; None if it was cut off: the reserved amount counts.
+        """
+        usd = _find_cost(usage)
+        for shared, spends in held.windows:
+            shared.change_later(self._build_settlement(held.id, usd, shared, spends))
+            shared.free()
+
+    def add(self, usage: Usage) -> None:
+        """Count a cost that was not reserved, because it is known only now."""
+        if not usage.cost_usd:
+            return
+        held = self._start_reservation(1)
+        for shared, spends in held.windows:
+            settle = partial(shared.change_later, self._build_settlement(held.id, usage.cost_usd, shared, spends))
+            now = self.journal.clock.now()
+            shared.change_later(AddAmount(id=held.id, usd=usage.cost_usd, now=now, settle=settle))
+
+    async def flush(self) -> None:
+        """Write the changes that wait for a write, shielded and with a time limit. Failures are logged."""
+        if isinstance(sys.exception(), GeneratorExit):  # the coroutine was closed: awaiting is impossible
+            return
+        for shared in self._used.values():
+            try:
+                with create_shield():
+                    await shared.flush()
+            except AgentError as error:
+                self.journal.log.warning("spend_not_settled", error=type(error).__name__)
+
+    def _build_settlement(
+        self, name: str, usd: float | None, shared: SharedWindow, spends: Sequence[Spend]
+    ) -> SettleAmount:
+        limits = tuple([(spend.usd, spend.usd * spend.warn_at) for spend in spends])
+        return SettleAmount(id=name, usd=usd, limits=limits, on_reached=partial(self._warn, shared.window))
+
+    def _warn(self, window: SpendWindow, used: float, limit_usd: float) -> None:
+        """Report that spending nears a limit."""
+        journal, which = self.journal, f"usd of {window.describe()}"
+        journal.log.warning(
+            "spend_warning", which=which, used=round(used, 6), limit=limit_usd, resets=window.format_end()
+        )
+        if journal.on_event is not None:
+            turn = journal.run.turn
+            journal.on_event(BudgetWarning(run_id=journal.run.id, turn=turn, limit=which, used=used, of=limit_usd))
+
+
+def build_run_spend(limits: Sequence[Spend], journal: Journal, parent: RunSpend | None) -> RunSpend:
+    """Return the spending limits of a run: those of its agent, and of the agents above it."""
+    above = () if parent is None else parent.limits
+    header = journal.run.header
+    return RunSpend(journal, (*above, *[(spend, header) for spend in limits]))
+
+
+def _find_cost(usage: Usage | None) -> float | None:
+    """Return the cost of a usage in US dollars; None if it is unknown."""
+    if usage is None or (usage.cost_usd is None and usage.tokens):
+        return None
+    return usage.cost_usd or 0.0
+
+
+def _format_refusal(window: SpendWindow, limit: Spend, change: ReserveAmount) -> str:
+    """Return the message for a request or call that a window has no room for."""
+    record: WindowRecord = change.record
+    reserved = record.reserved_usd
+    text = f"{record.spent_usd:.4g} of {limit.usd:.4g} US dollars spent for {window.describe()}"
+    if reserved:
+        text += f", {reserved:.4g} reserved for requests in progress"
+    return f"{text}; the next one may cost {change.usd:.4g}; the limit resets at {window.format_end()}"

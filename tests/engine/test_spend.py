@@ -1,0 +1,339 @@
+"""Spending limits: shared by all runs of a window, reserved before each request, and settled after it."""
+
+from __future__ import annotations
+
+import json
+
+import anyio
+import pytest
+
+from agentfsm import Agent, Limits, MisuseError, RunContext, Settings, Spend, StopReason, StoreError, tool
+from agentfsm.core.errors import ModelReplyError
+from agentfsm.core.messages import ErrorType, Outcome
+from agentfsm.core.spend import SPEND_RECORDS
+from agentfsm.core.usage import Usage
+from agentfsm.ports import Model, Reply, StoreRecord
+from agentfsm.reflection import RUBRIC, Reflector
+from agentfsm.stores import MemoryStore
+from agentfsm.testing.models import ScriptedModel, call, fail, say
+from tests.support.checks import Wrapped, results_of, virtually
+
+DAY = Spend(per="day", usd=1.0)
+# An answer of at most 10 tokens, a cent each.
+SHORT = Settings(max_tokens=10)
+
+
+class Priced(ScriptedModel):
+    """A scripted model whose output costs a cent per token, and whose input is free."""
+
+    def cost_usd(self, usage):
+        return usage.output_tokens * 0.01
+
+
+def answer(tokens, text="done", **more):
+    return say(text, usage=Usage(input_tokens=1, output_tokens=tokens), **more)
+
+
+def agent_of(store, *replies, spend=DAY, settings=SHORT, **fields):
+    return Agent(Priced(*replies), store=store, spend=spend, settings=settings, **fields)
+
+
+async def read_windows(store):
+    """Return the values of all windows."""
+    return [record.value for record in await store.list_records(SPEND_RECORDS)]
+
+
+async def read_window(store):
+    (window,) = await read_windows(store)
+    return window
+
+
+async def test_all_runs_of_a_window_share_its_limit(store):
+    """Of several agents objects and processes with the same store. The refusal names the limit, and when it resets."""
+    agent, other = agent_of(store, answer(10), answer(60)), agent_of(store, answer(35), answer(1))
+    assert (await agent.run("1")).usage.cost_usd == 0.1
+    assert (await other.run("2")).usage.cost_usd == pytest.approx(0.35)
+    over = await agent.run("3")  # an answer of 60 tokens, although 10 were the cap
+    assert over.output == "done"
+    window = await read_window(store)
+    assert window["spent_usd"] == pytest.approx(1.05)  # the request over the limit is counted
+    refused = await other.run("4")
+    assert refused.stop_reason is StopReason.COST_BUDGET
+    assert "1.05 of 1 US dollars spent for the agent agent on 20" in refused.stop_message
+    assert " (UTC); the next one may cost 0.1; the limit resets at 20" in refused.stop_message
+    window = await read_window(store)
+    assert (window["requests"], window["refused"], window["reserved"]) == (3, 1, {})
+
+
+async def test_the_answer_is_capped_to_what_is_left():
+    """As for the limit of a run: the model may write less, and a request that would not fit is not sent."""
+    caps = []
+
+    class Capped(Priced):
+        async def reply(self, request, emit=None):
+            caps.append(request.settings.max_tokens)
+            return await super().reply(request, emit)
+
+    store = MemoryStore()
+    agent = Agent(Capped(answer(10), answer(5)), store=store, spend=Spend(per="month", usd=0.15), settings=SHORT)
+    await agent.run("1")
+    await agent.run("2")
+    assert caps == [10, 5]
+    assert (await agent.run("3")).stop_reason is StopReason.COST_BUDGET
+    assert caps == [10, 5]
+
+
+async def test_users_and_tenants_have_windows_of_their_own():
+    """And a run counts in each window that its agent limits."""
+    store = MemoryStore()
+    limits = [Spend(per="day", scope="user", usd=0.2), Spend(per="day", scope="tenant", usd=0.5), DAY]
+    agent = agent_of(store, *[answer(10)] * 9, spend=limits)
+    for user, tenant in [("ann", "a"), ("ann", "a"), ("ann", "b"), ("bob", "a"), ("bob", "a"), (None, None)]:
+        assert (await agent.run("x", user=user, tenant=tenant)).stop_reason is StopReason.COMPLETED
+    over = await agent.run("x", user="ann", tenant="a")
+    assert "the user ann of the tenant a" in over.stop_message
+    spent = {(each["scope"], each["tenant"], each["subject"]): each["spent_usd"] for each in await read_windows(store)}
+    assert spent == {
+        ("agent", "", "agent"): pytest.approx(0.6),
+        ("tenant", "", ""): pytest.approx(0.1),
+        ("tenant", "", "a"): pytest.approx(0.4),
+        ("tenant", "", "b"): pytest.approx(0.1),
+        ("user", "", ""): pytest.approx(0.1),
+        ("user", "a", "ann"): pytest.approx(0.2),
+        ("user", "a", "bob"): pytest.approx(0.2),
+        ("user", "b", "ann"): pytest.approx(0.1),
+    }
+    assert all(not each["reserved"] for each in await read_windows(store))
+
+
+def test_a_window_ends():
+    """The next day has the whole amount again."""
+
+    async def play(store, clock):
+        agent = agent_of(store, answer(10), answer(10), spend=Spend(per="day", usd=0.1), clock=clock)
+        await agent.run("1")
+        assert (await agent.run("2")).stop_reason is StopReason.COST_BUDGET
+        await anyio.sleep(86_400)
+        assert (await agent.run("3")).output == "done"
+
+    virtually(play)
+
+
+async def test_the_warning_is_given_once_per_window(store, caplog):
+    """By the process whose request reaches the share, to its log and its stream."""
+    agents = [agent_of(store, *[answer(10)] * 6) for _ in range(2)]
+    warnings = []
+    for index in range(10):
+        async with agents[index % 2].stream("x") as events:
+            warnings += [(index, each.limit, each.used) async for each in events if hasattr(each, "limit")]
+    ((index, limit, used),) = warnings
+    assert (index, used) == (7, pytest.approx(0.8))
+    assert limit.startswith("usd of the agent agent on ")
+    assert len([line for line in caplog.messages if "spend_warning" in line]) == 1
+
+
+async def test_failed_and_side_requests_count(store):
+    """A reply of no use, its retry, and the request of a judge."""
+    scores = {name: {"score": 5, "reason": "good"} for name in RUBRIC}
+    verdict = json.dumps({"evaluation": scores, "action": "accept", "retry_details": {}})
+    useless = fail(ModelReplyError("garbled", Usage(input_tokens=1, output_tokens=4)))
+    judge = Reflector(model=Priced(answer(3, verdict)), answer_tokens=10)
+    agent = agent_of(store, useless, answer(5), limits=Limits(retry_wait_s=0.001), reflector=judge)
+    run = await agent.run("x")
+    assert run.output == "done"
+    assert (await read_window(store))["spent_usd"] == pytest.approx(run.usage.cost_usd) == pytest.approx(0.12)
+
+
+async def test_sub_agents_spend_from_the_limits_of_their_callers(store):
+    """Once, also if both have the same limit; and from their own."""
+    user = Spend(per="day", scope="user", usd=5)
+    child = agent_of(store, answer(7), name="child", spend=user)
+    calls = say("", call("child", query="?"), usage=Usage(output_tokens=2))
+    parent = agent_of(store, calls, answer(3), name="parent", spend=[DAY, user], tools=[child.as_tool()])
+    run = await parent.run("x", user="ann")
+    spent = {(each["scope"], each["subject"]): each["spent_usd"] for each in await read_windows(store)}
+    assert run.usage.cost_usd == pytest.approx(0.12)
+    assert spent == {("agent", "parent"): pytest.approx(0.12), ("user", "ann"): pytest.approx(0.12)}
+
+
+async def test_calls_of_tools_count(store):
+    """Declared costs before the call, which is refused without room; reported costs after it."""
+    made = []
+
+    @tool(cost_usd=0.4)
+    async def look_up() -> str:
+        """Look up."""
+        made.append("look_up")
+        return "found"
+
+    @tool
+    async def measure(ctx: RunContext[None]) -> str:
+        """Measure."""
+        ctx.add_cost(0.05)
+        return "9"
+
+    free = say("", call("look_up"), call("look_up"), call("look_up"), usage=Usage())
+    agent = agent_of(store, free, say("", call("measure"), usage=Usage()), answer(2), tools=[look_up, measure])
+    run = await agent.run("x")
+    results = results_of(run.messages)
+    assert [each.outcome for each in results] == [Outcome.DONE, Outcome.DONE, Outcome.SKIPPED, Outcome.DONE]
+    assert results[2].error_type is ErrorType.BUDGET
+    assert "0.8 reserved" in results[2].content or "0.8 of 1" in results[2].content
+    window = await read_window(store)
+    assert made == ["look_up"] * 2
+    assert window["spent_usd"] == pytest.approx(run.usage.cost_usd) == pytest.approx(0.87)
+    assert window["reserved"] == {}
+
+
+async def test_a_request_that_was_cut_off_counts_in_full(store):
+    """Nobody knows what it has cost: the provider may have billed the whole answer."""
+    agent = agent_of(store, answer(1, delay_s=60), limits=Limits(seconds=0.05))
+    assert (await agent.run("x")).stop_reason is StopReason.TIMEOUT
+    window = await read_window(store)
+    assert (window["spent_usd"], window["reserved"]) == (pytest.approx(0.1), {})
+
+
+class Dying(Wrapped):
+    """A store whose process is gone after a number of writes of records: nothing is written any more."""
+
+    def __init__(self, inner, writes):
+        self.inner, self.left = inner, writes
+
+    async def write_record(self, *args, **more):
+        if not self.left:
+            raise StoreError("gone")
+        self.left -= 1
+        return await self.inner.write_record(*args, **more)
+
+
+async def test_the_reservation_of_a_dead_process_counts_when_its_run_goes_on(store):
+    """Once, with the reserved amount: the provider may have billed the request, which is repeated."""
+    dying = agent_of(Dying(store, 1), answer(1, delay_s=60))
+    with anyio.move_on_after(0.05):
+        await dying.run("x", id="r")
+    window = await read_window(store)
+    assert (window["spent_usd"], [usd for usd, _ in window["reserved"].values()]) == (0.0, [pytest.approx(0.1)])
+    other = agent_of(store, answer(5), answer(5))
+    assert (await other.run("beside")).output == "done"
+    assert len((await read_window(store))["reserved"]) == 1
+    assert (await other.resume("r")).output == "done"
+    window = await read_window(store)
+    assert (window["spent_usd"], window["requests"], window["reserved"]) == (pytest.approx(0.2), 3, {})
+
+
+async def test_nothing_is_sent_while_the_records_cannot_be_written(store):
+    """The run fails as it does when the store is down, and can be resumed."""
+    model = Priced(answer(4))
+    agent = Agent(model, store=store, spend=DAY, settings=SHORT)
+    with pytest.raises(StoreError, match="gone"):
+        await agent.with_(store=Dying(store, 0)).run("x", id="r")
+    assert await read_windows(store) == []
+    assert (await agent.resume("r")).output == "done"
+    assert (await read_window(store))["spent_usd"] == pytest.approx(0.04)
+
+
+async def test_a_model_without_a_price_is_refused():
+    """Before anything is sent or stored."""
+    agent = Agent(ScriptedModel("x"), spend=DAY)
+    with pytest.raises(MisuseError, match=r"Agent\(spend=\.\.\.\) needs a price"):
+        await agent.run("x")
+    assert not await agent.runs.list()
+
+
+@pytest.mark.parametrize(
+    ("spend", "text"),
+    [([DAY, Spend(per="day", usd=2)], "two limits for each agent per day"), (5, "give Spend"), ([5], "give Spend")],
+)
+def test_wrong_limits_are_refused(spend, text):
+    """With the reason."""
+    with pytest.raises(MisuseError, match=text):
+        Agent(Priced("x"), spend=spend)
+
+
+class Slow(Model):
+    """Answers after a second with one token, and counts the answers in progress."""
+
+    name = "slow"
+
+    def __init__(self):
+        self.open = self.most = self.answers = 0
+
+    def cost_usd(self, usage):
+        return usage.output_tokens * 0.01
+
+    async def reply(self, request, emit=None):
+        self.open += 1
+        self.most = max(self.most, self.open)
+        await anyio.sleep(1)
+        self.open -= 1
+        self.answers += 1
+        return Reply(text="done", usage=Usage(input_tokens=1, output_tokens=1))
+
+
+class Counting(Wrapped):
+    """A store that counts the calls for records."""
+
+    def __init__(self, inner):
+        self.inner, self.calls = inner, []
+
+    async def read_record(self, *args):
+        self.calls.append("read")
+        return await self.inner.read_record(*args)
+
+    async def write_record(self, *args, **more) -> StoreRecord:
+        self.calls.append("write")
+        await anyio.sleep(0.005)
+        return await self.inner.write_record(*args, **more)
+
+
+def test_runs_side_by_side_wait_for_room_and_share_writes():
+    """Fifty runs at a limit that has room for five largest answers at once, and for all their real costs."""
+
+    async def play(store, clock):
+        counting = Counting(store)
+        model = Slow()
+        agent = Agent(model, store=counting, clock=clock, spend=Spend(per="day", usd=0.59), settings=SHORT)
+        async with anyio.create_task_group() as group:
+            for index in range(50):
+                group.start_soon(agent.run, f"{index}")
+        window = await read_window(store)
+        assert (model.answers, window["requests"], window["refused"]) == (50, 50, 0)
+        assert window["spent_usd"] == pytest.approx(0.5)
+        assert 2 <= model.most <= 5
+        assert counting.calls.count("write") <= 100  # one for each request and one after it, or fewer
+
+    virtually(play)
+
+
+def test_processes_that_write_at_once_all_get_on():
+    """Two stores in front of one, as two processes have: conflicts are retried."""
+
+    async def play(store, clock):
+        fronts = [Counting(store), Counting(store)]
+        model = Slow()
+        agents = [Agent(model, store=each, clock=clock, spend=DAY, settings=SHORT) for each in fronts]
+        async with anyio.create_task_group() as group:
+            for index in range(50):
+                group.start_soon(agents[index % 2].run, f"{index}")
+        window = await read_window(store)
+        assert (window["spent_usd"], window["reserved"]) == (pytest.approx(0.5), {})
+        assert len(fronts[0].calls) + len(fronts[1].calls) <= 400
+
+    virtually(play)
+
+
+def test_a_dead_process_is_not_waited_for_without_end():
+    """Its reservation counts as spent after some minutes, and the message says what is reserved."""
+
+    async def play(store, clock):
+        agent = agent_of(store, answer(1), spend=Spend(per="day", usd=0.1), clock=clock)
+        started = await agent_of(store, answer(1), clock=clock).run("makes the window")
+        assert started.output == "done"
+        (record,) = await store.list_records(SPEND_RECORDS)
+        dead = {**record.value, "reserved": {"dead#1.1": [0.08, clock.now()]}}
+        await store.write_record(SPEND_RECORDS, record.key, dead, revision=record.revision)
+        before = clock.now()
+        run = await agent.with_(limits=Limits(seconds=1_000)).run("x")
+        assert (run.output, clock.now() - before) == ("done", pytest.approx(300, abs=5))  # an answer of one token
+
+    virtually(play)
