@@ -289,7 +289,8 @@ class Agent(Generic[A_co]):
         name: Name of the agent.
         version: Version of your agent, for roll-outs.
         limits: Limits of each run.
-        spend: Spending limits for a day or a month, over all runs and processes; empty for none.
+        spend: Spending limits for a calendar day or month, over all runs and processes that share the store; empty for
+            none.
         settings: Settings of model requests, or a function that returns them for each turn, given the current run.
         output_type: Type of the answer: a pydantic model, a dataclass, an attrs class, a union, or any type that JSON
             can represent.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
@@ -90,7 +90,7 @@ class WindowRecord:
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise CorruptError(f"the record {key!r} of kind {SPEND_RECORDS!r} cannot be read: {error!r}") from error
 
-    def to_json(self, window: SpendWindow) -> Mapping[str, JSON]:
+    def to_json(self, window: SpendWindow) -> dict[str, JSON]:
         """Return the record with the description of its window."""
         return {
             "scope": window.scope,

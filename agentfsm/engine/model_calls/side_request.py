@@ -99,7 +99,7 @@ async def send_side_request(
         for part in () if reply.tier is None else reply.tier.spent:
             spending.add(part.model, Usage())  # the sum is in the usage of the reply
     except ModelError as error:
-        usage = error.usage = price_usage(execution, who, error.usage or usage)
+        usage = error.usage = price_usage(execution, who, error.usage or Usage())
         raise
     else:
         return reply.text, usage
