@@ -1,4 +1,4 @@
-"""Draw the machine into README and docs from the table, and the roles from their example: `make diagram`.
+"""Draw the machine into README and docs from the table, the roles from their example, and timelines: `make diagram`.
 
 Tests compare with what it would write.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 import anyio
 
 from agentfsm.core import diagram
+from tests.draw_svg import PICTURES
 from tests.support.example_modules import example
 
 ROOT = Path(__file__).parent.parent
@@ -46,3 +47,5 @@ if __name__ == "__main__":
     for path in PAGES:
         path.write_text(drawn(path.read_text()))
     ROLES_PAGE.write_text(with_roles(ROLES_PAGE.read_text(), run_roles()))
+    for name, draw_picture in PICTURES.items():
+        (ROOT / "docs" / name).write_text(draw_picture())

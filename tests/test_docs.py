@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -14,6 +15,7 @@ import pytest
 
 from agentfsm.testing import LocalServer, call, say
 from agentfsm.testing.models import Line
+from tests.support.warm_python import WarmPython
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -22,7 +24,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SERVERS = {"project_manager.py"}
 _BLOCK = re.compile(
     r"(?:<!-- (?:brain: (?P<brain>\w+)|(?P<tests>pytest)) -->\n)?"
-    r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<out>.*?)```)?",
+    r"```python\n(?:# (?P<file>\w+)\.py\n)?(?P<code>.*?)```\n(?:\n```text\n(?P<out>.*?)```)?",
     re.DOTALL,
 )
 
@@ -39,6 +41,8 @@ class Block:
     # Who plays the model.
     is_tests: bool
     # Whether pytest runs it.
+    file: str | None
+    # The name of the module that it is saved as, in the tutorial: tests/test_tutorial.py executes these.
 
 
 def _weather(body: dict[str, object]) -> Line:
@@ -86,7 +90,14 @@ UNTYPED = {"mcp.md-3"}
 def blocks() -> list[Block]:
     """Return all Python blocks of all pages."""
     return [
-        Block(f"{name_page(page)}-{number}", match["code"], match["out"], match["brain"], bool(match["tests"]))
+        Block(
+            f"{name_page(page)}-{number}",
+            match["code"],
+            match["out"],
+            match["brain"],
+            bool(match["tests"]),
+            match["file"],
+        )
         for page in PAGES
         for number, match in enumerate(_BLOCK.finditer(page.read_text()), 1)
     ]
@@ -97,13 +108,24 @@ def name_page(page: Path) -> str:
     return page.relative_to(ROOT).as_posix().removeprefix("docs/")
 
 
-def run(folder: Path, *words: str, **environment: str) -> str:
+@pytest.fixture(scope="module")
+def warm() -> Iterator[WarmPython]:
+    """Return a process that runs blocks."""
+    with WarmPython() as python:
+        yield python
+
+
+def list_variables(**more: str) -> dict[str, str]:
+    """Return the environment of a block: this one without keys, and more."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("OPENAI")} | more
+
+
+def run(folder: Path, *words: str) -> str:
     """Run Python with these arguments in a folder, and return what it printed."""
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI")}
     done = subprocess.run(
         [sys.executable, "-W", "error", *words],
         cwd=folder,
-        env={**plain, **environment},
+        env=list_variables(),
         capture_output=True,
         text=True,
         timeout=120,
@@ -114,26 +136,31 @@ def run(folder: Path, *words: str, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("block", blocks(), ids=lambda block: block.name)
-def test_a_block_does_what_the_page_says(block: Block, tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", [each for each in blocks() if not each.file], ids=lambda block: block.name)
+def test_a_block_does_what_the_page_says(block: Block, tmp_path: Path, warm: WarmPython) -> None:
     """It runs without a warning, and prints what stands below it."""
     if block.is_tests:
         (tmp_path / "test_block.py").write_text(block.code)
         assert re.search(r"[1-9]\d* passed", run(tmp_path, "-m", "pytest", "-q", "test_block.py"))
         return
     if block.brain is None:
-        out = run(tmp_path, "-c", block.code)
+        status, out, err = warm.run(block.code, tmp_path, list_variables())
     else:
         with LocalServer(BRAINS[block.brain]) as server:
-            out = run(tmp_path, "-c", block.code, OPENAI_API_KEY="none-needed", OPENAI_BASE_URL=server.base_url)
+            given = list_variables(OPENAI_API_KEY="none-needed", OPENAI_BASE_URL=server.base_url)
+            status, out, err = warm.run(block.code, tmp_path, given)
+    assert (status, err) == (0, "")
     assert out == (block.out or "")
 
 
 def test_the_blocks_pass_a_type_checker(tmp_path: Path) -> None:
     """What a reader copies is no error of mypy's strict mode."""
-    checked = [block for block in blocks() if block.name not in UNTYPED]
-    for block in checked:
-        (tmp_path / f"{re.sub('[^a-z0-9]', '_', block.name.lower())}.py").write_text(block.code)
+    files = {}
+    for block in blocks():
+        if block.name not in UNTYPED:
+            files[block.file or re.sub("[^a-z0-9]", "_", block.name.lower())] = block.code
+    for name, code in files.items():
+        (tmp_path / f"{name}.py").write_text(code)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *map(str, sorted(tmp_path.glob("*.py")))],  # with the cache of `make check`
         cwd=ROOT,
@@ -143,7 +170,7 @@ def test_the_blocks_pass_a_type_checker(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    assert f"in {len(checked)} source files" in done.stdout
+    assert f"in {len(files)} source files" in done.stdout
 
 
 def test_each_fault_of_the_table_has_its_test() -> None:

@@ -1,10 +1,12 @@
-"""The pictures in README and docs are those of the table and of the example of the roles."""
+"""The pictures in README and docs are those of the table, of the example of the roles, and of journals."""
 
 from pathlib import Path
 
 import pytest
 
+from agentfsm import TABLE
 from tests.draw import PAGES, ROLES_PAGE, drawn, run_roles, with_roles
+from tests.draw_svg import ARROWS, DOCS, PICTURES
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -22,3 +24,14 @@ def test_the_picture_of_the_roles_is_drawn_by_their_example(backend: str) -> Non
     roles = run_roles(backend)
     assert {way.split("|")[1] for way in roles.splitlines()[1:]} >= {"accept", "retry_step", "replan", "escalate"}
     assert with_roles(page, roles) == page, "the picture is out of date: run `make diagram`"
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_the_pictures_of_the_site_are_drawn_by_their_program(name: str) -> None:
+    """Timelines are of the journals of runs, in virtual time."""
+    assert (DOCS / name).read_text() == PICTURES[name](), "the picture is out of date: run `make diagram`"
+
+
+def test_the_picture_of_the_machine_has_each_arrow() -> None:
+    """Between two different states; those that stay in a state are counted."""
+    assert set(ARROWS) == {(state, end) for state, row in TABLE.items() for end in row.values() if end is not state}

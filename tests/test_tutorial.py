@@ -1,0 +1,70 @@
+"""The tutorial, as a newcomer goes through it: the files are saved and the commands run in one folder, page by page."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+import agentfsm
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs" / "tutorial").glob("[0-9]-*.md"))
+_BLOCK = re.compile(
+    r"```(?:python|yaml|toml)\n# (?P<name>[\w.]+)\n(?P<code>.*?)```\n|"
+    r"```console\n(?P<commands>.*?)```\n(?:\n```text\n(?P<out>.*?)```\n)?",
+    re.DOTALL,
+)
+
+
+@pytest.fixture
+def database(shared_postgres, postgres_desk):
+    """Return the URL of a database of its own."""
+    postgres_desk.execute("CREATE DATABASE shop")
+    yield urlsplit(shared_postgres)._replace(path="/shop").geturl()
+    postgres_desk.execute("DROP DATABASE shop WITH (FORCE)")
+
+
+def execute(commands, folder, **environment):
+    """Run commands in a shell, as they stand on a page, and return what they print."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AGENTFSM_", "PYTHON", "SHOP_"))}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    source = str(Path(agentfsm.__file__).parents[1])
+    done = subprocess.run(
+        ["bash", "-c", commands],
+        cwd=folder,
+        env={**kept, "PATH": path, "PYTHONPATH": source, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.stdout
+
+
+def is_like(out, shown):
+    """Return whether a text is the one of a page, in which `...` stands for any text."""
+    return re.fullmatch(".*?".join(re.escape(part) for part in shown.split("...")), out, re.DOTALL) is not None
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the tutorial uses curl")
+def test_the_pages_do_what_they_say(tmp_path, database):
+    """Each command prints what stands below it, in the folder that the pages before have left."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port = str(bound.getsockname()[1])
+    assert len(PAGES) == 8
+    for page in PAGES:
+        given = {"AGENTFSM_STORE": database} if "AGENTFSM_STORE" in page.read_text(encoding="utf-8") else {}
+        for block in _BLOCK.finditer(page.read_text(encoding="utf-8").replace("8000", port)):
+            if block["name"]:
+                (tmp_path / block["name"]).write_text(block["code"], encoding="utf-8")
+                continue
+            commands = re.sub(r"^\$ ", "", block["commands"], flags=re.MULTILINE)
+            out = execute(commands, tmp_path, **given)
+            assert is_like(out, block["out"] or ""), f"{page.name}\n{commands}---- prints\n{out}"
