@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Iterator
 from datetime import datetime
+from functools import lru_cache
 from itertools import islice
 from typing import Final
 from zoneinfo import ZoneInfo, available_timezones
@@ -47,8 +48,9 @@ class CronTimes(Value):
     """The time zone."""
 
     @classmethod
+    @lru_cache(maxsize=1_000)
     def parse(cls, cron: str, tz: str) -> CronTimes:
-        """Parse an expression and the name of a zone.
+        """Parse an expression and the name of a zone. The last 1,000 results are kept.
 
         Raises:
             MisuseError: if one of them is invalid, or the expression has no time within 50 years.

@@ -41,6 +41,8 @@ class Place:
     # Sets that version, as an upgrade by another agentfsm does.
     rewrite: Callable[[str, str], object]
     # Replaces a text of the same length in all events, as somebody does who can write the database.
+    count_records: Callable[[], int]
+    # Records in the database, expired ones included.
     frees_runs: bool = False
     # Whether an upgrade takes the runs from the workers of the version before.
     stores: list[ThreadedStore[Any]] = attrs.field(factory=list)
@@ -63,6 +65,7 @@ def place_of(kind: str, given: Callable[[str], Any]) -> Place:
                 lambda: _ask(path, "PRAGMA user_version"),
                 lambda version: _set_version(path, version),
                 lambda old, new: _rewrite_sqlite(path, old, new),
+                lambda: _ask(path, "SELECT count(*) FROM records"),
             )
         case "postgres":
             url, schema, desk = given("shared_postgres"), given("schema"), given("postgres_desk")
@@ -73,6 +76,7 @@ def place_of(kind: str, given: Callable[[str], Any]) -> Place:
                 lambda: desk.execute(f"SELECT version FROM {schema}.layout").fetchone()[0],  # noqa: S608  our own name
                 lambda version: desk.execute(f"UPDATE {schema}.layout SET version = {version}"),  # noqa: S608  our own name
                 lambda *texts: desk.execute(f"UPDATE {schema}.events SET body = replace(body, %s, %s)", texts),  # noqa: S608  our own name
+                lambda: desk.execute(f"SELECT count(*) FROM {schema}.records").fetchone()[0],  # noqa: S608  our own name
             )
         case _:
             url, client = given("redis_url"), given("client")
@@ -83,6 +87,7 @@ def place_of(kind: str, given: Callable[[str], Any]) -> Place:
                 lambda: int(client.get("agentfsm:schema")),
                 lambda version: client.set("agentfsm:schema", version),
                 lambda old, new: _rewrite_redis(client, old, new),
+                lambda: client.zcard("agentfsm:records:k"),
                 frees_runs=True,
             )
 

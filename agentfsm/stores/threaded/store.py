@@ -84,8 +84,10 @@ MAX_INT64: Final = 2**63 - 1
 # Old runs that `prune` processes in one transaction, together with related runs. A batch takes tens of milliseconds, so
 # other jobs and lease renewals can run between batches.
 PRUNE_BATCH: Final = 500
-# Seconds between two attempts to change a record that another session is changing: about a commit.
+# Seconds before the second attempt to change a record that another session is changing, doubled each time: about a
+# commit.
 RECORD_RETRY_S: Final = 0.005
+MAX_RECORD_RETRY_S: Final = 0.1
 # Changes that get their numbers in one transaction, and seconds between two such transactions in a row, so that other
 # processes can use the store.
 CHANGES_BATCH: Final = 1_000
@@ -722,10 +724,12 @@ class ThreadedStore(Store, Generic[L]):
 
     async def _run_record_job(self, work: Callable[[L], T]) -> T:
         """Execute a job that changes a record. While another session changes it, try again."""
+        pause_s = RECORD_RETRY_S
         while True:
             with suppress(RecordBusyError):
                 return await self._run_job(work)
-            await anyio.sleep(RECORD_RETRY_S)
+            await anyio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_RECORD_RETRY_S)
 
     # Feedback.
 
