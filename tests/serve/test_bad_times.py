@@ -11,7 +11,7 @@ from agentfsm.serve import serve
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.web import http_connections
-from tests.support.gateway_client import caller_named, events_of, named, paying, serving
+from tests.support.gateway_client import events_of, named, paying, read_caller, serving
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ async def test_many_clients_lose_nothing(clients):
 
     agent = Agent(Steady(say("x")), tools=[look], name="steady", store=store)
     agent = agent.with_(limits=agent.limits.__class__(turns=100, seconds=600))
-    app = serve([agent], auth=caller_named)
+    app = serve([agent], auth=read_caller)
     request_of = _make_requests()
     async with app.lifespan():
         ids = [(await agent.submit(f"go {number}")).id for number in range(max(2, clients // 50))]

@@ -12,7 +12,7 @@ from agentfsm.serve.metrics import MAX_SERIES, RunCounts
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.telemetry.measurements import COST, Measurement, measure_run
 from agentfsm.testing import ScriptedModel, call, say
-from tests.support.gateway_client import caller_named, named, pay, paying, serving
+from tests.support.gateway_client import named, pay, paying, read_caller, serving
 
 
 @pytest.fixture
@@ -293,6 +293,6 @@ def test_which_limits_are_possible():
         take_quotas = Store.take_quotas
 
     with pytest.raises(MisuseError, match="quotas"):
-        serve([greeting(Plain())], auth=caller_named, limits=RateLimits(requests=1))
-    serve([greeting(Plain())], auth=caller_named)
+        serve([greeting(Plain())], auth=read_caller, limits=RateLimits(requests=1))
+    serve([greeting(Plain())], auth=read_caller)
     assert RateLimits(tokens=5).or_else(RateLimits(tokens=9, runs=1)) == RateLimits(tokens=5, runs=1)

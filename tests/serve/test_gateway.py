@@ -15,7 +15,7 @@ from agentfsm.serve.endpoints import MAX_BODY_BYTES
 from agentfsm.serve.event_stream import format_position, parse_position
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
-from tests.support.gateway_client import caller_named, events_of, named, pay, paying, serving
+from tests.support.gateway_client import events_of, named, pay, paying, read_caller, serving
 
 ENDPOINTS = [each for group in ROUTE_GROUPS for each in group.endpoints]
 
@@ -423,7 +423,7 @@ def test_which_agents_can_be_served():
         [agent, Agent(ScriptedModel(say("x")), name="b", store=MemoryStore())],
     ):
         with pytest.raises(MisuseError):
-            serve(wrong, auth=caller_named)
+            serve(wrong, auth=read_caller)
 
 
 @pytest.mark.parametrize("versions", [{}, {"a": 1}, {"a:b,c": 12, "é": 3, "%": 0}])

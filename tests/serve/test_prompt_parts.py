@@ -9,7 +9,7 @@ from agentfsm.core.messages import FilePart, ImagePart, data_url
 from agentfsm.serve import serve
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, say
-from tests.support.gateway_client import caller_named, paying, serving
+from tests.support.gateway_client import paying, read_caller, serving
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\x00" * 20
 
@@ -117,4 +117,4 @@ async def test_pages_of_other_origins():
         assert "access-control-allow-origin" not in other.headers
     for wrong in ("*", "app.example.org", "https://app.example.org/x"):
         with pytest.raises(MisuseError, match="origin"):
-            serve([Agent(ScriptedModel(say("x")), store=MemoryStore())], auth=caller_named, origins=[wrong])
+            serve([Agent(ScriptedModel(say("x")), store=MemoryStore())], auth=read_caller, origins=[wrong])

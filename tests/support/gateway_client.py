@@ -1,45 +1,13 @@
-"""A gateway on a real socket, an agent that asks for approval, and the events that a client reads."""
+"""An agent that asks for approval, and the events that a client of a gateway reads."""
 
 import json
-from contextlib import asynccontextmanager
-
-import anyio
-import httpx
 
 from agentfsm import Agent, tool
-from agentfsm.serve import Caller, serve
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
-from agentfsm.web import http_server
+from tests.support.gateways import named, read_caller, serving
 
-
-def caller_named(request):
-    """Return the caller that a request names in a header, as `NAME/TENANT/SCOPE+SCOPE`."""
-    if not request.headers.get("x-caller"):
-        return None
-    user, tenant, scopes = request.headers["x-caller"].split("/")
-    return Caller(user=user, tenant=tenant or None, scopes=scopes.split("+"))
-
-
-@asynccontextmanager
-async def serving(*agents, auth=caller_named, **options):
-    """Serve on a free port, and return a client whose requests are those of an administrator."""
-    app = serve(agents, auth=auth, **options)
-
-    async def run(*, task_status):
-        with http_server.bind_socket("127.0.0.1", 0) as bound:
-            url = http_server.format_url("127.0.0.1", bound)
-            await http_server.serve(app, bound, url, task_status, app.close_streams)
-
-    async with anyio.create_task_group() as tasks:
-        url = await tasks.start(run)
-        async with httpx.AsyncClient(base_url=url, headers={"x-caller": "root//admin"}, timeout=30) as client:
-            yield client
-        tasks.cancel_scope.cancel()
-
-
-def named(user="ann", tenant="", scopes="run"):
-    return {"x-caller": f"{user}/{tenant}/{scopes}"}
+__all__ = ["events_of", "named", "pay", "paying", "read_caller", "serving"]
 
 
 @tool(requires_approval=True)
