@@ -55,5 +55,5 @@ async def test_a_flow_is_served():
         answer = await client.post("/v1/runs", json={"prompt": '{"day": "today"}', "wait_s": 30}, headers=named())
         wrong = await client.post("/v1/runs", json={"prompt": '{"month": "May"}'}, headers=named())
     assert json.loads(answer.json()["output"]) == {"total": 42}
-    assert wrong.status_code == 422
+    assert wrong.status_code == 400
     assert "the flow needs the input 'day'" in wrong.text
