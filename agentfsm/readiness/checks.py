@@ -320,7 +320,7 @@ def _check_run_cost(subject: Subject) -> CheckFinding:
 
 
 def _check_spend(subject: Subject) -> CheckFinding:
-    limits = getattr(subject.agent, "spend", ())
+    limits = subject.agent.spend
     if not limits:
         return CheckFinding(_FAIL, "a day may cost any amount", 'spend=[Spend(per="day", usd=...)]')
     return CheckFinding(_PASS, "; ".join(map(str, limits)))

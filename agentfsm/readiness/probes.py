@@ -98,6 +98,7 @@ def _build_stand_in(
         "store": MemoryStore(clock=clock),
         "clock": clock,
         "limits": attrs.evolve(agent.limits, usd=None),
+        "spend": (),
         "context": attrs.evolve(agent.context, policies=tuple(policies) or (TrimResults(), SlidingWindow())),
         "selector": AllTools(),
         "guards": (),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from agentfsm import Agent, Limits, RunContext, Usage, tool
+from agentfsm import Agent, Limits, RunContext, Spend, Usage, tool
 from agentfsm.context import Context, SlidingWindow, Summarise, TrimResults
 from agentfsm.core.messages import ToolResult
 from agentfsm.evals import Case, Suite
@@ -61,6 +61,7 @@ agent = Agent(
     instructions=Prompts(Path(__file__).parent / "prompts")["support"],
     guards=[Guard.default(), Guard(exit_filter())],
     limits=Limits(usd=0.10, turns=10, tokens=20_000),
+    spend=[Spend(per="day", usd=20)],
     context=Context((TrimResults(), Summarise(), SlidingWindow())),
     watch=[Telemetry()],
 )
