@@ -359,7 +359,7 @@ async def _check_metrics(subject: Subject) -> CheckFinding:
     followers = await _list_followers(subject)
     if METRICS_FOLLOWER in followers:
         return CheckFinding(_PASS, "a follower counts the runs of the store")
-    return CheckFinding(_FAIL, "nothing counts the runs of the store", "agentfsm serve, or agentfsm metrics")
+    return CheckFinding(_FAIL, "nothing counts the runs of the store", "agentfsm serve, and read its /metrics")
 
 
 async def _list_followers(subject: Subject) -> set[str]:
