@@ -99,7 +99,7 @@ class Worker:
                     leases = await self._claim()
                     for lease in leases or ():
                         self._busy.add(lease.run_id)
-                        executions.start_soon(self._execute_safely, lease)
+                        executions.start_soon(self.execute_safely, lease)
                     is_idle = leases is not None and not self._busy and not self._has_suspects
                     if until_idle and is_idle:
                         return
@@ -140,15 +140,15 @@ class Worker:
         self._has_suspects = claim.has_suspects and not alone
         return claim.leases
 
-    async def _execute_safely(self, lease: Lease) -> None:
-        """Execute one run. An error is logged, and does not stop the worker's other runs."""
+    async def execute_safely(self, lease: Lease) -> Run[Any] | None:
+        """Execute one run, and return it; None after an error, which is logged and does not stop other runs."""
         run_id, has_failed = lease.run_id, False
         rest_s, _ = self._backoffs.pop(run_id, (0.0, False))
         rest_s = min(max(BACKOFF_S, rest_s * 2), MAX_BACKOFF_S)
         lease.backoff_s = rest_s * random.uniform(1.0, 1.5)  # noqa: S311  so that runs are not retried all at once
         lease.backoff_inbox_head = lease.inbox_head
         try:
-            await self._execute(lease)
+            return await self._execute(lease)
         except AgentError as error:
             has_failed = True
             _log.warning("run %s was not executed: %s", run_id, error)
@@ -163,8 +163,9 @@ class Worker:
                 if len(self._backoffs) > MAX_BACKOFF_RUNS:
                     del self._backoffs[next(iter(self._backoffs))]
             self._changed.set()
+        return None
 
-    async def _execute(self, lease: Lease) -> None:
+    async def _execute(self, lease: Lease) -> Run[Any]:
         try:
             run = await self.agent.load(lease.run_id)
             deps = await self._resolve_deps(run)
@@ -176,7 +177,7 @@ class Worker:
                     self._suspects.discard(lease.run_id)
                     self._changed.set()
 
-            await self.execute(run, deps, lease=lease, on_run=on_run)
+            return await self.execute(run, deps, lease=lease, on_run=on_run)
         except BaseException:
             self.agent.store.release(lease)
             raise
