@@ -57,6 +57,7 @@ from agentfsm.core.settings import Settings
 from agentfsm.core.spend import Spend
 from agentfsm.core.tool_traits import Level
 from agentfsm.core.usage import AgentCost, Purpose, SessionCost, Usage
+from agentfsm.engine.execution.answer_cache import AnswerCache
 from agentfsm.engine.follow import JournalEvent
 from agentfsm.engine.replay import Divergence, Replay
 from agentfsm.ports.store import Filter
@@ -101,6 +102,7 @@ __all__ = [
     "AgentEvent",
     "AgentEventType",
     "Answer",
+    "AnswerCache",
     "ArgumentsError",
     "AssistantMessage",
     "AudioPart",

@@ -54,10 +54,11 @@ from agentfsm.core.settings import EXTRA_TOOLS, Settings
 from agentfsm.core.spend import Spend
 from agentfsm.core.trace_context import child_traceparent
 from agentfsm.core.usage import AgentCost, SessionCost
-from agentfsm.core.validation import COUNT, SECONDS
+from agentfsm.core.validation import COUNT, SECONDS, require_type
 from agentfsm.decisions import as_attendant, wake_callers
 from agentfsm.engine.driver import Driver
 from agentfsm.engine.execution import journal as journals
+from agentfsm.engine.execution.answer_cache import AnswerCache
 from agentfsm.engine.execution.config import EngineConfig, join_instructions
 from agentfsm.engine.execution.cost import calculate_run_cost, calculate_session_cost
 from agentfsm.engine.execution.fairness import StepThrottle
@@ -185,6 +186,11 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
         agent.model.prepare()  # here, because it may block; `check_price` asks for a price in the event loop
     if agent.guards:
         warn_of_unreachable_rules(agent.guards, agent.tools)
+    if agent.answer_cache is not None and agent.memory is not None:
+        raise MisuseError(
+            "answer_cache= and memory= exclude each other: an answer that depends on what the memory knows of a user "
+            "cannot be repeated. Leave one of them out"
+        )
     answers = _build_answers(agent)
     is_plain = type(agent.instructions) is str
     engine = EngineConfig(
@@ -205,6 +211,7 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
         spend=agent.spend,
         engine_tools={} if agent.planner is None else _build_engine_tools(agent, agent.planner),
         last_answer=agent.last_answer,
+        answer_cache=agent.answer_cache,
         context=agent.context,
         clock=agent.clock,
         load_counter=load_counter,
@@ -262,6 +269,9 @@ def _build_answers(agent: Agent[Any]) -> OutputSpec | None:
     )
 
 
+_check_answer_cache: Final = require_type(AnswerCache, wanted="an AnswerCache").or_none()
+
+
 def _refuse_change(_agent: object, attribute: attrs.Attribute[Any], _value: object) -> NoReturn:
     field = attribute.name
     raise MisuseError(
@@ -302,6 +312,7 @@ class Agent(Generic[A_co]):
         planner: Maker of plans, whose steps run without a request to the model for each; None: the model is asked for
             each step.
         last_answer: Whether the model is asked for a last answer, without tools, when a limit or a loop stops a run.
+        answer_cache: Cache that repeats the answer of an earlier run to the same question; None for no cache.
         clock: Clock for timestamps and durations.
         store: Store of the runs; by default a `MemoryStore`, which is lost when the process ends.
         durability: Failures that acknowledged appends survive: "full", a power cut; "normal", only the death of this
@@ -400,6 +411,11 @@ class Agent(Generic[A_co]):
     last_answer: bool = False
     """Whether the model is asked for a last answer, without tools, when a limit or a loop stops a run. The answer is
     `run.partial`. A turn and a part of the time, tokens and cost are reserved for it, so that no limit is exceeded.
+    """
+
+    answer_cache: AnswerCache | None = attrs.field(default=None, validator=_check_answer_cache)
+    """Cache that repeats the answer of an earlier run to the same question; None for no cache. Only runs
+    whose tools are all read-only and `cacheable` are kept, by default for the same user. Not together with `memory`.
     """
 
     clock: Clock = attrs.field(factory=SystemClock)

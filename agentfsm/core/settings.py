@@ -91,7 +91,7 @@ class Settings(Value):
     def with_defaults(self, base: Settings) -> Settings:
         """Return these settings, with the values of `base` for all that are None, False or empty here."""
         own = {each.name: getattr(self, each.name) for each in attrs.fields(Settings)}
-        said = {name: value for name, value in own.items() if value not in (None, (), False)}
+        said = {name: value for name, value in own.items() if value is not None and value is not False and value != ()}
         return attrs.evolve(base, **said | {"extra_body": {**base.extra_body, **self.extra_body}})
 
 

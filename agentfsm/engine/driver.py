@@ -20,6 +20,7 @@ from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.execution import build_execution
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.execution.journal import Journal, create_shield
+from agentfsm.engine.repeat_answer import keep_answer
 from agentfsm.engine.step import run_steps
 from agentfsm.engine.unattended import apply_stop_requests
 from agentfsm.ports.store import Durability, Lease, Store
@@ -121,7 +122,8 @@ class Driver(Generic[A_co]):
                 takeover=takeover,
                 attendant=attendant,
             )
-            await run_steps(drive, throttle, once=once)
+            steps, claim = run_steps(drive, throttle, once=once), drive.answer_claim
+            await (steps if claim is None else keep_answer(drive, claim, steps))
             self._cache(journal.run, drive.ledger)
         except GeneratorExit:  # the coroutine was closed, perhaps after its event loop: awaiting is impossible
             journal.release()

@@ -38,6 +38,7 @@ from agentfsm.engine.model_calls.outgoing_text import filter_reply
 from agentfsm.engine.model_calls.request import UNUSABLE_ANSWERS, PreparedRequest, ask_model
 from agentfsm.engine.model_calls.tool_selection import list_offered_tools, select_tools
 from agentfsm.engine.recall import recall
+from agentfsm.engine.repeat_answer import repeat_answer
 from agentfsm.engine.tool_calls.host import ToolCalls, build_calls, create_eager_calls
 from agentfsm.ports.model import FinishReason, Reply
 from agentfsm.streaming.stream import BudgetWarning, UsageReported
@@ -62,10 +63,9 @@ async def think(execution: Execution, effect: AskModel, calls: ToolCalls) -> Ste
         return stop_at_limit(execution, *stop)
     if near := find_near_limits(journal.run, config.limits):
         _warn_of_limits(execution, near)
-    if config.memory is not None and (recalled := await recall(execution, config.memory)) is not None:
-        return recalled
-    if config.planner is not None and (planned := await _plan(execution, config.planner)) is not None:
-        return planned
+    has_more = config.memory is not None or config.planner is not None or execution.answer_claim is not None
+    if has_more and (earlier := await _act_before_request(execution)) is not None:
+        return earlier
     digest = ""
     try:
         request = await _prepare_request(execution, effect)
@@ -79,6 +79,16 @@ async def think(execution: Execution, effect: AskModel, calls: ToolCalls) -> Ste
         return stop_at_limit(execution, StopReason(error.reason), str(error), *_build_faltered(error))
     except ModelError as error:
         return await _read_error(execution, error, digest)
+
+
+async def _act_before_request(execution: Execution) -> StepOutcome | None:
+    """Repeat an answer, search the memory, or make or advance a plan; None if the model is to be asked."""
+    config, claim = execution.config, execution.answer_claim
+    if claim is not None and (repeated := await repeat_answer(execution, claim)) is not None:
+        return repeated
+    if config.memory is not None and (recalled := await recall(execution, config.memory)) is not None:
+        return recalled
+    return None if config.planner is None else await _plan(execution, config.planner)
 
 
 async def _plan(execution: Execution, planner: PlanMaker) -> StepOutcome | None:

@@ -257,6 +257,17 @@ class Tool(Generic[P, R]):
     data_level: str = ""
     """Level of the data in results: "public", "internal", "confidential" or "restricted"; empty if not known."""
 
+    cacheable: bool = False
+    """Whether an answer that used a result may be repeated by an `AnswerCache`: the result depends only on the
+    arguments, the user, the tenant, the roles and the metadata of the run, and not on its dependencies. For read-only
+    tools only.
+    """
+
+    fresh_s: float | None = None
+    """Seconds from the start of a call for which such an answer is repeated, above 0. None: as long as the cache keeps
+    it. For cacheable tools only.
+    """
+
     poll: bool = False
     """Whether repeated calls are the purpose of the tool; they are excluded from loop detection."""
 
@@ -419,6 +430,8 @@ class ToolOptions(ToolDeclarations, total=False):
     read_only: bool
     idempotent: bool
     external: bool
+    cacheable: bool
+    fresh_s: float | None
     timeout_s: float | None
     cost_usd: float | Callable[[Arguments], float] | None
     sandbox: ToolSandbox | None
@@ -530,7 +543,7 @@ _STRINGS: Final = ValueRule(
 
 # Validation rules of the tool options.
 _OPTION_RULES: Final[Mapping[str, ValueRule]] = {
-    **dict.fromkeys(("timeout_s", "approval_expires_s", "shown_tokens", "shown_bytes"), POSITIVE.or_none()),
+    **dict.fromkeys(("timeout_s", "approval_expires_s", "shown_tokens", "shown_bytes", "fresh_s"), POSITIVE.or_none()),
     "description": STRING.or_none(),
     "limit": attrs.evolve(
         _COUNT_OR_NONE,
@@ -543,7 +556,7 @@ _OPTION_RULES: Final[Mapping[str, ValueRule]] = {
         fits=lambda value: value is None or callable(value) or NOT_NEGATIVE.fits(value),
         wanted="US dollars, 0 or more, or a function of the arguments, or None",
     ),
-    **dict.fromkeys(("strict", "read_only", "idempotent", "poll", "external"), BOOL),
+    **dict.fromkeys(("strict", "read_only", "idempotent", "poll", "external", "cacheable"), BOOL),
     **dict.fromkeys(("reads_untrusted", "reads_private", "sends_out", "irreversible"), BOOL),
     "data_level": require_choice("", *DATA_LEVELS),
     "sandbox": require_members("seconds", "check_function", "run", wanted="a sandbox, as Sandbox()").or_none(),
@@ -577,6 +590,13 @@ def _check_declarations(name: str, **declared: Any) -> None:
         raise MisuseError(f"tool {name!r}: an external tool runs no function, so leave out requires_approval=")
     if declared.get("external") and declared.get("cost_usd") is not None:
         raise MisuseError(f"tool {name!r}: an external tool runs no function, so leave out cost_usd=")
+    if declared.get("cacheable") and not declared.get("read_only"):
+        raise MisuseError(
+            f"tool {name!r} is not read-only, so answers with its results are not repeated: leave out "
+            "cacheable=, or set read_only=True if a call changes nothing"
+        )
+    if declared.get("fresh_s") is not None and not declared.get("cacheable"):
+        raise MisuseError(f"tool {name!r}: fresh_s= is for cacheable tools: set cacheable=True")
     if declared.get("read_only") and declared.get("irreversible"):
         raise MisuseError(f"tool {name!r} is read-only, so a call has no effect: leave out irreversible= or read_only=")
     if declared.get("read_only") and "on_unknown" in declared:

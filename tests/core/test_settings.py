@@ -25,3 +25,12 @@ def test_a_setting_of_a_wrong_type_is_refused(fields, match):
     with pytest.raises(MisuseError, match=match):
         Settings(**fields)
     assert Settings(stop=["END"]).stop == ("END",)
+
+
+def test_zero_is_a_setting():
+    """A run's temperature and seed of 0 go over the agent's; what is unset does not."""
+    own = Settings(temperature=0, seed=0, extra_body={"a": 1})
+    base = Settings(temperature=0.7, seed=7, max_tokens=9, stop=("END",), stream=True, extra_body={"a": 0, "b": 2})
+    merged = own.with_defaults(base)
+    assert (merged.temperature, merged.seed, merged.max_tokens, merged.stop, merged.stream) == (0, 0, 9, ("END",), True)
+    assert merged.extra_body == {"a": 1, "b": 2}

@@ -42,9 +42,11 @@ def audit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         return command(args, terminal)
     store = open_existing_store(args.store)
     found: list[AuditRecord] = []
+    source = ""
 
     async def act() -> bool:
         """Write calls as they are found; return whether there are more than the limit."""
+        nonlocal source
         async with aclosing(_iter_records(store, args)) as records:
             async for record in records:
                 if len(found) == args.limit:
@@ -52,14 +54,22 @@ def audit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
                 found.append(record)
                 for line in [] if terminal.json else _format_record(record):
                     terminal.out(line)
+        if (
+            args.id is not None
+            and not found
+            and (origin := (await Runs(store).load(args.id)).answered_from) is not None
+        ):
+            source = origin.run_id
         return False
 
     has_more = run_in_store(store, act)
     if terminal.json:
         documents = [build_record_json(record, with_result=args.results) for record in found]
-        terminal.document({"calls": documents, "more": has_more})
+        more = {"answered_from": source} if source else {}
+        terminal.document({"calls": documents, "more": has_more, **more})
     if not found:
-        terminal.err("no calls")
+        hint = f": the answer is that of run {source}, from the answer cache; see agentfsm audit {source}"
+        terminal.err(f"no calls{hint if source else ''}")
     if has_more:
         terminal.err(
             f"there are more than these {args.limit:,} calls: raise --limit, or select fewer, for example with --since"

@@ -15,6 +15,7 @@ from agentfsm.core.limits import Limits
 from agentfsm.core.settings import Settings
 from agentfsm.core.spend import Spend
 from agentfsm.core.value import Value
+from agentfsm.engine.execution.answer_cache import AnswerCache
 from agentfsm.ports.context import Context
 from agentfsm.ports.guards import (
     CallGuard,
@@ -81,6 +82,9 @@ class EngineConfig(Value):
 
     load_counter: Callable[[str], Awaitable[TokenCounter]]
     """Loads the token counter for a model name; called only when a history comes near the window."""
+
+    answer_cache: AnswerCache | None = None
+    """Cache of the answers of runs; None if there is none."""
 
     planner: PlanMaker | None = None
     """Makes plans; None if the model is asked for each step."""

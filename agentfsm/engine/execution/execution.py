@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentfsm.engine.execution.answer_cache import AnswerCache, AnswerClaim
 from agentfsm.engine.execution.budget import Budget
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.journal import Journal
@@ -38,6 +39,9 @@ class Execution:
 
     attendant: Attendant | None
     """Asks the person who attends the execution; None if there is none."""
+
+    answer_claim: AnswerClaim | None = None
+    """Part of the run in the answer cache; None if the agent has no cache."""
 
     def count_tokens(self, text: str) -> int:
         """Return the tokens of a text: exactly if a vocabulary is loaded, otherwise an estimate."""
@@ -84,4 +88,9 @@ def build_execution(
         is_takeover=takeover,
         orphaned_calls=journal.list_orphaned_calls(),
         attendant=attendant,
+        answer_claim=None if config.answer_cache is None else _build_claim(config.answer_cache, journal),
     )
+
+
+def _build_claim(cache: AnswerCache, journal: Journal) -> AnswerClaim:
+    return AnswerClaim(journal.run.id, cache, cache.store or journal.store, journal.log)
