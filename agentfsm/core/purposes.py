@@ -34,7 +34,7 @@ def usage_by_purpose(events: Iterable[e.Event]) -> dict[Purpose, Usage]:
 
 
 def list_spending(event: e.Event) -> tuple[Spending, ...]:
-    """Return what an event records as spent, by purpose and model; the sum is what it adds to `run.usage`.
+    """Return the parts of the usage that an event records, by purpose and model; their sum is added to `run.usage`.
 
     The model is empty for the agent's own. The usage of the run of a sub-agent is one part, under `Purpose.AGENT`.
     """

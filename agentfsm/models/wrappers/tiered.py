@@ -7,7 +7,7 @@ The choice follows these rules, the first that applies:
    hold, also after a crash. The rule of the user may move a run up, never down.
 3. *The rule* of the user names a tier for the first turn.
 4. *The classifier*, a small model, reads the task and names a tier.
-5. Without any of these, the last tier answers: what nothing is known about is not given to a weaker model.
+5. Without any of these, the last tier answers: a weaker model gets only tasks that are known to suit it.
 
 A reply that is a refusal, that cannot be used, or that gets a low score is replaced by that of the next tier, at once
 and within the same request. Its tokens are counted, at the price of its own model.
@@ -120,7 +120,7 @@ class Tiered(CompositeModel):
         purposes: The tier for each purpose that it names, over the defaults: the first tier for summaries, selections
             of tools and judgements.
         classifier: Model that names the tier of a run, if `choose` has no opinion; asked once for each run.
-        escalate_on: What makes the next tier answer: "refusal" of the model, "bad_reply" that cannot be used
+        escalate_on: Reasons for the next tier to answer: "refusal" of the model, "bad_reply" that cannot be used
             (ModelReplyError, or empty). Default both.
         score: Function of the request and the reply, plain or async, that returns how good the reply is, from 0 to 1. A
             reply below `min_score` makes the next tier answer. None: replies are not scored.
@@ -260,7 +260,7 @@ class Tiered(CompositeModel):
     async def _find_flaw(self, request: Request, reply: Reply) -> str | None:
         """Return the reason why the next tier has to answer; None if the reply is used."""
         if reply.hosted is not None or reply.unanswered:
-            return None  # what the provider has done within a reply, it would do again
+            return None  # the provider would do its work, and perhaps its effects, again
         if "refusal" in self._escalate_on and reply.finish_reason is FinishReason.REFUSAL:
             return "refusal"
         if "bad_reply" in self._escalate_on and reply.is_empty:
