@@ -20,7 +20,7 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-ROOT_PAGES = ("SECURITY_MODEL.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
+ROOT_PAGES = ("SECURITY_MODEL.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "agentfsm/SKILL.md")
 _LINK = re.compile(r"(\]\()([^)\s:#]+)((?:#[^)\s]*)?\))")
 _CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 Nav = list[Any]
@@ -29,7 +29,7 @@ Nav = list[Any]
 def list_sources() -> dict[Path, Path]:
     """Return the place in the site of each file of the repository that becomes a part of it."""
     pages = {path: path.relative_to(DOCS) for path in sorted(DOCS.rglob("*")) if path.suffix in {".md", ".png", ".svg"}}
-    roots = {ROOT / name: Path(name) for name in ROOT_PAGES}
+    roots = {ROOT / name: Path(Path(name).name) for name in ROOT_PAGES}
     examples = sorted((ROOT / "examples").rglob("*.py"))
     return pages | roots | {path: path.relative_to(ROOT).with_suffix(".md") for path in examples}
 
@@ -78,8 +78,7 @@ def write_source(folder: Path) -> None:
 
 def read_title(page: Path) -> str:
     """Return the heading of a page."""
-    first = page.read_text(encoding="utf-8").partition("\n")[0]
-    return first.removeprefix("# ").strip()
+    return next(line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("# "))[2:].strip()
 
 
 def list_pages(nav: Nav) -> Iterator[str]:

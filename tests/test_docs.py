@@ -18,7 +18,7 @@ from agentfsm.testing.models import Line
 from tests.support.warm_python import WarmPython
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "agentfsm" / "SKILL.md", *sorted((ROOT / "docs").rglob("*.md")))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # They speak a protocol on standard input and output.
 SERVERS = {"project_manager.py"}

@@ -2,6 +2,7 @@
 
     agentfsm demo | chat | run | submit | worker | resume | serve | webhooks           execute
              runs | show | export | audit | metrics | graph | doctor | load | studio   inspect
+             docs                                                                      read
              approve | reject | settle | answer | send | pause | cancel | feedback     decide
              fork | replay | diff                                                      fork and compare
              delete | prune | compact                                                  remove

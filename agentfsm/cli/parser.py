@@ -29,6 +29,7 @@ from agentfsm.cli.commands import (
     audit_log,
     converse,
     decide,
+    documentation,
     eval_suites,
     execute,
     fleet_metrics,
@@ -188,6 +189,11 @@ def _add_execute(add: AddParser) -> None:
 
 
 def _add_inspect(add: AddParser) -> None:
+    pages = _add_command(
+        add, documentation.docs, text="print a page of the documentation, or a guide for coding agents"
+    )
+    pages.add_argument("topic", metavar="PAGE", nargs="?", help="such as tools or tutorial/index (default: the guide)")
+    pages.add_argument("--list", action="store_true", help="list the pages")
     runs = _add_command(add, inspect.runs, text="list the newest runs")
     runs.add_argument("--session", help="only runs of this conversation")
     runs.add_argument("--agent", metavar="NAME", help="only runs of the agent with this name")

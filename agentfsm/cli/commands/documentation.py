@@ -1,0 +1,48 @@
+"""The subcommand that prints pages of the documentation, which are part of the package."""
+
+from __future__ import annotations
+
+import argparse
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from agentfsm.cli.codes import ExitCode
+from agentfsm.core.errors import MisuseError
+
+if TYPE_CHECKING:
+    from agentfsm.cli.terminal import Terminal
+
+PACKAGE: Final = Path(__file__).parents[2]
+"""The folder of the package, which has SKILL.md."""
+
+
+def find_pages() -> Path:
+    """Return the folder of the pages: that of the installed package, or that of the repository."""
+    installed = PACKAGE / "docs"
+    return installed if installed.is_dir() else PACKAGE.parent / "docs"
+
+
+def list_topics() -> dict[str, Path]:
+    """Return the pages by their names, such as `tools` and `tutorial/3-crash`."""
+    folder = find_pages()
+    return {str(path.relative_to(folder).with_suffix("").as_posix()): path for path in sorted(folder.rglob("*.md"))}
+
+
+def docs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Print a page, or the guide for coding agents."""
+    topics = list_topics()
+    page = PACKAGE / "SKILL.md" if args.topic is None else topics.get(args.topic.removesuffix(".md"))
+    if args.list:
+        text = "\n".join(topics)
+    elif page is None:
+        near = ", ".join(get_close_matches(args.topic, topics, n=3, cutoff=0.5))
+        hint = f"did you mean {near}? " if near else ""
+        raise MisuseError(f"there is no page {args.topic!r}: {hint}`agentfsm docs --list` names all pages")
+    else:
+        text = page.read_text(encoding="utf-8").rstrip()
+    if terminal.json:
+        terminal.document({"topics": list(topics)} if args.list else {"topic": args.topic, "text": text})
+    else:
+        terminal.out(text)
+    return ExitCode.DONE
