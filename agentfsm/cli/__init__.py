@@ -1,11 +1,10 @@
 """The command line.
 
-    agentfsm demo | chat | run | submit | worker | resume | serve | webhooks           execute
-             runs | show | export | audit | metrics | graph | doctor | load | studio   inspect
-             docs                                                                      read
-             approve | reject | settle | answer | send | pause | cancel | feedback     decide
-             fork | replay | diff                                                      fork and compare
-             delete | prune | compact                                                  remove
+    agentfsm demo | chat | run | submit | worker | resume | serve | webhooks                  execute
+             runs | show | export | audit | metrics | graph | doctor | load | studio | docs   inspect
+             approve | reject | settle | answer | send | pause | cancel | feedback            decide
+             fork | replay | diff                                                             fork and compare
+             delete | prune | compact                                                         remove
     agentfsm alerts rules | test
     agentfsm followers list | drop
     agentfsm schedule add | list | next | pause | resume | remove | backfill
