@@ -373,3 +373,36 @@ def test_a_worse_version_is_caught(capsys):
     assert lines[3].startswith("version 1.2: worse; outcome: worse")
     assert "sk-proj" not in lines[4]
     assert lines[5] == "replayed, without a call: 1.0"
+
+
+# Flows.
+
+
+def test_a_killed_load_goes_on_and_a_wrong_one_is_taken_back(capfd):
+    """The rows of the first day are there once, and none of the second."""
+    example("etl").main()
+    out = capfd.readouterr().out
+    assert "the first worker was killed by signal 9" in out
+    first, second = [line for line in out.splitlines() if "the warehouse has:" in line]
+    assert first == second
+    assert first.count("2025-07-28:") == 4
+    assert "step_failed: step reconcile failed (failed: ValueError: loaded 4800, and the bank has 5000" in out
+    assert "compensated by: compensate_load" in out
+
+
+def test_an_unclear_review_is_neutral_and_named(capfd):
+    """The warning has its id, and all moods are stored."""
+    anyio.run(example("sentiment").main)
+    out = capfd.readouterr().out
+    moods = [line.rsplit(", ", 1)[1] for line in out.splitlines()[-4:]]
+    assert moods == ["'positive')", "'neutral')", "'negative')", "'positive')"]
+
+
+def test_only_what_no_rule_and_no_agent_can_repair_waits_for_a_person(capsys):
+    """The person names the cause, and the repair is carried out."""
+    anyio.run(example("aiops").main)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:4] == ["  clean_logs on db-1", "  scale_up on web-2", "  roll_back on shop"]
+    assert lines[4] == "waits for a person: a5, P2, cause unknown"
+    assert lines[5].startswith("completed")
+    assert "restart_workers" in lines[5]

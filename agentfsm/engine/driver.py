@@ -262,7 +262,7 @@ class Driver(Generic[A_co]):
     def _check_open_tools(self, run: Run) -> None:
         for entry in run.open:
             name, is_open = entry.call.name, entry.phase is not Phase.FINISHED and not entry.call.invented
-            if is_open and name not in self.config.registry and find_builtin(run, name) is None:
+            if is_open and self.config.find_tool(name) is None and find_builtin(run, name) is None:
                 raise MisuseError(
                     f"run {run.id!r} has an open call {entry.call.id} of the tool {name!r}, which this "
                     "agent does not have: resume it with an agent that has it, or cancel it; nothing was changed",

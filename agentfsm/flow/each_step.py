@@ -334,7 +334,7 @@ class EachPlan(PlanMaker):
         answer = {
             "results": [self._read_item(ended.get(number)) for number in range(1, len(items) + 1)],
             "fallback": {
-                keys[number - 1]: f": {shorten_reason(result, _REASON_CHARS)}" if number in failed else ""
+                keys[number - 1]: shorten_reason(result, _REASON_CHARS) if number in failed else "that of its step"
                 for number, result in sorted(ended.items())
                 if number in failed or result.error_type is ErrorType.FALLBACK
             },
@@ -366,6 +366,6 @@ class EachPlan(PlanMaker):
             return found
         answer = json.loads(found.content)
         for key, reason in answer["fallback"].items():
-            log.warning("item %s of step %s of run %s has its fallback%s", key, self.title, ctx.run_id, reason)
+            log.warning("item %s of step %s of run %s has its fallback: %s", key, self.title, ctx.run_id, reason)
         kind = ErrorType.FALLBACK if answer["fallback"] else None
         return attrs.evolve(found, content=json.dumps(answer["results"], ensure_ascii=False), error_type=kind)

@@ -9,7 +9,7 @@ import pytest
 from agentfsm import Agent, ask_user, tool
 from agentfsm.cli.render import flowchart
 from agentfsm.cli.render.plan_chart import draw_plans
-from agentfsm.flow import Flow, agent_step, step
+from agentfsm.flow import Flow, agent_step, each, step, until
 from agentfsm.testing import ScriptedModel, call, say
 
 HOSTILE = [
@@ -256,3 +256,15 @@ async def test_a_run_of_a_flow_is_drawn_with_the_status_of_each_step():
 
 async def _drawn_statuses(flow, run):
     return [node.lines[1] for node in draw_plans(run, await flow.runs.history(run.id)).nodes]
+
+
+def test_steps_that_repeat_another_say_so():
+    """In place of the agent of their child run."""
+
+    async def act(item: int) -> int:
+        return item
+
+    items = each(step(act, name="load"), over="items", name="rows")
+    loop = until(step(act, name="ask"), lambda ask: ask > 0, times=3)
+    lines = flowchart.render_mermaid(flowchart.draw_agent(Flow([items, loop]))).splitlines()
+    assert lines[1:] == ['    n0["rows<br/>for each of items"]', '    n1["ask<br/>up to 3 times"]']

@@ -92,3 +92,4 @@ def test_a_plan_whose_steps_have_all_started_has_no_others():
     assert progress.has_started(steps)
     assert progress.has_started((accepted, *steps))
     assert not PlanProgress().has_started(())
+    assert PlanProgress().build_ready_calls(header()) == ()

@@ -171,6 +171,16 @@ async def test_a_plan_is_reviewed_and_edited(store):
         await agent.approve(run.id, "plan", by="bob")
 
 
+async def test_a_plan_waits_for_a_review_while_the_agent_changes(store):
+    """The tools of the engine belong to every agent with a planner."""
+    agent = Desk().agent(plan_of({"id": 1, "tool": "weather", "arguments": {"city": "Oslo"}}), "Cold.", store=store)
+    agent = agent.with_(planner=Planner(review=True))
+    run = await agent.run("Oslo?")
+    changed = agent.with_(limits=Limits(turns=9))
+    await changed.approve(run.id, "p1")
+    assert (await changed.resume(run.id)).output == "Cold."
+
+
 async def test_a_rejected_plan_is_not_carried_out(store):
     desk = Desk()
     agent = desk.agent(json.dumps(BOOK), "Then I stop.", planner=Planner(review=True), store=store)

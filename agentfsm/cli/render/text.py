@@ -37,7 +37,7 @@ from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.inbox import Approve
 from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage, Outcome, ToolResult, format_part
+from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, ToolResult, format_part
 from agentfsm.core.purposes import usage_by_purpose
 from agentfsm.core.reply_sources import KEPT
 from agentfsm.core.text_safety import one_line, strip_unsafe
@@ -97,6 +97,9 @@ class CallView(Value):
     child: AgentCost | None = None
     """Cost of the sub-agent's run, if the tool is a sub-agent."""
 
+    is_fallback: bool = False
+    """Whether a fallback stands for the result of a step of a flow."""
+
     verdict: GuardVerdict | None = None
     """Decision of the guards on the call; None if there was none, or the journal was not read."""
 
@@ -136,7 +139,8 @@ class CallView(Value):
         """Status and duration, with the error of a failed call or the description of an open one."""
         took = "" if self.duration_s is None else f" in {format_duration(self.duration_s)}"
         note = self.content if self.is_failed else self.description
-        return f"{self.status}{took}" + (f": {one_line(note, NOTE_CHARS)}" if note.strip() else "")
+        status = f"{self.status} with a fallback" if self.is_fallback else self.status
+        return f"{status}{took}" + (f": {one_line(note, NOTE_CHARS)}" if note.strip() else "")
 
     @property
     def detail_lines(self) -> Iterator[str]:
@@ -271,6 +275,7 @@ def _closed_view(call: ToolCall, result: ToolResult) -> CallView:
         content=result.content,
         parts=tuple([format_part(part) for part in result.parts]),
         child=result.child,
+        is_fallback=result.error_type is ErrorType.FALLBACK,
     )
 
 
