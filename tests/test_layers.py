@@ -76,6 +76,7 @@ VENDORS = {
     "prompt_toolkit": "cli/line_editor.py",
     "rich": "cli/render/",
     "sqlalchemy": "engines/executor_locks.py",
+    "shtab": "cli/commands/shell_completion.py",
     "sqlite3": "stores/sqlite/file.py",
     "sqlite_vec": "memory/vector_file.py",
     "starlette": "serve/",

@@ -5,6 +5,7 @@
              approve | reject | settle | answer | send | pause | cancel | feedback            decide
              fork | replay | diff                                                             fork and compare
              delete | prune | compact                                                         remove
+    agentfsm init | completion                                                                set up
     agentfsm alerts rules | test
     agentfsm followers list | drop
     agentfsm schedule add | list | next | pause | resume | remove | backfill

@@ -41,10 +41,12 @@ from agentfsm.cli.commands import (
     mcp_login,
     mcp_serve,
     memory_admin,
+    new_project,
     prompt_files,
     retention,
     schedule_admin,
     serve_http,
+    shell_completion,
     timetravel,
     webhook_files,
 )
@@ -115,6 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_serve(add)
     _add_keys(add)
     _add_webhooks(add)
+    _add_setup(add)
     return made
 
 
@@ -707,6 +710,21 @@ def _add_webhooks(add: AddParser) -> None:
     hooks.set_defaults(act=webhook_files.webhooks)
     hooks.add_argument("--json", action="store_true", help="write one JSON document to stdout")
     hooks.add_argument("file", metavar="FILE", type=Path, help='JSON file with "incoming" and "outgoing" webhooks')
+
+
+def _add_setup(add: AddParser) -> None:
+    text = "write a small project: an agent with tools, a prompt, tests, an evaluation"
+    init = add("init", help=text, description=f"{text[0].upper()}{text[1:]}. Files that exist are never changed.")
+    init.set_defaults(act=new_project.init)
+    init.add_argument("--json", action="store_true", help="write one JSON document to stdout")
+    init.add_argument("folder", nargs="?", default=".", help="folder of the project (default: the current one)")
+    init.add_argument("--name", help="name of the project (default: that of the folder)")
+    text = "print a script that completes commands and options with the Tab key"
+    completion = add("completion", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    completion.set_defaults(act=shell_completion.completion, build_parser=build_parser)
+    completion.add_argument("--json", action="store_true", help="write one JSON document to stdout")
+    completion.add_argument("shell", choices=[*shell_completion.SHELLS], help="the shell")
+    completion.epilog = "; ".join(f"{shell}: {how}" for shell, how in shell_completion.SHELLS.items())
 
 
 def _add_mcp_client(sub: AddParser) -> None:

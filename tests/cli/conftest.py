@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,8 +41,8 @@ def terminal(shell: Shell) -> Iterator[Callable[..., Terminal]]:
     """A function that runs a command at a terminal."""
     started: list[Terminal] = []
 
-    def run(*words: str, **env: str) -> Terminal:
-        started.append(Terminal(shell, *words, **env))
+    def run(*words: str, **options: Any) -> Terminal:
+        started.append(Terminal(shell, *words, **options))
         return started[-1]
 
     yield run

@@ -15,10 +15,10 @@ CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\r\x07]")
 class Terminal:
     """The command on a pseudo terminal, and what its screen was sent."""
 
-    def __init__(self, shell, *words, **env):
+    def __init__(self, shell, *words, program=(sys.executable, "-m", "agentfsm"), **env):
         ours, theirs = pty.openpty()
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "agentfsm", *words],
+            [*program, *words],
             cwd=shell.folder,
             env=shell.env | {"COLUMNS": "120", "LINES": "50"} | env,
             stdin=theirs,

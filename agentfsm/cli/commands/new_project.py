@@ -1,0 +1,104 @@
+"""The subcommand that writes a new project."""
+
+from __future__ import annotations
+
+import argparse
+import keyword
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.resolve.command_hint import find_program
+from agentfsm.core.errors import MisuseError
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+    from agentfsm.cli.terminal import Terminal
+
+# A name that package indexes accept and that begins like a Python name.
+_NAME: Final = re.compile(r"[A-Za-z]([A-Za-z0-9._-]{0,80}[A-Za-z0-9])?", re.ASCII)
+# Folder of the template that becomes the package of the project.
+_PACKAGE_FOLDER: Final = "package"
+# Files of the template have this suffix, so that no tool takes them for code of agentfsm.
+_SUFFIX: Final = ".txt"
+# Names of files that packagers would leave out.
+_HIDDEN: Final = {"gitignore": ".gitignore"}
+
+
+def init(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Write a new project."""
+    folder = Path(args.folder)
+    name = args.name or folder.resolve().name
+    package = _build_package_name(name)
+    template = files("agentfsm.cli").joinpath("project_template")
+    texts = {"name": name, "package": package, "version": version("agentfsm")}
+    written = {folder / path: _fill(text, texts) for path, text in _read_template(template, package)}
+    _check_absent(written)
+    try:
+        for path, text in written.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+    except OSError as error:
+        raise MisuseError(f"cannot write {error.filename}: {error.strerror}") from None
+    names = [path.relative_to(folder).as_posix() for path in written]
+    if terminal.json:
+        terminal.document({"name": name, "package": package, "folder": str(folder.resolve()), "files": names})
+        return ExitCode.DONE
+    for each in names:
+        terminal.out(each)
+    steps = [] if folder.resolve() == Path.cwd() else [f"cd {folder}"]
+    steps += ["make test", f"{find_program()} chat {package}.agent:agent   # needs OPENAI_API_KEY"]
+    terminal.err(
+        "\n".join(["", f"{name} is ready. Next:", *[f"  {step}" for step in steps], "README.md has the rest."])
+    )
+    return ExitCode.DONE
+
+
+def _build_package_name(name: str) -> str:
+    """Return the name of the package of a project.
+
+    Raises:
+        MisuseError: if the project cannot have this name.
+    """
+    package = re.sub(r"[-.]+", "_", name).lower()
+    if _NAME.fullmatch(name) is None or not package.isidentifier():
+        raise MisuseError(
+            f"{name!r} cannot be the name of a package: give letters, digits, dots and dashes, and a letter first, "
+            "for example --name my-agent"
+        )
+    if keyword.iskeyword(package) or package in {*sys.stdlib_module_names, "agentfsm", "tests", "evals"}:
+        raise MisuseError(
+            f"a package {package!r} would hide another module: choose another one, for example --name my-agent"
+        )
+    return package
+
+
+def _read_template(folder: Traversable, package: str, above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of each file of the template."""
+    for entry in sorted(folder.iterdir(), key=lambda each: each.name):
+        if entry.is_dir():
+            name = package if entry.name == _PACKAGE_FOLDER else entry.name
+            yield from _read_template(entry, package, f"{above}{name}/")
+        elif entry.name.endswith(_SUFFIX):
+            name = entry.name.removesuffix(_SUFFIX)
+            yield above + _HIDDEN.get(name, name), entry.read_text(encoding="utf-8")
+
+
+def _fill(text: str, values: dict[str, str]) -> str:
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+def _check_absent(paths: dict[Path, str]) -> None:
+    """Raise MisuseError if one of the files exists."""
+    if found := [str(path) for path in paths if path.exists() or path.is_symlink()]:
+        others = " and so do others" if len(found) > 1 else ""
+        raise MisuseError(f"nothing was written, because {found[0]} exists{others}: name a new folder")
