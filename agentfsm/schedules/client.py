@@ -80,7 +80,7 @@ class Schedules:
             prompt: Prompt of each run, or the inputs of a flow. `{logical_date}` in it stands for the time of the run,
                 such as `2026-11-26T03:00+01:00`.
             tz: Time zone of `cron`, such as "Europe/Vienna".
-            missed: What happens to times at which no worker was there: "latest" makes up for the newest of them, "all"
+            missed: Treatment of times at which no worker was there: "latest" makes up for the newest of them, "all"
                 for each, up to the newest 1,000, and "skip" for none.
             user: User on whose behalf the runs work.
             tenant: Tenant that the user belongs to.

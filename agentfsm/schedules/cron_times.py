@@ -18,7 +18,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import shorten_repr
 from agentfsm.core.value import Value
 
-with require_extra("agentfsm.schedules", "schedule", "cronsim", "tzdata"):
+with require_extra("agentfsm.schedules", "schedule", "cronsim"):
     from cronsim import CronSim, CronSimError
 
 CRON_FORM: Final = (

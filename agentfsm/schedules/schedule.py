@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from agentfsm.schedules.cron_times import CronTimes
 
 MissedPolicy: TypeAlias = Literal["skip", "latest", "all"]
-"""What happens to times at which no worker was there. "latest": the newest of them is made up for. "all": each of
+"""Treatment of times at which no worker was there. "latest": the newest of them is made up for. "all": each of
 them, up to the newest 1,000. "skip": none, if it is more than a minute ago.
 """
 
@@ -72,7 +72,7 @@ class Schedule(Value):
     """Time zone of the expression, a name of the IANA database. Default "UTC"."""
 
     missed: MissedPolicy = attrs.field(default="latest", validator=MISSED)
-    """What happens to times at which no worker was there. Default "latest"."""
+    """Treatment of times at which no worker was there. Default "latest"."""
 
     prompt: str = attrs.field(validator=STRING)
     """Prompt of each run, or the inputs of a flow as a JSON object. `{logical_date}` in it is replaced."""

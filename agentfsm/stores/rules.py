@@ -383,7 +383,7 @@ _EXPIRY: Final = ValueRule(
 
 
 def check_record_key(method: str, kind: object, key: object, revision: object = 0) -> None:
-    """Check what names a record, before the store is asked.
+    """Check the kind, the key and the revision of a record, before the store is asked.
 
     Raises:
         MisuseError: if the kind, the key or the revision is invalid.

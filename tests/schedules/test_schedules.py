@@ -22,6 +22,7 @@ from agentfsm.schedules import Schedules, client, due_runs
 from agentfsm.schedules.schedule import SCHEDULE_KIND
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import FunctionModel, VirtualClock, run_virtual
+from tests.support.gateway_client import named, serving
 
 HOUR_S = 3_600.0
 # Virtual time begins at 2027-01-15 08:00 UTC.
@@ -213,6 +214,23 @@ def test_an_error_of_the_users_code_stops_no_worker(caplog):
     assert any("no instructions today" in line for line in list_warnings(caplog))
 
 
+def test_without_the_extra_schedules_rest(monkeypatch, caplog):
+    """The error and the warning say what to install; the worker executes other runs."""
+
+    async def main(agent, schedules):
+        await schedules.add(agent, "s", cron="* * * * *", prompt="Go.")
+        monkeypatch.setitem(sys.modules, "cronsim", None)
+        monkeypatch.delitem(sys.modules, "agentfsm.schedules.cron_times")
+        with pytest.raises(MisuseError, match=r"pip install 'agentfsm\[schedule\]'"):
+            await schedules.add(agent, "t", cron="* * * * *", prompt="Go.")
+        await agent.submit("Go.", id="other")
+        await work_for(agent, 70)
+        assert [(run.id, run.state) for run in await agent.runs.list()] == [("other", "done")]
+
+    in_time(main)
+    assert len(list_warnings(caplog)) == 1
+
+
 def test_a_worker_without_schedules_looks_rarely(monkeypatch):
     """Once in ten seconds, whatever its polls; and at the very time of a run."""
     looks = Counter()
@@ -365,6 +383,18 @@ async def test_a_backfill_is_bounded(monkeypatch):
             await schedules.backfill(agent, "s", *wrong)
     with pytest.raises(MisuseError, match="of the agent 'reporter', not of 'other'"):
         await schedules.backfill(agent.with_(name="other"), "s", start, start + timedelta(hours=1))
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # that of uvicorn
+async def test_a_server_starts_what_is_due(store):
+    """The worker inside of it is one like the others."""
+    agent, schedules = build_agent(store), Schedules(store)
+    added = await schedules.add(agent, "yearly", cron="0 0 1 1 *", prompt="Go.", user="ann")
+    await backdate(store, "yearly", added.done_until - 400 * 86_400)
+    async with serving(agent) as http:
+        while not (found := (await http.get("/v1/runs", headers=named("ann"))).json()["runs"]):  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+    assert found[0]["id"].startswith("yearly:20")
 
 
 # Several processes.

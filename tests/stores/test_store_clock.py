@@ -53,6 +53,21 @@ async def test_a_decision_is_in_time_until_its_moment(store, calendar):
         await store.post("r1", "k2", Approve(call_id="t1.1"), before=NOON + 60)
 
 
+async def test_a_record_is_there_until_its_moment(store, calendar):
+    """From then on it is absent, for readers and writers, and `prune` deletes it."""
+    written = await store.write_record("kind", "k", 1, revision=0, expires_at=NOON + 60)
+    calendar.date = NOON + 59.9
+    assert await store.read_record("kind", "k") == written
+    with pytest.raises(ConflictError, match="exists"):
+        await store.write_record("kind", "k", 2, revision=0)
+    calendar.date = NOON + 60
+    assert await store.read_record("kind", "k") is None
+    assert not await store.delete_record("kind", "k", revision=written.revision)
+    await store.prune(0)
+    calendar.date = NOON
+    assert await store.list_records("kind") == ()
+
+
 async def test_a_timer_is_due_at_its_moment(store, calendar):
     """From then on a run does not end over it, and a waiting run is due."""
     ends, waits = (
