@@ -15,8 +15,8 @@ import attrs
 from anyio.lowlevel import checkpoint
 
 from agentfsm.core.errors import AgentError, ConflictError, MisuseError
-from agentfsm.schedules.client import create_scheduled_run, iter_schedule_records
 from agentfsm.schedules.schedule import SCHEDULE_KIND, Schedule, scheduled_run_id
+from agentfsm.schedules.schedule_client import create_scheduled_run, iter_schedule_records
 
 if TYPE_CHECKING:
     from agentfsm._runnable_agent import RunnableAgent

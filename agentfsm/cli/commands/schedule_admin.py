@@ -18,15 +18,15 @@ from agentfsm.cli.resolve.run_lookup import resolve_agent, run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.text_safety import one_line
-from agentfsm.schedules.client import Schedules
+from agentfsm.schedules.schedule_client import Schedules
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from agentfsm.agent import Agent
     from agentfsm.cli.terminal import Terminal
-    from agentfsm.schedules.client import BackfilledRuns
     from agentfsm.schedules.schedule import Schedule
+    from agentfsm.schedules.schedule_client import BackfilledRuns
 
 T = TypeVar("T")
 # Characters of the name of an agent in the list.

@@ -18,7 +18,7 @@ from agentfsm import Agent, MisuseError
 from agentfsm.core.errors import ConflictError, CorruptError
 from agentfsm.flow import Flow, step
 from agentfsm.ports import Store
-from agentfsm.schedules import Schedules, client, due_runs
+from agentfsm.schedules import Schedules, due_runs, schedule_client
 from agentfsm.schedules.schedule import SCHEDULE_KIND
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import FunctionModel, VirtualClock, run_virtual
@@ -366,7 +366,7 @@ async def test_a_backfill_can_be_repeated(store):
 
 async def test_a_backfill_is_bounded(monkeypatch):
     """By the number of its runs, and by now; the error says how to go on."""
-    monkeypatch.setattr(client, "MAX_BACKFILL", 3)
+    monkeypatch.setattr(schedule_client, "MAX_BACKFILL", 3)
     store = MemoryStore()
     agent, schedules = build_agent(store), Schedules(store)
     await schedules.add(agent, "s", cron="0 * * * *", prompt="Go.")
