@@ -15,6 +15,7 @@ import pytest
 
 from agentfsm.testing import LocalServer, call, say
 from agentfsm.testing.models import Line
+from benchmarks.peers.environments import PACKAGES, python
 from tests.support.warm_python import WarmPython
 
 ROOT = Path(__file__).parent.parent
@@ -23,7 +24,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # They speak a protocol on standard input and output.
 SERVERS = {"project_manager.py"}
 _BLOCK = re.compile(
-    r"(?:<!-- (?:brain: (?P<brain>\w+)|(?P<tests>pytest)) -->\n)?"
+    r"(?:<!-- (?:brain: (?P<brain>\w+)(?:, peer: (?P<peer>\w+))?|(?P<tests>pytest)) -->\n)?"
     r"```python\n(?:# (?P<file>\w+)\.py\n)?(?P<code>.*?)```\n(?:\n```text\n(?P<out>.*?)```)?",
     re.DOTALL,
 )
@@ -41,6 +42,8 @@ class Block:
     # Who plays the model.
     is_tests: bool
     # Whether pytest runs it.
+    peer: str | None
+    # Another framework whose code it is, by the name of its module in benchmarks/peers.
     file: str | None
     # The name of the module that it is saved as, in the tutorial: tests/test_tutorial.py executes these.
 
@@ -82,7 +85,17 @@ def _hybrid(body: dict[str, object]) -> Line:
     return say("Central") if messages[-1]["role"] == "tool" else say("", call("search", query="Rome"))
 
 
-BRAINS = {"weather": _weather, "planner": _planner, "hybrid": _hybrid}
+def _shop(body: dict[str, object]) -> Line:
+    """Play the model of the pages on migration, in either API of OpenAI: look up, refund, answer."""
+    said = body.get("messages") or body["input"]
+    assert isinstance(said, list)
+    results = [each for each in said if each.get("role") == "tool" or each.get("type") == "function_call_output"]
+    if not results:
+        return say("", call("find_order", number=17))
+    return say("", call("refund", number=17, cents=1990)) if len(results) == 1 else say("Order 17 is refunded.")
+
+
+BRAINS = {"weather": _weather, "planner": _planner, "hybrid": _hybrid, "shop": _shop}
 # Asks a client of the MCP package, whose answers are of many types: to tell them apart would be most of the example.
 UNTYPED = {"mcp.md-3"}
 
@@ -91,12 +104,13 @@ def blocks() -> list[Block]:
     """Return all Python blocks of all pages."""
     return [
         Block(
-            f"{name_page(page)}-{number}",
-            match["code"],
-            match["out"],
-            match["brain"],
-            bool(match["tests"]),
-            match["file"],
+            name=f"{name_page(page)}-{number}",
+            code=match["code"],
+            out=match["out"],
+            brain=match["brain"],
+            is_tests=bool(match["tests"]),
+            file=match["file"],
+            peer=match["peer"],
         )
         for page in PAGES
         for number, match in enumerate(_BLOCK.finditer(page.read_text()), 1)
@@ -136,7 +150,9 @@ def run(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("block", [each for each in blocks() if not each.file], ids=lambda block: block.name)
+@pytest.mark.parametrize(
+    "block", [each for each in blocks() if not each.file and not each.peer], ids=lambda block: block.name
+)
 def test_a_block_does_what_the_page_says(block: Block, tmp_path: Path, warm: WarmPython) -> None:
     """It runs without a warning, and prints what stands below it."""
     if block.is_tests:
@@ -153,11 +169,34 @@ def test_a_block_does_what_the_page_says(block: Block, tmp_path: Path, warm: War
     assert out == (block.out or "")
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("block", [each for each in blocks() if each.peer], ids=lambda block: block.name)
+def test_a_block_of_another_framework_prints_the_same(block: Block, tmp_path: Path) -> None:
+    """In the environment of the benchmarks, with the versions that the page names."""
+    assert block.peer
+    assert block.brain
+    page = (ROOT / "docs" / block.name.rpartition("-")[0]).read_text()
+    name, _, version = PACKAGES[block.peer][0].partition("==")
+    assert f"{name.partition('[')[0]} {version}" in page
+    with LocalServer(BRAINS[block.brain]) as server:
+        given = list_variables(OPENAI_API_KEY="none-needed", OPENAI_BASE_URL=server.base_url)
+        done = subprocess.run(
+            [python(block.peer), "-c", block.code],
+            cwd=tmp_path,
+            env=given | {"OPENAI_AGENTS_DISABLE_TRACING": "1", "LANGSMITH_TRACING": "false"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.stdout == block.out, done.stderr
+
+
 def test_the_blocks_pass_a_type_checker(tmp_path: Path) -> None:
     """What a reader copies is no error of mypy's strict mode."""
     files = {}
     for block in blocks():
-        if block.name not in UNTYPED:
+        if block.name not in UNTYPED and not block.peer:
             files[block.file or re.sub("[^a-z0-9]", "_", block.name.lower())] = block.code
     for name, code in files.items():
         (tmp_path / f"{name}.py").write_text(code)
