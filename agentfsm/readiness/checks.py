@@ -23,6 +23,7 @@ from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 from agentfsm.guards.exit_rules import ExitFilter
 from agentfsm.models.wrappers.router import Router
+from agentfsm.models.wrappers.tiered import Tiered
 from agentfsm.readiness.check_result import CheckFinding, CheckSource, CheckStatus
 from agentfsm.readiness.evidence import EVAL_FILE, LOAD_FILE, RESTORE_FILE, ROLLBACK_FILE, DrillReport, Evidence
 from agentfsm.readiness.probes import iter_models
@@ -330,8 +331,8 @@ def _check_cost_measures(subject: Subject) -> CheckFinding:
     agent = subject.agent
     policies = agent.context.policies
     measures = {
-        "tiers": any(isinstance(each, Router) for each in iter_models(agent.model)),
-        "cache": getattr(agent, "answer_cache", None) is not None,
+        "tiers": any(isinstance(each, Router | Tiered) for each in iter_models(agent.model)),
+        "cache": agent.answer_cache is not None,
         "compression": any(isinstance(each, Summarise) for each in policies),
         "truncation": any(isinstance(each, TrimResults) for each in policies),
     }

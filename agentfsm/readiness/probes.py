@@ -104,6 +104,7 @@ def _build_stand_in(
         "guards": (),
         "permissions": None,
         "memory": None,
+        "answer_cache": None,
         "planner": None,
         "reflector": None,
         "output_type": None,
