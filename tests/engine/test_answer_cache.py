@@ -13,12 +13,13 @@ from agentfsm.core.events import AnswerDrafted
 from agentfsm.core.labels import Label
 from agentfsm.core.machine import State
 from agentfsm.core.usage import Usage
-from agentfsm.guards import Guard, ask
+from agentfsm.guards import Guard, ask, exit_filter
 from agentfsm.memory import Memory
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 
 QUESTION = "When does the office open?"
+PATIENT = Limits(seconds=1e6)
 FOR_ANN = {"user": "ann", "roles": ["staff"], "tenant": "acme", "release": "r1", "arms": {"tone": "a"}}
 
 
@@ -332,6 +333,45 @@ async def test_a_claim_of_a_dead_worker_expires():
     clock.time += 30
     second = await agent.run(QUESTION, **FOR_ANN)
     assert (await agent.run(QUESTION, **FOR_ANN)).answered_from.run_id == second.id
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+async def test_an_answer_that_took_long_is_kept(is_claimed):
+    """Its claim has expired by then; it is kept all the same, unless another run has claimed the question since."""
+    clock = SetClock()
+    store = MemoryStore(clock=clock)
+
+    async def think_long(_):
+        clock.time += 100
+        if is_claimed:
+            [key] = [record.key for record in store_claims]
+            await store.write_record("answer_cache", key, {"claimed_by": "another"}, revision=0)
+        return "At last."
+
+    agent = Agent(FunctionModel(think_long), store=store, clock=clock, answer_cache=AnswerCache(), limits=PATIENT)
+    run = await agent.step(agent.start(QUESTION, user="ann"))
+    store_claims = []
+
+    async def remember(kind, key, value, **more):
+        record = await MemoryStore.write_record(store, kind, key, value, **more)
+        store_claims[:] = [record]
+        return record
+
+    store.write_record = remember
+    run = await agent.finish(run)
+    assert run.output == "At last."
+    [record] = await store.list_records("answer_cache")
+    assert record.value.get("answer") == (None if is_claimed else "At last.")
+
+
+async def test_changed_and_huge_texts_are_not_kept():
+    """A text that guards have changed is that of its run; and a record has a largest size."""
+    mail = Agent(FunctionModel(lambda _: "Mail ann@example.org"), answer_cache=AnswerCache(), guards=[exit_filter()])
+    huge = Agent(FunctionModel(lambda _: "x" * 1_100_000), answer_cache=AnswerCache())
+    for agent in (mail, huge):
+        for _ in range(2):
+            run = await agent.run(QUESTION, user="ann")
+            assert (run.state, run.answered_from) == (State.DONE, None)
 
 
 class Broken(MemoryStore):
