@@ -19,6 +19,8 @@ import pytest
 from agentfsm import ModelRetry, Outcome, Run, RunContext, State
 from agentfsm.core.errors import ArgumentsError
 from agentfsm.core.messages import ToolResult
+from agentfsm.core.usage import Usage
+from agentfsm.engine.execution.cost import calculate_run_cost
 from tests.support.example_modules import example
 
 # The coordinator.
@@ -363,6 +365,31 @@ def test_an_injected_page_sends_no_mail(backend, capsys):
 
 
 # An evaluation.
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_tiers_and_caches_save_half(backend, capsys):
+    """The figures are those of the recorded tokens; a repeated answer has none."""
+    tiered, alone = anyio.run(example("tiers_and_cache").main, backend=backend)
+    assert (round(tiered, 6), round(alone, 6)) == (0.010068, 0.0203)
+    out = capsys.readouterr().out
+    assert "50% less" in out
+    assert "ann: May I return it? Yes, within 14 days. (0 tokens, from the answer cache)" in out.splitlines()
+
+
+def test_what_tiers_would_save_for_the_coordinator(told):
+    """The tokens that its journals record, with its six specialists in the small tier, at the prices of document H.
+
+    This is arithmetic: it assumes the same tokens, and says nothing about the answers.
+    """
+    prices = example("tiers_and_cache")
+    cost = calculate_run_cost(told.run)
+    below = sum([child.usage for child in cost.children], Usage())
+    own = cost.usage.without(below)
+    assert (below.tokens, own.tokens) == (9 * 1_350, 2 * 1_350)
+    alone = prices.LARGE.cost_usd(cost.usage)
+    tiered = prices.LARGE.cost_usd(own) + prices.SMALL.cost_usd(below)
+    assert round(1 - tiered / alone, 2) == 0.77
 
 
 def test_a_worse_version_is_caught(capsys):
