@@ -704,10 +704,13 @@ class Agent(Generic[A_co]):
         Raises:
             RunNotFoundError: when the store has no such run.
             LeaseHeldError: when another worker executes it and `wait` is False.
-            MisuseError: when a tool of an open call is gone; nothing was changed.
+            MisuseError: when a tool of an open call is gone, or the run was begun with a release other than the
+                `version` of this agent; nothing was changed.
         """
         check_run_id(run_id)
         attendant = as_attendant(elicit)
+        if self.version:
+            self._check_release(await self.runs.header(run_id))
         while True:
             try:
                 run = await self.driver.run_until_blocked(
@@ -721,6 +724,13 @@ class Agent(Generic[A_co]):
                 await wake_callers(self.store, run_id, run.header.parent, f"resumed:{run.version}")
                 return run
             await anyio.sleep(LEASE_POLL_S)
+
+    def _check_release(self, header: Header) -> None:
+        if header.release not in {"", self.version}:
+            raise MisuseError(
+                f"run {header.id!r} was begun with release {header.release!r} of agent {header.agent!r}, and this "
+                f"agent is {self.version!r}: resume it with that release, for example by `rollout.resume(...)`"
+            )
 
     async def load(self, run_id: str, *, at: int | None = None) -> Run[A_co]:
         """Return a run from its journal: as it stands, or as it was at version `at`. See `Runs.load`."""
@@ -841,7 +851,8 @@ class Agent(Generic[A_co]):
 
         A run is ready when it was submitted, when its worker died, or when its wait has ended: by a decision, an
         answer, input, a timer or a deadline. Any number of workers may share the store. A run that fails to execute
-        is logged and retried after a growing delay, 1 s to 7.5 min.
+        is logged and retried after a growing delay, 1 s to 7.5 min. A run that was begun with a release other than the
+        `version` of this agent is left to other workers.
 
         Args:
             deps: Dependencies of every run, or a function, plain or async, that takes the run and returns them.

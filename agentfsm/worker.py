@@ -22,7 +22,7 @@ from agentfsm.core.header import FORMAT
 from agentfsm.schedules.due_runs import DueRuns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from agentfsm.core.run import Run
     from agentfsm.ports.store import Lease
@@ -54,6 +54,13 @@ class Worker:
     poll_s: float
     """Seconds between two polls of the store."""
 
+    releases: Collection[str] = attrs.field(
+        default=attrs.Factory(lambda own: (own.agent.version,) if own.agent.version else (), takes_self=True)
+    )
+    """Releases that this worker has; by default the version of its agent. It leaves the runs of others to other
+    workers, and executes those without a release.
+    """
+
     _busy: set[str] = attrs.field(factory=set, init=False)
     """Ids of the runs in execution."""
 
@@ -68,6 +75,9 @@ class Worker:
 
     _has_reported_newer: bool = attrs.field(default=False, init=False)
     """Whether it was logged that runs are left to a newer agentfsm."""
+
+    _reported_releases: set[str] = attrs.field(factory=set, init=False)
+    """Releases of which it was logged that their runs are left to other workers."""
 
     _changed: anyio.Event = attrs.field(factory=anyio.Event, init=False)
     """Set when an execution has ended, or the store has new work."""
@@ -115,7 +125,12 @@ class Worker:
             return ()
         alone = self._has_suspects and not self._busy
         room = self.parallel - len(self._busy)
-        claim_runs = partial(self.agent.store.claim, self.agent.name, durability=self.agent.driver.durability)
+        claim_runs = partial(
+            self.agent.store.claim,
+            self.agent.name,
+            durability=self.agent.driver.durability,
+            releases=self.releases,
+        )
         try:
             if self._has_suspects and self._busy:
                 self._has_suspects = (await claim_runs(limit=0)).has_suspects  # another worker may have taken them
@@ -132,6 +147,15 @@ class Worker:
                 "format %d: it leaves them to workers of that version; `agentfsm runs` shows them",
                 self.agent.name,
                 FORMAT,
+            )
+        if claim.other_release not in {"", *self._reported_releases}:
+            self._reported_releases.add(claim.other_release)
+            _log.warning(
+                "runs of agent %r are ready that were begun with release %r, and this worker has %s: it leaves them to "
+                "workers that have that release",
+                self.agent.name,
+                claim.other_release,
+                ", ".join(map(repr, self.releases)) or "no release (its agent has no version)",
             )
         if alone and claim.leases:
             ids = ", ".join(lease.run_id for lease in claim.leases)

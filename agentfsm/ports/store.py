@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 import attrs
@@ -140,6 +140,11 @@ class Claim(Value):
     worker of that version of agentfsm claims them.
     """
 
+    other_release: str = ""
+    """If fewer runs than the limit were claimed, and runs of other releases than the given ones are ready: the release
+    of one of them. Else empty.
+    """
+
 
 def lease_lost_error(lease: Lease) -> LeaseLostError:
     """Build the error for an owner whose run was taken over or lost."""
@@ -216,6 +221,9 @@ class RunSummary(Value):
     run yet. None if there is none, or the runs are in the memory of this process.
     """
 
+    release: str = ""
+    """Release of the agent that the run was assigned to; empty if there are no releases."""
+
     format: int = FORMAT
     """Newest format in which a record of the run's journal or inbox was written. An agentfsm that reads only older
     formats leaves the run alone.
@@ -262,6 +270,9 @@ class Filter(Value):
 
     tenant: str | None = attrs.field(default=None, validator=STRING.or_none())
     """Matches the runs of this tenant; an empty string matches the runs without a tenant."""
+
+    release: str | None = attrs.field(default=None, validator=STRING.or_none())
+    """Matches the runs of this release; an empty string matches the runs without a release."""
 
     ready_by: float | None = attrs.field(default=None, validator=TIMESTAMP.or_none())
     """Matches the runs that wait for a worker at this time, seconds since 1970 by the store's clock."""
@@ -374,6 +385,7 @@ class Store(FollowedStore, Protocol):
         durability: Durability = "full",
         suspects: bool = False,
         newest_format: int = FORMAT,
+        releases: Collection[str] | None = None,
     ) -> Claim:
         """Take the leases of runs of that agent that are ready, longest waiting first.
 
@@ -396,6 +408,8 @@ class Store(FollowedStore, Protocol):
             suspects: Whether to claim one group of suspects, for a worker that executes nothing else meanwhile. If
                 False, suspects are skipped.
             newest_format: Newest format that the worker reads. Default: that of this agentfsm.
+            releases: Releases that the worker has: runs of others are left to other workers. Runs without a release are
+                always claimed. None: runs of all releases are claimed.
         """
         ...
 

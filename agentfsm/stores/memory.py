@@ -281,6 +281,7 @@ class MemoryStore(Store):
         durability: Durability = "full",
         suspects: bool = False,
         newest_format: int = FORMAT,
+        releases: Collection[str] | None = None,
     ) -> Claim:
         """Take the leases of runs of that agent that are ready. A store in memory has no suspects."""
         DURABILITY.check("claim", "durability", durability)
@@ -290,12 +291,20 @@ class MemoryStore(Store):
             waiting = self._ready.get(agent, [])
             if newest_format < FORMAT:  # all runs in memory are of this version
                 return Claim(has_newer=limit > 0 and not suspects and self._has_ready(waiting))
+            left: list[tuple[float, int, str]] = []
             while not suspects and waiting and len(leases) < limit and waiting[0][0] <= self.clock.now():
-                at, _number, run_id = heapq.heappop(waiting)
+                at, _number, run_id = entry = heapq.heappop(waiting)
                 record = self._records.get(run_id)
-                if record is not None and record.ready_at == at:
+                if record is None or record.ready_at != at:
+                    continue
+                if releases is None or record.run.header.release in {"", *releases}:
                     leases.append(self._grant_lease(record, durability))
-        return Claim(leases=tuple(leases))
+                else:
+                    left.append(entry)
+            for entry in left:
+                heapq.heappush(waiting, entry)
+            other = self._records[left[0][2]].run.header.release if left and len(leases) < limit else ""
+        return Claim(leases=tuple(leases), other_release=other)
 
     def _has_ready(self, waiting: Sequence[tuple[float, int, str]]) -> bool:
         now = self.clock.now()

@@ -329,6 +329,7 @@ def build_summary(run: Run, *, driven: bool, ready_at: float | None, rating: int
         ready_at=ready_at,
         rating=rating,
         tenant=run.header.tenant,
+        release=run.header.release,
     )
 
 

@@ -22,7 +22,7 @@ def press():
     os.kill(os.getpid(), signal.SIGINT)
 
 class Pressing(MemoryStore):
-    async def claim(self, agent, *, limit, durability="full", suspects=False):
+    async def claim(self, agent, *, limit, durability="full", suspects=False, releases=None):
         press()
         return Claim()
 

@@ -437,8 +437,16 @@ class Handle(Store):
         lease = lambda: at_once(self.disk.lease(run_id, durability=durability))  # noqa: E731  as below
         return await self._take(lambda: self.disk.taken(self, run_id, lease, takeover=takeover))
 
-    async def claim(self, agent: str, *, limit: int, durability: Durability = "full", suspects: bool = False) -> Claim:
-        """Claim."""
+    async def claim(
+        self,
+        agent: str,
+        *,
+        limit: int,
+        durability: Durability = "full",
+        suspects: bool = False,
+        releases: Collection[str] | None = None,
+    ) -> Claim:
+        """Claim. No run of a simulation has a release."""
         return await self._take(lambda: self.disk.claimed(self, agent, limit, durability, suspects=suspects))
 
     def append(

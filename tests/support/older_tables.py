@@ -5,10 +5,13 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 
-# What tables 6.1 of SQLite have and tables 6.0 had not, undone: the records.
-_SQLITE_600 = "DROP TABLE records; PRAGMA user_version = 600"
-# The same of tables 4.1 of PostgreSQL.
-_POSTGRES_400 = "DROP TABLE {s}.records; DROP SEQUENCE {s}.revisions; UPDATE {s}.layout SET version = 400"
+# What tables 6.2 of SQLite have and tables 6.0 had not, undone: the records, and the releases of runs.
+_SQLITE_600 = "DROP TABLE records; ALTER TABLE runs DROP COLUMN release; PRAGMA user_version = 600"
+# The same of tables 4.2 of PostgreSQL.
+_POSTGRES_400 = (
+    "DROP TABLE {s}.records; DROP SEQUENCE {s}.revisions; ALTER TABLE {s}.runs DROP COLUMN release; "
+    "UPDATE {s}.layout SET version = 400"
+)
 # What tables 6.0 of SQLite have and tables 4 had not, undone: the formats of runs, and the followers.
 _SQLITE_4 = """
 ALTER TABLE posts RENAME TO inbox;

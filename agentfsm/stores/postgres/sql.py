@@ -127,7 +127,7 @@ def _ready_at_sql(seen: str, seen_at: str, rest: str = "0", newest: str = "0", p
 
 
 TABLES: Final = PostgresTables(
-    version=401,
+    version=402,
     names=frozenset(
         {"layout", "workers", "runs", "events", "posts", "followers", "reads", "feedback", "quotas", "records"}
     ),
@@ -176,6 +176,7 @@ TABLES: Final = PostgresTables(
             rating      smallint,          -- that of the newest feedback; NULL for none
             format      integer NOT NULL,  -- newest format of its records; only workers that read it claim the run
             tenant      text,
+            release     text NOT NULL DEFAULT '',  -- only workers that have it claim the run; empty for none
             {_LEASE_COLUMNS}
         ) WITH (fillfactor = 80);
         CREATE INDEX runs_by_time ON runs (created_at, number);
@@ -234,6 +235,7 @@ TABLES: Final = PostgresTables(
         {_QUOTA_TABLE}
         """,
         400: _RECORD_TABLE,
+        401: "ALTER TABLE runs ADD COLUMN release text NOT NULL DEFAULT ''",
     },
     late_indexes=_LATE_INDEXES,
 )
@@ -256,10 +258,11 @@ SELECT id, state FROM runs WHERE session = %s ORDER BY number DESC LIMIT 1 FOR K
 LOCK_PREDECESSOR: Final = "SELECT number FROM runs WHERE id = %s FOR KEY SHARE"
 INSERT_RUN: Final = """
 WITH run AS (
-    INSERT INTO runs (id, session, after, parent, agent, "user", tenant, prompt, created_at,
+    INSERT INTO runs (id, session, after, parent, agent, "user", tenant, release, prompt, created_at,
                       state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at, format,
                       token, crashes, owner, seen, seen_at)
-    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s,  %s, %s, %s, %s, %s, %s, %s, %s, %s,  nextval('tokens'), 0, %s, 0, 0)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s,  %s, %s, %s, %s, %s, %s, %s, %s, %s,
+            nextval('tokens'), 0, %s, 0, 0)
     ON CONFLICT (id) DO NOTHING RETURNING number, token),
 header AS (INSERT INTO events (run, version, body) SELECT number, 0, %s FROM run)
 SELECT number, token FROM run
@@ -277,9 +280,11 @@ ON CONFLICT (name) DO UPDATE SET until = excluded.until
 """  # noqa: S608
 _IS_ALIVE: Final = f"until > {NOW} - %s AND until <= {NOW} + {MAX_LEASE_S}"
 SELECT_LIVING_OWNERS: Final = f"SELECT name FROM workers WHERE {_IS_ALIVE}"  # noqa: S608
+# The releases of a worker are an array, or NULL for all.
+_HAS_RELEASE: Final = "coalesce(release = '' OR release = ANY(%s::text[]), true)"
 _OLDEST_CLAIMABLE: Final = f"""
 FROM runs
-WHERE agent = %s AND suspect = %s AND ready_at <= {NOW} AND company >= %s AND format <= %s
+WHERE agent = %s AND suspect = %s AND ready_at <= {NOW} AND company >= %s AND format <= %s AND {_HAS_RELEASE}
 ORDER BY ready_at, number LIMIT %s
 """
 # Owners whose leases have expired, other owners, and the company of the first suspect. The index of owners has an entry
@@ -296,8 +301,9 @@ SELECT ARRAY(SELECT name FROM found WHERE NOT lives), ARRAY(SELECT name FROM fou
        (SELECT company {_OLDEST_CLAIMABLE})
 """  # noqa: S608
 # Rows locked by another session are left for the next claim. An array instead of a join, for which the server would
-# scan a small table. The first column is whether runs that are too new are ready: looked up only if too few others
-# were found, so the index has few entries before the first of them. There is a row even if no run is claimed.
+# scan a small table. The first columns are whether runs that are too new are ready, and a release that is ready and not
+# one of the worker's: looked up only if too few others were found, so the index has few entries before the first of
+# them. There is a row even if no run is claimed.
 CLAIM_RUNS: Final = f"""
 WITH found AS MATERIALIZED (SELECT number, ready_at {_OLDEST_CLAIMABLE} FOR NO KEY UPDATE SKIP LOCKED),
 taken AS (
@@ -306,6 +312,9 @@ taken AS (
     RETURNING id, number, token, version, crashes, alone)
 SELECT CASE WHEN (SELECT count(*) FROM found) < %s THEN (
            SELECT true FROM runs WHERE agent = %s AND suspect = %s AND ready_at <= {NOW} AND format > %s
+           ORDER BY ready_at, number LIMIT 1) END,
+       CASE WHEN %s::text[] IS NOT NULL AND (SELECT count(*) FROM found) < %s THEN (
+           SELECT release FROM runs WHERE agent = %s AND suspect = %s AND ready_at <= {NOW} AND NOT {_HAS_RELEASE}
            ORDER BY ready_at, number LIMIT 1) END,
        claimed.*
 FROM (VALUES (1)) AS one LEFT JOIN (

@@ -66,6 +66,7 @@ from agentfsm.stores.threaded.store import (
     InboxPost,
     JournalRecords,
     LeaseRequest,
+    ReadableWork,
     RecordBusyError,
     RecordRow,
     StoreWriter,
@@ -231,6 +232,7 @@ class _PostgresBackend(PostgresConnection):
         *facts, _paused = request.columns
         values = (
             *names,
+            header.release,
             preview_prompt(header),
             header.created_at,
             *facts,
@@ -256,9 +258,8 @@ class _PostgresBackend(PostgresConnection):
         if not takeover and row.owner is not None and not self.leases.is_dropped(run_id, row.owner):
             if row.owner in self._find_living_owners():
                 raise LeaseHeldError(f"run {run_id!r} {LEASE_HELD_ADVICE}")
-            gone, living, _company = self._select_one(
-                sql.SELECT_OWNER_STATUS, self._owner_status_values("", 0, limit=0)
-            )
+            status = self._owner_status_values("", ReadableWork(0, None), limit=0)
+            gone, living, _company = self._select_one(sql.SELECT_OWNER_STATUS, status)
             self._free_abandoned_runs(gone, living)
             row = self._get_row(run_id)
         (token,) = self._select_one(sql.SET_OWNER, (lease_request.owner.name, row.number))
@@ -267,12 +268,12 @@ class _PostgresBackend(PostgresConnection):
         return self._register_lease(lease, lease_request)
 
     def claim(
-        self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool, newest_format: int
+        self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool, work: ReadableWork
     ) -> Claim:
         """Take the leases of runs that are ready."""
         self.check_durability(lease_request.durability)
         self._flush()
-        status = self._owner_status_values(agent, newest_format, limit=1)
+        status = self._owner_status_values(agent, work, limit=1)
         gone, living, company = self._select_one(sql.SELECT_OWNER_STATUS, status)
         if self._free_abandoned_runs(gone, living):
             gone, living, company = self._select_one(sql.SELECT_OWNER_STATUS, status)
@@ -280,18 +281,27 @@ class _PostgresBackend(PostgresConnection):
             least, limit = company or 0, min(limit, suspect_group_size(company or 0))
         else:
             least = 0
-        values = (agent, suspects, least, newest_format, limit, lease_request.owner.name)
-        rows = self.execute(sql.CLAIM_RUNS, (*values, limit, agent, suspects, newest_format)).fetchall()
+        releases = None if work.releases is None else list(work.releases)
+        values = (agent, suspects, least, work.newest_format, releases, limit, lease_request.owner.name)
+        left = (limit, agent, suspects, work.newest_format, releases, limit, agent, suspects, releases)
+        rows = self.execute(sql.CLAIM_RUNS, (*values, *left)).fetchall()
         leases = [
             self._register_lease(_build_lease(*row), lease_request)
-            for _has_newer, *row, _ready_at, _number in rows
+            for _has_newer, _other_release, *row, _ready_at, _number in rows
             if row[0] is not None
         ]
-        return Claim(leases=tuple(leases), has_suspects=company is not None, has_newer=bool(rows[0][0]))
+        has_newer, other_release = rows[0][:2]
+        return Claim(
+            leases=tuple(leases),
+            has_suspects=company is not None,
+            has_newer=bool(has_newer),
+            other_release=other_release or "",
+        )
 
-    def _owner_status_values(self, agent: str, newest_format: int, *, limit: int) -> tuple[Any, ...]:
+    def _owner_status_values(self, agent: str, work: ReadableWork, *, limit: int) -> tuple[Any, ...]:
         """Return the values of `sql.SELECT_OWNER_STATUS`."""
-        return (self.outage.grace_s, agent, True, 0, newest_format, limit)
+        releases = None if work.releases is None else list(work.releases)
+        return (self.outage.grace_s, agent, True, 0, work.newest_format, releases, limit)
 
     def _register_lease(self, lease: Lease, lease_request: LeaseRequest) -> Lease:
         """Register a new lease, and renew its owner's leases if they expire in less than half of `lease_s`."""

@@ -45,7 +45,7 @@ local KINDS = { 'run', 'journal', 'inbox', 'open', 'followers', 'below', 'feedba
 local FIELDS = {
   'number', 'token', 'crashes', 'alone', 'company', 'owner', 'claim', 'version', 'state', 'stop_reason', 'turn',
   'waiting', 'wakes_at', 'ready_at', 'seen', 'seen_at', 'updated_at', 'agent', 'session', 'user', 'after', 'parent',
-  'ttl_s', 'format', 'tenant', 'created_at',
+  'ttl_s', 'format', 'tenant', 'release', 'created_at',
 }
 
 local call = redis.call
@@ -553,13 +553,14 @@ local function claimed_before(owner)
   return leases
 end
 
--- Return up to `limit` runs of an index that are ready, in the formats up to `newest_format`, and 1 if there was another
--- one before the limit was reached, else 0. At most a page of runs is read that are not too new.
-local function ready_runs(index, limit, newest_format)
-  local runs, has_newer, skipped, looked_at = {}, 0, 0, 0
+-- Return the runs of an index that are ready, in the formats up to `newest_format` and of the given releases (nil for
+-- all), `limit` or more if there are as many. If there are fewer: also 1 if there was one that is too new, else 0, and a
+-- release of another, or ''. The first page is no larger than the limit.
+local function ready_runs(index, limit, newest_format, releases)
+  local runs, has_newer, other, skipped, looked_at = {}, 0, '', 0, 0
   local page
   repeat
-    local most = math.min(PAGE, limit - #runs)
+    local most = #runs < limit and (looked_at == 0 and math.min(PAGE, limit) or PAGE) or 0
     page = most > 0 and call('ZRANGEBYSCORE', index, '-inf', after_now(0), 'LIMIT', looked_at, most) or {}
     looked_at = looked_at + #page
     skipped = 0
@@ -569,26 +570,32 @@ local function ready_runs(index, limit, newest_format)
         looked_at = looked_at - 1 -- the entry was removed
       elseif format_of(run) > newest_format then
         has_newer, skipped = 1, skipped + 1
+      elseif releases and (run.release or '') ~= '' and not releases[run.release] then
+        other, skipped = run.release, skipped + 1
       else
         runs[#runs + 1] = run
       end
     end
   until skipped == 0
-  return runs, #runs < limit and has_newer or 0
+  if #runs < limit then
+    return runs, has_newer, other
+  end
+  return runs, 0, ''
 end
 
 function operations.claim()
   local agent, owner, limit, suspects = argument(), argument(), tonumber(argument()), argument() == '1'
-  local newest_format = tonumber(argument())
+  local newest_format, has_releases, releases = tonumber(argument()), argument() == '1', set_of(arguments())
   local leases = claimed_before(owner)
   if #leases > 0 then
-    return { 'claimed', 1, leases, 0 }
+    return { 'claimed', 1, leases, 0, '' }
   end
+  releases = has_releases and releases or nil
   free_runs_of_the_dead({})
-  local suspected, has_newer = ready_runs(key('suspects', agent), suspects and PAGE or 1, newest_format)
+  local suspected, has_newer, other = ready_runs(key('suspects', agent), suspects and PAGE or 1, newest_format, releases)
   local first, found, least = suspected[1], suspected, 0
   if not suspects then
-    found, has_newer = ready_runs(key('ready', agent), math.min(limit, PAGE), newest_format)
+    found, has_newer, other = ready_runs(key('ready', agent), math.min(limit, PAGE), newest_format, releases)
   elseif first then
     least = tonumber(first.company)
     limit = math.min(limit, math.max(1, math.floor(least / 2)))
@@ -598,7 +605,7 @@ function operations.claim()
       leases[#leases + 1] = { run.id, unpack(hand_over(run, owner, question)) }
     end
   end
-  return { 'claimed', first and 1 or 0, leases, has_newer }
+  return { 'claimed', first and 1 or 0, leases, has_newer, other }
 end
 
 local function leave(run, seen, seen_at, rest_s, newest)

@@ -76,6 +76,7 @@ from agentfsm.stores.threaded.store import (
     InboxPost,
     JournalRecords,
     LeaseRequest,
+    ReadableWork,
     RecordRow,
     RunColumns,
     StoreWriter,
@@ -107,6 +108,7 @@ _SUMMARY_PARSERS: Final[dict[str, Callable[[bytes], Any]]] = {
     "rating": int,
     "format": int,
     "tenant": bytes.decode,
+    "release": bytes.decode,
     "crashes": int,
     "prompt": bytes.decode,
 }
@@ -180,7 +182,7 @@ class _RedisBackend(RedisServer):
         return self._build_lease(run_id, lease_request, facts)
 
     def claim(
-        self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool, newest_format: int
+        self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool, work: ReadableWork
     ) -> Claim:
         """Take the leases of runs that are ready."""
         for owner in self.leases.owners():
@@ -189,10 +191,16 @@ class _RedisBackend(RedisServer):
         if dead := [name for name in names if self._is_dead(name)]:
             # Not a part of the claim: with other arguments, a repeated claim would be a new one.
             self.call("free", *_with_count(dead))
-        request = ("claim", agent, lease_request.owner.name, limit, suspects, newest_format)
-        _, has_suspects, found, has_newer = self.call(*request)
+        releases = (False, 0) if work.releases is None else (True, *_with_count(work.releases))
+        request = ("claim", agent, lease_request.owner.name, limit, suspects, work.newest_format, *releases)
+        _, has_suspects, found, has_newer, other_release = self.call(*request)
         leases = [self._build_lease(run_id.decode(), lease_request, facts) for run_id, *facts in found]
-        return Claim(leases=tuple(leases), has_suspects=bool(has_suspects), has_newer=bool(has_newer))
+        return Claim(
+            leases=tuple(leases),
+            has_suspects=bool(has_suspects),
+            has_newer=bool(has_newer),
+            other_release=other_release.decode(),
+        )
 
     def _build_lease(self, run_id: str, lease_request: LeaseRequest, facts: Sequence[bytes]) -> Lease:
         token, version, crashes, abandoned, newest, cancelled = map(int, facts)
@@ -386,6 +394,7 @@ class _RedisBackend(RedisServer):
             for (name, parse), field in zip(_SUMMARY_PARSERS.items(), fields, strict=True):
                 values[name] = None if field is None else parse(field)
             values["format"] = values["format"] or UNRECORDED_FORMAT
+            values["release"] = values["release"] or ""
         except ValueError as error:
             raise CorruptError(f"run {values['id']!r}: {error}; restore a backup, or delete the run") from None
         worker = lease[0].decode() if lease else None
@@ -589,7 +598,7 @@ def _with_count(values: Collection[object]) -> tuple[object, ...]:
 
 def _build_fields(header: Header, facts: RunColumns) -> list[object]:
     """Return the fields of a new run for lists, as alternating names and values; fields that are None are omitted."""
-    names = ("session", "after", "parent", "agent", "user", "tenant", "created_at")
+    names = ("session", "after", "parent", "agent", "user", "tenant", "release", "created_at")
     values = {name: getattr(header, name) for name in names}
     fields = {"prompt": preview_prompt(header)} | {name: value for name, value in values.items() if value is not None}
     return _flatten_pairs(fields | facts._asdict())

@@ -6,6 +6,7 @@ This module defines the tables and the statements.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -83,6 +84,7 @@ from agentfsm.stores.threaded.store import (
     InboxPost,
     JournalRecords,
     LeaseRequest,
+    ReadableWork,
     RecordRow,
     StoreWriter,
     ThreadedStore,
@@ -205,7 +207,7 @@ CREATE TABLE feedback (
 """
 
 SCHEMA: Final = SQLiteSchema(
-    version=601,
+    version=602,
     # A file of version 2 has no chunks, and needs no change to get some.
     tables=frozenset(
         {"runs", "events", "posts", "workers", "changes", "followers", "reads", "feedback", "quotas", "records"}
@@ -243,7 +245,8 @@ SCHEMA: Final = SQLiteSchema(
             change      INTEGER,           -- number of its last change, for followers; NULL for none yet
             rating      INTEGER,           -- that of the newest feedback; NULL for none
             tenant      TEXT,
-            format      INTEGER NOT NULL   -- newest format of its records; only workers that read it claim the run
+            format      INTEGER NOT NULL,  -- newest format of its records; only workers that read it claim the run
+            release     TEXT NOT NULL DEFAULT ''  -- only workers that have it claim the run; empty for none
         )
         """,
         _CREATE_WORKERS,
@@ -318,6 +321,7 @@ SCHEMA: Final = SQLiteSchema(
             *_TENANTS_V6,
         ),
         600: _RECORDS_V601,
+        601: ("ALTER TABLE runs ADD COLUMN release TEXT NOT NULL DEFAULT ''",),
     },
 )
 
@@ -328,21 +332,29 @@ SELECT number, token, crashes, alone, version, format, owner, state, stop_reason
 FROM runs WHERE id = ?
 """
 _INSERT_RUN: Final = """
-INSERT INTO runs (id, session, after, parent, agent, user, tenant, prompt, created_at,
+INSERT INTO runs (id, session, after, parent, agent, user, tenant, release, prompt, created_at,
                   state, stop_reason, waiting, wakes_at, turn, version, tokens, updated_at, format,
                   token, owner, crashes, alone, company, suspect, seen, seen_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0)
 """
 _SELECT_SESSION_TAIL: Final = "SELECT id, state FROM runs WHERE session = ? ORDER BY number DESC LIMIT 1"
 _SET_OWNER: Final = "UPDATE runs SET token = ?, owner = ?, ready_at = NULL WHERE number = ?"
-_SELECT_CLAIMABLE: Final = """
+# The releases of a worker are a JSON list, or NULL for all.
+_HAS_RELEASE: Final = "(:releases IS NULL OR release = '' OR release IN (SELECT value FROM json_each(:releases)))"
+_SELECT_CLAIMABLE: Final = f"""
 SELECT id, company FROM runs
-WHERE agent = ? AND suspect = ? AND ready_at <= ? AND company >= ? AND format <= ? ORDER BY ready_at, number LIMIT ?
-"""
+WHERE agent = :agent AND suspect = :suspect AND ready_at <= :now AND company >= :company AND format <= :format
+    AND {_HAS_RELEASE}
+ORDER BY ready_at, number LIMIT :limit
+"""  # noqa: S608  of our own names, as all below
 # Executed only if a claim finds too few runs, so the index has few other entries before the first that is too new.
 _HAS_NEWER: Final = """
-SELECT EXISTS (SELECT 1 FROM runs WHERE agent = ? AND suspect = ? AND ready_at <= ? AND format > ?)
+SELECT EXISTS (SELECT 1 FROM runs WHERE agent = :agent AND suspect = :suspect AND ready_at <= :now AND format > :format)
 """
+# Likewise.
+_FIND_OTHER_RELEASE: Final = f"""
+SELECT release FROM runs WHERE agent = :agent AND suspect = :suspect AND ready_at <= :now AND NOT {_HAS_RELEASE} LIMIT 1
+"""  # noqa: S608
 _UPSERT_OWNER: Final = (
     "INSERT INTO workers (name, until) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET until = excluded.until"
 )
@@ -563,7 +575,9 @@ class _SQLiteBackend(DatabaseFile):
         # deleted run's owner are then refused.
         token = self._newest_token = max(self._newest_token + 1, time.time_ns() // 1000)
         *facts, _paused = request.columns
-        self.execute(_INSERT_RUN, (*names, prompt, header.created_at, *facts, token, lease_request.owner.name))
+        self.execute(
+            _INSERT_RUN, (*names, header.release, prompt, header.created_at, *facts, token, lease_request.owner.name)
+        )
         (number,) = self.execute("SELECT last_insert_rowid()").fetchone()
         self._write_events(number, 0, (body, *request.bodies))
         return self._register_lease(
@@ -582,25 +596,32 @@ class _SQLiteBackend(DatabaseFile):
         return self._assign_lease(run_id, row, lease_request)
 
     def claim(
-        self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool, newest_format: int
+        self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool, work: ReadableWork
     ) -> Claim:
         """Take the leases of runs that are ready."""
         self._free_abandoned_runs()
-        now = self.now()
-        first = self.execute(_SELECT_CLAIMABLE, (agent, True, now, 0, newest_format, 1)).fetchone()
+        wanted = self._build_claim_values(agent, work)
+        first = self.execute(_SELECT_CLAIMABLE, wanted | {"suspect": True, "company": 0, "limit": 1}).fetchone()
+        wanted |= {"suspect": suspects, "company": 0, "limit": limit}
         found: list[tuple[str, int]] = []
-        if not suspects:
-            found = self.execute(_SELECT_CLAIMABLE, (agent, False, now, 0, newest_format, limit)).fetchall()
-        elif first is not None:
-            company = first[1]
-            limit = min(limit, suspect_group_size(company))
-            found = self.execute(_SELECT_CLAIMABLE, (agent, True, now, company, newest_format, limit)).fetchall()
+        if suspects and first is not None:
+            limit = min(limit, suspect_group_size(first[1]))
+            wanted |= {"company": first[1], "limit": limit}
+        if not suspects or first is not None:
+            found = self.execute(_SELECT_CLAIMABLE, wanted).fetchall()
         leases = tuple([self._assign_lease(run_id, self._get_row(run_id), lease_request) for run_id, _company in found])
-        has_newer = len(leases) < limit and self._has_newer(agent, now, newest_format, suspects=suspects)
-        return Claim(leases=leases, has_suspects=first is not None, has_newer=has_newer)
+        left = self._find_left_runs(wanted) if len(leases) < limit else {}
+        return Claim(leases=leases, has_suspects=first is not None, **left)
 
-    def _has_newer(self, agent: str, now: float, newest_format: int, *, suspects: bool) -> bool:
-        return bool(self.execute(_HAS_NEWER, (agent, suspects, now, newest_format)).fetchone()[0])
+    def _build_claim_values(self, agent: str, work: ReadableWork) -> dict[str, Any]:
+        releases = None if work.releases is None else json.dumps(work.releases)
+        return {"agent": agent, "now": self.now(), "format": work.newest_format, "releases": releases}
+
+    def _find_left_runs(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a claim says of the ready runs that this worker cannot execute."""
+        has_newer = bool(self.execute(_HAS_NEWER, wanted).fetchone()[0])
+        other = self.execute(_FIND_OTHER_RELEASE, wanted).fetchone() if wanted["releases"] is not None else None
+        return {"has_newer": has_newer, "other_release": other[0] if other else ""}
 
     def _assign_lease(self, run_id: str, row: _SQLiteRow, lease_request: LeaseRequest) -> Lease:
         lease = Lease(
@@ -634,15 +655,16 @@ class _SQLiteBackend(DatabaseFile):
             self.execute(_UPSERT_OWNER, (owner.name, until))
             self.after_commit(partial(setattr, owner, "until", until))
 
-    def preview_claim(self, agent: str, limit: int, newest_format: int) -> Claim | None:
+    def preview_claim(self, agent: str, limit: int, work: ReadableWork) -> Claim | None:
         """Return the claim if it finds no runs, without writing; None if it may find some."""
-        now = self.now()
-        for suspects in (False, True):
-            if self.execute(_SELECT_CLAIMABLE, (agent, suspects, now, 0, newest_format, 1)).fetchone() is not None:
+        wanted = self._build_claim_values(agent, work) | {"company": 0, "limit": 1}
+        for suspects in (True, False):
+            wanted["suspect"] = suspects
+            if self.execute(_SELECT_CLAIMABLE, wanted).fetchone() is not None:
                 return None
         if self._find_dead_owners():
             return None
-        return Claim(has_newer=limit > 0 and self._has_newer(agent, now, newest_format, suspects=False))
+        return Claim(**self._find_left_runs(wanted)) if limit > 0 else Claim()
 
     def _find_dead_owners(self) -> list[str]:
         """Return the owners that are dead."""
@@ -1111,14 +1133,21 @@ class SQLiteStore(ThreadedStore[_SQLiteBackend]):
         durability: Durability = "full",
         suspects: bool = False,
         newest_format: int = FORMAT,
+        releases: Collection[str] | None = None,
     ) -> Claim:
         """Take the leases of runs that are ready. If there are none, the file is only read."""
         DURABILITY.check("claim", "durability", durability)
-        nothing = await self._run_job(lambda backend: backend.preview_claim(agent, limit, newest_format), writes=False)
+        work = ReadableWork(newest_format, None if releases is None else tuple(releases))
+        nothing = await self._run_job(lambda backend: backend.preview_claim(agent, limit, work), writes=False)
         if nothing is not None:
             return nothing
         return await super().claim(
-            agent, limit=limit, durability=durability, suspects=suspects, newest_format=newest_format
+            agent,
+            limit=limit,
+            durability=durability,
+            suspects=suspects,
+            newest_format=newest_format,
+            releases=releases,
         )
 
     def _start_watching(self, writer: StoreWriter[_SQLiteBackend], topic: str) -> None:  # noqa: ARG002  a file has one counter for all changes

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
@@ -196,6 +196,17 @@ class LeaseRequest(Value):
     durability: Durability
 
 
+@attrs.frozen
+class ReadableWork(Value):
+    """The runs that a worker can execute, among those of its agent."""
+
+    newest_format: int
+    """Newest format of records that it reads."""
+
+    releases: tuple[str, ...] | None
+    """Releases that it has; None for all. It can execute every run without a release."""
+
+
 # A record as stored: key, value as JSON, revision and expiry.
 RecordRow = tuple[str, str | bytes, int, float | None]
 
@@ -227,7 +238,7 @@ class StoreBackend(TransactionBackend, Protocol):
         ...
 
     def claim(
-        self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool, newest_format: int
+        self, agent: str, limit: int, lease_request: LeaseRequest, *, suspects: bool, work: ReadableWork
     ) -> Claim:
         """As `Store.claim`."""
         ...
@@ -528,12 +539,14 @@ class ThreadedStore(Store, Generic[L]):
         durability: Durability = "full",
         suspects: bool = False,
         newest_format: int = FORMAT,
+        releases: Collection[str] | None = None,
     ) -> Claim:
         """Take the leases of runs of that agent that are ready."""
+        work = ReadableWork(newest_format, None if releases is None else tuple(releases))
         lease_request = self._build_lease_request("claim", durability)
 
         def claim(backend: L) -> tuple[Claim, tuple[Lease, ...]]:
-            claimed = backend.claim(agent, max(limit, 0), lease_request, suspects=suspects, newest_format=newest_format)
+            claimed = backend.claim(agent, max(limit, 0), lease_request, suspects=suspects, work=work)
             return claimed, claimed.leases
 
         claimed, _ = await self._acquire_leases("", claim, durability)

@@ -14,6 +14,7 @@ from agentfsm.core.events import Observed
 from agentfsm.core.header import FORMAT
 from agentfsm.core.inbox import Cancel
 from agentfsm.core.run import begin_run
+from agentfsm.ports.store import Filter
 from agentfsm.testing.conformance.helpers import (
     FINAL_ANSWER,
     LeasedRun,
@@ -80,6 +81,23 @@ class LeaseConformance:
         assert (await store.claim("a", limit=10, newest_format=FORMAT - 1)).has_newer
         assert [line.format for line in await store.runs()] == [FORMAT]
         assert await list_claimable(store, "a") == ("r1",)
+
+    # Releases.
+
+    async def test_a_run_is_left_to_workers_that_have_its_release(self, store: Store, other: Store) -> None:
+        """A worker claims runs of its own releases and those without one, and learns of one that it leaves."""
+        for number, release in enumerate(["2", "", "1", "2"]):
+            await (await LeasedRun.create(store, make_header(f"r{number}", agent="a", release=release))).release()
+        claim = await other.claim("a", limit=10, releases=["1", "0"])
+        assert [lease.run_id for lease in claim.leases] == ["r1", "r2"]
+        assert claim.other_release == "2"
+        assert (await other.claim("a", limit=0, releases=["1"])).other_release == ""
+        assert [each.id for each in await store.runs(Filter(agent="a", release="2"))] == ["r3", "r0"]
+        assert [each.release for each in await store.runs(Filter(release=""))] == [""]
+        claim = await other.claim("a", limit=1, releases=["2"])
+        assert ([lease.run_id for lease in claim.leases], claim.other_release) == (["r0"], "")
+        claim = await store.claim("a", limit=10)
+        assert ([lease.run_id for lease in claim.leases], claim.other_release) == (["r3"], "")
 
     async def test_a_lease_given_back_can_be_taken(self, store: Store) -> None:
         """The next lease has the version of the last append."""
