@@ -35,6 +35,7 @@ FRONT |= {
     "evals",
     "flow",
     "patterns",
+    "releases",
     "readiness",
     "schedules",
     "seals",

@@ -44,6 +44,7 @@ from agentfsm.cli.commands import (
     new_project,
     prompt_files,
     retention,
+    rollout_admin,
     schedule_admin,
     serve_http,
     shell_completion,
@@ -113,6 +114,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_mcp(add)
     _add_prompts(add)
     _add_eval(add)
+    _add_rollout(add)
     _add_load(add)
     _add_serve(add)
     _add_keys(add)
@@ -783,6 +785,15 @@ def _add_prompts(add: AddParser) -> None:
     text = "list, test and activate versions of prompts"
     group = add("prompts", help=text, description=f"{text[0].upper()}{text[1:]}.")
     prompt_files.add_parsers(group.add_subparsers(required=True, metavar="COMMAND").add_parser)
+
+
+def _add_rollout(add: AddParser) -> None:
+    text = "start roll-outs and flags, change their weights, roll back, and print results and log"
+    group = add("rollout", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    rollout_admin.add_rollout_parsers(group.add_subparsers(required=True, metavar="COMMAND").add_parser, _add_command)
+    text = "list, print and compare the releases of agents"
+    group = add("release", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    rollout_admin.add_release_parsers(group.add_subparsers(required=True, metavar="COMMAND").add_parser, _add_command)
 
 
 def _add_eval(add: AddParser) -> None:

@@ -253,6 +253,11 @@ class PromptTemplate(Value):
         """Name, version and digest: "billing@1.4.0#0123456789ab"."""
         return f"{self.name}@{self.version}#{self.digest}"
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether this is one fixed version, not the version in use."""
+        return self._find_current is None
+
     def current(self) -> PromptTemplate:
         """Return the version in use now. A prompt that was chosen by its version returns itself."""
         return self if self._find_current is None else self._find_current()

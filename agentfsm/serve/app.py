@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute, Route
 from agentfsm._deltas import DeltaRelay
 from agentfsm.agent import WORKER_PARALLEL, Agent
 from agentfsm.core.errors import MisuseError
+from agentfsm.releases import Rollout
 from agentfsm.runs import Runs
 from agentfsm.serve.administration import ADMINISTRATION
 from agentfsm.serve.caller_limits import MAX_QUEUE, Admission, check_quota_store
@@ -70,7 +71,7 @@ class GatewayApp:
 
 
 def serve(
-    agents: Iterable[Agent[Any]],
+    agents: Iterable[Agent[Any] | Rollout],
     *,
     auth: Authenticate,
     store: Store | None = None,
@@ -90,8 +91,8 @@ def serve(
     in its own lifespan.
 
     Args:
-        agents: The agents, each with its own name. None of them, with a `store`: the runs of all agents can be read
-            and decided on, and none is executed.
+        agents: The agents, each with its own name, or roll-outs of their releases. None of them, with a `store`: the
+            runs of all agents can be read and decided on, and none is executed.
         auth: Returns the caller of a request: `APIKeys("keys.json")`, or a function of the host application.
         store: Store of all runs; by default the agents' own, which must be the same.
         deps: Dependencies of every run, or a function, plain or async, that takes the run and returns them.
@@ -110,7 +111,8 @@ def serve(
         MisuseError: when there is no agent, two have one name, they have different stores, or `deltas` is not the URL
             of a Redis.
     """
-    served = [each if store is None else each.with_(store=store) for each in agents]
+    given = [each if store is None else each.with_(store=store) for each in agents]
+    served = [each.base if isinstance(each, Rollout) else each for each in given]
     by_name = {each.name: each for each in served}
     runs = served[0].runs if served else None if store is None else Runs(store)
     if runs is None or len(by_name) < len(served):
@@ -122,6 +124,7 @@ def serve(
     check_quota_store(runs.store, limits, tenant_limits)
     gateway = Gateway(
         agents=by_name,
+        rollouts={each.base.name: each for each in given if isinstance(each, Rollout)},
         runs=runs,
         deps=deps,
         parallel=parallel,

@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +13,7 @@ import anyio
 import attrs
 
 from agentfsm._deltas import pass_deltas
-from agentfsm.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent, new_id
+from agentfsm.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent, StartOptions, new_id
 from agentfsm.core.errors import (
     AgentError,
     ClosedError,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
     from agentfsm.ports.store import Lease, RunSummary
+    from agentfsm.releases import Rollout
     from agentfsm.runs import Prompt, Runs
     from agentfsm.serve.access import Caller
 
@@ -63,6 +63,9 @@ class Gateway:
 
     runs: Runs
     """Client for the runs in the store."""
+
+    rollouts: Mapping[str, Rollout] = attrs.field(factory=dict)
+    """Roll-outs by the name of their agent, which is then the base of the roll-out."""
 
     deps: Any = None
     """Dependencies of every run, or a function, plain or async, that takes the run and returns them."""
@@ -110,14 +113,7 @@ class Gateway:
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             for agent in self.agents.values() if self.parallel else ():
-                worker = Worker(
-                    agent=agent,
-                    execute=partial(self._execute, agent),
-                    deps=self.deps,
-                    parallel=self.parallel,
-                    poll_s=WORKER_POLL_S,
-                )
-                tasks.start_soon(partial(worker.run, until_idle=False))
+                tasks.start_soon(self._work, agent)
             tasks.start_soon(self.admission.count_tokens)
             for task in self.background:
                 tasks.start_soon(task, self)
@@ -126,6 +122,14 @@ class Gateway:
             finally:
                 tasks.cancel_scope.cancel()
                 self._tasks = None
+
+    async def _work(self, agent: Agent[Any]) -> None:
+        """Execute the runs of an agent, or of all releases of its roll-out."""
+        options: Any = {"deps": self.deps, "parallel": self.parallel, "poll_s": WORKER_POLL_S}
+        if (rollout := self.rollouts.get(agent.name)) is None:
+            await Worker(agent=agent, execute=self._execute, **options).run(until_idle=False)
+        else:
+            await rollout.run_worker(rollout.build_worker(self._execute, **options), until_idle=False)
 
     def close_streams(self) -> None:
         """End the event streams, whose clients connect to the next server, and answer the requests that wait."""
@@ -149,7 +153,6 @@ class Gateway:
 
     async def _execute(
         self,
-        agent: Agent[Any],
         run: Run,
         deps: Any,
         *,
@@ -157,6 +160,7 @@ class Gateway:
         on_run: Callable[[Run], None] | None = None,
         resume: bool = False,
     ) -> Run:
+        agent = self._find_release(run.header)
         self.counts.executions[agent.name] += 1
         self.counts.crashes[agent.name] += lease is not None and lease.abandoned
         on_event = pass_deltas(run.id, self.hub.publish)
@@ -179,12 +183,17 @@ class Gateway:
             raise ConflictError("this server executes no runs: resume the run with `agentfsm resume`")
         if header.parent is not None:
             raise MisuseError(f"run {header.id!r} works for run {header.parent!r}: resume that one")
-        self._tasks.start_soon(self._resume, self.find_agent(header.agent), header.id)
+        self._tasks.start_soon(self._resume, self._find_release(header), header.id)
+
+    def _find_release(self, header: Header) -> Agent[Any]:
+        """Return the agent that executes a run: that of its release, if the agent has a roll-out."""
+        rollout = self.rollouts.get(header.agent)
+        return self.find_agent(header.agent) if rollout is None else rollout.find_agent(header.release)
 
     async def _resume(self, agent: Agent[Any], run_id: str) -> None:
         try:
             run = await agent.load(run_id)
-            await self._execute(agent, run, await self.resolve_deps(run), resume=True)
+            await self._execute(run, await self.resolve_deps(run), resume=True)
         except AgentError as error:
             _log.warning("run %s was not resumed: %s", run_id, error)
         except Exception:  # noqa: BLE001  an error in the user's code must not stop the server
@@ -235,15 +244,24 @@ class Gateway:
             raise _taken_key_error()
         if known is None:
             await self.admission.admit_run(caller, chosen.name)
+        run_id = key or new_id()
+        session_id = None if session is None else caller.qualify_session(session)
+        options: StartOptions = {}
+        if (rollout := self.rollouts.get(chosen.name)) is not None:
+            chosen, options = await rollout.choose(
+                user=caller.user, session=session_id, tenant=caller.tenant, id=run_id
+            )
         tracer = chosen.driver.config.tracer
         current = "" if tracer is None else tracer.current_traceparent()
         run = chosen.start(
             prompt,
-            id=key or new_id(),
-            session=None if session is None else caller.qualify_session(session),
+            id=run_id,
+            session=session_id,
             messages=messages,
             user=caller.user,
             tenant=caller.tenant,
+            release=options.get("release", ""),
+            arms=options.get("arms"),
             roles=caller.roles,
             metadata=metadata,
             traceparent=current or traceparent,

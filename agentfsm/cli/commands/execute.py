@@ -13,12 +13,20 @@ import anyio
 import attrs
 
 from agentfsm._deltas import DeltaRelay, pass_deltas
+from agentfsm.agent import StartOptions
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.json_documents import build_run_json
 from agentfsm.cli.render.text import format_run
 from agentfsm.cli.resolve.agent_target import join_target, load_agent, split_target
 from agentfsm.cli.resolve.command_hint import build_header_hint
-from agentfsm.cli.resolve.run_lookup import attach_store, load_with_root, resolve_agent, resolve_run, run_in_store
+from agentfsm.cli.resolve.run_lookup import (
+    attach_store,
+    load_with_root,
+    resolve_agent,
+    resolve_rollout,
+    resolve_run,
+    run_in_store,
+)
 from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
 from agentfsm.cli.session.attended_run import AttendedRun, build_hint, describe_end, report_run
 from agentfsm.cli.session.prompts import DecideFunction, leave_undecided
@@ -38,6 +46,7 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
     from agentfsm.ports.store import Lease
+    from agentfsm.releases import Rollout
 
 # Target of the agent of `agentfsm demo`.
 DEMO_TARGET: Final = "agentfsm.cli.demo:agent"
@@ -48,18 +57,34 @@ _END_NAMES: Final = {State.DONE: "done", State.ERROR: "stopped"}
 
 def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Run an agent."""
-    agent, location = resolve_agent(args, terminal)
-    return AttendedRun(terminal=terminal, agent=agent, run=_start_run(args, agent), store_location=location).attend()
+    agent, location, options = _resolve_release(args, terminal)
+    started = _start_run(args, agent, options)
+    return AttendedRun(terminal=terminal, agent=agent, run=started, store_location=location).attend()
 
 
-def _start_run(args: argparse.Namespace, agent: Agent) -> Run:
+def _resolve_release(args: argparse.Namespace, terminal: Terminal) -> tuple[Agent, str | None, StartOptions]:
+    """Return the agent that the arguments name, or that of the arm that a roll-out assigns, with the store's location.
+
+    Raises:
+        MisuseError: if there is no such agent or roll-out, or a server is not approved.
+    """
+    if (found := resolve_rollout(args)) is None:
+        return *resolve_agent(args, terminal), {}
+    rollout, location = found
+    agent, options = anyio.run(partial(rollout.choose, session=args.session, id=args.id))
+    return agent, location, options
+
+
+def _start_run(args: argparse.Namespace, agent: Agent, options: StartOptions) -> Run:
     """Return the run that the arguments describe.
 
     Raises:
         MisuseError: if the arguments are invalid, or the id belongs to a run of another agent.
     """
     history = None if args.messages is None else _load_messages(args.messages)
-    run = agent.start(args.prompt, id=args.id, session=args.session, messages=history, metadata=dict(args.metadata))
+    given = StartOptions(id=args.id, session=args.session, messages=history, metadata=dict(args.metadata))
+    given.update(options)
+    run = agent.start(args.prompt, **given)
     if args.id is not None:
         anyio.run(_check_same_agent, agent, args.id)
     return run
@@ -172,8 +197,8 @@ def _report_if_over(args: argparse.Namespace, terminal: Terminal) -> ExitCode | 
 
 def submit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Put a run into the store, for a worker."""
-    agent, location = resolve_agent(args, terminal)
-    started = _start_run(args, agent)
+    agent, location, options = _resolve_release(args, terminal)
+    started = _start_run(args, agent, options)
 
     async def act() -> Run:
         async with agent:
@@ -192,17 +217,24 @@ def submit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 def worker(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Execute the runs of an agent until a signal arrives, or with `--until-idle` until no run is ready."""
-    agent, location = resolve_agent(args, terminal)
+    rollout, location = resolve_rollout(args) or (None, None)
+    agent, location = resolve_agent(args, terminal) if rollout is None else (rollout.base, location)
     relay = None if args.deltas is None else DeltaRelay(args.deltas)
-    report = _WorkerReport(agent=agent, terminal=terminal, relay=relay)
-    own = Worker(agent=agent, execute=report.execute, deps=None, parallel=args.parallel, poll_s=args.poll)
+    report = _WorkerReport(agent=agent, rollout=rollout, terminal=terminal, relay=relay)
+    if rollout is None:
+        own = Worker(agent=agent, execute=report.execute, deps=None, parallel=args.parallel, poll_s=args.poll)
+    else:
+        own = rollout.build_worker(report.execute, parallel=args.parallel, poll_s=args.poll)
     where = "the agent's own store" if location is None else mask_password(location)
     terminal.err(f"executing runs of {agent.name!r} in {where}; stop with Ctrl-C")
 
     with InterruptibleRunner() as runner:
         try:
             with stdout_to_stderr():  # stdout is reserved for results
-                runner.run(partial(own.run, until_idle=args.until_idle))
+                if rollout is None:
+                    runner.run(partial(own.run, until_idle=args.until_idle))
+                else:
+                    runner.run(partial(rollout.run_worker, own, until_idle=args.until_idle))
         except KeyboardInterrupt:
             terminal.err("stopped: any worker continues the open runs")
         finally:
@@ -217,6 +249,9 @@ class _WorkerReport:
     """Executes the runs of a worker, reports each of them, and counts their ends."""
 
     agent: Agent
+    rollout: Rollout | None
+    """Roll-out that has the agent of each run; None if there is one agent."""
+
     terminal: Terminal
     relay: DeltaRelay | None
     """Passes the text of the models to servers."""
@@ -229,7 +264,7 @@ class _WorkerReport:
         Raises:
             MisuseError: if the run belongs to another agent with the same name.
         """
-        agent = self.agent
+        agent = self.agent if self.rollout is None else self.rollout.find_agent(before.header.release)
         target = before.header.target
         if target and target != agent.target:
             raise MisuseError(

@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 from anyio.abc import TaskStatus
 
+from agentfsm.agent import Agent
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.commands.mcp_serve import split_address
-from agentfsm.cli.resolve.agent_target import is_target, load_agent
-from agentfsm.cli.resolve.run_lookup import attach_store
+from agentfsm.cli.resolve.agent_target import is_target, load_target
+from agentfsm.cli.resolve.run_lookup import attach_rollout_store, attach_store
 from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
 from agentfsm.cli.session.prompts import user_name
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
+from agentfsm.releases import Rollout
 
 if TYPE_CHECKING:
-    from agentfsm.agent import Agent
     from agentfsm.cli.terminal import Terminal
     from agentfsm.ports.store import Store
     from agentfsm.serve import Caller, GatewayApp
@@ -50,7 +51,9 @@ def serve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         deltas=args.deltas,
     )
     notice = ServeNotice(
-        terminal=terminal, name=", ".join(each.name for each in agents), path=STUDIO_PATH if args.studio else ""
+        terminal=terminal,
+        name=", ".join(_find_base(each).name for each in agents),
+        path=STUDIO_PATH if args.studio else "",
     )
     return _run_server(app, agents, args, notice)
 
@@ -81,7 +84,7 @@ def studio(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     app = gateway.serve(
         agents, store=store, auth=KeyCheck(key=key, caller=local), groups=_list_groups(with_studio=True)
     )
-    name = agents[0].name if agents else resolve_location(args.subject or args.store)
+    name = _find_base(agents[0]).name if agents else resolve_location(args.subject or args.store)
     notice = ServeNotice(
         terminal=terminal,
         name=f"the studio of {name}",
@@ -130,7 +133,11 @@ class ServeNotice(TaskStatus[str]):
 
 
 def _run_server(
-    app: GatewayApp, agents: list[Agent], args: argparse.Namespace, notice: ServeNotice, store: Store | None = None
+    app: GatewayApp,
+    agents: list[Agent | Rollout],
+    args: argparse.Namespace,
+    notice: ServeNotice,
+    store: Store | None = None,
 ) -> ExitCode:
     """Serve until a signal arrives, and close the agents and the store."""
     with InterruptibleRunner() as runner:
@@ -141,7 +148,7 @@ def _run_server(
             notice.terminal.err("stopped: the next server continues the open runs")
         finally:
             for each in agents:
-                runner.run(each.aclose)
+                runner.run(_find_base(each).aclose)
             if store is not None:
                 runner.run(store.aclose)
     return ExitCode.DONE
@@ -161,11 +168,16 @@ def _read_webhooks(args: argparse.Namespace) -> tuple[RouteGroup, ...]:
     return (reader.read_webhook_file(args.webhooks).build_routes(os.environ),)
 
 
-def _load_agents(targets: list[str], store: str | None) -> list[Agent]:
-    """Return the agents, with one store."""
-    first, *others = targets
-    agent, _ = attach_store(load_agent(first), first, store)
-    return [agent, *(load_agent(each).with_(store=agent.store, target=each) for each in others)]
+def _load_agents(targets: list[str], store: str | None) -> list[Agent | Rollout]:
+    """Return the agents and roll-outs, with one store."""
+    first, *others = [(load_target(each, Agent, Rollout), each) for each in targets]
+    attach: Any = attach_rollout_store if isinstance(first[0], Rollout) else attach_store
+    agent, _ = attach(*first, store)
+    return [agent, *(each.with_(store=_find_base(agent).store, target=target) for each, target in others)]
+
+
+def _find_base(served: Agent | Rollout) -> Agent:
+    return served.base if isinstance(served, Rollout) else served
 
 
 def _build_auth(args: argparse.Namespace, gateway: Any) -> Authenticate:

@@ -11,11 +11,12 @@ import attrs
 
 from agentfsm.agent import Agent
 from agentfsm.cli.codes import ExitCode
-from agentfsm.cli.resolve.agent_target import iter_agents, join_target, load_agent, split_target
+from agentfsm.cli.resolve.agent_target import iter_agents, join_target, load_agent, load_target, split_target
 from agentfsm.cli.resolve.mcp_servers import join_servers
 from agentfsm.cli.resolve.store_location import create_store, open_existing_store, resolve_location
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.value import Value
+from agentfsm.releases import Rollout
 from agentfsm.runs import Runs
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.sqlite.store import SQLiteStore
@@ -41,6 +42,26 @@ def attach_store(agent: Agent, target: str, given: str | None) -> tuple[Agent, s
         return agent.with_(store=create_store(location), target=target), location
     own = agent.store.path if isinstance(agent.store, SQLiteStore) else None
     return agent.with_(target=target), own
+
+
+def attach_rollout_store(rollout: Rollout, target: str, given: str | None) -> tuple[Rollout, str | None]:
+    """Return the roll-out with a durable store and its target, and the location of the store, as `attach_store`."""
+    base, location = attach_store(rollout.base, target, given)
+    return rollout.with_(store=base.store, target=target), location
+
+
+def resolve_rollout(args: argparse.Namespace) -> tuple[Rollout, str | None] | None:
+    """Return the roll-out that the arguments name in place of an agent, and the location of its store; else None.
+
+    Raises:
+        MisuseError: if there is neither, or MCP servers are given for a roll-out.
+    """
+    found = load_target(args.agent, Agent, Rollout)
+    if not isinstance(found, Rollout):
+        return None
+    if args.mcp:
+        raise MisuseError("the releases of a roll-out have fixed tools: list the MCP servers among those of its agents")
+    return attach_rollout_store(found, args.agent, args.store)
 
 
 def resolve_agent(args: argparse.Namespace, terminal: Terminal) -> tuple[Agent, str | None]:
@@ -104,7 +125,8 @@ def load_run_agent(run: Run, root: Header) -> Agent | None:
     if not root.target:
         return None
     try:
-        agent = load_agent(split_target(root.target)[0])
+        found = load_target(split_target(root.target)[0], Agent, Rollout)
+        agent: Agent = found.find_agent(root.release) if isinstance(found, Rollout) else found
     except AgentError as error:
         error.add_note(f"The run names the agent {root.target}. Name another one with --agent module:name.")
         raise
