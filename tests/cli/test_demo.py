@@ -49,7 +49,8 @@ def test_this_repository(demo):
     report = the_report(demo)
     assert "| `.py` |" in report
     assert "`agentfsm/" in report
-    assert f"state    DONE (completed), version {run.version}" in done.out
+    for command in (f"show {run.id}", f"replay {run.id}", "studio", "init my-agent"):
+        assert f"  agentfsm {command}  " in done.out
     assert run.output in done.out
     assert (demo.folder / ".agentfsm" / ".gitignore").read_text(encoding="ascii") == "*\n"
     assert {path.name for path in demo.folder.iterdir()} == {"app.py", ".agentfsm"}

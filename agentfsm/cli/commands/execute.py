@@ -6,6 +6,7 @@ import argparse
 import json
 from collections import Counter
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,9 +17,8 @@ from agentfsm._deltas import DeltaRelay, pass_deltas
 from agentfsm.agent import StartOptions
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.json_documents import build_run_json
-from agentfsm.cli.render.text import format_run
 from agentfsm.cli.resolve.agent_target import join_target, load_agent, split_target
-from agentfsm.cli.resolve.command_hint import build_header_hint
+from agentfsm.cli.resolve.command_hint import build_header_hint, find_program
 from agentfsm.cli.resolve.run_lookup import (
     attach_store,
     load_with_root,
@@ -39,7 +39,7 @@ from agentfsm.stores.loading import mask_password
 from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from agentfsm.agent import Agent
     from agentfsm.cli.terminal import Terminal
@@ -50,6 +50,10 @@ if TYPE_CHECKING:
 
 # Target of the agent of `agentfsm demo`.
 DEMO_TARGET: Final = "agentfsm.cli.demo:agent"
+_DEMO_REMARK: Final = (
+    "It reads the folder in parallel, and asks before it writes a report. Kill it at any moment: `agentfsm resume ID` "
+    "continues it."
+)
 # Characters of the line that reports a run: its id, its end or its waits.
 MAX_LINE_CHARS: Final = 500
 _END_NAMES: Final = {State.DONE: "done", State.ERROR: "stopped"}
@@ -134,14 +138,28 @@ def demo(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         run=agent.start(start.prompt, metadata=start.metadata),
         store_location=location,
         unattended_decide=build_report_approver(terminal),
-        remark=describe_model(agent),
+        remark=f"{describe_model(agent)}\n{_DEMO_REMARK}",
     )
     code = attended.attend()
     if code is ExitCode.DONE and not terminal.json:
-        show = attended.hint.build(f"show {attended.run.id}")
-        terminal.out(f"\nThe run as recorded ({show}):\n{format_run(attended.run)}")
-        terminal.out(f"\nTo see it in a browser, step by step: {attended.hint.build('studio')}")
+        terminal.out("\n".join(_list_next_steps(attended)))
     return code
+
+
+def _list_next_steps(attended: AttendedRun) -> Iterator[str]:
+    """Yield lines with commands to try after the demo."""
+    run_id = attended.run.id
+    studio = "" if find_spec("starlette") is not None else "   (pip install 'agentfsm[serve]' first)"
+    steps = {
+        f"show {run_id}": "the run as it was recorded",
+        f"replay {run_id}": "would it ask the same again? No model and no tool is called",
+        "studio": f"the same in a browser, step by step{studio}",
+    }
+    commands = {attended.hint.build(command): text for command, text in steps.items()}
+    commands[f"{find_program()} init my-agent"] = "an agent of your own"
+    width = max(map(len, commands))
+    yield "\nEach step is in a journal, so the run can be inspected, and a run that was killed continues. Next:"
+    yield from (f"  {command:{width}}  {text}" for command, text in commands.items())
 
 
 def resume(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agentfsm.cli.render.formatting import NOTE_CHARS, format_arguments, format_time
 from agentfsm.core.pending import PendingKind
-from agentfsm.core.text_safety import escape_hidden, one_line
+from agentfsm.core.text_safety import escape_hidden, format_exact_json, one_line
 from agentfsm.tools.schema.arguments import describe_parameters
 
 if TYPE_CHECKING:
@@ -26,6 +26,24 @@ OUTCOME_UNKNOWN_TEXT: Final = "was running when its worker died or was stopped, 
 def format_call(item: Pending, run_id: str = "") -> str:
     """Return the id of the call, followed by the id of its run if that is not `run_id`."""
     return item.call_id if item.run_id == run_id else f"{item.call_id} of run {item.run_id}"
+
+
+def format_exact_arguments(arguments: Mapping[str, Any]) -> str:
+    """Return the arguments of a call as indented JSON, with the lines of a longer text below its name, each after "| ".
+
+    Every hidden character is escaped, and nothing is omitted.
+    """
+    if not any(isinstance(value, str) and "\n" in value for value in arguments.values()):
+        return format_exact_json(arguments)
+    lines = [line for name, value in arguments.items() for line in _format_exact_argument(name, value)]
+    return "\n".join(["{", *[f"  {line}" for line in lines], "}"])
+
+
+def _format_exact_argument(name: str, value: object) -> list[str]:
+    key = format_exact_json(name)
+    if isinstance(value, str) and "\n" in value:
+        return [f"{key}:", *[f"  | {escape_hidden(line)}" for line in value.split("\n")]]
+    return f"{key}: {format_exact_json(value)},".splitlines()
 
 
 _CALL_WAITS: Final = {

@@ -8,7 +8,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from agentfsm.cli.render.formatting import format_time
-from agentfsm.cli.render.pending import OUTCOME_UNKNOWN_TEXT, find_question, format_call, format_error_lines
+from agentfsm.cli.render.pending import (
+    OUTCOME_UNKNOWN_TEXT,
+    find_question,
+    format_call,
+    format_error_lines,
+    format_exact_arguments,
+)
 from agentfsm.cli.session.forms import ask_questions
 from agentfsm.core.errors import AgentError
 from agentfsm.core.pending import Answer, PendingKind
@@ -120,7 +126,7 @@ def _show_call(terminal: Terminal, item: Pending, run_id: str) -> None:
     if item.description.strip():
         terminal.err(f"Its own description: {format_exact_json(item.description)}")
     terminal.err("Its exact arguments:")
-    terminal.err(format_exact_json(item.arguments))
+    terminal.err(format_exact_arguments(item.arguments))
     _show_deadline(terminal, item, "rejects it")
 
 
@@ -151,7 +157,7 @@ def _ask_outcome(terminal: Terminal, item: Pending, run_id: str) -> Submission |
         "It is unknown whether it took effect, and the tool is not declared safe to repeat.\n"
         "Check the system that it acts on, then answer. Its exact arguments:",
     )
-    terminal.err(format_exact_json(item.arguments))
+    terminal.err(format_exact_arguments(item.arguments))
     words = ("done", "failed", "rerun", "later")
     choices = {form: word for word in words for form in (word, word[0])}
     match terminal.ask_choice("How did it end? [done/failed/rerun/later]", choices):
@@ -175,7 +181,7 @@ def _ask_question(terminal: Terminal, item: Pending, run_id: str) -> Submission 
         return None if answers is None else _build_submission(item, answers)
     if question is None:
         terminal.err(f"\n{item.tool} ({format_call(item, run_id)}) needs its result from outside. Its exact arguments:")
-        terminal.err(format_exact_json(item.arguments))
+        terminal.err(format_exact_arguments(item.arguments))
     else:
         terminal.err(f"\nYou are asked ({format_call(item, run_id)}):\n{question}")
     _show_deadline(terminal, item, "means that the run continues without one")
