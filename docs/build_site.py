@@ -6,6 +6,7 @@ also there as Markdown beside its HTML, and `llms.txt` lists all of them for lan
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
@@ -30,8 +31,9 @@ def list_sources() -> dict[Path, Path]:
     """Return the place in the site of each file of the repository that becomes a part of it."""
     pages = {path: path.relative_to(DOCS) for path in sorted(DOCS.rglob("*")) if path.suffix in {".md", ".png", ".svg"}}
     roots = {ROOT / name: Path(Path(name).name) for name in ROOT_PAGES}
+    notebooks = {path: path.relative_to(DOCS).with_suffix(".md") for path in DOCS.rglob("*.ipynb")}
     examples = sorted((ROOT / "examples").rglob("*.py"))
-    return pages | roots | {path: path.relative_to(ROOT).with_suffix(".md") for path in examples}
+    return pages | roots | notebooks | {path: path.relative_to(ROOT).with_suffix(".md") for path in examples}
 
 
 def move_links(text: str, path: Path, places: dict[Path, Path]) -> str:
@@ -61,6 +63,18 @@ def render_example(path: Path) -> str:
     return f"# {path.name}\n\n{title}\n\n```python\n{code}```\n"
 
 
+def render_notebook(path: Path) -> str:
+    """Return a notebook as a page: its texts, and its code with what it prints."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            text = "".join(output.get("text") or output["data"]["text/plain"]).rstrip()
+            parts.append(f"```text\n{text}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
 def write_source(folder: Path) -> None:
     """Write the Markdown of all pages."""
     places = list_sources()
@@ -68,6 +82,8 @@ def write_source(folder: Path) -> None:
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".py":
             (folder / place).write_text(render_example(path), encoding="utf-8")
+        elif path.suffix == ".ipynb":
+            (folder / place).write_text(render_notebook(path), encoding="utf-8")
         elif path.suffix == ".md":
             text = path.read_text(encoding="utf-8")
             (folder / place).write_text(move_links(text, path, places), encoding="utf-8")
