@@ -252,7 +252,10 @@ class Driver(Generic[A_co]):
         """
         run = journal.run
         fingerprint = self.config.for_run(run.header).fingerprint
-        changes = fingerprint.changes_since(run.fingerprint or run.header.fingerprint)
+        before = run.fingerprint or run.header.fingerprint
+        if run.header.parent is not None:  # its seconds are those that its call has left, so they always differ
+            before = attrs.evolve(before, config=fingerprint.config)
+        changes = fingerprint.changes_since(before)
         if changes:
             self._check_open_tools(run)
             journal.log.warning("agent_changed", changes="; ".join(changes))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import anyio
 import pytest
 
 from agentfsm import Agent, Limits, MisuseError, RunContext, State
+from agentfsm.core.events import Resumed
 from agentfsm.core.messages import ErrorType
 from agentfsm.flow import Flow, Step, StepStatus, agent_step, each, step, until
 from agentfsm.ports import Reply, Request
@@ -173,6 +175,23 @@ async def test_an_item_waits_for_a_person_and_the_others_do_not():
     await flow.approve(second.run_id, second.call_id)
     run = await flow.resume(run.id)
     assert (run.output, paid) == ('{"pay": [5, 9, 60]}', [5, 9, 60])
+    events = await flow.history(first.run_id)
+    assert not [event for event in events if isinstance(event, Resumed)], "the child run is that of the same flow"
+
+
+async def test_a_rejected_item_counts_as_failed():
+    """The message has the reason of the person."""
+
+    @step(requires_approval=True)
+    async def pay(order: int) -> int:
+        raise AssertionError
+
+    flow = Flow([each(pay, over="orders")])
+    run = await flow.run({"orders": [5]})
+    await flow.reject(run.pending[0].run_id, run.pending[0].call_id, by="bob", message="too much")
+    run = await flow.resume(run.id)
+    assert "1 of 1 items failed: 0 (rejected: " in run.stop_message
+    assert "too much" in run.stop_message
 
 
 async def test_no_more_items_run_at_once_than_is_said():
@@ -328,3 +347,30 @@ async def test_loops_and_lists_can_be_nested():
     run = await flow.run({"starts": [0, 1, 5]})
     assert run.output == '{"grow": [2, 2, 6]}'
     assert flow.ordered_steps[0].description == "for each of starts, up to 3 times"
+
+
+async def test_an_item_costs_the_same_in_a_long_list():
+    """In Python calls, which do not depend on the machine."""
+
+    @step(read_only=True)
+    async def work(item: int) -> int:
+        return item
+
+    async def count_calls(items: int) -> float:
+        calls = 0
+
+        def count(_frame: object, kind: str, _argument: object) -> None:
+            nonlocal calls
+            calls += kind == "call"
+
+        flow = Flow([each(work, over="items", parallel=1)])
+        sys.setprofile(count)
+        try:
+            run = await flow.run({"items": list(range(items))})
+        finally:
+            sys.setprofile(None)
+        assert run.state is State.DONE
+        return calls / items
+
+    await count_calls(10)
+    assert await count_calls(160) < 1.2 * await count_calls(40)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 
 import attrs
 import pytest
@@ -237,6 +238,33 @@ async def test_one_of_several_sources_is_enough_with_any():
     run = await build(step(broken, name="first"), step(broken, name="second")).run({})
     assert run.state is State.ERROR
     assert run.stop_message.endswith("not run: use")
+
+
+ENDS = ("success", "skipped", "failed", "not_run")
+
+
+@pytest.mark.parametrize("ends", list(product(ENDS, repeat=2)), ids="-".join)
+async def test_the_joins_of_a_step_and_the_ends_of_two_before_it(ends):
+    """A skipped step never blocks; one that failed or was not run blocks only where all have to succeed."""
+
+    async def fail() -> str:
+        raise LookupError
+
+    def build(name: str, end: str) -> Step:
+        if end == "failed":
+            return step(fail, name=name)
+        return named(name, *["broken"] * (end == "not_run"), when=lambda: end != "skipped")
+
+    joins = {join: named(join, "a", "b", join=join) for join in ("all_success", "all_done", "any")}
+    flow = Flow([step(fail, name="broken"), *map(build, "ab", ends), *joins.values()])
+    statuses = flow.statuses(await flow.run({}))
+    assert (statuses["a"], statuses["b"]) == ends
+    runs = {
+        "all_success": set(ends) <= {"success", "skipped"},
+        "all_done": True,
+        "any": "success" in ends or set(ends) == {"skipped"},
+    }
+    assert {join: statuses[join] for join in joins} == {join: "success" if runs[join] else "not_run" for join in joins}
 
 
 async def test_a_step_is_retried_and_its_key_stays():
