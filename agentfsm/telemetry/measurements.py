@@ -17,6 +17,7 @@ from agentfsm.core.calls import Phase
 from agentfsm.core.header import Header
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import ErrorType, Outcome, ToolResult
+from agentfsm.core.purposes import list_spending
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
@@ -88,7 +89,7 @@ COST: Final = Metric(
 REQUESTS: Final = Metric(
     name="agentfsm_model_request_duration_seconds",
     kind="histogram",
-    text="Time of a turn's model request with its retries, by its outcome: done or failed.",
+    text="Time of a turn's model request with its retries, by its outcome: done, failed or cached.",
     labels=("agent", "model", "outcome"),
     buckets=_SECONDS,
 )
@@ -234,13 +235,15 @@ class _RunMeter:
         yield self._build(WAITS, gap.duration_s, gap.ended_at, gap.kind)
 
     def _measure_event(self, before: Run[Any], event: e.Event) -> Iterator[Measurement]:
-        usage: Usage | None = getattr(event, "usage", None)
         model = getattr(event, "model", "") or self._own_model()
-        if usage is not None:
-            yield from self._measure_usage(usage, model, event.at)
+        for part in () if isinstance(event, e.ToolFinished) else list_spending(event):
+            yield from self._measure_usage(part.usage, part.model or model, event.at)
         match event:
+            case e.AnswerGiven() | e.AnswerDrafted() if event.answered_from is not None:
+                return  # no model was asked
             case e.ToolsChosen() | e.AnswerGiven() | e.AnswerDrafted():
-                yield self._build(REQUESTS, event.took_s, event.at, model, "done")
+                outcome = "cached" if event.usage.cached_replies else "done"
+                yield self._build(REQUESTS, event.took_s, event.at, model, outcome)
             case e.ModelFaltered():
                 yield self._build(REQUESTS, event.took_s, event.at, model, "failed")
             case e.ToolFinished():

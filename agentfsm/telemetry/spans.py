@@ -171,6 +171,8 @@ class _SpanBuilder:
         """Return the spans of what the event reports."""
         event = self.event
         match event:
+            case e.AnswerGiven() | e.AnswerDrafted() if event.answered_from is not None:
+                return [self._build_request(n.REPEAT_ANSWER, {n.ANSWERED_FROM: event.answered_from.run_id})]
             case e.ToolsChosen() | e.AnswerGiven() | e.AnswerDrafted():
                 return [self._build_chat(event)]
             case e.ModelFaltered():
@@ -221,6 +223,8 @@ class _SpanBuilder:
             n.CHAT,
             {
                 n.DECISION: decision,
+                n.TIER: None if event.tier is None else event.tier.name,
+                n.TIER_REASON: None if event.tier is None else event.tier.reason,
                 n.INPUT_MESSAGES: self.write_messages(shown),
                 n.OUTPUT_MESSAGES: self.write_messages([message]),
                 "agentfsm.hosted_calls": tuple([call.tool for call in message.hosted.calls]) if message.hosted else (),
@@ -341,6 +345,7 @@ def _usage_attributes(usage: Usage, asked: str, replied: str) -> dict[str, objec
         n.CACHE_WRITE_TOKENS: usage.cache_write_tokens or None,
         n.REASONING_TOKENS: usage.reasoning_tokens or None,
         n.COST: usage.cost_usd,
+        n.CACHED_REPLIES: usage.cached_replies or None,
     }
 
 
