@@ -27,6 +27,7 @@ KEEPERS = {"memory"}
 FRONT = {"_runnable_agent", "_validation", "agent", "cli", "decisions", "mcp", "runs", "serve", "studio", "subagent"}
 FRONT |= {
     "_deltas",
+    "costs",
     "_run_status",
     "__init__",
     "__main__",

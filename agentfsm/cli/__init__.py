@@ -1,7 +1,7 @@
 """The command line.
 
     agentfsm demo | chat | run | submit | worker | resume | serve | webhooks                  execute
-             runs | show | export | audit | metrics | graph | doctor | load | studio | docs   inspect
+             runs | show | export | audit | metrics | costs | graph | doctor | load | studio | docs   inspect
              approve | reject | settle | answer | send | pause | cancel | feedback            decide
              fork | replay | diff                                                             fork and compare
              delete | prune | compact                                                         remove

@@ -28,6 +28,7 @@ from agentfsm.cli.commands import (
     alert_rules,
     audit_log,
     converse,
+    cost_tables,
     decide,
     documentation,
     eval_suites,
@@ -60,6 +61,7 @@ from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.labels import DATA_LEVELS
 from agentfsm.core.machine import State
 from agentfsm.core.messages import Outcome
+from agentfsm.costs import COST_GROUPS
 from agentfsm.evals.comparison import WORSE_BY
 from agentfsm.evals.evaluation_runner import PARALLEL, RUNS
 from agentfsm.schedules.schedule import DATE_PLACEHOLDER, MissedPolicy
@@ -109,6 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_followers(add)
     _add_schedule(add)
     _add_metrics(add)
+    _add_costs(add)
     _add_memory(add)
     _add_index(add)
     _add_mcp(add)
@@ -495,6 +498,18 @@ def _add_schedule(add: AddParser) -> None:
 
 def _add_schedule_name(takes: argparse.ArgumentParser) -> None:
     takes.add_argument("name", metavar="NAME", help="name of the schedule")
+
+
+def _add_costs(add: AddParser) -> None:
+    costs = _add_command(add, cost_tables.costs, text="print the costs of runs, spending limits, and a forecast")
+    costs.add_argument(
+        "target", metavar="module:agent", nargs="?", help="estimate a run of this agent, and list the costs of its runs"
+    )
+    costs.add_argument("--by", choices=COST_GROUPS, default="agent", help="meaning of the rows (default: %(default)s)")
+    costs.add_argument("--since", metavar="TIME", type=parse_since, help="from then on, such as 7d (default: all)")
+    costs.add_argument("--agent", metavar="NAME", help="only runs of the agent with this name")
+    costs.add_argument("--tz", metavar="ZONE", default="UTC", help="time zone of the days (default: %(default)s)")
+    costs.add_argument("--turns", type=parse_count, help="turns of the estimated run (default: those of its runs)")
 
 
 def _add_metrics(add: AddParser) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SpendPeriod = Literal["day", "month"]
 SpendScope = Literal["agent", "user", "tenant"]
+SPEND_SCOPES: Final[tuple[SpendScope, ...]] = ("agent", "user", "tenant")
 
 # Kind of the records of windows in the store.
 SPEND_RECORDS: Final = "spend"
@@ -41,7 +42,7 @@ def load_zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (LookupError, ValueError, TypeError, OSError) as error:
         raise MisuseError(
-            f"Spend(tz={name!r:.80}): give a time zone of the IANA database, such as 'Europe/Berlin' or 'UTC'; "
+            f"tz={name!r:.80}: give a time zone of the IANA database, such as 'Europe/Berlin' or 'UTC'; "
             "on Windows, install the package tzdata"
         ) from error
 
@@ -82,7 +83,7 @@ class SpendWindow(Value):
     @property
     def key(self) -> str:
         """Key of the record of the window in the store."""
-        parts = (self.start, self.per, self.scope, self.tz, self.tenant, self.subject)
+        parts = (self.scope, self.start, self.per, self.tz, self.tenant, self.subject)
         return "|".join([_shorten(quote(part, safe="/")) for part in parts])
 
     def describe(self) -> str:
@@ -119,7 +120,7 @@ class Spend(Value):
     per: SpendPeriod = attrs.field(validator=require_choice("day", "month"))
     """Length of the window: "day" or "month" of the calendar."""
 
-    scope: SpendScope = attrs.field(default="agent", validator=require_choice("agent", "user", "tenant"))
+    scope: SpendScope = attrs.field(default="agent", validator=require_choice(*SPEND_SCOPES))
     """Subject of a window: the "agent", each "user" of a tenant, or each "tenant". Agents with
     different names have windows of their own; a user's and a tenant's are shared by all agents that limit them. Runs
     without a user (or tenant) share one window. Default "agent".

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 from starlette.responses import Response
 
+from agentfsm.core.errors import MisuseError
+from agentfsm.costs import COST_GROUPS, SpendStatus, build_cost_document, read_costs, read_spend
 from agentfsm.ports.store import Filter
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.metrics import CONTENT_TYPE, Samples, format_metric
@@ -15,6 +17,8 @@ from agentfsm.serve.queries import read_number, read_text
 from agentfsm.serve.run_documents import JSONDocument, build_row_document
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from starlette.requests import Request
 
     from agentfsm.ports.store import RunSummary
@@ -29,6 +33,8 @@ MAX_SESSIONS: Final = 500
 MAX_ACTIVE: Final = 500
 # Count of waiting runs up to which a metric is exact.
 MAX_COUNTED: Final = 10_000
+# The last second of the year 9999, seconds since 1970.
+_MAX_TIME: Final = 253_402_300_799
 # Hexadecimal digits of the name of a worker.
 _NAME_DIGITS: Final = 12
 
@@ -81,6 +87,26 @@ async def list_workers(gateway: Gateway, _request: Request, caller: Caller, _bod
             else None,
         }
     )
+
+
+async def list_costs(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
+    """Add up the costs of the newest runs of the tenant, and list its spending limits, with a forecast of the month."""
+    query = request.query_params
+    by, tz = read_text(query, "by") or "agent", read_text(query, "tz") or "UTC"
+    if (group := next((each for each in COST_GROUPS if each == by), None)) is None:
+        raise MisuseError(f"by={by[:20]!r}: give one of {', '.join(COST_GROUPS)}")
+    report = await read_costs(
+        gateway.runs.store,
+        by=group,
+        since=read_number(query, "since", 0, _MAX_TIME) if "since" in query else None,
+        where=Filter(tenant=caller.tenant or "", agent=read_text(query, "agent")),
+        tz=tz,
+        limit=MAX_SCANNED,
+        accepts=gateway.serves,
+    )
+    sees_all = caller.allows("admin") and caller.tenant is None
+    windows = await read_spend(gateway.runs.store, tenant=None if sees_all else caller.tenant or "")
+    return JSONDocument(build_cost_document(report, windows, tz))
 
 
 def _describe_active(row: RunSummary, now: float, reason: str) -> dict[str, Any]:
@@ -143,8 +169,28 @@ async def read_metrics(gateway: Gateway, _request: Request, _caller: Caller, _bo
             [({"limit": name}, count) for name, count in gateway.admission.refused.items()],
         ),
     )
+    metrics += _describe_spend(await read_spend(gateway.runs.store, scopes=("agent",)))
     text = "".join(format_metric(*each) for each in metrics) + gateway.read_run_metrics()
     return Response(text, headers={"content-type": CONTENT_TYPE})
+
+
+def _describe_spend(windows: Sequence[SpendStatus]) -> tuple[tuple[str, str, str, Samples], ...]:
+    """Return the metrics of the spending limits of agents. Users and tenants are too many for labels."""
+    labels = [({"agent": each.window.subject, "per": each.window.per, "tz": each.window.tz}, each) for each in windows]
+    return (
+        (
+            "agentfsm_spend_usd",
+            "gauge",
+            "US dollars spent and reserved in the current day or month, of agents with a spending limit.",
+            [(of, each.spent_usd + each.reserved_usd) for of, each in labels],
+        ),
+        (
+            "agentfsm_spend_limit_usd",
+            "gauge",
+            "Spending limit of the agent for the day or month, US dollars.",
+            [(of, each.limits_usd[0]) for of, each in labels if each.limits_usd],
+        ),
+    )
 
 
 ADMINISTRATION: Final = RouteGroup(
@@ -152,6 +198,9 @@ ADMINISTRATION: Final = RouteGroup(
     endpoints=(
         Endpoint(method="GET", path="/v1/sessions", handler=list_sessions, query=("user", "limit")),
         Endpoint(method="GET", path="/v1/workers", handler=list_workers, scope="approve"),
+        Endpoint(
+            method="GET", path="/v1/costs", handler=list_costs, scope="approve", query=("by", "since", "agent", "tz")
+        ),
         Endpoint(method="GET", path="/metrics", handler=read_metrics, scope="admin"),
     ),
 )

@@ -4,7 +4,7 @@ import anyio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agentfsm import Agent, MisuseError, tool
+from agentfsm import Agent, MisuseError, Spend, tool
 from agentfsm.ports import Store
 from agentfsm.serve import Caller, RateLimits, metrics, serve
 from agentfsm.serve.caller_limits import QUEUE_RETRY_S
@@ -256,6 +256,36 @@ async def test_sessions_and_workers():
         other = (await client.get("/v1/workers", headers=named("eve", "b", "admin"))).json()
         assert other["queue"] == []
         assert (await client.get("/v1/workers", headers=named("ann", "acme"))).status_code == 403
+
+
+class Priced(ScriptedModel):
+    """A scripted model whose output costs a cent per token."""
+
+    def cost_usd(self, usage):
+        return usage.output_tokens * 0.01
+
+
+async def test_costs_and_spending_limits():
+    """Of the tenant only; the windows of agents are for those who see all tenants, and for the metrics."""
+    limits = [Spend(per="day", usd=10), Spend(per="month", scope="user", usd=5)]
+    agent = Agent(Priced(*["hello"] * 9), name="greeter", store=MemoryStore(), spend=limits)
+    async with serving(agent) as client:
+        for user, tenant in (("ann", "acme"), ("ann", "acme"), ("bob", "acme"), ("ann", "b")):
+            await client.post("/v1/runs", json={"prompt": "x", "wait_s": 30}, headers=named(user, tenant))
+        asked = "/v1/costs?by=user&since=1"
+        found = (await client.get(asked, headers=named("eve", "acme", "approve"))).json()
+        assert {row["name"]: (row["usd"], row["runs"]) for row in found["rows"]} == {"ann": (0.1, 2), "bob": (0.05, 1)}
+        assert found["total"]["usd"] == pytest.approx(0.15)
+        assert [each["name"].partition(" in ")[0] for each in found["windows"]] == [
+            "the user ann of the tenant acme",
+            "the user bob of the tenant acme",
+        ]
+        assert (await client.get("/v1/costs", headers=named("ann", "acme"))).status_code == 403
+        wrong = await client.get("/v1/costs?by=month", headers=named("eve", "acme", "approve"))
+        assert (wrong.status_code, "give one of agent, model" in wrong.json()["error"]["message"]) == (400, True)
+        text = (await client.get("/metrics", headers=named("eve", "acme", "admin"))).text
+        assert 'agentfsm_spend_usd{agent="greeter",per="day",tz="UTC"} 0.2\n' in text
+        assert 'agentfsm_spend_limit_usd{agent="greeter",per="day",tz="UTC"} 10\n' in text
 
 
 async def test_what_a_worker_executes_is_listed(tmp_path):

@@ -240,6 +240,24 @@ def test_the_workers(open_page, studio, show):
     assert studio.request("GET", f"/v1/runs/{run_id}?wait_s=30")["status"] == "done"
 
 
+def test_the_costs(open_page, studio, show):
+    """The rows, the spending limit and the forecast are those of `agentfsm costs --json`, for each meaning of a row."""
+    page = open_page("#/costs?days=")
+    for by in ("agent", "purpose"):
+        page.get_by_label("Rows").select_option(by)
+        found = show("costs", "--by", by)
+        for row in [*found["rows"], found["total"] | {"name": "all"}]:
+            cells = page.locator(f'tr[data-row="{row["name"]}"] td')
+            expect(cells.nth(2)).to_have_text(f"{row['runs']:,}")
+            assert numbers(cells.first.text_content())[0] == pytest.approx(row["usd"], abs=0.005)
+    [window] = found["windows"]
+    cells = page.locator(f'tr[data-window="{window["name"]}"] td')
+    assert numbers(cells.nth(0).text_content()) == [pytest.approx(window["spent_usd"], abs=0.001)]
+    assert cells.nth(3).text_content() == "$500.00"
+    month = numbers(page.locator("[data-forecast]").text_content())[-1]
+    assert month == pytest.approx(found["forecast"]["month_usd"], rel=0.05)
+
+
 def test_the_memory_and_the_guards(open_page, studio, show):
     """The items that a run recalled, and the decisions on its calls, are those of its journal."""
     events = {each["is"]: each for each in show("show", "hostile", "--events")["events"]}

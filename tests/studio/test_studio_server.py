@@ -14,7 +14,7 @@ from agentfsm.studio import StudioFiles
 from tests.support.studio_server import AGENTS, HOSTILE, free_port, in_thread, serving
 
 STATIC = Path(agentfsm.__file__).parent / "studio" / "static"
-PAGES = ["#/runs", "#/waiting", "#/agents/shop", "#/agents", "#/sessions", "#/workers"]
+PAGES = ["#/runs", "#/waiting", "#/agents/shop", "#/agents", "#/sessions", "#/costs", "#/workers"]
 PANELS = ["transcript", "events", "calls", "shown", "cost", "labels", "changes"]
 
 

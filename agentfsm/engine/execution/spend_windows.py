@@ -36,7 +36,7 @@ PATIENCE_S: Final = 300.0
 # Seconds after which a reservation that was not settled becomes a part of what was spent.
 FORGET_S: Final = 86_400.0
 # Seconds for which the record of a window is kept after its end.
-KEEP_S: Final = 35 * 86_400.0
+KEEP_S: Final = 7 * 86_400.0
 # Longest wait before a write is tried again after another process has written, seconds; it doubles from the first.
 _FIRST_RETRY_S: Final = 0.002
 _LAST_RETRY_S: Final = 0.25

@@ -62,6 +62,7 @@ export const api = {
   agents: () => read("GET", "/v1/agents"),
   agent: (name) => read("GET", `/v1/agents/${encodeURIComponent(name)}`),
   sessions: () => read("GET", "/v1/sessions"),
+  costs: (filters) => read("GET", `/v1/costs${query(filters)}`),
   workers: () => read("GET", "/v1/workers"),
 };
 

@@ -1,0 +1,112 @@
+"""`agentfsm costs`: the costs of the runs in a store, spending limits, and forecasts."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from agentfsm.cli.codes import ExitCode
+from agentfsm.cli.render.formatting import count_columns, fit_columns, format_count, format_time
+from agentfsm.cli.resolve.agent_target import load_agent
+from agentfsm.cli.resolve.run_lookup import run_in_store
+from agentfsm.cli.resolve.store_location import open_existing_store
+from agentfsm.costs import CostEstimate, CostReport, SpendStatus, build_cost_document, estimate, read_costs, read_spend
+from agentfsm.ports.store import Filter
+
+if TYPE_CHECKING:
+    from agentfsm.cli.terminal import Terminal
+
+# Rows of a table; the JSON document has all of them.
+MAX_ROWS: Final = 30
+# Columns of the longest bar, and of a name.
+_BAR_COLUMNS: Final = 24
+_NAME_COLUMNS: Final = 40
+
+
+def costs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Print the costs since a time, the windows of spending limits, and a forecast."""
+    store = open_existing_store(args.store)
+    agent = None if args.target is None else load_agent(args.target)
+    name = args.agent if agent is None else agent.name
+
+    async def act() -> tuple[CostReport, Sequence[SpendStatus], CostEstimate | None]:
+        report = await read_costs(store, by=args.by, since=args.since, where=Filter(agent=name), tz=args.tz)
+        found = None if agent is None else await estimate(agent.with_(store=store), args.turns)
+        return report, await read_spend(store), found
+
+    report, windows, found = run_in_store(store, act)
+    if terminal.json:
+        terminal.document(build_cost_document(report, windows, args.tz) | {"estimate": found and attrs.asdict(found)})
+        return ExitCode.DONE
+    for line in (*_list_rows(report), *_list_forecast(report, args.tz), *_list_windows(windows)):
+        terminal.out(line)
+    for line in () if found is None else _list_estimate(found):
+        terminal.out(line)
+    return ExitCode.DONE
+
+
+def _list_rows(report: CostReport) -> Iterator[str]:
+    """Yield the table of costs, with a bar for each row."""
+    runs = format_count(report.runs, "run")
+    yield f"{format_time(report.since)} to {format_time(report.until)}: {_format_usd(report.usd)} in {runs}"
+    if not report.rows:
+        return
+    shown = report.rows[-MAX_ROWS:] if report.by == "day" else report.rows[:MAX_ROWS]
+    names = [fit_columns(row.name, _NAME_COLUMNS) for row in shown]
+    width, most = max(len(report.by), *map(count_columns, names)), max(row.usd for row in shown)
+    yield f"\n{report.by.ljust(width)}  {'cost':>10}  {'share':>6}  {'runs':>7}  {'input':>13}  {'output':>11}"
+    for name, row in zip(names, shown, strict=True):
+        share = row.usd / report.usd if report.usd else 0.0
+        flaw = " and tokens without a known price" if row.usage.unpriced else ""
+        tokens = f"{row.usage.input_tokens:>13,}  {row.usage.output_tokens:>11,}"
+        bar = "█" * round(_BAR_COLUMNS * row.usd / most) if most else ""
+        space = " " * (width - count_columns(name))
+        cost = f"{_format_usd(row.usd):>10}  {share:>6.1%}"
+        yield f"{name}{space}  {cost}  {row.runs:>7,}  {tokens}  {bar}{flaw}".rstrip()
+    if more := len(report.rows) - len(shown):
+        yield f"and {format_count(more, 'more row')}; --json has all"
+
+
+def _list_forecast(report: CostReport, tz: str) -> Iterator[str]:
+    """Yield the forecast of the month, with its arithmetic."""
+    days, usd = report.forecast_month(tz)
+    rate = f"{_format_usd(report.usd)} / {report.days:.1f} days = {_format_usd(report.usd_per_day)} a day"
+    yield f"\nthis month at this rate: {rate}; {days} days cost {_format_usd(usd)}"
+
+
+def _list_windows(windows: Sequence[SpendStatus]) -> Iterator[str]:
+    """Yield the windows of spending limits."""
+    if not windows:
+        return
+    yield "\nspending limits"
+    for each in windows[:MAX_ROWS]:
+        lowest = each.limits_usd[0] if each.limits_usd else 0.0
+        text = f"{_format_usd(each.spent_usd)} of {' or '.join(map(_format_usd, each.limits_usd))} spent"
+        if lowest:
+            text += f" ({each.spent_usd / lowest:.0%})"
+        if each.reserved_usd:
+            text += f", {_format_usd(each.reserved_usd)} reserved"
+        if each.refused:
+            text += f", {format_count(each.refused, 'request')} refused"
+        yield f"  {each.window.describe()}: {text}; resets {each.window.format_end()}"
+    if (more := len(windows) - MAX_ROWS) > 0:
+        yield f"  and {format_count(more, 'more window')}; --json has all"
+
+
+def _list_estimate(found: CostEstimate) -> Iterator[str]:
+    """Yield the estimate of a run, with its arithmetic."""
+    n, fixed, added = found.turns, round(found.fixed_tokens), round(found.added_tokens)
+    source = f"measured in {format_count(found.sampled_runs, 'run')}" if found.sampled_runs else "assumed"
+    usd = "unknown, because the price of the model is" if found.usd is None else _format_usd(found.usd)
+    yield f"\na run of {format_count(n, 'turn')}: {usd}"
+    formula = f"N*S + T*N*(N+1)/2 = {n} * {fixed:,} + {added:,} * {n * (n + 1) // 2:,}"
+    yield f"  input   {formula} = {found.input_tokens:,} tokens"
+    yield f"  output  {n} * {round(found.reply_tokens):,} = {found.output_tokens:,} tokens"
+    yield f"  S = {fixed:,}, instructions and tools, counted; T = {added:,} a turn and the replies, {source}"
+
+
+def _format_usd(usd: float) -> str:
+    return f"${usd:,.2f}" if usd >= 1 or not usd else f"${usd:.4f}"

@@ -1,0 +1,407 @@
+"""Costs of the runs in a store, from their journals: sums, spending limits, and forecasts."""
+
+from __future__ import annotations
+
+from calendar import monthrange
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+import attrs
+
+from agentfsm.core.errors import MisuseError, RunNotFoundError
+from agentfsm.core.events import Resumed
+from agentfsm.core.purposes import list_spending
+from agentfsm.core.spend import SPEND_RECORDS, SPEND_SCOPES, SpendScope, SpendWindow, load_zone
+from agentfsm.core.usage import Purpose, Usage
+from agentfsm.core.validation import COUNT, require_choice
+from agentfsm.core.value import Value
+from agentfsm.engine.execution.spend_windows import WindowRecord
+from agentfsm.engine.run_list import RunIterator
+from agentfsm.ports.store import ALL_RUNS, Filter
+
+if TYPE_CHECKING:
+    from agentfsm._runnable_agent import RunnableAgent
+    from agentfsm.core.header import Header
+    from agentfsm.ports.store import RunSummary, Store
+    from agentfsm.ports.stored import StoreRecord
+
+CostGroup = Literal["agent", "model", "purpose", "user", "day", "tenant"]
+COST_GROUPS: Final[tuple[CostGroup, ...]] = get_args(CostGroup)
+
+DAY_S: Final = 86_400.0
+# Records of windows per page.
+_WINDOWS_PAGE: Final = 500
+# Runs of an agent that an estimate is measured from.
+SAMPLED_RUNS: Final = 100
+# Growth of a request per turn, and length of a reply, in tokens, where no run was recorded: the example of document H,
+# 4.2, in which five turns have 8,200 tokens of input and 900 of output beside 400 of instructions.
+ASSUMED_ADDED_TOKENS: Final = 413.0
+ASSUMED_REPLY_TOKENS: Final = 180.0
+# Where an agent's name is unknown, or a run has no user.
+_NONE: Final = "(none)"
+
+
+@attrs.frozen(kw_only=True)
+class CostRow(Value):
+    """Costs of one agent, model, purpose, user, day or tenant."""
+
+    name: str
+    """Name of the agent, model or purpose; id of the user or tenant; or the day, as "2026-11-26"."""
+
+    usage: Usage
+    """Tokens and known US dollars. `usage.unpriced` says that the price of some tokens was unknown."""
+
+    runs: int
+    """Number of runs with a part in it, those of sub-agents counted on their own."""
+
+    @property
+    def usd(self) -> float:
+        """US dollars whose price was known."""
+        return self.usage.cost_usd or 0.0
+
+
+@attrs.frozen(kw_only=True)
+class CostReport(Value):
+    """Costs of the runs in a store over a time. Sub-agents are in the rows of their own runs."""
+
+    since: float
+    """Beginning of the time, seconds since 1970: the given one, else the first cost."""
+
+    until: float
+    """End of the time, seconds since 1970."""
+
+    by: CostGroup
+    """Meaning of the rows."""
+
+    rows: tuple[CostRow, ...]
+    """The rows: days in their order, others from the most expensive on."""
+
+    total: Usage
+    """Sum of all rows."""
+
+    runs: int
+    """Number of runs with costs."""
+
+    is_whole: bool
+    """Whether all runs were read; else only the newest ones."""
+
+    @property
+    def usd(self) -> float:
+        """US dollars of all rows whose price was known."""
+        return self.total.cost_usd or 0.0
+
+    @property
+    def days(self) -> float:
+        """Length of the time in days, 1 or more: less says too little about a day."""
+        return max((self.until - self.since) / DAY_S, 1.0)
+
+    @property
+    def usd_per_day(self) -> float:
+        """US dollars in a day, at the rate of this time."""
+        return self.usd / self.days
+
+    def forecast_month(self, tz: str = "UTC") -> tuple[int, float]:
+        """Return the days of the current month, and the US dollars in it at the rate of this time."""
+        today = datetime.fromtimestamp(self.until, load_zone(tz))
+        days = monthrange(today.year, today.month)[1]
+        return days, self.usd_per_day * days
+
+
+@attrs.frozen(kw_only=True)
+class SpendStatus(Value):
+    """A window of spending limits at this moment."""
+
+    window: SpendWindow
+    spent_usd: float
+    """US dollars for requests and calls that are over."""
+
+    reserved_usd: float
+    """US dollars reserved for requests in progress, and for those of processes that have died."""
+
+    limits_usd: tuple[float, ...]
+    """Limits of the agents that have used the window, US dollars, the lowest first."""
+
+    requests: int
+    """Number of requests and calls that are over."""
+
+    refused: int
+    """Number of requests and calls that were refused."""
+
+
+@attrs.define(eq=False)
+class _CostSum:
+    usage: Usage = Usage()
+    runs: int = 0
+
+
+async def read_costs(
+    store: Store,
+    *,
+    by: CostGroup = "agent",
+    since: float | None = None,
+    where: Filter = ALL_RUNS,
+    tz: str = "UTC",
+    limit: int | None = None,
+    accepts: Callable[[RunSummary], Awaitable[bool]] | None = None,
+) -> CostReport:
+    """Add up the costs in the journals of a store, run by run.
+
+    Args:
+        store: The store.
+        by: Meaning of the rows.
+        since: Time from which costs count, seconds since 1970; None for all. Journals of runs without an event since
+            then are not read.
+        where: The runs.
+        tz: Time zone of the days.
+        limit: Maximum of runs to read, the newest; None for all.
+        accepts: Returns whether a run counts; None: all do.
+
+    Raises:
+        MisuseError: if an argument is invalid.
+        StoreError: if a journal cannot be read.
+    """
+    require_choice(*COST_GROUPS).check("read_costs", "by", by)
+    zone, until = load_zone(tz), await store.now()
+    sums: dict[str, _CostSum] = {}
+    total, read, runs, first, oldest, is_whole = Usage(), 0, 0, until, until, True
+    async for summary in RunIterator(store, where):
+        oldest = summary.created_at
+        if (since is not None and summary.updated_at < since) or (accepts is not None and not await accepts(summary)):
+            continue
+        if read == limit:
+            is_whole = False
+            break
+        read += 1
+        parts: dict[str, Usage] = {}
+        async for at, header, purpose, model, usage in _iter_costs(store, summary.id):
+            if since is not None and at < since:
+                continue
+            first = min(first, at)
+            name = _name_group(by, header, purpose, model) or datetime.fromtimestamp(at, zone).strftime("%Y-%m-%d")
+            parts[name] = parts.get(name, Usage()) + usage
+        runs += bool(parts)
+        for name, usage in parts.items():
+            found = sums.setdefault(name, _CostSum())
+            found.usage, found.runs, total = found.usage + usage, found.runs + 1, total + usage
+    rows = [CostRow(name=name, usage=each.usage, runs=each.runs) for name, each in sums.items()]
+    rows.sort(key=(lambda row: row.name) if by == "day" else (lambda row: (-row.usd, -row.usage.tokens, row.name)))
+    begin = since if since is not None and oldest < since else first  # a rate is that of the time with runs
+    return CostReport(since=begin, until=until, by=by, rows=tuple(rows), total=total, runs=runs, is_whole=is_whole)
+
+
+async def _iter_costs(store: Store, run_id: str) -> AsyncIterator[tuple[float, Header, Purpose, str, Usage]]:
+    """Yield the time, purpose, model and usage of each cost of a run, without those of the runs of its sub-agents."""
+    try:
+        stored = await store.read(run_id)
+    except RunNotFoundError:  # removed after it was listed
+        return
+    header, own_model = stored.header, stored.header.fingerprint.model
+    for event in stored.events[header.forked_at :]:  # a fork shares the events before with its origin
+        if isinstance(event, Resumed) and event.fingerprint is not None:
+            own_model = event.fingerprint.model
+        for part in list_spending(event):
+            if part.purpose is not Purpose.AGENT and (part.usage.tokens or part.usage.cost_usd):
+                model = "(tools)" if part.purpose is Purpose.TOOL else part.model or own_model
+                yield event.at, header, part.purpose, model, part.usage
+
+
+def _name_group(by: CostGroup, header: Header, purpose: Purpose, model: str) -> str:
+    """Return the name of the row of a cost; empty for a day."""
+    names = {
+        "agent": header.agent or _NONE,
+        "model": model or _NONE,
+        "purpose": str(purpose),
+        "user": header.user or _NONE,
+        "tenant": header.tenant or _NONE,
+        "day": "",
+    }
+    return names[by]
+
+
+async def read_spend(
+    store: Store, *, tenant: str | None = None, scopes: Sequence[SpendScope] = SPEND_SCOPES
+) -> tuple[SpendStatus, ...]:
+    """Return the windows of spending limits that have not ended, by scope and subject.
+
+    Args:
+        store: The store. One that keeps no records has no windows.
+        tenant: Only the windows of this tenant and its users; None for all windows.
+        scopes: Only windows of these scopes.
+
+    Raises:
+        StoreError: if the records cannot be read.
+    """
+    now = await store.now()
+    # The keys of a scope are in the order of their days and months; in some zone, two days ago is yesterday.
+    first = datetime.fromtimestamp(now - 2 * DAY_S, UTC).strftime("%Y-%m-%d")
+    found: list[SpendStatus] = []
+    for scope in scopes:
+        prefix = f"{scope}|"
+        after = f"{prefix}{first}"
+        try:
+            while page := await store.list_records(SPEND_RECORDS, prefix=prefix, after=after, limit=_WINDOWS_PAGE):
+                after = page[-1].key
+                found += [each for record in page if (each := _read_window(record)).window.ends_at > now]
+        except MisuseError:  # a store of the user's own
+            return ()
+    chosen = [each for each in found if tenant is None or tenant == _find_tenant(each.window)]
+    return tuple(sorted(chosen, key=lambda each: (each.window.scope, each.window.tenant, each.window.subject)))
+
+
+def _find_tenant(window: SpendWindow) -> str | None:
+    """Return the tenant that a window belongs to; None for one of an agent."""
+    return {"tenant": window.subject, "user": window.tenant, "agent": None}[window.scope]
+
+
+def _read_window(record: StoreRecord) -> SpendStatus:
+    state, value = WindowRecord.from_json(record.value, record.key), record.value
+    assert isinstance(value, dict)  # `from_json` has checked it  # noqa: S101
+    described: dict[str, Any] = {name: value.get(name, "") for name in attrs.fields_dict(SpendWindow)}
+    return SpendStatus(
+        window=SpendWindow(**described),
+        spent_usd=state.spent_usd,
+        reserved_usd=state.reserved_usd,
+        limits_usd=tuple(sorted(state.limits)),
+        requests=state.requests,
+        refused=state.refused,
+    )
+
+
+def build_cost_document(report: CostReport, windows: Sequence[SpendStatus], tz: str) -> dict[str, Any]:
+    """Return a report and the windows of spending limits as plain JSON."""
+    days, usd = report.forecast_month(tz)
+    rows = [{"name": row.name, "usd": row.usd, "runs": row.runs} | _count_tokens(row.usage) for row in report.rows]
+    return {
+        "since": report.since,
+        "until": report.until,
+        "by": report.by,
+        "rows": rows,
+        "total": {"usd": report.usd, "runs": report.runs} | _count_tokens(report.total),
+        "is_whole": report.is_whole,
+        "forecast": {"usd_per_day": report.usd_per_day, "days": report.days, "month_days": days, "month_usd": usd},
+        "windows": [
+            attrs.asdict(each) | {"name": each.window.describe(), "resets": each.window.format_end()}
+            for each in windows
+        ],
+    }
+
+
+def _count_tokens(usage: Usage) -> dict[str, Any]:
+    return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "unpriced": usage.unpriced}
+
+
+@attrs.frozen(kw_only=True)
+class CostEstimate(Value):
+    """Expected cost of a run: `input_tokens` is N*S + T*N*(N+1)/2 for N turns."""
+
+    turns: int
+    """Number of turns, N."""
+
+    fixed_tokens: float
+    """Tokens of instructions and tools in each request, S; counted."""
+
+    added_tokens: float
+    """Tokens that each turn adds to the next requests, T: its messages, replies and results."""
+
+    reply_tokens: float
+    """Tokens of a reply."""
+
+    input_tokens: int
+    """Tokens of all requests together."""
+
+    output_tokens: int
+    """Tokens of all replies together."""
+
+    usd: float | None
+    """US dollars at the price of the agent's model, without the discount of a provider's cache and without tools; None
+    if the price is unknown.
+    """
+
+    sampled_runs: int
+    """Number of runs that `added_tokens` and `reply_tokens` were measured from; 0 if they are assumed."""
+
+
+def count_growing_tokens(turns: int, fixed_tokens: float, added_tokens: float) -> float:
+    """Return the input tokens of a run whose requests contain all that was said before: N*S + T*N*(N+1)/2.
+
+    Ten turns cost up to 55 times as much as one, if the instructions are short. (Source: document A, 8.1.)
+    """
+    return turns * fixed_tokens + added_tokens * turns * (turns + 1) / 2
+
+
+async def estimate(
+    agent: RunnableAgent,
+    turns: int | None = None,
+    *,
+    added_tokens: float | None = None,
+    reply_tokens: float | None = None,
+) -> CostEstimate:
+    """Estimate the cost of a run of an agent from the growth of its requests.
+
+    Args:
+        agent: The agent. Instructions that are a function count as empty.
+        turns: Number of turns, 1 or more; None for the mean of its recorded runs, or 5 without any.
+        added_tokens: Tokens that each turn adds to the next requests; None to measure them in its newest 100 runs.
+        reply_tokens: Tokens of a reply; None to measure them there.
+
+    Raises:
+        MisuseError: if `turns` is invalid.
+        StoreError: if the store cannot be read.
+    """
+    if turns is not None:
+        COUNT.check("estimate", "turns", turns)
+    config = agent.driver.config
+    counter = await config.load_counter(config.model.name)
+    fixed = config.overhead_tokens(counter, config.registry.definitions, "")
+    measured = await _measure_growth(agent, fixed)
+    number = turns or max(1, round(measured.mean_turns or 5))
+    added = added_tokens if added_tokens is not None else measured.added_tokens or ASSUMED_ADDED_TOKENS
+    replies = reply_tokens if reply_tokens is not None else measured.reply_tokens or ASSUMED_REPLY_TOKENS
+    whole = round(count_growing_tokens(number, fixed, added))
+    written = round(number * replies)
+    # Turn by turn, because some models cost more per token if a request is long.
+    costs = [
+        config.model.cost_usd(Usage(input_tokens=round(fixed + added * turn), output_tokens=round(replies)))
+        for turn in range(1, number + 1)
+    ]
+    return CostEstimate(
+        turns=number,
+        fixed_tokens=fixed,
+        added_tokens=added,
+        reply_tokens=replies,
+        input_tokens=whole,
+        output_tokens=written,
+        usd=None if None in costs else sum(each or 0.0 for each in costs),
+        sampled_runs=measured.runs if added_tokens is None or reply_tokens is None else 0,
+    )
+
+
+@attrs.frozen(kw_only=True)
+class _Growth(Value):
+    runs: int = 0
+    mean_turns: float = 0.0
+    added_tokens: float = 0.0
+    reply_tokens: float = 0.0
+
+
+async def _measure_growth(agent: RunnableAgent, fixed_tokens: float) -> _Growth:
+    """Measure the growth of requests in the newest runs of an agent: the T for which the formula gives their input."""
+    runs = turns = weight = grown = written = 0.0
+    async for summary in RunIterator(agent.store, Filter(agent=agent.name)):
+        if runs == SAMPLED_RUNS:
+            break
+        spent = [
+            usage async for _, _, purpose, _, usage in _iter_costs(agent.store, summary.id) if purpose is Purpose.TURN
+        ]
+        if not spent:
+            continue
+        number = len(spent)
+        runs, turns, weight = runs + 1, turns + number, weight + number * (number + 1) / 2
+        grown += sum(usage.input_tokens for usage in spent) - number * fixed_tokens
+        written += sum(usage.output_tokens for usage in spent)
+    if not runs:
+        return _Growth()
+    return _Growth(
+        runs=int(runs), mean_turns=turns / runs, added_tokens=max(0.0, grown / weight), reply_tokens=written / turns
+    )

@@ -1,0 +1,91 @@
+// Costs: sums over runs by agent, model, purpose, user, day or tenant; spending limits; a forecast of the month.
+import { api } from "../api.js";
+import { fill, h } from "../dom.js";
+import { compact, count, date, money } from "../format.js";
+import { t } from "../i18n.js";
+import { bar, card, empty, failure, table } from "../parts.js";
+
+const GROUPS = ["agent", "model", "purpose", "user", "day", "tenant"];
+const DAYS = ["7", "1", "30", ""];
+const DAY_S = 86400;
+
+export const costs = {
+  path: "costs",
+  title: "Costs",
+  mount(main, parameters) {
+    const chosen = { by: parameters.get("by") ?? "agent", days: parameters.get("days") ?? "7" };
+    const content = h("div", {});
+    const select = (name, label, options) => {
+      const element = h("select", { "aria-label": label, onchange: () => change(name, element.value) },
+        options.map(([value, text]) => h("option", { value }, text)));
+      element.value = chosen[name];
+      if (element.selectedIndex < 0) element.value = chosen[name] = options[0][0];
+      return element;
+    };
+    fill(main,
+      h("header", { class: "page" }, h("h1", {}, t("Costs"))),
+      h("form", { class: "toolbar", onsubmit: (event) => event.preventDefault() },
+        select("by", t("Rows"), GROUPS.map((each) => [each, t(`by ${each}`)])),
+        select("days", t("Time"), DAYS.map((each) => [each, each ? t("the last {n} days", { n: each }) : t("all")]))),
+      content);
+
+    function change(name, value) {
+      chosen[name] = value;
+      history.replaceState(null, "", `#/costs?${new URLSearchParams(chosen)}`);
+      load();
+    }
+
+    async function load() {
+      const since = chosen.days ? Math.floor(Date.now() / 1000) - Number(chosen.days) * DAY_S : undefined;
+      try {
+        fill(content, draw(await api.costs({ by: chosen.by, since })));
+      } catch (error) {
+        fill(content, failure(error));
+      }
+    }
+    load();
+  },
+};
+
+function draw(found) {
+  const { total, forecast } = found;
+  const rate = t("{usd} in {days} days = {rate} a day; {n} days at this rate: {month}", {
+    usd: money(total.usd), days: forecast.days.toFixed(1), rate: money(forecast.usd_per_day), n: forecast.month_days, month: money(forecast.month_usd),
+  });
+  return [
+    found.rows.length
+      ? card(t(`by ${found.by}`), drawRows(found), !found.is_whole && h("p", { class: "soft" }, t("the newest ones")))
+      : empty(t("No costs"), t("No run of this time has used a model or a tool that costs money.")),
+    found.rows.length > 0 && card(t("This month"), h("p", { "data-forecast": "" }, rate)),
+    found.windows.length > 0 && card(t("Spending limits"), drawWindows(found.windows)),
+  ];
+}
+
+function drawRows(found) {
+  const most = Math.max(...found.rows.map((row) => row.usd)) || 1;
+  const heads = [t(`group ${found.by}`), [t("Cost")], t("Compared"), [t("Runs")], [t("Input")], [t("Output")]];
+  const row = (name, each, isTotal) => h("tr", { "data-row": name, class: isTotal ? "total" : "" },
+    h("th", { scope: "row" }, name),
+    h("td", { class: "number" }, money(each.usd), each.unpriced && h("small", {}, ` ${t("and unknown prices")}`)),
+    h("td", {}, !isTotal && bar(each.usd / most)),
+    h("td", { class: "number" }, count(each.runs)),
+    h("td", { class: "number" }, compact(each.input_tokens)),
+    h("td", { class: "number" }, compact(each.output_tokens)));
+  return table(t("Costs"), heads, [...found.rows.map((each) => row(each.name, each)), row(t("all"), found.total, true)]);
+}
+
+function drawWindows(windows) {
+  const heads = [t("Window"), [t("Spent")], t("Share"), [t("Reserved")], [t("Limit")], [t("Refused")], t("Resets")];
+  return table(t("Spending limits"), heads, windows.map((each) => {
+    const limit = each.limits_usd[0] ?? 0;
+    const share = limit ? each.spent_usd / limit : 0;
+    return h("tr", { "data-window": each.name },
+      h("th", { scope: "row" }, each.name),
+      h("td", { class: "number" }, money(each.spent_usd)),
+      h("td", {}, bar(share, share >= 1 ? "stopped" : "")),
+      h("td", { class: "number" }, money(each.reserved_usd)),
+      h("td", { class: "number" }, each.limits_usd.map(money).join(", ")),
+      h("td", { class: "number" }, count(each.refused)),
+      h("td", {}, date(each.window.ends_at)));
+  }));
+}

@@ -1,0 +1,53 @@
+"""`agentfsm costs`: the table with its bars, spending limits, the forecast and the estimate."""
+
+from __future__ import annotations
+
+import anyio
+
+from agentfsm import Agent, Spend, Usage
+from agentfsm.stores import SQLiteStore
+from agentfsm.testing.models import ScriptedModel, say
+
+SHOP = """
+from agentfsm import Agent
+from agentfsm.testing.models import ScriptedModel
+
+class Priced(ScriptedModel):
+    def cost_usd(self, usage):
+        return usage.output_tokens * 0.01
+
+agent = Agent(Priced(), name="shop")
+"""
+
+
+class Priced(ScriptedModel):
+    """A scripted model whose output costs a cent per token."""
+
+    def cost_usd(self, usage):
+        return usage.output_tokens * 0.01
+
+
+async def spend_some(path):
+    replies = [say("done", usage=Usage(input_tokens=100, output_tokens=cents)) for cents in (30, 60, 10, 5)]
+    async with Agent(Priced(*replies), name="shop", store=SQLiteStore(path), spend=Spend(per="day", usd=1)) as agent:
+        for user in ("ann", "张伟", None, "ann"):
+            await agent.run("x", user=user)
+
+
+def test_the_table(here):
+    """A bar for each row, as long as its cost; what is spent of the limits; the arithmetic of forecast and estimate."""
+    path = here.folder / "runs.db"
+    (here.folder / "shop.py").write_text(SHOP, encoding="utf-8")
+    anyio.run(spend_some, path)
+    out = here("costs", "shop:agent", "--by", "user", "--turns", "3", "--store", str(path))
+    bars = {line.split()[0]: line.count("█") for line in out.splitlines() if "█" in line}
+    assert bars == {"张伟": 24, "ann": 12, "(none)": 4}
+    assert "1 request refused" in out
+    assert "$1.00 of $1.00 spent (100%)" in out
+    assert "this month at this rate: $1.00 / 1.0 days = $1.00 a day; " in out
+    assert "a run of 3 turns: $0.9" in out
+    assert "measured in 3 runs" in out
+    found = here.json("costs", "--store", str(path))
+    assert (found["rows"][0]["name"], found["total"]["usd"], found["total"]["runs"]) == ("shop", 1.0, 3)
+    here("costs", "--tz", "Mars", "--store", str(path), code=2)
+    assert "tz='Mars': give a time zone" in here.err
