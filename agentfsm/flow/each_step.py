@@ -69,7 +69,8 @@ def each(
 
     Args:
         step: The step for one item. `depends_on`, `join` and `when` are its own; it is not listed in the flow itself.
-        over: The list: a step whose result it is, or the name of an input or of a step in `depends_on`.
+        over: The list: a step whose result it is, or the name of an input or of a step in `depends_on`. A list whose
+            step was skipped has no items.
         parallel: Maximum of items at once, 1 or more. Default 20.
         key: Function of an item that returns its key, which messages name, such as an id; as text, it has to be unique
             in the list. None: the position from 0.
@@ -243,11 +244,11 @@ class EachPlan(PlanMaker):
     def check_items(self, arguments: Mapping[str, Any]) -> ToolReturn | None:
         """Return the result of the step if no item has to run: the list is empty, or cannot be used."""
         items = arguments[self.over]
-        if items == [] or not (self.undoes is None or any(self._applies(arguments, item) for item in items)):
-            return ToolReturn(outcome=Outcome.DONE, content="[]")
-        flaw = self._find_flaw(items)
+        flaw = None if items is None else self._find_flaw(items)  # None: the step of the list was skipped
         if flaw is not None:
             return ToolReturn(outcome=Outcome.FAILED, content=flaw, error_type=ErrorType.ARGUMENTS)
+        if not items or not self._list_numbers(arguments):
+            return ToolReturn(outcome=Outcome.DONE, content="[]")
         return check_inputs(arguments)
 
     def _find_flaw(self, items: Any) -> str | None:
@@ -292,8 +293,7 @@ class EachPlan(PlanMaker):
         return Plan(
             steps=tuple(
                 _build_step(self.step, number, self._read_values(values, number))
-                for number in range(1, len(items) + 1)
-                if self._applies(values, items[number - 1])
+                for number in self._list_numbers(values)
             )
         )
 
@@ -302,9 +302,13 @@ class EachPlan(PlanMaker):
         undone = {} if self.undoes is None else {self.undoes.name: values[self.results][number - 1]}
         return {**values, self.item: values[self.over][number - 1], **undone}
 
-    def _applies(self, values: Mapping[str, Any], item: JSON) -> bool:
-        """Return whether an item has a step: unless the step that is to be undone was skipped."""
-        return self.undoes is None or Condition(self.undoes.when).holds({**values, self.item: item})
+    def _list_numbers(self, values: Mapping[str, Any]) -> list[int]:
+        """Return the numbers of the items that have a step, from 1: all but those whose step to undo was skipped."""
+        items = list(enumerate(values[self.over], 1))
+        if self.undoes is None:
+            return [number for number, _ in items]
+        condition = Condition(self.undoes.when)
+        return [number for number, item in items if condition.holds({**values, self.item: item})]
 
     def _find_done(self, run: Run) -> list[int]:
         return [find_step_number(entry.call.id) or 0 for entry in list_steps(run) if has_outcome(entry, Outcome.DONE)]
@@ -313,7 +317,8 @@ class EachPlan(PlanMaker):
 
     def conclude(self, run: Run) -> PlanEnd | None:
         """Return the results, or the failure of the items; None if compensations come first."""
-        items: Any = read_inputs(run)[self.over]
+        values = read_inputs(run)
+        items: Any = values[self.over]
         ended = {
             find_step_number(entry.call.id) or 0: entry.result for entry in list_steps(run) if entry.result is not None
         }
@@ -321,6 +326,8 @@ class EachPlan(PlanMaker):
             keys = self._list_keys(items)
         except Exception:  # noqa: BLE001  the function has changed since the run began
             keys = list(map(str, range(len(items))))
+        if unstarted := [number for number in self._list_numbers(values) if number not in ended]:
+            return PlanEnd(failure=f"{len(unstarted):,} of {len(items):,} items did not run")
         failed = {number: result for number, result in ended.items() if is_failure(result)}
         if failed and self.fallback is attrs.NOTHING:
             if (

@@ -13,6 +13,7 @@ from agentfsm.core.events import Resumed
 from agentfsm.core.messages import ErrorType
 from agentfsm.flow import Flow, Step, StepStatus, agent_step, each, step, until
 from agentfsm.ports import Reply, Request
+from agentfsm.subagent import find_inner_agent
 from agentfsm.testing.models import FunctionModel
 
 pytestmark = pytest.mark.anyio
@@ -154,6 +155,28 @@ async def test_a_list_that_cannot_be_used_fails_the_step_before_anything_runs():
 
     run = await Flow([odd, each(act, over=odd)]).run({})
     assert "cannot have the keys '$step' and '$text'" in run.stop_message
+
+
+async def test_a_list_whose_step_was_skipped_has_no_items():
+    """As a skipped step never blocks."""
+
+    @step(when=lambda day: day != "sunday")
+    async def look(day: str) -> list[str]:
+        return [day]
+
+    @step
+    async def act(item: str) -> str:
+        return item
+
+    flow = Flow([look, each(act, over=look)])
+    assert (await flow.run({"day": "sunday"})).output == '{"act": []}'
+    assert (await flow.run({"day": "monday"})).output == '{"act": ["monday"]}'
+
+
+def test_items_without_a_call_have_not_run():
+    """The step fails if their plan was refused, instead of a list without results."""
+    agent = find_inner_agent(each(mood, over="items").tool)
+    assert agent.planner.conclude(agent.start('{"items": ["a", "b"]}')).failure == "2 of 2 items did not run"
 
 
 async def test_an_item_waits_for_a_person_and_the_others_do_not():

@@ -1,0 +1,83 @@
+"""Loops of flows for each item of a list, whose workers are killed: each repetition has its effect once."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import anyio
+import pytest
+
+from agentfsm import Limits, RunContext, RunNotFoundError
+from agentfsm.flow import Flow, each, step, until
+from agentfsm.stores import SQLiteStore
+from agentfsm.testing.crash import connect
+from tests.crash.test_flow_crash import Book
+
+
+def flow_in(folder: str) -> Flow:
+    """Return a flow that counts up from each start, in a loop over a flow of two steps."""
+    book = Book(folder)
+
+    @step(on_unknown=book.look_up)
+    async def note(ctx: RunContext[None], start: int, counted: dict[str, int] | None) -> str:
+        book.act(ctx.idempotency_key, f"{start} after {counted and counted['add']}")
+        return ctx.idempotency_key
+
+    @step(depends_on=[note], read_only=True)
+    async def add(start: int, counted: dict[str, int] | None, note: str) -> int:
+        return (start if counted is None else counted["add"]) + 1
+
+    counted = Flow([note, add], name="counted").as_step()
+    loop = until(counted, lambda counted: counted["add"] >= 3, times=3)
+    store = SQLiteStore(str(Path(folder, "runs.db")), connect=connect)
+    return Flow([each(loop, over="starts", item="start")], limits=Limits(depth=4), store=store)
+
+
+async def work(folder: str) -> None:
+    """Drive the run to its end, or until this process is killed."""
+    async with flow_in(folder) as flow:
+        try:
+            run = await flow.load("flow")
+        except RunNotFoundError:
+            await flow.run({"starts": [0, 1]}, id="flow")
+        else:
+            if not run.is_over:
+                await flow.resume("flow", takeover=True)
+
+
+async def check(folder: str) -> None:
+    """Check the effects and the results of a run that is over."""
+    async with flow_in(folder) as flow:
+        run = await flow.load("flow")
+        assert run.output == '{"counted": [{"add": 3}, {"add": 3}]}'
+        assert (await flow.replay("flow")).is_faithful
+    lines = await anyio.Path(folder, "effects").read_text()
+    noted = sorted(line.split(" ", 1)[1] for line in lines.splitlines())
+    assert noted == ["0 after 1", "0 after 2", "0 after None", "1 after 2", "1 after None"]
+
+
+def kill_once(fork_server, folder: Path, moment: tuple[str, int]) -> bool:
+    """Kill the first worker at a moment, and let another one finish. Return whether there is such a moment."""
+    folder.mkdir()
+    first = fork_server.run(partial(work, str(folder)), kill_at=moment)
+    if first.killed:
+        assert not fork_server.run(partial(work, str(folder))).killed
+    anyio.run(check, str(folder))
+    return first.killed
+
+
+def test_a_loop_may_be_killed(fork_server, folder):
+    """Within an effect of the second repetition."""
+    assert kill_once(fork_server, folder / "killed", ("effect", 6))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["commit", "effect"])
+def test_a_loop_may_be_killed_at_each_event(fork_server, folder, kind):
+    """Before and after each commit and each effect."""
+    for at in count(1):
+        if not kill_once(fork_server, folder / str(at), (kind, at)):
+            break
+    assert at > (20 if kind == "commit" else 10)
