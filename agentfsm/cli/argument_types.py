@@ -146,6 +146,16 @@ def parse_seconds(text: str) -> float:
     return _parse(text, float, SECONDS)
 
 
+def parse_rate(text: str) -> tuple[int, float]:
+    """Return the runs and the seconds of RUNS/SECONDS.
+
+    Raises:
+        ArgumentTypeError: if the text is something else.
+    """
+    runs, _, seconds = text.partition("/")
+    return parse_count(runs), parse_seconds(seconds)
+
+
 def _parse(text: str, convert: Callable[[str], N], rule: ValueRule) -> N:
     try:
         value = convert(text)

@@ -18,6 +18,7 @@ from agentfsm.cli.argument_types import (
     parse_new_id,
     parse_object,
     parse_pair,
+    parse_rate,
     parse_rating,
     parse_seconds,
     parse_since,
@@ -126,6 +127,9 @@ def build_parser() -> argparse.ArgumentParser:
     return made
 
 
+_ENGINE_HELP: Final = "what dispatches the runs: the store, or DBOS, which needs agentfsm[dbos] (default: %(default)s)"
+
+
 def _add_command(add: AddParser, act: Command, *, text: str, name: str = "") -> argparse.ArgumentParser:
     added = add(name or act.__name__, help=text, description=text[0].upper() + text[1:] + ".")
     added.set_defaults(act=act)
@@ -172,6 +176,16 @@ def _add_execute(add: AddParser) -> None:
             default=[],
             help="stored with the run; may be given several times",
         )
+    submit.add_argument("--engine", choices=execute.ENGINES, default="store", help=_ENGINE_HELP)
+    submit.add_argument(
+        "--priority",
+        metavar="N",
+        type=parse_count,
+        help="1 is the most urgent (with --engine dbos; default: before all)",
+    )
+    submit.add_argument(
+        "--delay", metavar="SECONDS", type=parse_seconds, help="start the run later (with --engine dbos)"
+    )
     worker = _add_command(add, execute.worker, text="execute runs that are ready, until interrupted")
     _add_agent(worker)
     worker.add_argument(
@@ -185,10 +199,28 @@ def _add_execute(add: AddParser) -> None:
         "--poll",
         metavar="SECONDS",
         type=parse_seconds,
-        default=WORKER_POLL_S,
-        help="interval between two queries for ready runs (default: %(default)s)",
+        help=f"interval between two queries for ready runs (default: {WORKER_POLL_S}, with --engine dbos 0.25)",
     )
     worker.add_argument("--until-idle", action="store_true", help="exit when no run is ready")
+    worker.add_argument("--engine", choices=execute.ENGINES, default="store", help=_ENGINE_HELP)
+    worker.add_argument(
+        "--concurrency",
+        metavar="N",
+        type=parse_count,
+        help="number of runs of all workers at a time (with --engine dbos; default: no limit)",
+    )
+    worker.add_argument(
+        "--tenant-concurrency",
+        metavar="N",
+        type=parse_count,
+        help="number of runs of a tenant at a time (with --engine dbos; default: no limit)",
+    )
+    worker.add_argument(
+        "--rate",
+        metavar="RUNS/SECONDS",
+        type=parse_rate,
+        help="number of runs started in a period, such as 300/60 (with --engine dbos; default: no limit)",
+    )
     _add_deltas(worker)
     resume = _add_command(add, execute.resume, text="resume a run from the end of its journal, and end its pause")
     _add_run_id(resume)

@@ -46,6 +46,9 @@ APPLICATION: Final = "agentfsm"
 WORKFLOW: Final = "agentfsm.drive"
 VERSION: Final = "agentfsm-1"
 
+# Partition of the runs without a tenant.
+NO_TENANT: Final = "-"
+
 # Seconds between two attempts to take a lease while the store is away.
 STORE_PAUSE_S: Final = 0.5
 # Seconds that a worker which stops waits until its runs have given back their leases.
@@ -126,8 +129,13 @@ class DBOSEngine:
     or to a pooler that pools by session, because executors hold advisory locks.
     """
 
-    schema: str = attrs.field(default="agentfsm_dbos", validator=SCHEMA_NAME)
-    """Name of the schema of DBOS's tables, created at first use. Default "agentfsm_dbos"."""
+    schema: str = attrs.field(
+        default=attrs.Factory(lambda self: f"{getattr(self.agent.store, 'schema', 'agentfsm')}_dbos", takes_self=True),
+        validator=SCHEMA_NAME,
+    )
+    """Name of the schema of DBOS's tables, created at first use. Default: that of the `PostgresStore`, with "_dbos"
+    appended, so "agentfsm_dbos".
+    """
 
     _address: str = attrs.field(init=False, default="")
     _client: DBOSClient | None = attrs.field(init=False, default=None)
@@ -369,13 +377,12 @@ class DBOSEngine:
             queue_name=self.queue,
             workflow_id=workflow_id,
             app_version=VERSION,
+            queue_partition_key=tenant or NO_TENANT,  # a queue without limits of tenants ignores it
         )
         if priority := priority or self.priority:
             options["priority"] = priority
         if delay_s is not None:
             options["delay_seconds"] = delay_s
-        if self.tenant_concurrency is not None or self.tenant_limiter is not None:
-            options["queue_partition_key"] = tenant or "-"
         await self._open_client.enqueue_async(options, run_id)
 
 

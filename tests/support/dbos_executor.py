@@ -50,8 +50,8 @@ def make_clerk(url: str, schema: str, books: Path, **options: object) -> Agent:
 
 
 def make_engine(agent: Agent, **options: object) -> DBOSEngine:
-    """Return the engine of the agent, whose tables are beside those of its store."""
-    return DBOSEngine(agent, schema=f"{agent.store.schema}_dbos", poll_s=0.05, **options)
+    """Return an engine that looks often into the queue."""
+    return DBOSEngine(agent, poll_s=0.05, **options)
 
 
 @contextmanager

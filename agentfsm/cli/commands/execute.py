@@ -14,7 +14,7 @@ import anyio
 import attrs
 
 from agentfsm._deltas import DeltaRelay, pass_deltas
-from agentfsm.agent import StartOptions
+from agentfsm.agent import WORKER_POLL_S, StartOptions
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.json_documents import build_run_json
 from agentfsm.cli.resolve.agent_target import join_target, load_agent, split_target
@@ -45,9 +45,12 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
+    from agentfsm.engines.dbos import DBOSEngine
     from agentfsm.ports.store import Lease
     from agentfsm.releases import Rollout
 
+# What may dispatch the runs of workers.
+ENGINES: Final = ("store", "dbos")
 # Target of the agent of `agentfsm demo`.
 DEMO_TARGET: Final = "agentfsm.cli.demo:agent"
 _DEMO_REMARK: Final = (
@@ -215,16 +218,21 @@ def _report_if_over(args: argparse.Namespace, terminal: Terminal) -> ExitCode | 
 
 def submit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Put a run into the store, for a worker."""
+    _check_engine_options(args, "priority", "delay")
     agent, location, options = _resolve_release(args, terminal)
     started = _start_run(args, agent, options)
 
     async def act() -> Run:
         async with agent:
-            return await agent.submit(started)
+            if args.engine == "store":
+                return await agent.submit(started)
+            async with _open_engine(agent) as engine:
+                return await engine.submit(started, priority=args.priority, delay_s=args.delay)
 
     found = anyio.run(act)
     hint = build_hint(found, agent, location)
-    worker_command = hint.build(f"worker {join_target(*split_target(agent.target))}")
+    choice = "" if args.engine == "store" else f"--engine {args.engine} "
+    worker_command = hint.build(f"worker {choice}{join_target(*split_target(agent.target))}")
     terminal.err(f"submitted; any worker of the agent executes it: {worker_command}")
     if terminal.json:
         terminal.document(build_run_json(found, hint))
@@ -235,24 +243,37 @@ def submit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 def worker(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Execute the runs of an agent until a signal arrives, or with `--until-idle` until no run is ready."""
+    _check_engine_options(args, "concurrency", "tenant_concurrency", "rate")
     rollout, location = resolve_rollout(args) or (None, None)
     agent, location = resolve_agent(args, terminal) if rollout is None else (rollout.base, location)
     relay = None if args.deltas is None else DeltaRelay(args.deltas)
     report = _WorkerReport(agent=agent, rollout=rollout, terminal=terminal, relay=relay)
+    poll_s = args.poll or WORKER_POLL_S
     if rollout is None:
-        own = Worker(agent=agent, execute=report.execute, deps=None, parallel=args.parallel, poll_s=args.poll)
+        own = Worker(agent=agent, execute=report.execute, deps=None, parallel=args.parallel, poll_s=poll_s)
+        work = partial(own.run, until_idle=args.until_idle)
     else:
-        own = rollout.build_worker(report.execute, parallel=args.parallel, poll_s=args.poll)
+        own = rollout.build_worker(report.execute, parallel=args.parallel, poll_s=poll_s)
+        work = partial(rollout.run_worker, own, until_idle=args.until_idle)
+    if args.engine != "store":
+        if rollout is not None:
+            raise MisuseError("a roll-out has several releases, and a queue of DBOS has one: leave out --engine")
+        engine = _open_engine(
+            agent,
+            worker_concurrency=args.parallel,
+            **({} if args.poll is None else {"poll_s": args.poll}),
+            concurrency=args.concurrency,
+            tenant_concurrency=args.tenant_concurrency,
+            limiter=args.rate,
+        )
+        work = partial(_work_and_close, engine, own, until_idle=args.until_idle)
     where = "the agent's own store" if location is None else mask_password(location)
     terminal.err(f"executing runs of {agent.name!r} in {where}; stop with Ctrl-C")
 
     with InterruptibleRunner() as runner:
         try:
             with stdout_to_stderr():  # stdout is reserved for results
-                if rollout is None:
-                    runner.run(partial(own.run, until_idle=args.until_idle))
-                else:
-                    runner.run(partial(rollout.run_worker, own, until_idle=args.until_idle))
+                runner.run(work)
         except KeyboardInterrupt:
             terminal.err("stopped: any worker continues the open runs")
         finally:
@@ -260,6 +281,24 @@ def worker(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     if terminal.json:
         terminal.document({"agent": agent.name, "runs": dict(report.end_counts)})
     return ExitCode.FAILED if args.until_idle and own.failed_count else ExitCode.DONE
+
+
+def _check_engine_options(args: argparse.Namespace, *names: str) -> None:
+    """Raise MisuseError if an option is given that only an engine has."""
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None]
+    if given and args.engine == "store":
+        raise MisuseError(f"{given[0]} needs an engine that has it, and the store has not: add --engine dbos")
+
+
+def _open_engine(agent: Agent, **options: Any) -> DBOSEngine:
+    from agentfsm.engines.dbos import DBOSEngine  # noqa: PLC0415  it needs an extra, and a second to load
+
+    return DBOSEngine(agent, **options)
+
+
+async def _work_and_close(engine: DBOSEngine, own: Worker, *, until_idle: bool) -> None:
+    async with engine:
+        await engine.serve_worker(own, until_idle=until_idle)
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
