@@ -137,7 +137,7 @@ async def drain(url: str, runs: int) -> None:
             db.execute("ANALYZE")
             marks: list[float] = []
             with executors(kind, url, PROCESSES):
-                while number(db, OVER) < PROCESSES:  # they have started
+                while number(db, OVER) < PROCESSES:  # noqa: ASYNC110  they have not started
                     await asyncio.sleep(0.05)
                 first, begun = number(db, OVER), time.monotonic()
                 step = (runs - first) / 10
@@ -196,7 +196,7 @@ async def sizes(url: str, runs: int) -> None:
             start = number(db, "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')")
             await submitted(kind, url, runs)
             with executors(kind, url, PROCESSES):
-                while number(db, OVER) < runs:
+                while number(db, OVER) < runs:  # noqa: ASYNC110  other processes do it
                     await asyncio.sleep(0.1)
                 clients = number(
                     db,

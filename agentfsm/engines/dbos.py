@@ -146,6 +146,12 @@ class DBOSEngine:
     _tasks: set[asyncio.Task[Any]] = attrs.field(init=False, factory=set)
     """Tasks of the workflows in this process. They last longer than their scopes: DBOS records the outcome."""
 
+    _beside: set[str] = attrs.field(init=False, factory=set)
+    """Ids of the runs in execution, without suspects."""
+
+    _apart: anyio.Event | None = attrs.field(init=False, default=None)
+    """Set when the suspect in execution has ended; None if there is none."""
+
     _is_stopping: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
@@ -304,16 +310,42 @@ class DBOSEngine:
             try:
                 if self._is_stopping:
                     scope.cancel()
-                lease = await self._take_lease(run_id)
-                if lease is None:
-                    return {"busy": "in another process"}
-                run = await worker.execute_safely(lease)
-                return {"failed": True} if run is None else build_status(run)
+                return await self._execute(worker, run_id)
             except RunNotFoundError:
                 return {"deleted": True}
             finally:
                 del self._scopes[run_id]
         raise asyncio.CancelledError  # the workflow stays in the queue, for another process
+
+    async def _execute(self, worker: Worker, run_id: str) -> dict[str, Any]:
+        """Execute a run. One that may have killed its workers is executed while this process executes no other.
+
+        So a death then counts against that run, which is paused after some, and the runs beside it go on.
+        """
+        while True:
+            while self._apart is not None:
+                await self._apart.wait()
+            self._beside.add(run_id)
+            try:
+                lease = await self._take_lease(run_id)
+                if lease is None:
+                    return {"busy": "in another process"}
+                if not lease.is_suspect:
+                    return build_status(await worker.execute_safely(lease))
+            finally:
+                self._beside.discard(run_id)
+            if self._apart is None:
+                break
+            await self.agent.store.release(lease).wait()  # another suspect was faster
+        apart = self._apart = anyio.Event()
+        try:
+            while self._beside:  # noqa: ASYNC110  rare
+                await anyio.sleep(0.05)
+            return build_status(await worker.execute_safely(lease))
+        finally:
+            self.agent.store.release(lease)
+            self._apart = None
+            apart.set()
 
     async def _take_lease(self, run_id: str) -> Lease | None:
         """Return the lease of a run; None if another owner holds it. It waits while the store is away."""

@@ -53,8 +53,10 @@ IN_QUEUE: Final = ("ENQUEUED", "PENDING", "DELAYED")
 ENDED: Final = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 
 
-def build_status(run: Run[Any]) -> dict[str, Any]:
+def build_status(run: Run[Any] | None) -> dict[str, Any]:
     """Return the outcome of a workflow: the state of the run, why it stopped, and what it waits for."""
+    if run is None:
+        return {"failed": "see the log of the executor; the run is tried again"}
     waits = [{"kind": str(item.kind), "call": item.call_id, "tool": item.tool} for item in run.pending]
     status = {"state": str(run.state), "stop_reason": run.stop_reason and str(run.stop_reason), "waiting": waits}
     return {name: value for name, value in status.items() if value}

@@ -89,6 +89,11 @@ class Lease:
     further than the journal says, even if the run was paused since.
     """
 
+    is_suspect: bool = False
+    """True if two owners or more died while they executed the run, since it last finished a turn. Execute it while this
+    process executes no other run; see `Store.claim`.
+    """
+
     inbox_head: int = 0
     """Newest inbox number that the store has reported."""
 

@@ -92,7 +92,7 @@ async def test_a_pause_does_not_hide_that_an_owner_died(place):
         return await LeasedRun.resume(other)
 
     driver = await resume()
-    assert (driver.lease.crashes, driver.lease.abandoned) == (1, True)
+    assert (driver.lease.crashes, driver.lease.abandoned, driver.lease.is_suspect) == (1, True, False)
     chosen, *rest = driver.build_turn()
     await driver.append(Observed(), Paused()).wait()
     await driver.release()
@@ -100,7 +100,7 @@ async def test_a_pause_does_not_hide_that_an_owner_died(place):
     assert (driver.lease.crashes, driver.lease.abandoned) == (0, True)
     await driver.append(Resumed()).wait()
     driver = await resume()
-    assert (driver.lease.crashes, driver.lease.abandoned) == (1, True)
+    assert (driver.lease.crashes, driver.lease.abandoned, driver.lease.is_suspect) == (1, True, True)
     await driver.append(chosen, *rest).wait()
     await driver.release()
     driver = await LeasedRun.resume(store)

@@ -23,6 +23,8 @@ from agentfsm.testing import call, say
 from agentfsm.testing.models import FunctionModel, Line
 
 CALLS = 2
+# The prompt of a run that kills its executor.
+POISON = "die"
 
 
 def make_clerk(url: str, schema: str, books: Path, **options: object) -> Agent:
@@ -37,6 +39,8 @@ def make_clerk(url: str, schema: str, books: Path, **options: object) -> Agent:
         return "paid"
 
     def answer(request: Request) -> Line | str:
+        if request.messages[0].text == POISON:
+            os._exit(1)
         done = sum(isinstance(message, ToolResult) for message in request.messages)
         return "all paid" if done == CALLS else say("", call("pay", seconds=float(request.messages[0].text)))
 

@@ -804,6 +804,7 @@ def _build_lease(run_id: str, *facts: Any) -> Lease:
         version=version,
         crashes=alone if crashes else 0,
         abandoned=crashes > 0,
+        is_suspect=crashes > 1,
         inbox_head=newest or 0,
         cancelled=cancelled,
     )

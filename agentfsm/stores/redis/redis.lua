@@ -384,7 +384,8 @@ end
 
 local function lease(run, token)
   local alone = tonumber(run.crashes) > 0 and tonumber(run.alone or 0) or 0
-  return { token, run.version, alone, (run.owner or tonumber(run.crashes) > 0) and 1 or 0, newest_open(run.id), is_cancelled(run.id) and 1 or 0 }
+  local abandoned = tonumber(run.crashes) > 1 and 2 or (run.owner or tonumber(run.crashes) > 0) and 1 or 0
+  return { token, run.version, alone, abandoned, newest_open(run.id), is_cancelled(run.id) and 1 or 0 }
 end
 
 local function hand_over(run, owner, claim)

@@ -212,6 +212,7 @@ class _RedisBackend(RedisServer):
             term=lease_request.owner,
             crashes=crashes,
             abandoned=bool(abandoned),
+            is_suspect=abandoned > 1,
             inbox_head=newest,
             cancelled=bool(cancelled),
         )

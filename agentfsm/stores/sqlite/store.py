@@ -630,6 +630,7 @@ class _SQLiteBackend(DatabaseFile):
             version=row.version,
             crashes=row.solo_crashes if row.crashes else 0,
             abandoned=row.crashes > 0 or row.owner is not None,
+            is_suspect=row.crashes > 1,
             inbox_head=row.newest or 0,
             cancelled=self._is_cancelled(row.number),
         )
