@@ -17,7 +17,7 @@ import attrs
 
 from agentfsm._concurrency import make_waker
 from agentfsm._runnable_agent import RunnableAgent
-from agentfsm.core.errors import AgentError, StoreError, first_error
+from agentfsm.core.errors import AgentError, MisuseError, StoreError, first_error
 from agentfsm.core.header import FORMAT
 from agentfsm.schedules.due_runs import DueRuns
 
@@ -192,6 +192,7 @@ class Worker:
     async def _execute(self, lease: Lease) -> Run[Any]:
         try:
             run = await self.agent.load(lease.run_id)
+            self._check_release(run.header.release)
             deps = await self._resolve_deps(run)
             turn = run.turn
 
@@ -205,6 +206,11 @@ class Worker:
         except BaseException:
             self.agent.store.release(lease)
             raise
+
+    def _check_release(self, release: str) -> None:
+        if release and release not in self.releases:
+            has = ", ".join(map(repr, self.releases)) or "no release"
+            raise MisuseError(f"it belongs to release {release!r}, and this worker has {has}: separate their queues")
 
     async def _resolve_deps(self, run: Run) -> Any:
         deps = self.deps(run) if callable(self.deps) else self.deps

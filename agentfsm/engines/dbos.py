@@ -85,9 +85,14 @@ class DBOSEngine:
     """The agent. Its store has the runs; its name selects them."""
 
     queue: str = attrs.field(
-        default=attrs.Factory(lambda self: f"agentfsm-{self.agent.name}", takes_self=True), validator=NAME
+        default=attrs.Factory(
+            lambda self: "-".join(filter(None, ("agentfsm", self.agent.name, self.agent.version))), takes_self=True
+        ),
+        validator=NAME,
     )
-    """Name of the queue. Each agent needs a queue of its own. Default: "agentfsm-" and the name of the agent."""
+    """Name of the queue. Each agent needs a queue of its own, and each release of it too, so that its runs reach the
+    workers that have it. Default: "agentfsm-", and name and version of the agent.
+    """
 
     worker_concurrency: int = attrs.field(default=100, validator=COUNT)
     """Maximum number of runs that one process executes at once. Default 100."""
@@ -262,6 +267,7 @@ class DBOSEngine:
                 client=self._open_client,
                 enqueue=self._enqueue,
                 locks=locks,
+                releases=frozenset(worker.releases),
                 queue=self.queue,
                 poll_s=self.poll_s,
                 keep_s=self.keep_s,

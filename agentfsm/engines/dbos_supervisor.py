@@ -20,6 +20,7 @@ import attrs
 from agentfsm._concurrency import make_waker
 from agentfsm.core.errors import StoreError
 from agentfsm.ports.store import Filter, RunSummary
+from agentfsm.schedules.due_runs import DueRuns
 
 if TYPE_CHECKING:
     from dbos import DBOSClient
@@ -72,6 +73,9 @@ class QueueSupervisor:
     """`DBOSEngine._enqueue`."""
 
     locks: ExecutorLocks
+    releases: frozenset[str]
+    """Releases whose runs belong into this queue, as do those without a release."""
+
     queue: str
     poll_s: float
     keep_s: float
@@ -154,11 +158,12 @@ class QueueSupervisor:
     # Runs that are ready and not in the queue.
 
     async def _keep_queue(self, *, until_idle: bool) -> None:
-        full_at = 0.0
+        full_at, due_runs = 0.0, DueRuns(self.agent)
         while True:
             self._changed = anyio.Event()
             if self.locks.is_supervisor or until_idle:
                 try:
+                    await due_runs.create()
                     await self.agent.store.claim(self.agent.name, limit=0)  # frees the runs of dead owners
                     await self._queue_ready(waiting=True)
                     if (begun := time.monotonic()) >= full_at:
@@ -183,6 +188,8 @@ class QueueSupervisor:
         now, count = await self.agent.store.now(), 0
         page: list[RunSummary] = []
         async for summary in self.agent.runs.iterate(Filter(agent=self.agent.name, waiting=waiting, ready_by=now)):
+            if summary.release and summary.release not in self.releases:
+                continue
             page.append(summary)
             count += 1
             if len(page) == PAGE:

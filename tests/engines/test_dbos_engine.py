@@ -16,7 +16,7 @@ from tests.support.dbos_executor import make_clerk, make_engine, start
 
 
 async def until(check):
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while not await check():  # noqa: ASYNC110  another process does it
             await anyio.sleep(0.02)
 
@@ -37,7 +37,7 @@ async def test_an_executor_is_killed_and_live_runs_are_started_twice(shared_post
             return books.read_text().count(f"{process.pid} ") >= number
 
         async def met_a_lease():
-            return any(each.output == {"busy": "in another process"} for each in await workflows_of(engine))
+            return any("busy" in (each.output or ()) for each in await workflows_of(engine))
 
         async def all_settled():
             runs = await agent.store.runs(limit=len(ids))
