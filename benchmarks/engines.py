@@ -10,12 +10,14 @@ server.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final, LiteralString
 
 import psycopg
@@ -99,8 +101,6 @@ def executors(kind: str, url: str, count: int, seconds: float = 0.0, *before: st
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     """Kill a process and what it has started."""
-    import os  # noqa: PLC0415
-
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -156,19 +156,17 @@ async def drain(url: str, runs: int) -> None:
 
 async def recovered(kind: str, url: str, *before: str) -> tuple[int, float, float]:
     """Kill one of two executors. Return how many runs it had, and after how many seconds the first and last went on."""
-    runs = 40
+    runs = 80  # more than one executor takes
     with emptied(url) as db:
         await submitted(kind, url, runs, LONG_S)
         with executors(kind, url, 1, LONG_S, *before) as [first], executors(kind, url, 1, LONG_S, *before):
-            owners = "SELECT count(DISTINCT owner) FROM agentfsm.runs WHERE owner IS NOT NULL"
-            del owners
             held: dict[str, int] = {}
             while not held:
                 await asyncio.sleep(0.05)
                 rows = db.execute(
                     "SELECT owner, id, version FROM agentfsm.runs WHERE owner IS NOT NULL AND version >= 3"
                 ).fetchall()
-                held = {run_id: version for owner, run_id, version in rows if f" {pid_in(first, owner)} " in owner}
+                held = {run_id: version for owner, run_id, version in rows if is_owner(owner, first)}
             kill(first)
             begun, times = time.monotonic(), []
             while held:
@@ -181,9 +179,15 @@ async def recovered(kind: str, url: str, *before: str) -> tuple[int, float, floa
     return len(times), times[0], times[-1]
 
 
-def pid_in(process: subprocess.Popen[bytes], _owner: str) -> int:
-    """Return the process id of an executor, as it sees it itself."""
-    return process.pid
+def is_owner(name: str, process: subprocess.Popen[bytes]) -> bool:
+    """Return whether an owner of leases is in a process, or in a child that is the first of its pid namespace."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii").split()
+    _boot, namespace, pid, *_rest = name.split()
+    for each in (str(process.pid), *children):
+        inside = Path(f"/proc/{each}/status").read_text(encoding="ascii").partition("NSpid:")[2].split("\n")[0].split()
+        if (str(Path(f"/proc/{each}/ns/pid").stat().st_ino), inside[-1]) == (namespace, pid):
+            return True
+    return False
 
 
 async def sizes(url: str, runs: int) -> None:

@@ -1,4 +1,4 @@
-"""Supervision of a queue of runs: what has fallen out of the queue is put back.
+"""Supervision of a queue of runs: runs that have fallen out of the queue are put back.
 
 One executor of a queue supervises at a time. It resumes the workflows of executors that are dead, and queues runs that
 are ready and not in the queue: their wait has ended, they failed and may be tried again, their worker died, or their
@@ -55,7 +55,7 @@ ENDED: Final = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED
 
 
 def build_status(run: Run[Any] | None) -> dict[str, Any]:
-    """Return the outcome of a workflow: the state of the run, why it stopped, and what it waits for."""
+    """Return the outcome of a workflow: the state of the run, the reason of its end, and its waits."""
     if run is None:
         return {"failed": "see the log of the executor; the run is tried again"}
     waits = [{"kind": str(item.kind), "call": item.call_id, "tool": item.tool} for item in run.pending]
