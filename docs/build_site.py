@@ -110,7 +110,7 @@ def complete_nav(nav: Nav, folder: Path) -> Nav:
     Raises:
         ValueError: when a page of docs/ is not in the navigation.
     """
-    reference = sorted(path.name for path in (folder / "reference").glob("agentfsm*.md"))
+    reference = sorted((path.name for path in (folder / "reference").glob("agentfsm*.md")), key=lambda name: name[:-3])
     examples = sorted(str(path.relative_to(folder)) for path in (folder / "examples").rglob("*.md"))
     added = [
         {"API": ["reference/index.md", *({name[:-3]: f"reference/{name}"} for name in reference)]},

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs" / "tutorial").glob("[0-9]-*.md"))
 _BLOCK = re.compile(
     r"```(?:python|yaml|toml)\n# (?P<name>[\w.]+)\n(?P<code>.*?)```\n|"
-    r"```console\n(?P<commands>.*?)```\n(?:\n```text\n(?P<out>.*?)```\n)?",
+    r"```bash\n(?P<commands>.*?)```\n(?:\n```text\n(?P<out>.*?)```\n)?",
     re.DOTALL,
 )
 
@@ -65,6 +65,5 @@ def test_the_pages_do_what_they_say(tmp_path, database):
             if block["name"]:
                 (tmp_path / block["name"]).write_text(block["code"], encoding="utf-8")
                 continue
-            commands = re.sub(r"^\$ ", "", block["commands"], flags=re.MULTILINE)
-            out = execute(commands, tmp_path, **given)
-            assert is_like(out, block["out"] or ""), f"{page.name}\n{commands}---- prints\n{out}"
+            out = execute(block["commands"], tmp_path, **given)
+            assert is_like(out, block["out"] or ""), f"{page.name}\n{block['commands']}---- prints\n{out}"
