@@ -15,7 +15,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.usage import Usage
 from agentfsm.guards import Guard, ask, exit_filter
 from agentfsm.memory import Memory
-from agentfsm.stores import MemoryStore, SQLiteStore
+from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 
 QUESTION = "When does the office open?"
@@ -259,16 +259,6 @@ async def run_many(agents, **start):
             tasks.start_soon(one, agent)
     assert {run.state for run in runs} == {State.DONE}
     return Counter(run.answered_from is None for run in runs)[True]
-
-
-async def test_one_run_answers_for_all_that_ask_at_once(tmp_path):
-    """Agents with stores of their own on one file, as in several processes."""
-    stores = [SQLiteStore(tmp_path / "runs.db") for _ in range(3)]
-    agents = [office(store=store) for store in stores for _ in range(2)]
-    assert await run_many(agents) == 1
-    assert sum(agent.model.answers for agent in agents) == 1
-    for store in stores:
-        await store.aclose()
 
 
 async def test_a_resumed_run_is_answered_from_the_cache(store):
