@@ -9,6 +9,8 @@
     agentfsm alerts rules | test
     agentfsm followers list | drop
     agentfsm schedule add | list | next | pause | resume | remove | backfill
+    agentfsm rollout start | weights | status | back | kill | log | watch
+    agentfsm release list | show | diff
     agentfsm prompts list | show | render | test | activate | rollback | diff
     agentfsm eval run | compare | gate | add | report | calibrate
     agentfsm keys add | list | remove
