@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import suppress
 
 import anyio
 import pytest
 
 from agentfsm import Agent, Limits, MisuseError, RunContext, Settings, Spend, StopReason, StoreError, tool
-from agentfsm.core.errors import ModelReplyError
+from agentfsm.core.errors import CorruptError, ModelReplyError
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.core.spend import SPEND_RECORDS
 from agentfsm.core.usage import Usage
@@ -355,3 +357,90 @@ def test_a_dead_process_is_not_waited_for_without_end():
         assert (run.output, clock.now() - before) == ("done", pytest.approx(300, abs=5))  # an answer of one token
 
     virtually(play)
+
+
+def test_a_request_that_waits_for_one_window_gives_the_others_back():
+    """When it is cancelled: it was not sent."""
+
+    async def play(store, clock):
+        limits = [Spend(per="day", usd=5), Spend(per="month", scope="user", usd=0.1)]
+        agent = agent_of(store, answer(1), spend=limits, clock=clock)
+        await agent.run("makes the windows")
+        records = {each.key: each for each in await store.list_records(SPEND_RECORDS)}
+        key = max(records)  # that of the user, which comes last
+        busy = {**records[key].value, "reserved": {"other#1.1": [0.08, clock.now()]}}
+        await store.write_record(SPEND_RECORDS, key, busy, revision=records[key].revision)
+        with anyio.move_on_after(10):
+            await agent.run("waits")
+        reserved = {each["scope"]: [*each["reserved"]] for each in await read_windows(store)}
+        assert reserved == {"agent": [], "user": ["other#1.1"]}
+
+    virtually(play)
+
+
+class Unsure(Wrapped):
+    """A store whose connection breaks once after a write of a record, which was made."""
+
+    def __init__(self, inner, after):
+        self.inner, self.left = inner, after
+
+    async def write_record(self, *args, **more):
+        written = await self.inner.write_record(*args, **more)
+        self.left -= 1
+        if not self.left:
+            raise StoreError("no answer")
+        return written
+
+
+async def test_a_write_with_an_unknown_outcome_counts_once(store):
+    """It is repeated, and changes nothing if it was made: a reservation, a settlement, and the cost of a call."""
+
+    @tool
+    async def measure(ctx: RunContext[None]) -> str:
+        """Measure."""
+        ctx.add_cost(0.05)
+        return "9"
+
+    with pytest.raises(StoreError, match="no answer"):
+        await agent_of(Unsure(store, 1), answer(4)).run("x")
+    window = await read_window(store)
+    assert (window["spent_usd"], window["requests"], window["reserved"]) == (0.0, 0, {})
+    for after in range(2, 7):
+        script = say("", call("measure"), usage=Usage(output_tokens=2)), answer(3)
+        agent = agent_of(Unsure(store, after), *script, tools=[measure], spend=Spend(per="day", usd=50))
+        before = (await read_window(store))["spent_usd"]
+        with suppress(StoreError):  # where it is a reservation
+            await agent.run("x", id=f"r{after}")
+        resumed = await agent.resume(f"r{after}")
+        window = await read_window(store)
+        assert window["spent_usd"] - before == pytest.approx(resumed.usage.cost_usd) == pytest.approx(0.1)
+        assert window["reserved"] == {}
+
+
+async def test_a_damaged_record_is_not_overwritten(store):
+    """The run fails, and nothing is spent."""
+    agent = agent_of(store, answer(1))
+    await agent.run("x")
+    (record,) = await store.list_records(SPEND_RECORDS)
+    await store.write_record(SPEND_RECORDS, record.key, {"spent_usd": "much"}, revision=record.revision)
+    with pytest.raises(CorruptError, match="cannot be read"):
+        await agent_of(store, answer(1)).run("x")
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_coroutine_that_is_closed_counts_its_request():
+    """It cannot write any more; the next write of its event loop does."""
+    store, model = MemoryStore(), Silent()
+    driving = Agent(model, store=store, spend=DAY, settings=SHORT).run("x", id="r")
+    while not model.asked.is_set():
+        wish = driving.send(None)
+        if wish is None:
+            await asyncio.sleep(0)
+        elif not model.asked.is_set():
+            wish._asyncio_future_blocking = False
+            await asyncio.wait([wish])
+    driving.close()
+    assert list((await read_window(store))["reserved"]) != []
+    assert (await agent_of(store, answer(5)).run("another")).output == "done"
+    window = await read_window(store)
+    assert (window["spent_usd"], window["reserved"]) == (pytest.approx(0.15), {})

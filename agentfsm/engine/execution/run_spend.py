@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 from uuid import uuid4
 
-import anyio
 import attrs
 
 from agentfsm.core.errors import AgentError, LimitError
@@ -81,25 +80,39 @@ class RunSpend:
             StoreError: if the store cannot be reached; the request must not be sent.
         """
         held = self._start_reservation(wanted)
-        # In the order of their keys, so that no two requests wait for each other.
-        for shared, spends in held.windows:
-            limit = min(spends, key=lambda spend: spend.usd)
-            wait_s = _FIRST_WAIT_S
-            while True:
+        try:
+            # In the order of their keys, so that no two requests wait for each other.
+            for shared, spends in held.windows:
+                limit = min(spends, key=lambda spend: spend.usd)
                 change = self._build_change(held.id, limit, cost)
-                capped = held.granted < wanted
-                change.wanted, change.longest = held.granted, held.granted if capped else longest
-                change.least = min(least, held.granted)
-                freed = shared.freed
-                if await self._try_reserve(held, shared, change):
-                    break
-                if not change.may_wait:
-                    await self._refuse(held, shared)
-                    raise LimitError(StopReason.COST_BUDGET, _format_refusal(shared.window, limit, change))
-                with anyio.move_on_after(wait_s):
-                    await freed.wait()
-                wait_s = min(2 * wait_s, _LAST_WAIT_S)
+                change.wanted, change.least = held.granted, min(least, held.granted)
+                change.longest = longest if held.granted == wanted else held.granted
+                held.granted = await self._reserve_or_wait(shared, change)
+        except BaseException as error:
+            self._give_back(held)
+            if isinstance(error, LimitError):
+                await self.flush()
+            raise
         return held
+
+    async def _reserve_or_wait(self, shared: SharedWindow, change: ReserveAmount) -> int:
+        """Reserve an amount in a window, and return the permitted tokens of the answer.
+
+        Raises:
+            LimitError: if there is no room, and will be none when the requests in progress are over.
+        """
+        wait_s = _FIRST_WAIT_S
+        while True:
+            settled = shared.settled
+            await shared.change(change)
+            if change.granted is not None:
+                return change.granted
+            if not change.may_wait:
+                shared.change_later(CountRefusal())
+                raise LimitError(StopReason.COST_BUDGET, _format_refusal(shared.window, change))
+            await shared.wait(settled, wait_s)
+            wait_s = min(2 * wait_s, _LAST_WAIT_S)
+            change.now = self.journal.clock.now()
 
     async def reserve_call(self, usd: float) -> SpendReservation | str:
         """Reserve the cost of a tool call; return the reason, for the model, if a window has no room for it.
@@ -114,9 +127,16 @@ class RunSpend:
             limit = min(spends, key=lambda spend: spend.usd)
             change = self._build_change(held.id, limit, lambda _tokens: usd)
             change.is_call = True
-            if not await self._try_reserve(held, shared, change):
-                await self._refuse(held, shared)
-                return _format_refusal(shared.window, limit, change)
+            try:
+                await shared.change(change)
+            except BaseException:
+                self._give_back(held)
+                raise
+            if change.granted is None:
+                self._give_back(held)
+                shared.change_later(CountRefusal())
+                await self.flush()
+                return _format_refusal(shared.window, change)
         return held
 
     def _start_reservation(self, granted: int) -> SpendReservation:
@@ -149,26 +169,10 @@ class RunSpend:
             cost=cost,
         )
 
-    async def _try_reserve(self, held: SpendReservation, shared: SharedWindow, change: ReserveAmount) -> bool:
-        """Reserve the amount in one window; return whether there was room."""
-        try:
-            await shared.change(change)
-        except BaseException:  # it may have been written all the same
-            for window, _ in held.windows:
-                window.change_later(SettleAmount(id=held.id, usd=0.0, was_sent=False))
-            raise
-        if change.granted is None:
-            return False
-        held.granted = change.granted
-        return True
-
-    async def _refuse(self, held: SpendReservation, shared: SharedWindow) -> None:
-        """Count a refusal, and give back the reservations in other windows."""
-        for window, _ in held.windows:
-            if window is not shared:
-                window.change_later(SettleAmount(id=held.id, usd=0.0, was_sent=False))
-        shared.change_later(CountRefusal())
-        await self.flush()
+    def _give_back(self, held: SpendReservation) -> None:
+        """Remove the reservations of a request that was not sent, with the next write: they may have been written."""
+        for shared, _ in held.windows:
+            shared.change_later(SettleAmount(id=held.id, usd=0.0, was_sent=False))
 
     async def settle(self, held: SpendReservation, usage: Usage | None) -> None:
         """Replace the reservation of a request by its actual cost.
@@ -197,7 +201,7 @@ class RunSpend:
                 if scope.cancelled_caught:
                     shared.change_later(change)
                     self.journal.log.warning("spend_not_settled", error="timeout")
-            shared.free()
+            shared.wake()
 
     def settle_call(self, held: SpendReservation, usage: Usage | None) -> None:
         """Replace the reservation of a call by its actual cost, with the next write of a window.
@@ -209,7 +213,7 @@ class RunSpend:
         usd = _find_cost(usage)
         for shared, spends in held.windows:
             shared.change_later(self._build_settlement(held.id, usd, shared, spends))
-            shared.free()
+            shared.wake()
 
     def add(self, usage: Usage) -> None:
         """Count a cost that was not reserved, because it is known only now."""
@@ -263,11 +267,11 @@ def _find_cost(usage: Usage | None) -> float | None:
     return usage.cost_usd or 0.0
 
 
-def _format_refusal(window: SpendWindow, limit: Spend, change: ReserveAmount) -> str:
+def _format_refusal(window: SpendWindow, change: ReserveAmount) -> str:
     """Return the message for a request or call that a window has no room for."""
     record: WindowRecord = change.record
     reserved = record.reserved_usd
-    text = f"{record.spent_usd:.4g} of {limit.usd:.4g} US dollars spent for {window.describe()}"
+    text = f"{record.spent_usd:.4g} of {change.limit_usd:.4g} US dollars spent for {window.describe()}"
     if reserved:
         text += f", {reserved:.4g} reserved for requests in progress"
     return f"{text}; the next one may cost {change.usd:.4g}; the limit resets at {window.format_end()}"

@@ -17,7 +17,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import anyio
 import attrs
@@ -158,21 +158,30 @@ class _PendingChange:
 class SharedWindow:
     """A window as the tasks of one event loop use it."""
 
-    store: Store
+    _store: ref[Store]
+    """Not a strong reference: the windows are kept as long as their store is in use."""
+
     window: SpendWindow
-    freed: anyio.Event = attrs.field(factory=anyio.Event)
-    """Set when a request of this event loop is settled."""
-
-    reads: int = 0
-    """Number of reads of the record so far."""
-
-    writes: int = 0
-    """Number of writes of the record so far, failed ones included."""
+    settled: int = 0
+    """Number of requests of this event loop that were settled."""
 
     _lock: anyio.Lock = attrs.field(factory=anyio.Lock)
     _pending: list[_PendingChange] = attrs.field(factory=list)
     _record: StoreRecord | None = None
     """The record after the last write; None if it has to be read."""
+
+    _settlement: anyio.Event | None = None
+    """Set when a request is settled; None if no request waits for that."""
+
+    _waiting: int = 0
+    """Number of requests that wait for room."""
+
+    @property
+    def store(self) -> Store:
+        """The store of the record."""
+        store = self._store()
+        assert store is not None  # the run has it  # noqa: S101
+        return store
 
     async def change(self, change: WindowChange) -> None:
         """Apply a change to the record, together with others that wait for their turn; durable when it returns.
@@ -208,23 +217,43 @@ class SharedWindow:
         while self._pending:
             await self.change(_Nothing())
 
-    def free(self) -> None:
-        """Wake the requests of this event loop that wait for room."""
-        self.freed.set()
-        self.freed = anyio.Event()
+    def wake(self) -> None:
+        """Wake the requests of this event loop that wait for room, because one was settled."""
+        self.settled += 1
+        if self._settlement is not None:
+            self._settlement.set()
+            self._settlement = None
+
+    async def wait(self, settled: int, timeout_s: float) -> None:
+        """Wait until a request of this event loop is settled, or the time is up.
+
+        Args:
+            settled: Value of `settled` when there was no room.
+            timeout_s: Longest wait, seconds: requests of other processes do not wake it.
+        """
+        if self.settled != settled:
+            return
+        # Not kept without need: an event that was waited for holds its event loop.
+        settlement = self._settlement = self._settlement or anyio.Event()
+        self._waiting += 1
+        try:
+            with anyio.move_on_after(timeout_s):
+                await settlement.wait()
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._settlement = None
 
     async def _try_write(self) -> bool:
         """Apply all waiting changes in one write; return whether it was made, and no other came in between."""
         is_fresh = self._record is None
         if is_fresh:
-            self.reads += 1
             self._record = await self.store.read_record(SPEND_RECORDS, self.window.key)
         before, self._record = self._record, None  # read again if anything fails
         record = WindowRecord() if before is None else WindowRecord.from_json(before.value, self.window.key)
         changes = tuple(self._pending)
         has_changed = [each.change.apply(record) for each in changes]  # all of them
         if any(has_changed):
-            self.writes += 1
             try:
                 self._record = await self.store.write_record(
                     SPEND_RECORDS,
@@ -266,7 +295,7 @@ def share_window(store: Store, window: SpendWindow) -> SharedWindow:
     """Return the window that the tasks of the running event loop share."""
     of_loop = _windows.setdefault(current_token().native_token, WeakKeyDictionary())
     of_store = of_loop.setdefault(store, OrderedDict())
-    found = of_store.pop(window.key, None) or SharedWindow(store, window)
+    found = of_store.pop(window.key, None) or SharedWindow(ref(store), window)
     of_store[window.key] = found
     if len(of_store) > _MAX_WINDOWS:
         of_store.popitem(last=False)
