@@ -32,7 +32,7 @@ def studio(tmp_path_factory):
     (folder / ".agentfsm").mkdir(mode=0o700)
     in_thread(anyio.run, write_journals, folder / ".agentfsm" / "runs.db")
     with serving(folder, "serve", *TARGETS, "--studio", "--http", f"127.0.0.1:{free_port()}") as (_process, url):
-        made = StudioServer(url, folder, {"hostile": "hostile", "long": "long"})
+        made = StudioServer(url, folder, {name: name for name in ("hostile", "long", "tiered", "repeated")})
         made.runs["waiting"] = made.start("shop")
         made.runs["question"] = made.start("clerk")
         made.runs["planned"] = made.start("planner")

@@ -154,7 +154,7 @@ def test_the_plan(open_page, studio, show):
 
 def test_the_cost(open_page, studio, show):
     """Each purpose has its tokens and its cost, and they add up to those of the run."""
-    for name in ("done", "planned"):
+    for name in ("done", "planned", "tiered"):
         page = open_panel(open_page, studio, name, "cost")
         run = show("show", studio.runs[name])
         wanted = run["usage_by_purpose"] | {"all": run["usage"]}
@@ -164,6 +164,15 @@ def test_the_cost(open_page, studio, show):
             cells = [numbers(cell) for cell in rows[purpose].locator("td").all_text_contents()]
             assert cells[:3] == [[usage["input_tokens"]], [usage["cached_tokens"]], [usage["output_tokens"]]]
             assert cells[3][0] == pytest.approx(usage["cost_usd"], abs=0.0005)
+
+
+def test_the_tier_and_the_source_of_an_answer(open_page, studio):
+    """The timeline names the model and its tier; a repeated answer links to the run that gave it."""
+    page = open_page(f"#/runs/{studio.runs['tiered']}")
+    assert "max · large" in page.locator(".timeline").inner_html()
+    page = open_page(f"#/runs/{studio.runs['repeated']}")
+    page.get_by_text("answer of").first.wait_for()
+    assert page.locator("a[href*='tiered']").count()
 
 
 def test_the_labels(open_page, studio, show):

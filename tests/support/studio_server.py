@@ -20,7 +20,8 @@ from agentfsm.core.header import Header
 from agentfsm.core.labels import Label
 from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult
 from agentfsm.core.recalled_items import RecalledItem
-from agentfsm.core.usage import Usage
+from agentfsm.core.reply_sources import AnswerSource, TierChoice
+from agentfsm.core.usage import Purpose, Spending, Usage
 from agentfsm.stores import SQLiteStore
 
 AGENTS = Path(__file__).parents[1] / "studio" / "studio_agents.py.txt"
@@ -95,7 +96,7 @@ def decide(studio, run_id, verb, **values):
 
 
 async def write_journals(path):
-    """Write a run whose every field is hostile, and one of 10,000 events."""
+    """Write a run whose every field is hostile, one of 10,000 events, an escalated answer, and its repetition."""
     store = SQLiteStore(path)
     call = ToolCall(id="t1.0", name="search", arguments=json.dumps({"query": HOSTILE}), key="k")
     item = RecalledItem(
@@ -112,8 +113,25 @@ async def write_journals(path):
         e.Paused(at=103.0, by=HOSTILE, message=HOSTILE),
     ]
     header = Header(id="hostile", prompt=(TextPart(text=HOSTILE),), created_at=100.0, agent="shop", user=HOSTILE)
-    for each, events in ((header, hostile), (attrs.evolve(header, id="long", user="ann"), list(long_journal()))):
-        _, lease = await store.create(each, events=events)
+    plain = attrs.evolve(header, user="ann", prompt=(TextPart(text="The capital of Italy?"),))
+    small = Spending(
+        purpose=Purpose.ROUTING, usage=Usage(input_tokens=60, output_tokens=2, cost_usd=0.01), model="mini"
+    )
+    large = Usage(input_tokens=100, output_tokens=20, cost_usd=0.5)
+    tier = TierChoice(name="large", reason="classifier", spent=(small,))
+    answer = e.AnswerGiven(at=101.0, took_s=1.0, message=AssistantMessage(text="Rome."))
+    source = AnswerSource(run_id="tiered", at=101.0)
+    journals = {
+        "hostile": (header, hostile),
+        "long": (plain, list(long_journal())),
+        "tiered": (
+            plain,
+            [e.Observed(at=100.0), attrs.evolve(answer, usage=small.usage + large, model="max", tier=tier)],
+        ),
+        "repeated": (plain, [e.Observed(at=100.0), attrs.evolve(answer, answered_from=source)]),
+    }
+    for run_id, (each, events) in journals.items():
+        _, lease = await store.create(attrs.evolve(each, id=run_id), events=events)
         await store.release(lease).wait()
     await store.aclose()
 

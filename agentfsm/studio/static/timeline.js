@@ -119,7 +119,8 @@ export function drawTimeline(view, journal, { first, select, now, isWorking, wid
     const before = journal.events[turn.version - 1];
     const right = scale.place(before.at);
     const x = scale.place(before.at - (before.took_s ?? 0));
-    const name = turn.event.model || t("model");
+    const { model, tier, answered_from: source } = turn.event;
+    const name = source ? `${t("answer of")} ${source.run_id}` : [model || t("model"), tier?.name].filter(Boolean).join(" · ");
     const failed = turn.event.is === "ModelFaltered";
     return {
       x: Math.min(x, right - 4),
