@@ -97,6 +97,13 @@ def read_title(page: Path) -> str:
     return next(line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("# "))[2:].strip()
 
 
+def read_summary(page: Path) -> str:
+    """Return the first sentence of a page, without links; empty if the page begins otherwise."""
+    found = re.search(r"^# .*\n\n((?:[\w`\[*].*\n)+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(found[1].split())) if found else ""
+    return ": " + re.split(r"(?<=[.!?])\s", words)[0] if words else ""
+
+
 def list_pages(nav: Nav) -> Iterator[str]:
     """Yield the pages of a navigation, in their order."""
     for entry in nav:
@@ -119,8 +126,8 @@ def complete_nav(nav: Nav, folder: Path) -> Nav:
     whole = [{name: [*added, *part] if name == "Reference" else part for name, part in each.items()} for each in nav]
     listed = list(list_pages(whole))
     present = {str(path.relative_to(folder)) for path in folder.rglob("*.md")}
-    if missing := sorted(present.symmetric_difference(listed)):
-        raise ValueError(f"docs/mkdocs.yml and docs/ disagree on {', '.join(missing)}: list each page once in `nav`")
+    if wrong := sorted(page for page in present.union(listed) if listed.count(page) != (page in present)):
+        raise ValueError(f"docs/mkdocs.yml and docs/ disagree on {', '.join(wrong)}: list each page once in `nav`")
     return whole
 
 
@@ -133,7 +140,8 @@ def write_markdown(nav: Nav, source: Path, site: Path) -> None:
     for section in nav:
         for name, part in section.items():
             names = list_pages(part) if isinstance(part, list) else [part]
-            text.append(f"\n## {name}\n\n" + "".join(f"- [{read_title(source / each)}]({each})\n" for each in names))
+            rows = [f"- [{read_title(source / each)}]({each}){read_summary(source / each)}\n" for each in names]
+            text.append(f"\n## {name}\n\n" + "".join(rows))
     (site / "llms.txt").write_text("".join(text), encoding="utf-8")
     whole = "\n".join(f"<!-- {page} -->\n\n{(source / page).read_text(encoding='utf-8')}" for page in pages)
     (site / "llms-full.txt").write_text(whole, encoding="utf-8")
