@@ -4,15 +4,16 @@ import pytest
 
 from agentfsm import Agent, Limits, Purpose, TextDelta, tool, usage_by_purpose
 from agentfsm.core.errors import MisuseError, ModelReplyError, ModelUnavailableError
-from agentfsm.core.messages import TextPart, UserMessage
+from agentfsm.core.events import AnswerGiven
+from agentfsm.core.messages import HostedCall, HostedContent, TextPart, UserMessage
 from agentfsm.core.purposes import list_spending
 from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.cost import calculate_run_cost
 from agentfsm.models import TierClassifier, Tiered
-from agentfsm.ports import FinishReason, Request
+from agentfsm.ports import FinishReason, Reply, Request
 from agentfsm.reflection import Reflector
 from agentfsm.stores import MemoryStore
-from agentfsm.testing.models import ScriptedModel, call, fail, say
+from agentfsm.testing.models import FunctionModel, ScriptedModel, call, fail, say
 
 REQUEST = Request(instructions="", messages=(UserMessage(parts=(TextPart(text="Hello"),)),))
 
@@ -209,6 +210,51 @@ async def test_money_is_reserved_for_all_tiers_that_may_answer():
     assert unknown.cost_usd(usage) is None
     run = await Agent(unknown).run("Hello")
     assert calculate_run_cost(run).unpriced == ("mini",)
+
+
+async def test_tokens_that_a_provider_does_not_report_are_estimated():
+    """Those of the reply that was not used as well, and marked so."""
+    no = say("I cannot.", usage=None, finish_reason=FinishReason.REFUSAL)
+    model = tiers(small=[no], large=[say("Rome.", usage=None)], choose=lambda _: "small")
+    agent = Agent(model)
+    run = await agent.run("The capital of Italy?")
+    [event] = [each for each in await agent.history(run.id) if isinstance(each, AnswerGiven)]
+    assert all(part.usage.estimated and part.usage.output_tokens for part in list_spending(event))
+    assert run.usage == event.usage
+
+
+async def test_what_the_provider_has_done_is_not_done_again():
+    """A refusal with outcomes of the provider's own tools is used as it is."""
+    hosted = HostedContent(calls=(HostedCall(tool="web_search", id="1"),))
+    refusal = Reply(text="I cannot.", finish_reason=FinishReason.REFUSAL, hosted=hosted)
+    model = Tiered({"small": FunctionModel(lambda _: refusal), "large": ScriptedModel()}, choose=lambda _: "small")
+    assert (await model.reply(REQUEST)).text == "I cannot."
+
+
+async def test_a_rule_that_asks_a_model_may_fail_like_one():
+    """Its outage is that of the request, which the engine sends again."""
+
+    def choose(_):
+        raise ModelUnavailableError("529")
+
+    with pytest.raises(ModelUnavailableError):
+        await tiers(choose=choose).reply(REQUEST)
+
+
+async def test_closing_it_closes_the_classifier():
+    """As all models that were given to it."""
+    closed = []
+
+    class Closing(ScriptedModel):
+        async def aclose(self):
+            closed.append(self)
+
+    models = [Closing() for _ in range(3)]
+    classifier = TierClassifier(models[2], {"a": "Short.", "b": "Long."})
+    await Tiered({"a": models[0], "b": models[1]}, classifier=classifier).aclose()
+    assert closed == models
+    with pytest.raises(MisuseError, match="a sentence on its tasks"):
+        TierClassifier(ScriptedModel(), {"a": ""})
 
 
 @pytest.mark.parametrize(
