@@ -565,7 +565,7 @@ class Store(FollowedStore, Protocol):
             value: Plain JSON of up to 1 MiB.
             revision: Revision of the record that is replaced; 0 if there must be none, or an expired one.
             expires_at: Time from which on the record reads as absent, seconds since 1970 by the store's clock; None for
-                never. `prune` deletes expired records.
+                never. Expired records are deleted by `prune`, and some by each later write with an expiry.
 
         Returns:
             The record as stored, with its new revision.

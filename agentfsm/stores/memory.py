@@ -40,6 +40,7 @@ from agentfsm.ports.stored import (
     UnreadRun,
 )
 from agentfsm.stores.rules import (
+    EXPIRED_PER_WRITE,
     LEASE_HELD_ADVICE,
     build_summary,
     caller_open_error,
@@ -215,6 +216,12 @@ class MemoryStore(Store):
 
     _store_records: dict[str, dict[str, _MemoryValue]] = attrs.field(factory=dict, init=False)
     """Records beside the runs, by kind and key."""
+
+    _expiring: list[tuple[float, str, str]] = attrs.field(factory=list, init=False)
+    """Heap of the records that expire, at most one entry of each: time, kind and key."""
+
+    _noted_expiries: set[tuple[str, str]] = attrs.field(factory=set, init=False)
+    """Kind and key of the entries in `_expiring`."""
 
     _records_by_key: dict[str, _MemoryRecord] = attrs.field(factory=dict, init=False)
     _followers: dict[str, _MemoryFollower] = attrs.field(factory=dict, init=False)
@@ -521,7 +528,7 @@ class MemoryStore(Store):
             while more := runs.keys() & set(_iter_required(runs, kept)) - kept:
                 kept |= more
             self._remove(runs.keys() - kept)
-            self._delete_expired_records()
+            self._delete_expired_records(len(self._expiring))
             return len(runs) - len(kept)
 
     def _find_removable(self, ids: Iterable[str]) -> list[str]:
@@ -581,6 +588,9 @@ class MemoryStore(Store):
                 raise record_conflict_error(kind, key, revision)
             stored = _MemoryValue(text, next(self._numbers), expires_at)
             self._store_records.setdefault(kind, {})[key] = stored
+            if expires_at is not None:
+                self._note_expiry(expires_at, kind, key)
+                self._delete_expired_records(EXPIRED_PER_WRITE)
         return parse_record(kind, key, text, stored.revision, stored.expires_at)
 
     async def list_records(
@@ -612,10 +622,21 @@ class MemoryStore(Store):
             return None
         return parse_record(kind, key, stored.text, stored.revision, stored.expires_at)
 
-    def _delete_expired_records(self) -> None:
-        for kind, records in self._store_records.items():
-            for key in [key for key in records if self._find_record(kind, key) is None]:
-                del records[key]
+    def _note_expiry(self, expires_at: float, kind: str, key: str) -> None:
+        if (kind, key) not in self._noted_expiries:
+            self._noted_expiries.add((kind, key))
+            heapq.heappush(self._expiring, (expires_at, kind, key))
+
+    def _delete_expired_records(self, limit: int) -> None:
+        """Delete up to `limit` records that have expired, and note the time of those that were prolonged."""
+        while limit > 0 and self._expiring and self._expiring[0][0] <= self.clock.now():
+            _expires_at, kind, key = heapq.heappop(self._expiring)
+            self._noted_expiries.remove((kind, key))
+            limit -= 1
+            if (record := self._find_record(kind, key)) is None:
+                self._store_records[kind].pop(key, None)
+            elif record.expires_at is not None:
+                self._note_expiry(record.expires_at, kind, key)
 
     # Feedback.
 

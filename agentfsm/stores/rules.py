@@ -59,6 +59,8 @@ MINOR_VERSIONS: Final = 100
 PATIENCE_S: Final = 30.0
 # Characters of the prompt in a list of runs: a line or two.
 PROMPT_CHARS: Final = 200
+# Expired records that a write of a record with an expiry deletes, so that a cache needs no `prune`.
+EXPIRED_PER_WRITE: Final = 10
 # Maximum posts that wait in the inbox of one run; further input is refused. Each turn reads all of them, at 0.1 ms.
 MAX_INBOX_ROWS: Final = 1_000
 # The conditions of the fields of `Filter` that are not compared for equality with a column of their name.

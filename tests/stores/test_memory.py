@@ -5,12 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import anyio
+import attrs
 import pytest
 
 from agentfsm import Agent
 from agentfsm.core.errors import ClosedError, MisuseError, RunNotFoundError
 from agentfsm.core.events import Observed
 from agentfsm.core.inbox import Cancel
+from agentfsm.ports import Clock
 from agentfsm.stores import MemoryStore, SQLiteStore, memory
 from agentfsm.testing import ScriptedModel
 from agentfsm.testing.conformance import StoreConformance
@@ -27,11 +29,40 @@ class TestMemoryStore(StoreConformance):
         await store.aclose()
 
 
+@attrs.define
+class Calendar(Clock):
+    """A clock that stands still until it is moved."""
+
+    date: float = 0.0
+
+    def now(self):
+        return self.date
+
+
 @pytest.fixture
 def store(monkeypatch):
     """A store that keeps three finished runs."""
     monkeypatch.setattr(memory, "MAX_FINISHED_RUNS", 3)
     return MemoryStore()
+
+
+async def test_expired_records_leave_the_memory():
+    """A write with an expiry deletes some, and a record that is prolonged again and again takes no more room."""
+    clock = Calendar()
+    store = MemoryStore(clock=clock)
+    for number in range(8):
+        await store.write_record("cache", str(number), number, revision=0, expires_at=10.0)
+    kept = await store.read_record("cache", "0")
+    for _ in range(100):
+        kept = await store.write_record("cache", "0", 0, revision=kept.revision, expires_at=30.0)
+    assert len(store._expiring) == 8
+    clock.date = 20.0
+    await store.write_record("cache", "new", 1, revision=0, expires_at=30.0)
+    assert {*store._store_records["cache"]} == {"0", "new"}
+    clock.date = 30.0
+    assert await store.prune(0) == 0
+    assert store._store_records["cache"] == {}
+    assert (store._expiring, store._noted_expiries) == ([], set())
 
 
 async def test_what_is_no_id_is_refused(store):

@@ -490,10 +490,11 @@ INSERT INTO quotas
 SELECT new.name, floor({NOW}), %s, new.amount FROM unnest(%s::text[], %s::bigint[]) AS new (name, amount)
 ON CONFLICT (name, second, taker) DO UPDATE SET amount = quotas.amount + excluded.amount
 """  # noqa: S608
-# Whether this transaction may change the record. It does not wait for others, whose end could depend on this one.
-LOCK_RECORD: Final = """
-SELECT pg_try_advisory_xact_lock(hashtextextended(current_schema() || ' record ' || %s || ' ' || %s, 2))
-"""
+# Whether this transaction may change a record. It does not wait for others, whose end could depend on this one.
+_LOCK_RECORD: Final = (
+    "pg_try_advisory_xact_lock(hashtextextended(current_schema() || ' record ' || {kind} || ' ' || {key}, 2))"
+)
+LOCK_RECORD: Final = f"SELECT {_LOCK_RECORD.format(kind='%s', key='%s')}"
 _IS_VALID_RECORD: Final = f"(expires_at IS NULL OR expires_at > {NOW})"
 SELECT_RECORD: Final = f"""
 SELECT key, value, revision, expires_at FROM records WHERE kind = %s AND key = %s AND {_IS_VALID_RECORD}
@@ -513,11 +514,13 @@ SELECT key, value, revision, expires_at FROM records
 WHERE kind = %s AND key >= %s AND key > %s AND key < %s AND {_IS_VALID_RECORD} ORDER BY key LIMIT %s
 """  # noqa: S608
 DELETE_RECORD: Final = "DELETE FROM records WHERE kind = %s AND key = %s"
-# Rows locked by another session are left to it.
+# Records that another session is changing are left to it.
 DELETE_EXPIRED_RECORDS: Final = f"""
-WITH gone AS (
-    DELETE FROM records WHERE (kind, key) IN (
-        SELECT kind, key FROM records WHERE expires_at <= {NOW} LIMIT %s FOR UPDATE SKIP LOCKED) RETURNING 1)
+WITH old AS MATERIALIZED (SELECT kind, key FROM records WHERE expires_at <= {NOW} LIMIT %s),
+free AS MATERIALIZED (SELECT kind, key FROM old WHERE {_LOCK_RECORD.format(kind="kind", key="key")}),
+gone AS (
+    DELETE FROM records USING free
+    WHERE records.kind = free.kind AND records.key = free.key AND expires_at <= {NOW} RETURNING 1)
 SELECT count(*) FROM gone
 """  # noqa: S608
 # The row of the run is locked.

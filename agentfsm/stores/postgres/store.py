@@ -31,6 +31,7 @@ from agentfsm.ports.stored import Feedback, FollowerStatus, QuotaUse, UnreadRun
 from agentfsm.stores.postgres import sql
 from agentfsm.stores.postgres.connection import NOW, PostgresAddress, PostgresConnection, hash_topic, iter_notifications
 from agentfsm.stores.rules import (
+    EXPIRED_PER_WRITE,
     LEASE_HELD_ADVICE,
     PATIENCE_S,
     SUMMARY_COLUMNS,
@@ -605,6 +606,8 @@ class _PostgresBackend(PostgresConnection):
         self._lock_record(kind, key)
         values = (kind, key, text, expires_at) if revision == 0 else (text, expires_at, kind, key, revision)
         written = self.execute(sql.UPDATE_RECORD if revision else sql.INSERT_RECORD, values).fetchone()
+        if written is not None and expires_at is not None:
+            self.delete_expired_records(EXPIRED_PER_WRITE)
         return None if written is None else int(written[0])
 
     def list_records(self, kind: str, prefix: str, after: str, limit: int) -> list[RecordRow]:

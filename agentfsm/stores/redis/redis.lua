@@ -851,6 +851,7 @@ end
 
 -- Records.
 
+local EXPIRED_PER_WRITE = 10
 local MAX_EXPIRY_S = 1e11 -- later ones are left to the check of the time: the server takes no such time
 
 local function find_record(kind, name)
@@ -893,6 +894,9 @@ function operations.write_record()
   end
   if (found and found.revision or '0') ~= revision then
     return { 'moved' }
+  end
+  if expires_at ~= '' then
+    forget_expired_records(EXPIRED_PER_WRITE) -- before the write: one of them may be under this key
   end
   local written, index = call('INCR', prefix .. 'counter'), key('record', kind .. ':' .. name)
   call('HSET', index, 'value', text, 'revision', written, 'expires_at', expires_at, 'request', request)

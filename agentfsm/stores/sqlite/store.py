@@ -45,6 +45,7 @@ from agentfsm.ports.store import (
 )
 from agentfsm.ports.stored import QUOTA_WINDOW_S, Feedback, FollowerStatus, QuotaUse, UnreadRun
 from agentfsm.stores.rules import (
+    EXPIRED_PER_WRITE,
     FINAL_STATES,
     LEASE_HELD_ADVICE,
     PATIENCE_S,
@@ -910,6 +911,8 @@ class _SQLiteBackend(DatabaseFile):
         """Write a record. Return its new revision; None if the stored one is not `revision`."""
         if self._read_revision(kind, key) != revision:
             return None
+        if expires_at is not None:
+            self.delete_expired_records(EXPIRED_PER_WRITE)
         self.execute(_WRITE_RECORD, (kind, key, text, expires_at))
         (written,) = self.execute("SELECT last_insert_rowid()").fetchone()
         return int(written)

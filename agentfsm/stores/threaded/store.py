@@ -84,6 +84,8 @@ MAX_INT64: Final = 2**63 - 1
 # Old runs that `prune` processes in one transaction, together with related runs. A batch takes tens of milliseconds, so
 # other jobs and lease renewals can run between batches.
 PRUNE_BATCH: Final = 500
+# Expired records in one batch: PostgreSQL has room for some thousand locks.
+RECORD_BATCH: Final = 100
 # Seconds before the second attempt to change a record that another session is changing, doubled each time: about a
 # commit.
 RECORD_RETRY_S: Final = 0.005
@@ -686,7 +688,7 @@ class ThreadedStore(Store, Generic[L]):
             count, start = await self._run_job(prune_batch)
             removed += count
             await anyio.sleep(time.monotonic() - began if count else 0)  # let other processes use the file
-        while await self._run_job(lambda backend: backend.delete_expired_records(PRUNE_BATCH)) == PRUNE_BATCH:
+        while await self._run_job(lambda backend: backend.delete_expired_records(RECORD_BATCH)) == RECORD_BATCH:
             await anyio.lowlevel.checkpoint()
         return removed
 

@@ -97,7 +97,7 @@ class RecordConformance:
         assert not await store.delete_record("expiry", "past")
         with pytest.raises(ConflictError, match="'past'"):
             await store.write_record("expiry", "past", 2, revision=past.revision)
-        again = await store.write_record("expiry", "past", 2, revision=0)
+        again = await store.write_record("expiry", "past", 2, revision=0, expires_at=now + 3_600)
         assert again.revision > past.revision
         assert await store.read_record("expiry", "past") == again
         unlimited = await store.write_record("expiry", "kept", 2, revision=kept.revision)
