@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from agentfsm._runnable_agent import RunnableAgent
 
+# Tool calls of an agent in a turn, for which the limit of a flow has room: as in `Limits.tool_calls`.
+_CALLS_OF_A_TURN: Final = 10
 Validator = Callable[[Any], Any] | Collection[str]
 Arguments = Mapping[str, Any]
 _VALIDATOR: Final = ValueRule(
@@ -97,7 +99,7 @@ def agent_step(
     read_text: Callable[[str], Any] = str if config.output_spec is None else config.output_spec.parse
     if config.planner is not None and config.planner.fixed:  # a flow
         read_text = json.loads
-    return make_child_step(
+    made = make_child_step(
         agent,
         name=title,
         names=names,
@@ -109,6 +111,7 @@ def agent_step(
         compensate=compensate,
         options=options,
     )
+    return attrs.evolve(made, calls=1 + min(agent.limits.tool_calls, _CALLS_OF_A_TURN * turns) * bool(config.registry))
 
 
 def make_child_step(

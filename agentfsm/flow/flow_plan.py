@@ -86,7 +86,8 @@ def _check_names(step: Step, known: Mapping[str, Step]) -> None:
             raise MisuseError(f"step {step.name!r} depends on {name!r}; the steps are: {', '.join(known)}")
     for name in (*step.required, *step.optional):
         if name in known and name not in step.depends_on:
-            raise MisuseError(f"step {step.name!r} takes the result of {name!r}: add it to depends_on=")
+            hint = f"repeat it with until({name}, ...)" if name == step.name else "add it to depends_on="
+            raise MisuseError(f"step {step.name!r} takes the result of {name!r}: {hint}")
     if step.join != JOINS[0] and not step.depends_on:
         raise MisuseError(f"step {step.name!r}: join={step.join!r} says how depends_on= is met, and there is none")
     if (undo := step.compensate) is None:

@@ -14,6 +14,7 @@ from agentfsm.core.messages import ErrorType
 from agentfsm.flow import Flow, Step, StepStatus, agent_step, each, step, until
 from agentfsm.ports import Reply, Request
 from agentfsm.subagent import find_inner_agent
+from agentfsm.testing import ScriptedModel
 from agentfsm.testing.models import FunctionModel
 
 pytestmark = pytest.mark.anyio
@@ -275,6 +276,8 @@ async def test_the_limits_of_a_flow_have_room_for_the_items():
 
     flow = Flow([each(work, over="items", max_items=400)])
     assert flow.limits.tool_calls >= 400
+    agent = Agent(ScriptedModel(), name="clerk", tools=[grow.tool])
+    assert Flow([each(agent_step(agent, lambda item: item), over="items")]).limits.tool_calls >= 31_000
     assert (await flow.run({"items": list(range(300))})).state is State.DONE
     run = await flow.with_(limits=Limits(tool_calls=20)).run({"items": list(range(30))})
     assert run.state is State.ERROR
@@ -327,6 +330,9 @@ def test_loops_that_cannot_work_are_refused():
         until(grow, lambda grow: True, times=1, on_limit="stop")
     with pytest.raises(MisuseError, match="give a step"):
         until(len, lambda: True, times=1)
+
+    with pytest.raises(MisuseError, match=r"takes the result of 'grow': repeat it with until\(grow"):
+        Flow([grow])
 
     async def later(grow: int) -> bool:
         return True
@@ -396,4 +402,4 @@ async def test_an_item_costs_the_same_in_a_long_list():
         return calls / items
 
     await count_calls(10)
-    assert await count_calls(160) < 1.2 * await count_calls(40)
+    assert await count_calls(120) < 1.2 * await count_calls(30)
