@@ -19,7 +19,7 @@ from agentfsm.core.calls import (
     build_idempotency_key,
     parse_index,
 )
-from agentfsm.core.errors import AgentError
+from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.inbox import Approve, GiveInput, PostedItem, Rerun
 from agentfsm.core.json_text import round_duration, round_timestamp
@@ -612,8 +612,10 @@ def _build_missing_start(run: Run, call: ToolCall, attempts: int) -> list[e.Even
 
 def _find_entry(run: Run, call: ToolCall) -> OpenCall:
     """Return the open call; if its reply is not in the journal yet, as it was requested."""
-    found = next((entry for entry in run.open if entry.call.id == call.id), None)
-    return OpenCall(call=call) if found is None else found
+    try:
+        return run.open_call(call.id)  # at once, also among thousands
+    except MisuseError:
+        return OpenCall(call=call)
 
 
 def create_eager_calls(execution: Execution, queue: ToolQueue) -> EagerCalls:
