@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -14,8 +13,8 @@ from agentfsm import Agent, Limits, RunContext, RunNotFoundError, State
 from agentfsm.flow import Flow, StepStatus, agent_step, step
 from agentfsm.ports import Emit, Model, Reply, Request
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing.crash import connect, crash_point
-from agentfsm.tools.run_context import Found
+from agentfsm.testing.crash import connect
+from tests.support.effect_book import EffectBook
 
 DONE = ["charge 3", "label neutral", "reserve 3"]
 UNDONE = [*DONE, "refund 3", "return 3"]
@@ -31,35 +30,9 @@ class ReadingModel(Model):
         return Reply(text="It depends.")
 
 
-class Book:
-    """The effects, as lines of a file, which outlives its processes: each key has its effect once."""
-
-    def __init__(self, folder: str) -> None:
-        self.path = Path(folder, "effects")
-
-    def keys(self) -> list[str]:
-        """Return the keys whose effects have happened."""
-        return [line.split()[0] for line in self.path.read_text().splitlines()] if self.path.exists() else []
-
-    def act(self, key: str, text: str) -> None:
-        """Have the effect of a key, unless it has happened."""
-        if key in self.keys():
-            return
-        crash_point("effect")
-        with self.path.open("a") as file:
-            file.write(f"{key} {text}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        crash_point("effect")
-
-    def look_up(self, ctx: RunContext[None], _arguments: object) -> Found | str:
-        """Return the result of a call that has happened."""
-        return Found(ctx.idempotency_key) if ctx.idempotency_key in self.keys() else "rerun"
-
-
 def flow_in(folder: str, *, fails: bool) -> Flow:
     """Return the flow."""
-    book = Book(folder)
+    book = EffectBook(folder)
     act, look_up = book.act, book.look_up
 
     @step(idempotent=True)
@@ -125,8 +98,7 @@ async def check(folder: str, fails: bool) -> None:
     assert (await flow.replay("flow")).is_faithful
     statuses = flow.statuses(run)
     await flow.store.aclose()
-    lines = await anyio.Path(folder, "effects").read_text()
-    assert sorted(line.split(" ", 1)[1] for line in lines.splitlines()) == sorted(UNDONE if fails else DONE)
+    assert sorted(EffectBook(folder).read().values()) == sorted(UNDONE if fails else DONE)
     ends = {"ask": StepStatus.SKIPPED, "ship": StepStatus.FAILED if fails else StepStatus.SUCCESS}
     assert statuses == dict.fromkeys(statuses, StepStatus.SUCCESS) | ends
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
@@ -19,7 +17,8 @@ import pytest
 from agentfsm import RunNotFoundError, State
 from agentfsm.flow import Flow
 from agentfsm.stores import SQLiteStore
-from agentfsm.testing.crash import connect, crash_point
+from agentfsm.testing.crash import connect
+from tests.support.effect_book import EffectBook
 from tests.support.example_modules import example
 
 LOADED = {f"load 2025-07-28:{product}" for product in ("cup", "mat", "pot", "tea")}
@@ -38,31 +37,9 @@ EFFECTS = {
 }
 
 
-class Book:
-    """The effects, as rows of a file, which outlives its processes: each key has its effect once."""
-
-    def __init__(self, folder: str) -> None:
-        self.path = Path(folder, "effects")
-
-    def lines(self) -> list[tuple[str, str]]:
-        """Return the keys and the effects that have happened."""
-        return [tuple(json.loads(line)) for line in self.path.read_text().splitlines()] if self.path.exists() else []
-
-    def act(self, key: str, effect: str) -> None:
-        """Have an effect, unless the key has had one."""
-        if key in dict(self.lines()):
-            return
-        crash_point("effect")
-        with self.path.open("a") as file:
-            file.write(json.dumps([key, effect]) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        crash_point("effect")
-
-
 def open_example(story: str, folder: str) -> tuple[Flow, object, Mapping[str, Any]]:
     """Return the flow of an example, the world that it changes, and its inputs."""
-    module, book = example(story.partition(",")[0]), Book(folder)
+    module, book = example(story.partition(",")[0]), EffectBook(folder)
     flow = module.build_flow(SQLiteStore(str(Path(folder, "runs.db")), connect=connect))
     day = "2025-07-29" if "undone" in story else "2025-07-28"
     match story:
@@ -78,7 +55,7 @@ def open_example(story: str, folder: str) -> tuple[Flow, object, Mapping[str, An
     return flow, world, {"day": day, "sources": list(module.SOURCES)}
 
 
-def reviews_in(module: ModuleType, folder: str, book: Book) -> object:
+def reviews_in(module: ModuleType, folder: str, book: EffectBook) -> object:
     """Return the database of the reviews."""
     path = Path(folder, "reviews.db")
     world = module.Database(str(path))
@@ -116,7 +93,7 @@ async def check(story: str, folder: str) -> None:
         run = await flow.load("flow")
         assert run.state is (State.ERROR if "undone" in story else State.DONE), run.stop_message
         assert (await flow.replay("flow")).is_faithful
-    assert sorted(effect for _, effect in Book(folder).lines()) == EFFECTS[story]
+    assert sorted(EffectBook(folder).read().values()) == EFFECTS[story]
 
 
 def kill_once(fork_server, story: str, folder: Path, moment: tuple[str, int]) -> bool:

@@ -13,12 +13,12 @@ from agentfsm import Limits, RunContext, RunNotFoundError
 from agentfsm.flow import Flow, each, step, until
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing.crash import connect
-from tests.crash.test_flow_crash import Book
+from tests.support.effect_book import EffectBook
 
 
 def flow_in(folder: str) -> Flow:
     """Return a flow that counts up from each start, in a loop over a flow of two steps."""
-    book = Book(folder)
+    book = EffectBook(folder)
 
     @step(on_unknown=book.look_up)
     async def note(ctx: RunContext[None], start: int, counted: dict[str, int] | None) -> str:
@@ -53,9 +53,13 @@ async def check(folder: str) -> None:
         run = await flow.load("flow")
         assert run.output == '{"counted": [{"add": 3}, {"add": 3}]}'
         assert (await flow.replay("flow")).is_faithful
-    lines = await anyio.Path(folder, "effects").read_text()
-    noted = sorted(line.split(" ", 1)[1] for line in lines.splitlines())
-    assert noted == ["0 after 1", "0 after 2", "0 after None", "1 after 2", "1 after None"]
+    assert sorted(EffectBook(folder).read().values()) == [
+        "0 after 1",
+        "0 after 2",
+        "0 after None",
+        "1 after 2",
+        "1 after None",
+    ]
 
 
 def kill_once(fork_server, folder: Path, moment: tuple[str, int]) -> bool:
