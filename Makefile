@@ -22,11 +22,12 @@ SOAK_stores := tests/stores  ## 7 min
 SOAK_models := tests/models tests/recordings tests/tokens  ## 2 min
 SOAK_mcp := tests/mcp  ## 5 min
 SOAK_cli := tests/cli  ## 3 min
+SOAK_packaging := tests/packaging  ## 3 min
 SOAK_serve := $(SERVE)  ## 13 min
-SOAK_rest := $(filter-out $(patsubst %,tests/%,core engine crash simulation stores models recordings tokens mcp cli),$(TRACED) $(DOORS) $(REST))  ## 10 min
+SOAK_rest := $(filter-out $(patsubst %,tests/%,core engine crash simulation stores models recordings tokens mcp cli packaging),$(TRACED) $(DOORS) $(REST))  ## 10 min
 PARTS := $(patsubst SOAK_%,%,$(filter SOAK_%,$(.VARIABLES)))
 
-.PHONY: help demo test check bench soak docs site reference diagram format clean
+.PHONY: help demo test check types lowest matrix bench soak docs site reference diagram format clean
 
 help:  ## list the targets, and the parts of the soak
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -71,6 +72,34 @@ check: $(VENV)/ready  ## ruff, mypy and pyright
 	$(BIN)/ruff check $(SRC)
 	$(BIN)/ruff format --check $(SRC)
 	@{ $(BIN)/mypy & mypy=$$!; $(BIN)/pyright && wait $$mypy; }
+
+types: $(VENV)/ready  ## pyright knows the type of each public symbol
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright --verifytypes agentfsm --ignoreexternal
+
+# Warnings of old packages are none of ours. The tests that compare adapters with the newest packages of vendors are left out.
+SOME := tests/core tests/models tests/context tests/prompts tests/evals tests/test_first_contact.py tests/engine/test_ladder.py \
+	tests/engine/test_parked.py tests/cli/test_commands.py tests/cli/test_chat.py tests/cli/test_setting_up.py
+ANY_VENDOR := -o filterwarnings=default -k "not vendor_error_is_missing and not schema_is_what_the_package"
+QUICK := -m "not soak and not on_trio" -p no:cacheprovider
+
+lowest: $(VENV)/ready  ## run a part of the suite with the lowest version of each requirement
+	$(INSTALL) --quiet uv
+	$(BIN)/uv venv --clear --quiet --python $(BIN)/python build/lowest
+	$(BIN)/uv pip install --python build/lowest --resolution lowest-direct --editable '.[all,keyring]' --group test
+	build/lowest/bin/python -m pytest $(QUICK) $(ANY_VENDOR) $(SOME)
+
+# `make matrix PYTHONS="python3.13 /opt/python3.14/bin/python3"`; without it, those that the PATH or pyenv has.
+PYTHONS ?= $(foreach version,3.11 3.12 3.13 3.14,python$(version) $(wildcard $(HOME)/.pyenv/versions/$(version).*/bin/python$(version)))
+matrix: $(VENV)/ready  ## run a part of the suite on each installed Python, 3.11 to 3.14
+	$(INSTALL) --quiet uv
+	@for python in $(PYTHONS); do \
+		name=$$($$python -c 'import sys; print("{}.{}".format(*sys.version_info))' 2>/dev/null) || continue; \
+		case " $$known " in *" $$name "*) continue;; esac; known="$$known $$name"; \
+		echo "Python $$name"; \
+		$(BIN)/uv venv --clear --quiet --python $$python build/matrix-$$name && \
+		$(BIN)/uv pip install --quiet --python build/matrix-$$name --editable '.[all]' --group test && \
+		build/matrix-$$name/bin/python -m pytest $(QUICK) $(SOME) || failed="$$failed $$name"; \
+	done; echo "ran on:$$known; failed on:$${failed:- none}"; test -z "$$failed"
 
 bench: $(VENV)/ready  ## measure against a bare loop in the same process (ROW=turns: one row; PEERS=1: other frameworks)
 	$(BIN)/python -m benchmarks $(if $(PEERS),peers) $(ROW)

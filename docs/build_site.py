@@ -21,7 +21,14 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-ROOT_PAGES = ("SECURITY_MODEL.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "agentfsm/SKILL.md")
+ROOT_PAGES = (
+    "SECURITY_MODEL.md",
+    "SECURITY.md",
+    "CONTRIBUTING.md",
+    "CODE_OF_CONDUCT.md",
+    "CHANGELOG.md",
+    "agentfsm/SKILL.md",
+)
 _LINK = re.compile(r"(\]\()([^)\s:#]+)((?:#[^)\s]*)?\))")
 _CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 Nav = list[Any]
