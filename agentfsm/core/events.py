@@ -77,6 +77,9 @@ class ToolsChosen(Event):
     tier: TierChoice | None = None
     """Tier that replied, and the reason, if the model is a `Tiered`; else None."""
 
+    served_model: str = ""
+    """Name of the model in the provider's reply, if that is another than the snapshot that was asked; else empty."""
+
 
 @attrs.frozen(kw_only=True)
 class AnswerGiven(Event):
@@ -88,6 +91,7 @@ class AnswerGiven(Event):
     model: str = ""
     filtered: tuple[str, ...] = ()
     tier: TierChoice | None = None
+    served_model: str = ""
     answered_from: AnswerSource | None = None
     """Run whose answer this is, from the answer cache; None if the model was asked."""
 
@@ -102,6 +106,7 @@ class AnswerDrafted(Event):
     model: str = ""
     filtered: tuple[str, ...] = ()
     tier: TierChoice | None = None
+    served_model: str = ""
     answered_from: AnswerSource | None = None
     purpose: Purpose | None = None
     """LAST_ANSWER for the last answer of a run that a limit stops, else None."""

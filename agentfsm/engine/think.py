@@ -35,6 +35,7 @@ from agentfsm.engine.execution.run_end import end_after_last_answer, fail, stop_
 from agentfsm.engine.model_calls.compaction import compact_after_refusal, compact_if_needed
 from agentfsm.engine.model_calls.eager_calls import EagerCalls
 from agentfsm.engine.model_calls.outgoing_text import filter_reply
+from agentfsm.engine.model_calls.reply import find_other_model
 from agentfsm.engine.model_calls.request import UNUSABLE_ANSWERS, PreparedRequest, ask_model
 from agentfsm.engine.model_calls.tool_selection import list_offered_tools, select_tools
 from agentfsm.engine.recall import recall
@@ -226,6 +227,7 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
     if config.output_spec is not None:
         reply = config.output_spec.unwrap_reply(reply)
     model = "" if reply.model == config.model.name else reply.model
+    served = _find_other_model(execution, reply) if reply.served_model else ""
     text, hosted = replace_surrogates(reply.text), _label_hosted(execution, reply.hosted) if reply.hosted else None
     thinking = replace_surrogates(reply.thinking) if reply.thinking else ""
     is_filtered, refusal = config.guards and config.filters_texts, ""
@@ -240,7 +242,13 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
         return StepOutcome(
             (
                 e.ToolsChosen(
-                    message=message, usage=usage, request=digest, model=model, filtered=filtered, tier=reply.tier
+                    message=message,
+                    usage=usage,
+                    request=digest,
+                    model=model,
+                    filtered=filtered,
+                    tier=reply.tier,
+                    served_model=served,
                 ),
             )
         )
@@ -261,6 +269,7 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
         model=model,
         filtered=filtered,
         tier=reply.tier,
+        served_model=served,
     )
     if flaw := reply.unanswered or UNUSABLE_ANSWERS.get(reply.finish_reason):
         # A thinking model may be cut off before its first word, and providers refuse an empty message.
@@ -277,9 +286,24 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
         return StepOutcome((draft(),))
 
     answer = e.AnswerGiven(
-        message=message, usage=usage, request=digest, model=model, filtered=filtered, tier=reply.tier
+        message=message,
+        usage=usage,
+        request=digest,
+        model=model,
+        filtered=filtered,
+        tier=reply.tier,
+        served_model=served,
     )
     return StepOutcome((answer,), otherwise=review)
+
+
+def _find_other_model(execution: Execution, reply: Reply) -> str:
+    """Return the name of the model that replied, and warn of it, if it is not the snapshot that was asked; else ""."""
+    asked = reply.model or execution.config.model.name
+    served = find_other_model(asked, reply.served_model)
+    if served:
+        execution.journal.log.warning("other_model", asked=asked, served=served)
+    return served
 
 
 def _label_hosted(execution: Execution, hosted: HostedContent) -> HostedContent:

@@ -200,6 +200,19 @@ class InBandError(Exception):
         super().__init__(str(body.get("message", "")))
 
 
+# Characters of the name of a model that are kept.
+_MAX_MODEL_CHARS: Final = 200
+
+
+def read_served_model(answer: object) -> str:
+    """Return the name of the model in a reply, or in an event of a stream; empty if there is none."""
+    source = answer
+    if isinstance(answer, dict) and "model" not in answer:
+        source = answer.get("message") or answer.get("response")  # Anthropic's first event; those of Responses
+    name = source.get("model") if isinstance(source, dict) else None
+    return replace_surrogates(name[:_MAX_MODEL_CHARS]) if isinstance(name, str) else ""
+
+
 def read_field(source: object, key: str, kind: type[_T], default: _T) -> _T:
     """Return a field of an object, or the default if it is missing or null.
 
@@ -408,6 +421,9 @@ class StreamAssembler(ABC):
     char_count: int = 0
     """Characters of text, thinking and arguments."""
 
+    served_model: str = ""
+    """Name of the model in the stream; empty if no event had one yet."""
+
     _decoder: SSEDecoder = attrs.field(factory=SSEDecoder)
 
     @property
@@ -441,7 +457,9 @@ class StreamAssembler(ABC):
                 self.is_done = True
             else:
                 self.event_count, self.unparsed, self.bytes_at_last_event = self.event_count + 1, [], self.byte_count
-                self._add_event(parse_json(event), chunks)
+                content = parse_json(event)
+                self.served_model = self.served_model or read_served_model(content)
+                self._add_event(content, chunks)
             if self.is_done:
                 break
         self.char_count += _count_chars(chunks)

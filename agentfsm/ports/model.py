@@ -202,6 +202,9 @@ class Reply(Value):
     tier: TierChoice | None = None
     """Choice of a `Tiered`, for the journal; None from other models."""
 
+    served_model: str = ""
+    """Name of the model in the provider's reply; empty if the reply has none."""
+
     thinking: str = ""
     """The model's thinking, or a summary of it, also if it was streamed; empty if the provider does not show it."""
 
@@ -446,6 +449,7 @@ _REPLY_FIELDS: Final[FieldRules] = {
     "native": (NativeReply | None, "NativeReply(provider=..., content=...), or None"),
     "model": (str, "the name of the model that answered, or ''"),
     "thinking": (str, "the thinking as text, or ''"),
+    "served_model": (str, "the name of a model, or ''"),
     "tier": (TierChoice | None, "a TierChoice, or None"),
     "hosted": (HostedContent | None, "a HostedContent, or None"),
     "unanswered": (str, "a sentence, or ''"),

@@ -201,6 +201,14 @@ ALERTS: Final[Mapping[str, Alert]] = MappingProxyType(
                 at_least=10,
                 for_s=0.0,
             ),
+            Alert(
+                name="other_model_replies",
+                text="A provider replies with another model than the snapshot that an agent asks for.",
+                parts=Series(metric=m.OTHER_MODELS),
+                threshold=0.0,
+                by=("agent", "model", "served"),
+                for_s=0.0,
+            ),
         )
     }
 )

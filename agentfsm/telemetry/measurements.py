@@ -128,6 +128,13 @@ SIGNALS: Final = Metric(
     labels=("agent", "signal"),
 )
 
+OTHER_MODELS: Final = Metric(
+    name="agentfsm_other_model_replies_total",
+    kind="counter",
+    text="Replies in which the provider names another model than the snapshot that was asked.",
+    labels=("agent", "model", "served"),
+)
+
 METRICS: Final[Mapping[str, Metric]] = MappingProxyType(
     {
         each.name: each
@@ -144,6 +151,7 @@ METRICS: Final[Mapping[str, Metric]] = MappingProxyType(
             WAITS,
             RATINGS,
             SIGNALS,
+            OTHER_MODELS,
         )
     }
 )
@@ -244,6 +252,8 @@ class _RunMeter:
             case e.ToolsChosen() | e.AnswerGiven() | e.AnswerDrafted():
                 outcome = "cached" if event.usage.cached_replies else "done"
                 yield self._build(REQUESTS, event.took_s, event.at, model, outcome)
+                if event.served_model:
+                    yield self._build(OTHER_MODELS, 1.0, event.at, model, event.served_model)
             case e.ModelFaltered():
                 yield self._build(REQUESTS, event.took_s, event.at, model, "failed")
             case e.ToolFinished():

@@ -2,6 +2,7 @@
 
 import json
 
+import attrs
 import pytest
 
 from agentfsm.core.messages import AssistantMessage, ToolCall, UserMessage, as_parts
@@ -306,8 +307,10 @@ def test_without_usage_there_is_none():
 @pytest.mark.parametrize("usage", [[], "many", {"input_tokens": "many"}])
 def test_an_odd_bill_spoils_no_reply(usage):
     """It is as if nobody had said what was billed."""
-    assert read(whole(text("x"), usage=usage)) == Reply(text="x")
-    assert assembled(*events_of(text("x"), first=usage, last=None))[0].build_reply() == Reply(text="x")
+    assert read(whole(text("x"), usage=usage)) == Reply(text="x", served_model="m")
+    assert assembled(*events_of(text("x"), first=usage, last=None))[0].build_reply() == Reply(
+        text="x", served_model="m"
+    )
 
 
 @pytest.mark.parametrize(
@@ -416,7 +419,7 @@ def test_blocks_that_begin_with_something_in_them_are_read():
         events.append({"type": "content_block_start", "index": index, "content_block": block})
         events.append({"type": "content_block_stop", "index": index})
     assembly, pieces = assembled(*events, *list(events_of(stop="tool_use"))[-2:])
-    assert assembly.build_reply() == read(whole(*blocks, stop="tool_use"))
+    assert assembly.build_reply() == attrs.evolve(read(whole(*blocks, stop="tool_use")), served_model="")
     assert pieces == [
         ThinkingChunk("Rome, then."),
         TextChunk("So."),

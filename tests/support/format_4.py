@@ -212,6 +212,9 @@ FURTHER = (
     e.ToolsChosen(message=AssistantMessage(calls=(STEP,)), filtered=("exit_filter(redact): 1 phone",)),
     e.AnswerGiven(message=AssistantMessage(text="[EMAIL_REDACTED]"), filtered=("exit_filter(redact): 1 email",)),
     e.ToolsChosen(message=AssistantMessage(calls=(STEP,)), usage=SMALL, model="large", tier=ESCALATED),
+    e.ToolsChosen(message=AssistantMessage(calls=(STEP,)), served_model="large-2026-11-20"),
+    e.AnswerDrafted(message=AssistantMessage(text="It is paid."), served_model="large-2026-11-20"),
+    e.AnswerGiven(message=AssistantMessage(text="It is paid."), served_model="large-2026-11-20"),
     e.AnswerDrafted(message=AssistantMessage(text="It is paid."), tier=KEPT, answered_from=EARLIER),
     e.AnswerGiven(
         message=AssistantMessage(text="It is paid."), usage=Usage(cached_replies=1), tier=KEPT, answered_from=EARLIER
@@ -254,6 +257,7 @@ FORMAT_4 = Format(
             (AgentCost, "counted"),
             (Pending, "reason"),
             *((kind, "tier") for kind in (e.ToolsChosen, e.AnswerGiven, e.AnswerDrafted)),
+            *((kind, "served_model") for kind in (e.ToolsChosen, e.AnswerGiven, e.AnswerDrafted)),
             *((kind, "answered_from") for kind in (e.AnswerGiven, e.AnswerDrafted)),
             TierChoice,
             *((TierChoice, name) for name in ("name", "reason", "spent")),

@@ -22,6 +22,7 @@ def record_task(
     failed: StopReason | None = None,
     outcome: Outcome = Outcome.DONE,
     agent: str = "shop",
+    served: str = "",
 ) -> StoredRun:
     """Return the journal of a task that was created at a time; each turn but the last has one call of `search`."""
     header = Header(
@@ -48,7 +49,7 @@ def record_task(
     end = at + seconds
     if failed is None:
         message = AssistantMessage(text="done")
-        events.append(e.AnswerGiven(message=message, usage=usage, at=end, took_s=2 * step))
+        events.append(e.AnswerGiven(message=message, usage=usage, at=end, took_s=2 * step, served_model=served))
     else:
         events.append(e.Failed(reason=failed, message="it failed", at=end, took_s=2 * step))
     return StoredRun(header=header, events=tuple(events))

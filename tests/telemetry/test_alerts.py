@@ -65,6 +65,7 @@ FIRING = {
     "tool_call_frequency": log_of(hourly([10] * 30 + [40])),
     "tool_error_rate": log_of(mixed(35, 5, turns=2, outcome=Outcome.FAILED) + tasks(30, turns=2)),
     "user_satisfaction": log_of(tasks(1), ratings=[3] * 10),
+    "other_model_replies": log_of(mixed(30, 1, served="m-2026-11-20")),
 }
 FIRING["tool_error_rate"] = log_of(
     [record_task(n, n * 90.0, turns=2, outcome=Outcome.FAILED if n % 8 == 0 else Outcome.DONE) for n in range(40)]
@@ -92,6 +93,7 @@ SILENT = {
     ],
     # Nobody voted, or few people, or they are content.
     "user_satisfaction": [log_of(tasks(30)), log_of(tasks(1), ratings=[1] * 9), log_of(tasks(1), ratings=[4, 3] * 5)],
+    "other_model_replies": [log_of(tasks(30))],
 }
 
 
@@ -138,7 +140,7 @@ def test_the_rules_file():
     assert RULES.read_text(encoding="utf-8") == format_rules()
     (group,) = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
     assert [rule["labels"]["metric"] for rule in group["rules"]] == list(ALERTS)
-    assert len({rule["alert"] for rule in group["rules"]}) == 9
+    assert len({rule["alert"] for rule in group["rules"]}) == 10
     for rule in group["rules"]:
         names = set(_iter_metrics(promql_parser.parse(rule["expr"])))
         alert = ALERTS[rule["labels"]["metric"]]

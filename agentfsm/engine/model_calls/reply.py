@@ -6,6 +6,7 @@ A model may be implemented by the user. Its mistakes raise `MisuseError`, which 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final
@@ -36,8 +37,28 @@ from agentfsm.ports.model import (
 if TYPE_CHECKING:
     from agentfsm.ports.model import Emit, Model, Request
 
+# The end of the name of a snapshot: a date or a number, such as -2024-08-06, -20241022, -0613, -002 or -20241022-v2-0.
+_SNAPSHOT: Final = re.compile(r"-(\d{4}-\d{2}-\d{2}|\d{8}|\d{6}|\d{4}|\d{3})(-v\d+(-\d+)?)?")
+
 # Placeholder until a model's `reply` has returned.
 _NOT_CALLED: Final = object()
+
+
+def find_other_model(asked: str, served: str) -> str:
+    """Return the name of the model that replied if it is another than the snapshot that was asked; else "".
+
+    A name without a snapshot, such as "gpt-4o", stands for any. Names that contain each other are the same: providers
+    and gateways add prefixes, and some leave the date out.
+
+    Args:
+        asked: Name of the model that was asked.
+        served: Name in the reply.
+    """
+    if served == asked:
+        return ""
+    first, second = (re.sub(r"[^a-z0-9]+", "-", each.lower()) for each in (asked, served))
+    is_snapshot = (found := _SNAPSHOT.search(first)) is not None and found.end() == len(first)
+    return served if is_snapshot and first not in second and second not in first else ""
 
 
 async def fetch_reply(model: Model, request: Request, emit: Emit | None = None) -> Reply:
@@ -56,6 +77,7 @@ async def fetch_reply(model: Model, request: Request, emit: Emit | None = None) 
         or reply.finish_reason.__class__ is not FinishReason
         or reply.native is not None
         or reply.model.__class__ is not str
+        or reply.served_model.__class__ is not str
         or reply.thinking.__class__ is not str
         or reply.hosted is not None
         or reply.tier is not None

@@ -56,6 +56,7 @@ from agentfsm.models.wire import (
     parse_reply,
     raise_for_error,
     read_field,
+    read_served_model,
     read_token_count,
     render_result,
 )
@@ -501,7 +502,15 @@ def decode(data: bytes, *, provider: str = PROVIDER) -> Reply:
     stop = read_field(answer, "stop_reason", str, "")
     usage = read_usage(answer)
     container = _read_container(answer)
-    return _build_reply(blocks, stop, _refusal_text(answer), usage=usage, provider=provider, container=container)
+    return _build_reply(
+        blocks,
+        stop,
+        _refusal_text(answer),
+        usage=usage,
+        provider=provider,
+        container=container,
+        served_model=read_served_model(answer),
+    )
 
 
 def _build_reply(
@@ -512,6 +521,7 @@ def _build_reply(
     usage: Usage | None,
     provider: str,
     container: str,
+    served_model: str,
 ) -> Reply:
     text = "".join(block.text for block in blocks)
     calls = tuple(block.to_proposed_call() for block in blocks if block.kind == "tool_use")
@@ -528,6 +538,7 @@ def _build_reply(
         hosted=None
         if all(block.is_plain for block in blocks)
         else read_hosted([block.to_dict() for block in blocks], container),
+        served_model=served_model,
     )
 
 
@@ -786,6 +797,7 @@ class AnthropicStreamAssembler(StreamAssembler):
             usage=self.usage,
             provider=self.provider,
             container=self.container,
+            served_model=self.served_model,
         )
 
 

@@ -199,8 +199,12 @@ class ReplyBuilder:
     usage: Usage | None = attrs.field(default=None, init=False)
     """Usage of the whole reply, as the newest response has it."""
 
+    served_model: str = attrs.field(default="", init=False)
+    """Name of the model in the responses; empty if none had one yet."""
+
     def add(self, response: types.GenerateContentResponse) -> list[Chunk]:
         """Add a response, and return its chunks."""
+        self.served_model = self.served_model or response.model_version or ""
         if response.usage_metadata is not None:
             self.usage = _read_usage(response.usage_metadata)
         feedback = response.prompt_feedback
@@ -258,6 +262,7 @@ class ReplyBuilder:
             finish_reason=self._read_finish(),
             usage=self.usage,
             native=native if self.parts else None,
+            served_model=self.served_model,
         )
 
     def _build_error(self, message: str) -> ModelReplyError:

@@ -40,6 +40,7 @@ from agentfsm.models.wire import (
     raise_for_error,
     read_arguments,
     read_field,
+    read_served_model,
     render_result,
 )
 from agentfsm.ports.model import (
@@ -327,6 +328,7 @@ def decode(data: bytes, *, provider: str = "", dialect: Dialect = OPENAI) -> Rep
         native=native,
         provider=provider,
         dialect=dialect,
+        served_model=read_served_model(answer),
     )
 
 
@@ -460,6 +462,7 @@ def _build_reply(
     native: _NativeFields,
     provider: str,
     dialect: Dialect,
+    served_model: str,
 ) -> Reply:
     return Reply(
         text=text,
@@ -468,6 +471,7 @@ def _build_reply(
         usage=usage,
         native=native.build(calls, provider, dialect),
         thinking=native.thinking,
+        served_model=served_model,
     )
 
 
@@ -671,4 +675,5 @@ class ChatStreamAssembler(StreamAssembler):
             native=self.native,
             provider=self.provider,
             dialect=self.dialect,
+            served_model=self.served_model,
         )

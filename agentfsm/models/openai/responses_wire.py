@@ -49,6 +49,7 @@ from agentfsm.models.wire import (
     raise_for_error,
     read_arguments,
     read_field,
+    read_served_model,
     render_result,
 )
 from agentfsm.ports.model import (
@@ -345,6 +346,7 @@ def _build_reply(response: object, output: list[Any] | None, provider: str) -> R
         thinking="\n\n".join(_read_thinking(items)),
         hosted=read_hosted(items),
         unanswered=" ".join(map(explain_unanswered, unanswered)),
+        served_model=read_served_model(response),
     )
 
 
