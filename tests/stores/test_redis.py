@@ -187,6 +187,25 @@ async def test_what_is_no_text_is_the_callers_mistake(make):
     assert await commit.wait()
 
 
+async def test_a_list_answers_no_other_request_of_its_group(make):
+    """A list waits for its replies at once, with those of requests before it; these get their replies all the same."""
+    store = make()
+    await LeasedRun.create(store)
+    times = []
+
+    async def look():
+        times.append(await store.now())
+
+    gate = hold(store, writes=False)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(look)
+            tasks.start_soon(store.list_records, "schedule")
+        await anyio.wait_all_tasks_blocked()
+        gate.set()
+    assert len(times) == 3
+
+
 async def test_deleting_leaves_no_key(make, client):
     """Of runs that are deleted, one by one, by session or for their age, nothing stays but what belongs to no run."""
     store = make()

@@ -230,6 +230,9 @@ class RedisServer(PushNotificationMixin):
     _call_counts: Counter[tuple[object, ...]] = attrs.field(factory=Counter, init=False)
     """Number of requests with the same arguments since the group was last started."""
 
+    _has_stopped_job: bool = attrs.field(default=False, init=False)
+    """Whether a job of the group was stopped since the group was last started, because its reply had not arrived."""
+
     _number: int = attrs.field(default=0, init=False)
     _commit_callbacks: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     """Functions to call when the group is done."""
@@ -256,9 +259,11 @@ class RedisServer(PushNotificationMixin):
         """
         self._commit_callbacks.clear()
         self._call_counts.clear()
+        self._has_stopped_job = False
         yield
         if requests := self._pending_requests():
             self.send_pipeline(requests)
+        if requests or self._has_stopped_job:  # another job, with `at_once`, may have sent its requests
             raise ReplyPendingError
         self._requests.clear()
         for act in self._commit_callbacks:
@@ -288,6 +293,7 @@ class RedisServer(PushNotificationMixin):
         if request.reply is None and at_once:
             self.send_pipeline(self._pending_requests())
         if request.reply is None:
+            self._has_stopped_job = True
             raise ReplyPendingError
         self.last_sent_at = request.sent_at
         return self._unwrap_reply(request)
