@@ -726,7 +726,7 @@ class Agent(Generic[A_co]):
             await anyio.sleep(LEASE_POLL_S)
 
     def _check_release(self, header: Header) -> None:
-        if header.release not in {"", self.version}:
+        if header.parent is None and header.release not in {"", self.version}:  # a sub-agent's run has its caller's
             raise MisuseError(
                 f"run {header.id!r} was begun with release {header.release!r} of agent {header.agent!r}, and this "
                 f"agent is {self.version!r}: resume it with that release, for example by `rollout.resume(...)`"
@@ -790,7 +790,8 @@ class Agent(Generic[A_co]):
             settings=stored.header.settings,
             metadata=stored.header.metadata,
             labels=stored.header.labels,
-            **{name: getattr(stored.header, name) for name in INHERITED_FIELDS},
+            **{name: getattr(stored.header, name) for name in INHERITED_FIELDS if name != "release"},
+            release=self.version if stored.header.release and self.version else stored.header.release,
             forked_from=run_id,
             forked_at=at,
         )

@@ -154,7 +154,7 @@ class OutcomeReader:
         try:
             if known is None:
                 header = await read_header(self._store, summary.id)
-                known = _KnownRun(arm=header.arms.get(self._name, ""))
+                known = _KnownRun(arm="" if header.forked_from else header.arms.get(self._name, ""))
             is_new = (known.version, known.rating) != (summary.version, summary.rating)
             if known.arm and summary.state in FINAL_STATES and is_new:
                 known = await self._read_outcome(summary, known.arm)

@@ -250,10 +250,7 @@ class _RunMeter:
             case e.AnswerGiven() | e.AnswerDrafted() if event.answered_from is not None:
                 return  # no model was asked
             case e.ToolsChosen() | e.AnswerGiven() | e.AnswerDrafted():
-                outcome = "cached" if event.usage.cached_replies else "done"
-                yield self._build(REQUESTS, event.took_s, event.at, model, outcome)
-                if event.served_model:
-                    yield self._build(OTHER_MODELS, 1.0, event.at, model, event.served_model)
+                yield from self._measure_reply(event, model)
             case e.ModelFaltered():
                 yield self._build(REQUESTS, event.took_s, event.at, model, "failed")
             case e.ToolFinished():
@@ -264,6 +261,14 @@ class _RunMeter:
                 for entry in before.open:
                     if entry.phase is Phase.RUNNING:
                         yield self._build(TOOL_CALLS, 1.0, event.at, entry.call.name, CUT_OFF)
+
+    def _measure_reply(
+        self, event: e.ToolsChosen | e.AnswerGiven | e.AnswerDrafted, model: str
+    ) -> Iterator[Measurement]:
+        outcome = "cached" if event.usage.cached_replies else "done"
+        yield self._build(REQUESTS, event.took_s, event.at, model, outcome)
+        if event.served_model:
+            yield self._build(OTHER_MODELS, 1.0, event.at, model, event.served_model)
 
     def _measure_usage(self, usage: Usage, model: str, at: float) -> Iterator[Measurement]:
         for direction, tokens in (("input", usage.input_tokens), ("output", usage.output_tokens)):

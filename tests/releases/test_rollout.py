@@ -18,8 +18,9 @@ from agentfsm.releases import (
 )
 from agentfsm.releases.release import load_release, save_release
 from agentfsm.releases.rollout_guard import abort_runs
-from agentfsm.stores import MemoryStore, SQLiteStore
+from agentfsm.stores import MemoryStore, PostgresStore, RedisStore, SQLiteStore
 from agentfsm.testing import FunctionModel, ScriptedModel, VirtualClock, run_virtual
+from tests.support.database_servers import empty_schema
 
 pytestmark = pytest.mark.anyio
 BY = {"by": "ann", "reason": "a test"}
@@ -33,6 +34,27 @@ def make_agent(store, version, reply=None, **options):
 
 def make_rollout(store, **options):
     return Rollout("billing", {"old": make_agent(store, "1"), "new": make_agent(store, "2")}, **options)
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres", "redis"])
+async def store(request, tmp_path):
+    """A store of each kind in turn."""
+    match request.param:
+        case "memory":
+            store = MemoryStore()
+        case "sqlite":
+            store = SQLiteStore(tmp_path / "runs.db")
+        case "postgres":
+            url, desk = map(request.getfixturevalue, ("shared_postgres", "postgres_desk"))
+            with empty_schema(desk) as schema:
+                store = PostgresStore(url, schema=schema)
+                yield store
+                await store.aclose()
+            return
+        case _:
+            store = RedisStore(request.getfixturevalue("redis_url"), accept_loss="everything")
+    yield store
+    await store.aclose()
 
 
 # Who gets which release.
@@ -137,9 +159,8 @@ async def test_an_arm_is_rolled_back_to_no_weight_whatever_steps_it_took():
             await control.back(arm=arm, **BY)
 
 
-async def test_of_two_changes_at_the_same_moment_one_is_refused():
-    """With the change that was faster, on every store; so no change is lost."""
-    store = MemoryStore()
+async def test_of_two_changes_at_the_same_moment_one_is_refused(store):
+    """With the change that was faster; so no change is lost."""
     first, second = RolloutControl("x", store), RolloutControl("x", store)
     await first.start({"a": 95, "b": 5}, **BY)
     seen, other = await second.log(), await first.kill(by="bob", reason="it is bad")
@@ -209,13 +230,6 @@ def two_versions(store):
     }
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def store(request, tmp_path):
-    store = MemoryStore() if request.param == "memory" else SQLiteStore(tmp_path / "runs.db")
-    yield store
-    await store.aclose()
-
-
 async def test_a_run_begun_in_an_arm_ends_in_it_after_a_roll_back(store, caplog):
     """Only a worker that has its release executes it; one that has only the old release leaves it alone and says so."""
     arms = two_versions(store)
@@ -237,6 +251,18 @@ async def test_a_run_begun_in_an_arm_ends_in_it_after_a_roll_back(store, caplog)
     ended = await rollout.resume("r")
     assert (ended.output, ended.header.arms) == ("2", {"billing": "new"})
     assert (await rollout.run("go", user="ann")).header.release == "1"
+
+
+async def test_a_fork_belongs_to_the_release_that_continues_it(store):
+    """An old run is tried again with a new release, whose workers execute it; it counts for no arm."""
+    arms = two_versions(store)
+    rollout = Rollout("billing", arms)
+    await rollout.start({"old": 100}, **BY)
+    run = await rollout.run("go", user="ann")
+    fork = await arms["new"].fork(run.id, at=1)
+    await rollout.worker(until_idle=True)
+    assert (await rollout.base.runs.header(fork.id)).release == "2"
+    assert [(each.arm, each.open, each.runs) for each in await rollout.results()] == [("old", 1, 0), ("new", 0, 0)]
 
 
 async def test_the_runs_of_an_arm_are_cancelled_if_asked_for(store):

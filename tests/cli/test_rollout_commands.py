@@ -1,0 +1,128 @@
+"""`agentfsm rollout` and `agentfsm release`: the whole way of a release, from the terminal."""
+
+import sys
+from contextlib import aclosing
+
+import anyio
+import pytest
+
+from agentfsm.stores import SQLiteStore
+
+APP = """
+from agentfsm import Agent
+from agentfsm.releases import Rollout
+from agentfsm.testing import FunctionModel
+
+old = Agent(FunctionModel(lambda _: "old"), name="billing", version="1.0.0")
+new = old.with_(model=FunctionModel(lambda _: "new"), version="2.0.0", instructions="Be brief.")
+rollout = Rollout("billing", {"old": old, "new": new})
+only_old = Rollout("billing", {"old": old})
+"""
+
+
+@pytest.fixture
+def here(here, monkeypatch):
+    """A folder with the module `shop`."""
+    (here.folder / "shop.py").write_text(APP)
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+    yield here
+    sys.modules.pop("shop", None)
+
+
+def test_a_release_is_started_changed_and_taken_back(here):
+    """Each step is one command, and the log has all of them with author and reason."""
+    line = here(
+        "rollout", "start", "shop:rollout", "old=0", "new=100", "--reason", "a new prompt", "--by", "ann",
+        "--holdout", "1", "--back-if", "failures 5%",
+    )  # fmt: skip
+    assert line.endswith("  1 start by ann: old=0 new=100; a new prompt\n")
+    ids = [here("submit", "shop:rollout", f"go {number}").strip() for number in range(3)]
+    assert "has '1.0.0': it leaves them" in (here("worker", "shop:only_old", "--until-idle"), here.err)[1]
+    assert here.json("worker", "shop:rollout", "--until-idle")["runs"]["done"] == 3
+    assert {here.json("show", run_id)["release"] for run_id in ids} <= {"1.0.0", "2.0.0"}
+    [shown] = here.json("rollout", "status", "billing")["rollouts"]
+    assert [(arm["arm"], arm["weight"], arm["runs"] <= 3, arm["failed"]) for arm in shown["arms"]] == [
+        ("old", 0.0, True, 0),
+        ("new", 100.0, True, 0),
+    ]
+    here("rollout", "weights", "billing", "old=50", "new=50", "--reason", "less", "--by", "bob")
+    here("rollout", "back", "billing", "--reason", "more again", "--by", "bob")
+    here("rollout", "kill", "billing", "--reason", "wrong invoices", "--by", "bob", "--abort-running")
+    assert "cancelled 0 runs" in here.err
+    log = here.json("rollout", "log", "billing")["log"]
+    assert [(each["action"], each["by"], each["reason"], each["weights"]["new"]) for each in log] == [
+        ("start", "ann", "a new prompt", 100.0),
+        ("weights", "bob", "less", 50.0),
+        ("back", "bob", "more again", 100.0),
+        ("kill", "bob", "wrong invoices", 0.0),
+    ]
+    table = here("rollout", "status")
+    assert "billing: killed, " in table
+    assert "  rolls back if failures 5% after 20\n" in table
+
+
+def test_a_run_is_resumed_with_the_release_that_it_was_begun_with(here):
+    """The run names the roll-out, and the roll-out has the agent; one without that release is refused by name."""
+    here("rollout", "start", "shop:rollout", "old=0", "new=100", "--reason", "x")
+    run_id = here("submit", "shop:rollout", "go").strip()
+    here("rollout", "kill", "billing", "--reason", "x")
+    assert here("resume", run_id).strip() == "new"
+    assert here("run", "shop:rollout", "go").strip() == "old"
+    here("rollout", "start", "shop:rollout", "old=0", "new=100", "--reason", "x")
+    here("run", "shop:only_old", "go", code=2)
+    assert "does not have release '2.0.0' of agent 'billing', it has '1.0.0'" in here.err
+
+
+def test_releases_are_listed_shown_and_compared(here):
+    """By their dimensions; a version that is not there is answered with those that are."""
+    here("rollout", "start", "shop:rollout", "old=100", "--reason", "x")
+    assert [line.split()[:2] for line in here("release", "list").splitlines()] == [
+        ["billing", "1.0.0"],
+        ["billing", "2.0.0"],
+    ]
+    assert here("release", "show", "billing", "2.0.0").startswith("billing 2.0.0 (")
+    assert here("release", "diff", "billing", "1.0.0", "2.0.0").startswith("prompts: instructions ")
+    assert here("release", "diff", "billing", "1.0.0", "1.0.0") == ""
+    here("release", "show", "billing", "3.0.0", code=2)
+    assert "has no release '3.0.0'; saved are: 1.0.0, 2.0.0" in here.err
+
+
+def test_a_flag_needs_no_agent(here):
+    """Its name is enough; mistakes change nothing and say what to give."""
+    here("rollout", "start", "new-search", "off=90", "on=10", "--unit", "session", "--reason", "a better index")
+    assert "new-search: by session, " in here("rollout", "status")
+    for words, text in [
+        (("weights", "new-search", "off=90"), "add up to 90 = 90 %"),
+        (("weights", "new-search", "off=x"), "'x' is not a number: write for example off=5"),
+        (("back", "old-search"), "there is no roll-out 'old-search'"),
+        (("start", "new-search", "off=50", "on=50"), "is in progress"),
+    ]:
+        here("rollout", *words, "--reason", "x", code=2)
+        assert text in here.err
+    here("rollout", "status", "old-search", code=2)
+    assert len(here.json("rollout", "log", "new-search")["log"]) == 1
+
+
+def test_watch_rolls_a_bad_release_back(here):
+    """Without a worker of the roll-out, the command checks its rules."""
+    (here.folder / "shop.py").write_text(
+        APP.replace('lambda _: "new"', "fails").replace(
+            "old = ",
+            "from agentfsm.core.errors import ModelError\n\n\ndef fails(_):\n    raise ModelError('no')\n\n\nold = ",
+            1,
+        )
+    )
+    rule = ("--back-if", "failures 5% after 3")
+    here("rollout", "start", "shop:rollout", "old=0", "new=100", "--reason", "x", *rule)
+
+    async def fail_some():
+        from shop import rollout  # noqa: PLC0415  written above
+
+        async with aclosing(SQLiteStore(here.folder / ".agentfsm" / "runs.db")) as store:
+            ours = rollout.with_(store=store)
+            for number in range(5):
+                await ours.run("go", user=f"{number}")
+
+    anyio.run(fail_some)
+    line = here("rollout", "watch", "billing", "--once")
+    assert "2 auto_back to the base by agentfsm: old=100 new=0; failures 5% after 3: 5 of 5 runs are bad" in line
