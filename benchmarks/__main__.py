@@ -35,6 +35,7 @@ OTHERS = (
     "graded",
     "recall",
     "selection",
+    "engines",
     "event_streams",
     "injections",
     "detection",

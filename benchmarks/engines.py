@@ -1,8 +1,8 @@
-"""`python -m benchmarks engines [PART] [RUNS] [POSTGRES_URL]`: the two engines for runs, on PostgreSQL.
+"""`python -m benchmarks engines [PART] [RUNS] [ENGINE] [POSTGRES_URL]`: the two engines for runs, on PostgreSQL.
 
 `drain`: so many queued runs of one tool call each, executed by the worker of the store and by the engine on DBOS, each
-in two processes, with the time per run of each tenth. `recovery`: seconds from the `kill -9` of one of two executors to
-the next event of each of its runs, on one machine and in separate pid namespaces. `sizes`: bytes, write-ahead log and
+in two processes, with the time per run of each tenth. `recovery`: seconds from the `kill -9` of one of three executors until
+the next event of its runs, on one machine and in separate pid namespaces. `sizes`: bytes, write-ahead log and
 connections, from which docs/scale.md calculates. Without a part all three. The processes share this machine with the
 server.
 """
@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, LiteralString
@@ -37,7 +37,8 @@ PROCESSES: Final = 2
 ENGINES: Final = ("store", "dbos")
 # Runs that are submitted at once, and the seconds of a call in `recovery`.
 SUBMITTERS: Final = 16
-LONG_S: Final = 3.0
+LONG_S: Final = 15.0
+RECOVERED: Final = 60
 LEASE_S: Final = 10.0
 SCHEMAS: Final = ("agentfsm", "agentfsm_dbos")
 
@@ -127,11 +128,11 @@ def number(db: psycopg.Connection[Any], statement: LiteralString) -> float:
 OVER: Final = "SELECT count(*) FROM agentfsm.runs WHERE over"
 
 
-async def drain(url: str, runs: int) -> None:
+async def drain(url: str, runs: int, kinds: Sequence[str]) -> None:
     """Print the time per run of each tenth of a long queue."""
     print(f"\n{runs:,} queued runs of one call each, {PROCESSES} processes of 50 runs at a time; ms per run")
     print(f"{'engine':<8}{'submit':>8}{'all':>8}   each tenth, from the first")
-    for kind in ENGINES:
+    for kind in kinds:
         with emptied(url) as db:
             submit_s = await submitted(kind, url, runs)
             db.execute("ANALYZE")
@@ -155,19 +156,23 @@ async def drain(url: str, runs: int) -> None:
 
 
 async def recovered(kind: str, url: str, *before: str) -> tuple[int, float, float]:
-    """Kill one of two executors. Return how many runs it had, and after how many seconds the first and last went on."""
-    runs = 80  # more than one executor takes
+    """Kill one of three executors. Return how many runs it had, and after how many seconds the first and last went on.
+
+    The others have room for its runs.
+    """
     with emptied(url) as db:
-        await submitted(kind, url, runs, LONG_S)
-        with executors(kind, url, 1, LONG_S, *before) as [first], executors(kind, url, 1, LONG_S, *before):
-            held: dict[str, int] = {}
-            while not held:
+        await submitted(kind, url, RECOVERED, LONG_S)
+        with executors(kind, url, 3, LONG_S, *before) as processes:
+            rows: list[Any] = []
+            while len(rows) < RECOVERED:
                 await asyncio.sleep(0.05)
                 rows = db.execute(
                     "SELECT owner, id, version FROM agentfsm.runs WHERE owner IS NOT NULL AND version >= 3"
                 ).fetchall()
-                held = {run_id: version for owner, run_id, version in rows if is_owner(owner, first)}
-            kill(first)
+            shares = {each: [row for row in rows if is_owner(row[0], each)] for each in processes}
+            victim = min((each for each in processes if shares[each]), key=lambda each: len(shares[each]))
+            held = {run_id: version for _owner, run_id, version in shares[victim]}
+            kill(victim)
             begun, times = time.monotonic(), []
             while held:
                 await asyncio.sleep(0.01)
@@ -231,15 +236,21 @@ async def sizes(url: str, runs: int) -> None:
 
 async def recovery(url: str) -> None:
     """Print how long runs rest after a kill."""
-    print(f"\nkill -9 of one of two executors; lease {LEASE_S:.0f} s; seconds until its runs went on, first and last")
+    print(f"\nkill -9 of one of three executors; lease {LEASE_S:.0f} s; seconds until its runs went on, first and last")
     for kind in ENGINES:
         for where, before in {"one machine": (), "pid namespaces": ("unshare", "--pid", "--fork")}.items():
             count, first, last = await recovered(kind, url, *before)
             print(f"{kind:<8}{where:<18}{count:>4} runs{first:>8.2f}{last:>8.2f}", flush=True)
 
 
-async def main(part: str = "all", runs: str = "", url: str = "") -> None:
+def main(part: str = "all", runs: str = "", kind: str = "", url: str = "") -> int:
     """Measure."""
+    asyncio.run(measure(part, runs, kind, url))
+    return 0
+
+
+async def measure(part: str, runs: str, kind: str, url: str) -> None:
+    """Print the tables."""
     print(machine())
     with postgres(url) as found:
         if not found:
@@ -250,9 +261,8 @@ async def main(part: str = "all", runs: str = "", url: str = "") -> None:
         if part in ("all", "recovery"):
             await recovery(found)
         if part in ("all", "drain"):
-            await drain(found, count)
+            await drain(found, count, [kind] if kind else ENGINES)
 
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
-    asyncio.run(work(*words[1:]) if words[:1] == ["work"] else main(*words))
+    asyncio.run(work(*sys.argv[2:]))

@@ -1,7 +1,7 @@
 """Executes the runs of an agent through DBOS, which adds priorities, rate limits and tenants to the queue of runs.
 
-A run is one workflow with one step, which drives the run until it is over or waits. DBOS decides when and where,
-and the effects depend on the journal with its lease. So a workflow that is started twice has no effect twice, and DBOS
+A run is one workflow with one step, which drives the run until it is over or waits. DBOS decides when and where, and
+the effects depend on the journal with its lease. So a workflow that is started twice has no effect twice, and DBOS
 stores a few rows per run instead of some per transition.
 """
 
