@@ -22,9 +22,10 @@ SOAK_stores := tests/stores  ## 7 min
 SOAK_models := tests/models tests/recordings tests/tokens  ## 2 min
 SOAK_mcp := tests/mcp  ## 5 min
 SOAK_cli := tests/cli  ## 3 min
+SOAK_engines := tests/engines  ## 4 min
 SOAK_packaging := tests/packaging  ## 3 min
 SOAK_serve := $(SERVE)  ## 13 min
-SOAK_rest := $(filter-out $(patsubst %,tests/%,core engine crash simulation stores models recordings tokens mcp cli packaging),$(TRACED) $(DOORS) $(REST))  ## 10 min
+SOAK_rest := $(filter-out $(patsubst %,tests/%,core engine engines crash simulation stores models recordings tokens mcp cli packaging),$(TRACED) $(DOORS) $(REST))  ## 10 min
 PARTS := $(patsubst SOAK_%,%,$(filter SOAK_%,$(.VARIABLES)))
 
 .PHONY: help demo test check types lowest matrix bench soak docs site reference diagram format clean

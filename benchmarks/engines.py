@@ -1,8 +1,8 @@
 """`python -m benchmarks engines [PART] [RUNS] [ENGINE] [POSTGRES_URL]`: the two engines for runs, on PostgreSQL.
 
 `drain`: so many queued runs of one tool call each, executed by the worker of the store and by the engine on DBOS, each
-in two processes, with the time per run of each tenth. `recovery`: seconds from the `kill -9` of one of three executors until
-the next event of its runs, on one machine and in separate pid namespaces. `sizes`: bytes, write-ahead log and
+in two processes, with the time per run of each tenth. `recovery`: seconds from the `kill -9` of one of three executors
+until its runs go on, on one machine and in separate pid namespaces. `sizes`: bytes, write-ahead log, commits and
 connections, from which docs/scale.md calculates. Without a part all three. The processes share this machine with the
 server.
 """
@@ -39,6 +39,7 @@ ENGINES: Final = ("store", "dbos")
 SUBMITTERS: Final = 16
 LONG_S: Final = 15.0
 RECOVERED: Final = 60
+CLAIMS: Final = 300
 LEASE_S: Final = 10.0
 SCHEMAS: Final = ("agentfsm", "agentfsm_dbos")
 
@@ -125,6 +126,7 @@ def number(db: psycopg.Connection[Any], statement: LiteralString) -> float:
     return float(row[0] or 0) if row else 0.0
 
 
+COMMITS: Final = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
 OVER: Final = "SELECT count(*) FROM agentfsm.runs WHERE over"
 
 
@@ -202,6 +204,7 @@ async def sizes(url: str, runs: int) -> None:
         with emptied(url) as db:
             db.execute("CREATE SCHEMA IF NOT EXISTS agentfsm")
             await submitted(kind, url, 1)
+            commits = number(db, COMMITS)
             start = number(db, "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')")
             await submitted(kind, url, runs)
             with executors(kind, url, PROCESSES):
@@ -214,9 +217,12 @@ async def sizes(url: str, runs: int) -> None:
                 )
             wal = number(db, "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')") - start
             events = number(db, "SELECT count(*) FROM agentfsm.events")
+            await asyncio.sleep(1)  # the statistics are behind
+            commits = number(db, COMMITS) - commits
+            entries = events / runs
             print(
-                f"{kind:<8}{wal / runs:>8.0f} bytes of WAL a run, {wal / events:.0f} an event; {events / runs:.1f} "
-                f"entries of the journal a run; {clients / PROCESSES:.1f} connections a process"
+                f"{kind:<8}{wal / runs:>8.0f} bytes of WAL and {commits / runs:.1f} commits a run, {entries:.1f} "
+                f"events; {wal / events:.0f} bytes of WAL an event; {clients / PROCESSES:.1f} connections a process"
             )
             rows = db.execute(
                 "SELECT relnamespace::regnamespace::text || '.' || relname, pg_total_relation_size(oid), "
@@ -232,6 +238,18 @@ async def sizes(url: str, runs: int) -> None:
             ).fetchall()
             for name, updates, hot, _dead in dead:
                 print(f"    {name}: {updates / runs:.1f} updates a run, {hot / updates:.0%} HOT")
+
+
+async def claims(url: str) -> None:
+    """Print how long a claim takes that finds nothing."""
+    with emptied(url):
+        store = PostgresStore(url)
+        await store.claim("clerk", limit=1)
+        begun = time.monotonic()
+        for _ in range(CLAIMS):
+            await store.claim("clerk", limit=20)
+        print(f"\na claim that finds nothing: {(time.monotonic() - begun) / CLAIMS * 1e3:.2f} ms")
+        await store.aclose()
 
 
 async def recovery(url: str) -> None:
@@ -257,6 +275,7 @@ async def measure(part: str, runs: str, kind: str, url: str) -> None:
             return
         count = int(runs or RUNS)
         if part in ("all", "sizes"):
+            await claims(found)
             await sizes(found, count)
         if part in ("all", "recovery"):
             await recovery(found)

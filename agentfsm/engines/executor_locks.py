@@ -66,7 +66,7 @@ class ExecutorLocks:
         """Connect if necessary, take the lock of this executor, and that of the supervisor if it is free.
 
         Returns:
-            Numbers of the executors that are alive; see `hash_executor`.
+            Numbers of the executors that are alive, see `hash_executor`; empty unless this is the supervisor.
 
         Raises:
             sqlalchemy.exc.DBAPIError: if the server is away; the locks are lost then.
@@ -76,6 +76,8 @@ class ExecutorLocks:
                 self._connection = self._open()
             self._is_held = self._is_held or self._try_lock(self.hash_executor(self.executor_id))
             self.is_supervisor = self.is_supervisor or self._try_lock(SUPERVISOR)
+            if not self.is_supervisor:
+                return frozenset()
             rows = self._connection.execute(_SELECT_HELD, {"space": _hash(self.space)})
             return frozenset(number for (number,) in rows) - {SUPERVISOR}
         except DBAPIError:
