@@ -9,7 +9,7 @@ import attrs
 from starlette.responses import Response
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.costs import COST_GROUPS, SpendStatus, build_cost_document, read_costs, read_spend
+from agentfsm.costs import COST_GROUPS, CostGroup, SpendStatus, build_cost_document, read_costs, read_spend
 from agentfsm.ports.store import Filter
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.metrics import CONTENT_TYPE, Samples, format_metric
@@ -93,7 +93,8 @@ async def list_costs(gateway: Gateway, request: Request, caller: Caller, _body: 
     """Add up the costs of the newest runs of the tenant, and list its spending limits, with a forecast of the month."""
     query = request.query_params
     by, tz = read_text(query, "by") or "agent", read_text(query, "tz") or "UTC"
-    if (group := next((each for each in COST_GROUPS if each == by), None)) is None:
+    group: CostGroup | None = next((each for each in COST_GROUPS if each == by), None)
+    if group is None:
         raise MisuseError(f"by={by[:20]!r}: give one of {', '.join(COST_GROUPS)}")
     report = await read_costs(
         gateway.runs.store,

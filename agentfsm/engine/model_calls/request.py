@@ -161,13 +161,14 @@ async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | No
     except ModelError as error:
         usage = error.usage = price_usage(drive, engine.model, error.usage or Usage())
         raise
+    else:
+        return reply, usage
     finally:
         if receiver is not None:
             receiver.is_closed = True
         drive.budget.settle(held, usage or NO_USAGE)
         if held[3] is not None:
             await drive.budget.settle_spend(held, usage)
-    return reply, usage
 
 
 def _build_request(prepared: PreparedRequest, cap_tokens: int | None) -> Request:
