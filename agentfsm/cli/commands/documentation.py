@@ -32,13 +32,14 @@ def list_topics() -> dict[str, Path]:
 def docs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Print a page, or the guide for coding agents."""
     topics = list_topics()
-    page = PACKAGE / "SKILL.md" if args.topic is None else topics.get(args.topic.removesuffix(".md"))
+    topic: str = (args.topic or "").removesuffix(".md")
+    page = topics.get(topic) if topic else PACKAGE / "SKILL.md"
     if args.list:
         text = "\n".join(topics)
     elif page is None:
-        near = ", ".join(get_close_matches(args.topic, topics, n=3, cutoff=0.5))
+        near = ", ".join(get_close_matches(topic, topics, n=3, cutoff=0.5))
         hint = f"did you mean {near}? " if near else ""
-        raise MisuseError(f"there is no page {args.topic!r}: {hint}`agentfsm docs --list` names all pages")
+        raise MisuseError(f"there is no page {topic!r}: {hint}`agentfsm docs --list` names all pages")
     else:
         text = page.read_text(encoding="utf-8").rstrip()
     if terminal.json:

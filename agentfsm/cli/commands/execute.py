@@ -76,7 +76,8 @@ def _resolve_release(args: argparse.Namespace, terminal: Terminal) -> tuple[Agen
         MisuseError: if there is no such agent or roll-out, or a server is not approved.
     """
     if (found := resolve_rollout(args)) is None:
-        return *resolve_agent(args, terminal), {}
+        options: StartOptions = {}
+        return *resolve_agent(args, terminal), options
     rollout, location = found
     agent, options = anyio.run(partial(rollout.choose, session=args.session, id=args.id))
     return agent, location, options
