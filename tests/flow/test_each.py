@@ -8,7 +8,7 @@ import sys
 import anyio
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, RunContext, State
+from agentfsm import Agent, Limits, MisuseError, RunContext, State, TransientError
 from agentfsm.core.events import Resumed
 from agentfsm.core.messages import ErrorType
 from agentfsm.flow import Flow, Step, StepStatus, agent_step, each, step, until
@@ -231,7 +231,7 @@ async def test_no_more_items_run_at_once_than_is_said():
         now -= 1
         if item not in failed:
             failed.add(item)
-            raise OSError("busy")
+            raise TransientError("busy", retry_after_s=0.001)
         return ctx.idempotency_key
 
     flow = Flow([each(work, over="items", parallel=3)])
