@@ -17,7 +17,7 @@ from agentfsm.engine.run_list import RunIterator
 from agentfsm.ports.store import Filter, RunSummary, Store
 from agentfsm.prompts import wilson_interval
 from agentfsm.releases.rollback_rules import RunOutcome
-from agentfsm.releases.rollout_log import RolloutPlan
+from agentfsm.releases.rollout_log import RolloutControl, RolloutPlan
 from agentfsm.stores.rules import FINAL_STATES
 from agentfsm.telemetry.measurements import RUN_DURATION, measure_run
 
@@ -179,3 +179,17 @@ class OutcomeReader:
         return _KnownRun(
             arm=arm, version=summary.version, rating=summary.rating, outcome=None if is_cancelled else outcome
         )
+
+
+async def read_results(control: RolloutControl) -> tuple[ArmResults, ...]:
+    """Return the results of each arm of a roll-out; empty if it was never started.
+
+    They are those since the arm has had weight; for an arm that has lost it, since it had got it.
+    """
+    log = await control.log()
+    if not log:
+        return ()
+    plan = log[-1].plan
+    since = {arm: at for change in log for arm, at in change.plan.since.items() if arm in plan.releases}
+    outcomes = await OutcomeReader(control.name, control.store).read(attrs.evolve(plan, since=since))
+    return outcomes.summarise(plan)

@@ -16,7 +16,7 @@ import anyio
 from agentfsm.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent, StartOptions
 from agentfsm.core.errors import MisuseError, RunNotFoundError
 from agentfsm.core.validation import COUNT, SECONDS
-from agentfsm.releases.arm_results import ArmResults, OutcomeReader
+from agentfsm.releases.arm_results import ArmResults, read_results
 from agentfsm.releases.experiment import Experiment
 from agentfsm.releases.release import Release, save_release
 from agentfsm.releases.rollout_guard import watch_rollout
@@ -174,10 +174,7 @@ class Rollout:
 
     async def results(self) -> tuple[ArmResults, ...]:
         """Return the results of each arm since it has had weight; empty if the roll-out was never started."""
-        if (newest := await self.control.newest()) is None:
-            return ()
-        outcomes = await OutcomeReader(self.name, self.base.store).read(newest.plan)
-        return outcomes.summarise(newest.plan)
+        return await read_results(self.control)
 
     async def save_releases(self) -> None:
         """Save the manifests of the releases in the store, once. All methods that start or execute runs do this.

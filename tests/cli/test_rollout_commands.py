@@ -125,4 +125,6 @@ def test_watch_rolls_a_bad_release_back(here):
 
     anyio.run(fail_some)
     line = here("rollout", "watch", "billing", "--once")
+    [shown] = here.json("rollout", "status")["rollouts"]
+    assert [(arm["weight"], arm["failed"]) for arm in shown["arms"]] == [(100.0, 0), (0.0, 5)]
     assert "2 auto_back to the base by agentfsm: old=100 new=0; failures 5% after 3: 5 of 5 runs are bad" in line

@@ -20,7 +20,7 @@ from agentfsm.cli.session.prompts import user_name
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.core.errors import MisuseError
 from agentfsm.releases import Release, Rollout, RolloutChange, RolloutControl
-from agentfsm.releases.arm_results import OutcomeReader
+from agentfsm.releases.arm_results import read_results
 from agentfsm.releases.release import RELEASES, load_release
 from agentfsm.releases.rollout_guard import abort_runs, watch_rollout
 from agentfsm.releases.rollout_log import ROLLOUTS, UNIT_KINDS
@@ -170,12 +170,9 @@ async def _list_names(store: Store) -> list[str]:
 
 
 async def _read_status(name: str, store: Store) -> tuple[RolloutChange, tuple[ArmResults, ...]] | None:
-    log = await RolloutControl(name, store).log()
-    if not log:
-        return None
-    plan = log[-1].plan
-    outcomes = await OutcomeReader(name, store).read(plan)
-    return log[-1], outcomes.summarise(plan)
+    control = RolloutControl(name, store)
+    newest = await control.newest()
+    return None if newest is None else (newest, await read_results(control))
 
 
 def _format_arms(arms: Iterable[ArmResults]) -> list[str]:
