@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 import attrs
 
 from agentfsm.core.errors import ConflictError, MisuseError, StoreError
+from agentfsm.core.json_text import round_timestamp
 from agentfsm.core.validation import NAME, ValueRule, require_between, require_choice
 from agentfsm.core.value import Value
 from agentfsm.ports.store import STORE, Clock, Store, SystemClock
@@ -270,7 +271,7 @@ class RolloutControl:
         number = len(log) + 1
         base = next(iter(counts))
         ranges = move_buckets(_all_buckets(base), counts)
-        now = await self.store.now()
+        now = round_timestamp(await self.store.now())
         plan = RolloutPlan(
             agent=agent,
             unit=unit,
@@ -301,7 +302,7 @@ class RolloutControl:
         if unknown := weights.keys() - before.releases.keys():
             raise MisuseError(f"roll-out {self.name!r} has no arm {min(unknown)!r}: {', '.join(before.releases)}")
         ranges = move_buckets(before.ranges, count_buckets(weights))
-        now = await self.store.now()
+        now = round_timestamp(await self.store.now())
         plan = attrs.evolve(before, ranges=ranges, since={arm: before.since.get(arm, now) for arm in ranges})
         return await self._write(
             RolloutChange(number=len(log) + 1, action="weights", at=now, by=by, reason=reason, plan=plan)
@@ -331,7 +332,7 @@ class RolloutControl:
         stack.pop()
         while stack and arm is not None and arm in stack[-1].plan.ranges:
             stack.pop()
-        now = await self.store.now()
+        now = round_timestamp(await self.store.now())
         change = RolloutChange(
             number=len(log) + 1,
             action="auto_back" if automatic else "back",
@@ -355,7 +356,7 @@ class RolloutControl:
             ConflictError: if it was changed at the same moment.
         """
         log = await self._read_open_log("kill")
-        now = await self.store.now()
+        now = round_timestamp(await self.store.now())
         plan = _give_all_to_base(log[-1].plan, now)
         return await self._write(
             RolloutChange(number=len(log) + 1, action="kill", at=now, by=by, reason=reason, plan=plan)
