@@ -54,6 +54,9 @@ STORE_PAUSE_S: Final = 0.5
 # Seconds that a worker which stops waits until its runs have given back their leases.
 STOP_S: Final = 10.0
 
+# Seconds of these in which DBOS may record the outcomes of workflows that have just ended.
+RECORD_S: Final = 1.0
+
 RATE: Final = ValueRule(
     fits=lambda value: (
         isinstance(value, tuple)
@@ -373,6 +376,8 @@ class DBOSEngine:
                 for scope in self._scopes.values():
                     scope.cancel()
                 await anyio.sleep(0.01)
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=RECORD_S)
             for task in tuple(self._tasks):
                 task.cancel()  # it waits for the outcome of another start
             await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -152,24 +152,44 @@ async def is_supervised(engine):
 
 
 async def test_misuse_is_refused_before_anything_is_stored(shared_postgres, schema):
-    """A store that is no PostgreSQL, options that make no sense, and a second engine in the process."""
+    """A store that is no PostgreSQL, and options that make no sense."""
     with pytest.raises(MisuseError, match="the agent's store is a MemoryStore: give the agent store=PostgresStore"):
         DBOSEngine(Agent(ScriptedModel(), store=MemoryStore()))
-    agent = Agent(ScriptedModel("Here."), store=PostgresStore(shared_postgres, schema=schema))
+    agent = Agent(ScriptedModel(), store=PostgresStore(shared_postgres, schema=schema))
     for options in ({"limiter": 300}, {"worker_concurrency": 0}, {"schema": "Robert'; --"}, {"url": "host=db"}):
         with pytest.raises(MisuseError, match=next(iter(options))):
             DBOSEngine(agent, **options)
-    async with agent, make_engine(agent) as engine, make_engine(agent) as second:
+    async with make_engine(agent) as engine:
         with pytest.raises(MisuseError, match="priority"):
             await engine.submit("go", priority=0)
+
+
+async def test_an_executor_that_is_stopped_leaves_its_runs_to_the_next(shared_postgres, schema):
+    """It gives back their leases, no crash is counted, and a second engine beside it is refused."""
+    asked, may_answer = anyio.Event(), anyio.Event()
+
+    async def answer(request):
+        asked.set()
+        await may_answer.wait()
+        return "Here."
+
+    agent = Agent(FunctionModel(answer), store=PostgresStore(shared_postgres, schema=schema))
+    async with agent, make_engine(agent) as engine, make_engine(agent) as second:
+        await engine.submit("go", id="interrupted")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.work)
-            await until(lambda: is_supervised(engine))
+            with anyio.fail_after(60):
+                await asked.wait()
             with pytest.raises(MisuseError, match="DBOS is in use in this process"):
                 await second.work()
-            assert (await engine.submit("go", id="still")).id == "still"
-            await until(lambda: is_over(agent, "still"))
             tasks.cancel_scope.cancel()
+        [left] = await agent.store.runs()
+        assert (left.driven, left.crashes) == (False, 0)
+        may_answer.set()
+        await engine.work(until_idle=True)
+        assert (await agent.load("interrupted")).output == "Here."
+        [workflow] = [each for each in await workflows_of(engine) if each.workflow_id == "interrupted"]
+        assert workflow.output["state"] == "done"
 
 
 def test_it_says_that_it_needs_asyncio(shared_postgres, schema):
