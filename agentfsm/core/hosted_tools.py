@@ -74,7 +74,8 @@ class WebSearch(HostedTool):
     """
 
     kind = "web_search"
-    default_labels = (Label.UNTRUSTED,)
+    default_labels: ClassVar[tuple[Label, ...]] = (Label.UNTRUSTED,)
+    """Results are texts from outside."""
 
     allowed_domains: tuple[str, ...] = attrs.field(default=(), converter=_as_texts)
     """Domains to which the search is limited, such as "python.org"; empty for all."""
@@ -148,7 +149,8 @@ class HostedMCP(HostedTool):
     """
 
     kind = "mcp"
-    default_labels = (Label.UNTRUSTED,)
+    default_labels: ClassVar[tuple[Label, ...]] = (Label.UNTRUSTED,)
+    """Results are texts from outside."""
 
     server: str = attrs.field(validator=NAME)
     """Name of the server, with which its tools appear in `HostedCall.tool`."""

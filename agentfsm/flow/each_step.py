@@ -216,7 +216,7 @@ class EachPlan(PlanMaker):
 
     def __attrs_post_init__(self) -> None:
         """Bound the plan."""
-        self.max_steps = self.max_items
+        self.max_steps: int = self.max_items
 
     @property
     def names(self) -> Names:

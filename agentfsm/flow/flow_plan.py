@@ -123,7 +123,7 @@ class FlowPlan(PlanMaker):
     def __attrs_post_init__(self) -> None:
         """Find the inputs: the parameters without the name of a step."""
         self.numbers = {each.name: number for number, each in enumerate(self.steps, 1)}
-        self.max_steps = len(self.steps)
+        self.max_steps: int = len(self.steps)
         required = dict.fromkeys(name for each in self._iter_all() for name in each.required)
         optional = dict.fromkeys(name for each in self._iter_all() for name in each.optional)
         self.inputs = tuple([name for name in required if name not in self.numbers])

@@ -25,7 +25,7 @@ from agentfsm.tools.tool import Tool, ToolDeclarations, make_tool
 if TYPE_CHECKING:
     from agentfsm.tools.schema.binding import Arguments
 
-log = logging.getLogger("agentfsm.flow")
+log: logging.Logger = logging.getLogger("agentfsm.flow")
 
 # Seconds for a step, retries included: a slow query or export takes minutes (document H03, 2.2).
 STEP_TIMEOUT_S: Final = 300.0

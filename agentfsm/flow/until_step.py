@@ -122,7 +122,7 @@ class UntilPlan(PlanMaker):
 
     def __attrs_post_init__(self) -> None:
         """Bound the plans."""
-        self.replans = self.times - 1
+        self.replans: int = self.times - 1
 
     @property
     def names(self) -> Names:

@@ -15,7 +15,7 @@ class MCPServerError(AgentError):
 
     def __init__(self, message: str, *, why: str | None = None, is_passing: bool = False) -> None:
         super().__init__(message)
-        self.why = message if why is None else why
+        self.why: str = message if why is None else why
         self.is_passing = is_passing
 
 

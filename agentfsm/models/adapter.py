@@ -113,7 +113,7 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         COUNT.or_none().check(adapter, "window_tokens", window_tokens)
         STRING.check(adapter, "base_url", base_url)
         self.name = name
-        self.window_tokens = find_window_tokens(name) if window_tokens is None else window_tokens
+        self.window_tokens: int = find_window_tokens(name) if window_tokens is None else window_tokens
         self._base_url = base_url
         self._price = find_price(name, price)
         self._secrets = _find_secrets(secrets)

@@ -137,7 +137,7 @@ class SDKModel(AdapterModel[SDKConnection]):
     ) -> None:
         url = parse_base_url(base_url)
         headers = {name: check_header(f"the header {name!r}", value) for name, value in (headers or {}).items()}
-        self.host = url.host
+        self.host: str = url.host
         self._address = url.netloc.decode("ascii")  # without a password, and without the scheme's own port
         super().__init__(
             name,

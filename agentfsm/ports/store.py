@@ -38,8 +38,11 @@ class Clock(Protocol):
 class SystemClock:
     """The clocks of the machine: `time.time` and `time.monotonic`."""
 
-    now = staticmethod(time.time)
-    monotonic = staticmethod(time.monotonic)
+    now: staticmethod[[], float] = staticmethod(time.time)
+    """Returns the seconds since 1970."""
+
+    monotonic: staticmethod[[], float] = staticmethod(time.monotonic)
+    """Returns seconds that never go back, from any start."""
 
 
 Durability: TypeAlias = Literal["full", "normal"]

@@ -67,10 +67,10 @@ class Experiment:
             raise MisuseError(f"Experiment(arms={arms!r:.80}): give the names of the arms, each once")
         for arm in arms:
             NAME.check("Experiment", "arms", arm)
-        self.control = RolloutControl(name, store, clock=clock)
+        self.control: RolloutControl = RolloutControl(name, store, clock=clock)
         self.name = name
         self.store = store
-        self.arms = tuple(arms)
+        self.arms: tuple[str, ...] = tuple(arms)
         self.unit: Unit = unit
 
     async def assign(
@@ -121,7 +121,7 @@ class Flag:
         Raises:
             MisuseError: if an argument is invalid.
         """
-        self.experiment = Experiment(name, store, arms=(OFF, ON), unit=unit, clock=clock)
+        self.experiment: Experiment = Experiment(name, store, arms=(OFF, ON), unit=unit, clock=clock)
 
     async def is_on(
         self,

@@ -86,7 +86,7 @@ class Rollout:
         self.name = name
         """Name of the roll-out."""
 
-        self.base = next(iter(self.arms.values()))
+        self.base: Agent[Any] = next(iter(self.arms.values()))
         """The agent of the first arm."""
 
         self._check_arms()
@@ -95,7 +95,9 @@ class Rollout:
         )
         """The release of each arm."""
 
-        self.experiment = Experiment(name, self.base.store, arms=tuple(self.arms), unit=unit, clock=self.base.clock)
+        self.experiment: Experiment = Experiment(
+            name, self.base.store, arms=tuple(self.arms), unit=unit, clock=self.base.clock
+        )
         """Assigns the arms."""
 
         self._options: dict[str, Any] = {"unit": unit, "code": code, "evaluations": evaluations}

@@ -261,5 +261,5 @@ class InputRequired(CallPaused):
             MisuseError: if a question is invalid, or the state is too large or not JSON.
         """
         super().__init__(())
-        self.questions = validate_questions(questions)
-        self.state = encode_state(state)
+        self.questions: tuple[Question, ...] = validate_questions(questions)
+        self.state: str = encode_state(state)

@@ -39,7 +39,7 @@ class LimitedConnection(H11Protocol):
     max_per_client = MAX_CONNECTIONS // 2
     """Connections of one client at once."""
 
-    client_key = ""
+    client_key: str = ""
     _timer: asyncio.TimerHandle | None = None
     """None while a request is answered."""
 

@@ -77,9 +77,9 @@ class LiveView:
 
     def __init__(self) -> None:
         """Prepare the view. `begin` shows it."""
-        self.console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self.console: Console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         self._run: Run | None = None
-        self.open_turn = OpenTurn()
+        self.open_turn: OpenTurn = OpenTurn()
         self._printed_turns: int | None = None  # number of closed turns printed; None before the first `begin`
         self._live: Live | None = None
 

@@ -563,7 +563,7 @@ class EagerHost(RunHost):
 
     def release(self) -> None:
         """Commit the events held back, once the reply that requested the calls is in the journal."""
-        self.unfinished = len(self.execution.journal.run.open)
+        self.unfinished: int = len(self.execution.journal.run.open)
         held, self.held_records = self.held_records or [], None
         self.is_released.set()
         for each in held:

@@ -113,7 +113,8 @@ class Anthropic(SDKModel):
     expected_reply = "a message"
     provider = wire.PROVIDER
     official_host = "api.anthropic.com"
-    output_modes = (OutputMode.SCHEMA, OutputMode.TOOL, OutputMode.PROMPT)
+    output_modes: tuple[OutputMode, ...] = (OutputMode.SCHEMA, OutputMode.TOOL, OutputMode.PROMPT)
+    """Modes in which the model returns typed answers, the preferred one first."""
     translations: ClassVar[Mapping[type[Exception], t.Translate]] = {
         anthropic.AnthropicError: t.sdk_error,
         anthropic.APIError: _translate_status,

@@ -707,7 +707,7 @@ class AnthropicStreamAssembler(StreamAssembler):
         raise_for_error(event)
         match read_field(event, "type", str, ""):
             case "message_start":
-                self.is_begun = True
+                self.is_begun: bool = True
                 message = read_field(event, "message", dict, {})
                 self.container = _read_container(message)
                 self._add_usage(message)
@@ -729,7 +729,7 @@ class AnthropicStreamAssembler(StreamAssembler):
         usage = source.get("usage") if isinstance(source, dict) else None
         if isinstance(usage, dict):
             self.usage_fields |= {name: value for name, value in usage.items() if value is not None}
-            self.usage = read_usage({"usage": self.usage_fields})
+            self.usage: Usage | None = read_usage({"usage": self.usage_fields})
 
     def _begin_block(self, index: int, block: _ContentBlock) -> Iterable[Chunk]:
         if index in self.blocks:

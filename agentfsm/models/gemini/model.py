@@ -80,7 +80,8 @@ class Gemini(AdapterModel[GeminiConnection]):
 
     api_key_env = "GEMINI_API_KEY"
     expected_reply = "generated content"
-    output_modes = (OutputMode.SCHEMA, OutputMode.TOOL, OutputMode.JSON, OutputMode.PROMPT)
+    output_modes: tuple[OutputMode, ...] = (OutputMode.SCHEMA, OutputMode.TOOL, OutputMode.JSON, OutputMode.PROMPT)
+    """Modes in which the model returns typed answers, the preferred one first."""
     translations: ClassVar[Mapping[type[Exception], t.Translate]] = {
         errors.APIError: _translate_status,
         errors.UnknownApiResponseError: t.invalid_reply_error,

@@ -598,12 +598,14 @@ class ChatStreamAssembler(StreamAssembler):
         return any(text.strip() for text in self.texts)
 
     def _add_event(self, event: object, chunks: list[Chunk]) -> None:
-        self.usage = read_usage(event) or self.usage  # some servers send it with each chunk, OpenAI with the last
+        self.usage: Usage | None = (
+            read_usage(event) or self.usage
+        )  # some servers send it with each chunk, OpenAI with the last
         raise_for_error(event)
         for choice in read_field(event, "choices", list, []):
             if read_field(choice, "index", int, 0):
                 continue  # a second answer, which only extra_body={"n": 2} requests
-            self.is_begun = self.is_begun or "delta" in choice
+            self.is_begun: bool = self.is_begun or "delta" in choice
             self._add_delta(read_field(choice, "delta", dict, {}), chunks)
             before, self.finish_reason = (
                 self.finish_reason,

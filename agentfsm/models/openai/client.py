@@ -204,10 +204,10 @@ class OpenAIModel(SDKModel):
         self._is_plain = plain
         if provide_key is not None:
             self._client_options["api_key"] = functools.partial(self._get_key, provide_key)
-        self.is_openai = self.host.endswith(OPENAI_HOSTS)
+        self.is_openai: bool = self.host.endswith(OPENAI_HOSTS)
         # Few other servers enforce a schema, and those that do not accept the field and ignore it.
         schema = (OutputMode.SCHEMA,) if self.is_openai else ()
-        self.output_modes = (*schema, OutputMode.TOOL, OutputMode.JSON, OutputMode.PROMPT)
+        self.output_modes: tuple[OutputMode, ...] = (*schema, OutputMode.TOOL, OutputMode.JSON, OutputMode.PROMPT)
 
     def _check_api_key(self, key: str | None, *, needed: bool) -> str:
         if key:

@@ -446,7 +446,7 @@ class ResponsesStreamAssembler(StreamAssembler):
     def _add_event(self, event: object, chunks: list[Chunk]) -> None:
         raise_for_error(event)
         kind = read_field(event, "type", str, "")
-        self.is_begun = self.is_begun or kind.startswith("response.")
+        self.is_begun: bool = self.is_begun or kind.startswith("response.")
         match kind:
             case "response.output_text.delta" | "response.refusal.delta":
                 if text := read_field(event, "delta", str, ""):
@@ -499,7 +499,7 @@ class ResponsesStreamAssembler(StreamAssembler):
         chunks.append(CallChunk(index=call.index, is_complete=True))
 
     def _complete(self, response: Item, chunks: list[Chunk]) -> None:
-        self.usage = read_usage(response)
+        self.usage: Usage | None = read_usage(response)
         raise_for_error(response)
         output = read_field(response, "output", list, []) or [self.items[index] for index in sorted(self.items)]
         self.completed_reply = _build_reply(response, output, self.provider)

@@ -10,7 +10,7 @@ import attrs
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.usage import Usage
 from agentfsm.models.model_names import resolve_model
-from agentfsm.ports.model import Emit, Model, Reply, Request
+from agentfsm.ports.model import Emit, Model, OutputMode, Reply, Request
 
 if TYPE_CHECKING:
     from agentfsm.core.hosted_tools import HostedTool
@@ -31,11 +31,11 @@ class CompositeModel(Model):
     """
 
     def __init__(self, separator: str, models: Iterable[Model | str]) -> None:
-        self.models = tuple(map(resolve_model, models))
-        self.name = separator.join(model.name for model in self.models)
-        self.window_tokens = min(model.window_tokens for model in self.models)
+        self.models: tuple[Model, ...] = tuple(map(resolve_model, models))
+        self.name: str = separator.join(model.name for model in self.models)
+        self.window_tokens: int = min(model.window_tokens for model in self.models)
         first, *others = self.models
-        self.output_modes = tuple(
+        self.output_modes: tuple[OutputMode, ...] = tuple(
             [mode for mode in first.output_modes if all(mode in model.output_modes for model in others)]
         )
         if not self.output_modes:

@@ -35,12 +35,12 @@ class Supervisor:
         self.written: dict[int, bytearray] = {}
         # Bytes to keep of each pipe. A result with more is refused, and the rest of other output is dropped.
         self.limits: dict[int, int] = {}
-        self.result_fd = -1
-        self.output_fd = -1
-        self.main_pid = 0
-        self.end = ""
-        self.exit_code = 0
-        self.cpu_s = 0.0
+        self.result_fd: int = -1
+        self.output_fd: int = -1
+        self.main_pid: int = 0
+        self.end: str = ""
+        self.exit_code: int = 0
+        self.cpu_s: float = 0.0
 
     def run(self, request: bytes, proxy_fd: int) -> dict[str, Any]:
         """Run the function and return how it ended, when no process of it is left."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 from urllib.parse import unquote
 
 import attrs
@@ -35,7 +35,7 @@ _Id = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\
 class _DialectBody(RequestBody):
     """Base of the bodies of AG-UI, whose unknown fields are ignored, as its versions demand."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", strict=True)
 
 
 class ResumeBody(_DialectBody):

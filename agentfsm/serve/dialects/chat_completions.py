@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import anyio
 import attrs
@@ -70,7 +70,7 @@ def refuse_chat(status: int, code: str, text: str, headers: Any = None) -> Respo
 class StreamOptionsBody(RequestBody):
     """Options of a streamed answer."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", strict=True)
 
     include_usage: bool = False
     """Whether the stream ends with the usage of tokens."""
@@ -79,7 +79,7 @@ class StreamOptionsBody(RequestBody):
 class ChatBody(RequestBody):
     """Request for a completion. Other fields of OpenAI's, such as `temperature` and `tools`, have no effect."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", strict=True)
 
     model: Annotated[str, Field(min_length=1, max_length=_MAX_NAME_CHARS)]
     """Name of the agent."""

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 import attrs
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -38,7 +38,7 @@ _SecretReference = Annotated[str, AfterValidator(_check_reference)]
 
 
 class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     secret: _SecretReference
     tenant: str | None = None
@@ -70,7 +70,7 @@ class OutgoingEntry(_Entry):
 
 
 class _Document(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     incoming: dict[str, IncomingEntry] = {}
     outgoing: dict[str, OutgoingEntry] = {}

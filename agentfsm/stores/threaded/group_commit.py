@@ -154,11 +154,11 @@ class StoreJob(Generic[T, D]):
             retry_if_locked: Whether to retry for `MAX_LOCKED_S` while the store is locked, for jobs that record past
                 events; other jobs then fail.
         """
-        self.run_id = run_id
-        self.writes = writes
+        self.run_id: str = run_id
+        self.writes: bool = writes
         self.durability = durability
-        self.notify_agent = notify_agent
-        self.retry_if_locked = retry_if_locked
+        self.notify_agent: str | None = notify_agent
+        self.retry_if_locked: bool = retry_if_locked
         self._work: Callable[[D], T] | None = work
         self._on_failure = on_failure
         self._waiters: list[ThreadWaiter] = []
@@ -262,7 +262,7 @@ class GroupCommitWriter(Generic[D]):
     def __init__(self, backend: D) -> None:
         self.backend = backend
         # Notified after each commit.
-        self.subscriptions = Subscriptions()
+        self.subscriptions: Subscriptions = Subscriptions()
         # None in the queue means that the writer is being closed.
         self._queue: SimpleQueue[StoreJob[Any, D] | None] = SimpleQueue()
         # Guards the start and the end of the thread, so that no job is queued for a thread that has just ended.

@@ -25,7 +25,7 @@ RATE_LIMITED_STATUS: Final = 429
 
 # Transient error numbers beyond the subclasses of ConnectionError and TimeoutError.
 TRANSIENT_ERRNOS: Final = frozenset(
-    number
+    getattr(errno, name)
     for name in (
         "EADDRNOTAVAIL",  # all local ports are in use
         "EHOSTDOWN",
@@ -35,7 +35,7 @@ TRANSIENT_ERRNOS: Final = frozenset(
         "ENETUNREACH",
         "ENOBUFS",
     )
-    if (number := getattr(errno, name, None)) is not None
+    if hasattr(errno, name)
 )
 
 # Table value: classify the error by its `reason` attribute.
