@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from agentfsm import Agent, Limits, MisuseError, Outcome, RunContext, StopReason, tool
+from agentfsm import Agent, Limits, MisuseError, Outcome, RunContext, Settings, StopReason, tool
 from agentfsm.core.messages import ErrorType
 from agentfsm.core.pending import Question
 from agentfsm.core.usage import Usage
@@ -239,3 +239,27 @@ def test_a_call_that_the_end_of_its_run_cuts_off_is_charged(end):
         await sound(agent, run)
 
     virtually(play)
+
+
+async def test_the_requests_of_a_costly_agent_do_not_wait_for_its_call(store):
+    """The cost of the call counts as spent: the request gets what is left, or the agent ends. Neither waits."""
+
+    class CentPerToken(ScriptedModel):
+        def cost_usd(self, usage):
+            return usage.output_tokens * 0.01
+
+    def answer(tokens):
+        return say("found", usage=Usage(output_tokens=tokens))
+
+    for call_usd, outcome in ((0.06, Outcome.DONE), (0.09, Outcome.FAILED)):
+        inner = Agent(CentPerToken(answer(3)), name="inner", settings=Settings(max_tokens=5))
+        outer = Agent(
+            CentPerToken(say("", call("inner", query="it"), usage=Usage(output_tokens=1)), answer(1)),
+            tools=[inner.as_tool(cost_usd=call_usd)],
+            limits=Limits(usd=0.10),
+            settings=Settings(max_tokens=1),
+            store=store,
+        )
+        run = await outer.run("go")
+        assert results_of(run.messages)[0].outcome is outcome
+        assert run.usage.cost_usd == pytest.approx(0.10)

@@ -7,8 +7,9 @@ together spend more than the limit.
 Tokens and money are reserved for the longest permitted answer of a request, on the budget of the run and on each one
 above it. A request waits while one of these has no room beside the other reservations. A request that fits may answer
 longer than estimated, so a budget is exceeded by one answer at most. A waiting request holds no reservation, and a
-request with a reservation waits only for its model, so deadlocks cannot occur. Tool calls are counted one by one, so
-their limit is never exceeded.
+request with a reservation waits only for its model, so deadlocks cannot occur. The cost of a tool call in progress
+counts as spent: the call may itself wait for a request, so no request waits for it. Tool calls are counted one by one,
+so their limit is never exceeded.
 
 A run that requests a last answer reserves its cost, from itself and from the child runs.
 """
@@ -137,6 +138,9 @@ class Budget:
 
     _in_flight: int = 0
     """Number of these requests."""
+
+    _costly_calls: tuple[int, float] = (0, 0.0)
+    """Number of tool calls in progress that cost money, here and in descendants, and their US dollars."""
 
     children: dict[str, RunSpending] = attrs.field(factory=dict)
     """Spending of child runs by run id, as far as it is not in this run's journal."""
@@ -286,7 +290,8 @@ class Budget:
         granted, binding, binding_kept, kept = wanted_tokens, self, 0, NO_AMOUNT
         for budget in (self, *self.ancestors):
             kept = kept[0] + budget._kept_for_last[0], kept[1] + budget._kept_for_last[1]  # noqa: SLF001  one of its kind
-            room = budget._remaining_tokens(request_tokens, wanted_tokens, cost, kept)  # noqa: SLF001  as above
+            held = kept[0], kept[1] + budget._costly_calls[1]  # noqa: SLF001  as above
+            room = budget._remaining_tokens(request_tokens, wanted_tokens, cost, held)  # noqa: SLF001  as above
             if room < granted:
                 granted, binding, binding_kept = room, budget, kept[0]
         return granted, binding, binding_kept
@@ -298,7 +303,8 @@ class Budget:
             kept = kept[0] + budget._kept_for_last[0], kept[1] + budget._kept_for_last[1]  # noqa: SLF001  one of its kind
             if not budget._in_flight:  # noqa: SLF001  as above
                 continue  # no request to wait for
-            held = budget._reserved[0] + kept[0], budget._reserved[1] + kept[1]  # noqa: SLF001  as above
+            held_usd = budget._reserved[1] + budget._costly_calls[1] + kept[1]  # noqa: SLF001  as above
+            held = budget._reserved[0] + kept[0], held_usd  # noqa: SLF001  as above
             if budget._remaining_tokens(request_tokens, needed_tokens, cost, held) < needed_tokens:  # noqa: SLF001  as above
                 return False
         return True
@@ -343,6 +349,10 @@ class Budget:
             budget._reserved = rest if budget._in_flight else NO_AMOUNT  # noqa: SLF001  avoids rounding residues
         if (excess := usage.input_tokens + usage.output_tokens - held[2]) > self.tree.excess_tokens:
             self.tree.excess_tokens = excess
+        self._record_usage(usage, purpose)
+
+    def _record_usage(self, usage: Usage, purpose: Purpose | None) -> None:
+        """Add usage that is not in the journal yet, and wake the requests that wait for room."""
         version = self.source.run.version
         self._unjournalled_usage = self._unjournalled_usage + usage if version == self._usage_version else usage
         self._usage_version = version
@@ -378,17 +388,22 @@ class Budget:
             if usd > left + _ROUNDING_USD:
                 return False
         for budget in (self, *self.ancestors):
-            budget._reserved = budget._reserved[0], budget._reserved[1] + usd  # noqa: SLF001  as above
-            budget._in_flight += 1  # noqa: SLF001  as above
+            calls, reserved_usd = budget._costly_calls  # noqa: SLF001  as above
+            budget._costly_calls = calls + 1, reserved_usd + usd  # noqa: SLF001  as above
         return True
 
     def _remaining_usd(self) -> float:
         """Return the money left beside the reservations; infinite without a limit."""
-        return inf if self.limits.usd is None else self.limits.usd - (self.usage.cost_usd or 0.0) - self._reserved[1]
+        if self.limits.usd is None:
+            return inf
+        return self.limits.usd - (self.usage.cost_usd or 0.0) - self._reserved[1] - self._costly_calls[1]
 
     def settle_cost(self, reserved_usd: float, usage: Usage) -> None:
         """Replace the reserved cost of a tool call by its actual cost."""
-        self.settle((0, reserved_usd, 0, None), usage)
+        for budget in (self, *self.ancestors):
+            calls, usd = budget._costly_calls  # noqa: SLF001  one of its kind
+            budget._costly_calls = (calls - 1, usd - reserved_usd) if calls > 1 else (0, 0.0)  # noqa: SLF001  as above
+        self._record_usage(usage, None)
 
     def format_cost_refusal(self, name: str, usd: float) -> str:
         """Return the text for the model about a call that costs more than is left."""
