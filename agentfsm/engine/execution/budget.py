@@ -340,19 +340,22 @@ class Budget:
             return LimitError(StopReason.TOKEN_BUDGET, message)
         return LimitError(StopReason.COST_BUDGET, f"{format_usd_used(usage.cost_usd or 0.0, self.limits)}: {rest}")
 
-    def settle(self, held: Reservation, usage: Usage, purpose: Purpose | None = None) -> None:
-        """Replace the reservation of a request by its actual cost. `purpose` is that of a side request."""
-        for budget in (self, *self.ancestors):
-            reserved = budget._reserved  # noqa: SLF001  one of its kind
-            budget._in_flight -= 1  # noqa: SLF001  as above
-            rest = reserved[0] - held[0], reserved[1] - held[1]
-            budget._reserved = rest if budget._in_flight else NO_AMOUNT  # noqa: SLF001  avoids rounding residues
-        if (excess := usage.input_tokens + usage.output_tokens - held[2]) > self.tree.excess_tokens:
-            self.tree.excess_tokens = excess
-        self._record_usage(usage, purpose)
+    def settle(self, held: Reservation | None, usage: Usage, purpose: Purpose | None = None) -> None:
+        """Replace the reservation of a request by its actual cost, and wake the requests that wait for room.
 
-    def _record_usage(self, usage: Usage, purpose: Purpose | None) -> None:
-        """Add usage that is not in the journal yet, and wake the requests that wait for room."""
+        Args:
+            held: The reservation; None if there is none.
+            usage: Usage that is not in the journal yet.
+            purpose: Purpose of a side request; None for others.
+        """
+        if held is not None:
+            for budget in (self, *self.ancestors):
+                reserved = budget._reserved  # noqa: SLF001  one of its kind
+                budget._in_flight -= 1  # noqa: SLF001  as above
+                rest = reserved[0] - held[0], reserved[1] - held[1]
+                budget._reserved = rest if budget._in_flight else NO_AMOUNT  # noqa: SLF001  avoids rounding residues
+            if (excess := usage.input_tokens + usage.output_tokens - held[2]) > self.tree.excess_tokens:
+                self.tree.excess_tokens = excess
         version = self.source.run.version
         self._unjournalled_usage = self._unjournalled_usage + usage if version == self._usage_version else usage
         self._usage_version = version
@@ -403,7 +406,7 @@ class Budget:
         for budget in (self, *self.ancestors):
             calls, usd = budget._costly_calls  # noqa: SLF001  one of its kind
             budget._costly_calls = (calls - 1, usd - reserved_usd) if calls > 1 else (0, 0.0)  # noqa: SLF001  as above
-        self._record_usage(usage, None)
+        self.settle(None, usage)
 
     def format_cost_refusal(self, name: str, usd: float) -> str:
         """Return the text for the model about a call that costs more than is left."""
