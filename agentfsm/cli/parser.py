@@ -167,6 +167,7 @@ def _add_execute(add: AddParser) -> None:
             help="id of the run (default: a random one); repeating an id with the same prompt continues that run",
         )
         starts.add_argument("--session", help="continue this conversation")
+        starts.add_argument("--user", metavar="NAME", help="user on whose behalf the agent works")
         starts.add_argument("--messages", metavar="FILE", help="earlier messages, a JSON list in OpenAI's format")
         starts.add_argument(
             "--metadata",

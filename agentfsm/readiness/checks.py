@@ -21,6 +21,7 @@ from agentfsm.core.labels import Label
 from agentfsm.core.sensitive_text import DataKind
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
+from agentfsm.flow import Flow
 from agentfsm.guards.exit_rules import ExitFilter
 from agentfsm.models.wrappers.router import Router
 from agentfsm.models.wrappers.tiered import Tiered
@@ -169,7 +170,8 @@ def _check_effects(subject: Subject) -> CheckFinding:
     bare = [
         each.name for each in tools if not (each.read_only or each.idempotent or each.external or _is_decided(each))
     ]
-    warnings = [f"{each.tool}: {each.message}" for each in subject.agent.tools.check() if each.severity == "warning"]
+    found = () if isinstance(subject.agent, Flow) else subject.agent.tools.check()  # no model chooses steps
+    warnings = [f"{each.tool}: {each.message}" for each in found if each.severity == "warning"]
     if warnings:
         return CheckFinding(_FAIL, "; ".join(warnings), "see agentfsm doctor module:agent")
     if bare:

@@ -46,7 +46,7 @@ class LoadReport(Value):
     """Number of runs at a time."""
 
     failed: int
-    """Number of runs that ended without an answer, or were left waiting for a person."""
+    """Number of runs that ended without an answer, were left waiting for a person, or raised an error."""
 
     seconds: float
     """Seconds for all runs together."""
@@ -67,7 +67,7 @@ class LoadReport(Value):
     """Cost of all runs in US dollars; None if a price is unknown."""
 
     stop_reasons: dict[str, int] = attrs.field(factory=dict)
-    """Number of runs by the reason of their end."""
+    """Number of runs by the reason of their end: a stop reason, "waiting", or "raised" with the type of the error."""
 
     def save(self, path: str | Path) -> None:
         """Write the report as JSON. A missing folder is created."""

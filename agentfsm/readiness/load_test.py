@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.machine import State
 from agentfsm.core.validation import COUNT
 from agentfsm.readiness.evidence import LoadReport
@@ -50,14 +50,23 @@ async def measure_load(
         raise MisuseError("measure_load needs at least one prompt")
     times: list[float] = []
     ended: list[Run[Any]] = []
+    reasons = Counter[str]()
     numbers = iter(range(runs))
 
     async def work() -> None:
         for number in numbers:
             start = time.perf_counter()
-            run = await agent.run(prompts[number % len(prompts)], deps=deps)
-            times.append(time.perf_counter() - start)
+            try:
+                run = await agent.run(prompts[number % len(prompts)], deps=deps)
+            except AgentError:
+                raise
+            except Exception as error:  # noqa: BLE001  code of the agent, which may raise anything
+                reasons[f"raised {type(error).__name__}"] += 1
+                continue
+            finally:
+                times.append(time.perf_counter() - start)
             ended.append(run)
+            reasons[str(run.stop_reason or "waiting")] += 1
             if on_run is not None:
                 on_run(run)
 
@@ -76,14 +85,14 @@ async def measure_load(
         model=agent.model.name,
         runs=runs,
         concurrency=concurrency,
-        failed=sum(each.state is not State.DONE for each in ended),
+        failed=runs - sum(each.state is State.DONE for each in ended),
         seconds=round(seconds, 3),
         p50_s=p50,
         p95_s=p95,
         p99_s=p99,
         tokens=sum(each.usage.tokens for each in ended),
         usd=sum(known) if len(known) == len(costs) else None,
-        stop_reasons=dict(Counter(str(each.stop_reason or "waiting") for each in ended)),
+        stop_reasons=dict(reasons),
     )
 
 

@@ -17,11 +17,13 @@ from agentfsm.context import AllTools, SlidingWindow, Summarise, TrimResults
 from agentfsm.core.errors import AgentError, MisuseError, ModelUnavailableError
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ToolResult
+from agentfsm.flow import Flow
 from agentfsm.models.wrappers.base import CompositeModel
 from agentfsm.models.wrappers.fallback import Fallback
 from agentfsm.ports.store import Clock, SystemClock
 from agentfsm.readiness.check_result import CheckFinding, CheckStatus
 from agentfsm.stores.memory import MemoryStore
+from agentfsm.subagent import find_inner_agent
 from agentfsm.testing.clock import VirtualClock, run_virtual
 from agentfsm.testing.models import FunctionModel, call, say
 from agentfsm.tools.tool import make_tool
@@ -66,6 +68,10 @@ def run_probes(agent: Agent[Any]) -> dict[str, CheckFinding]:
 
     Meanwhile the loggers of the package are silent, since all that they would report is caused by the probes.
     """
+    if isinstance(agent, Flow):
+        inner = [each.name for step in agent.ordered_steps if (each := find_inner_agent(step.tool)) is not None]
+        names = f"check the agents of its steps: {', '.join(inner)}" if inner else "its steps have no agents"
+        return dict.fromkeys(_PROBES, CheckFinding(CheckStatus.PASS, f"a flow asks no model; {names}"))
     logger = logging.getLogger("agentfsm")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)

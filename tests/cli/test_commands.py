@@ -55,11 +55,22 @@ def test_run_as_json(here):
 
 
 def test_run_keeps_what_it_is_told(here):
-    """Id, session and metadata are the run's."""
-    words = ("--id", "first", "--session", "user-7", "--metadata", "team=red", "--metadata", "note=a=b")
+    """Id, session, user and metadata are the run's."""
+    words = (
+        "--id",
+        "first",
+        "--session",
+        "user-7",
+        "--user",
+        "ann",
+        "--metadata",
+        "team=red",
+        "--metadata",
+        "note=a=b",
+    )
     here("run", "app:adder", "2 + 2", *words)
     found = here.json("show", "first")
-    assert found["session"] == "user-7"
+    assert (found["session"], found["user"]) == ("user-7", "ann")
     assert found["metadata"] == {"team": "red", "note": "a=b"}
     assert found["target"] == "app:adder"
     assert found["prompt"] == "2 + 2"

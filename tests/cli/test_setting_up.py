@@ -50,7 +50,7 @@ def test_init_never_overwrites(here):
     assert (here.folder / "README.md").read_text(encoding="utf-8") == "mine"
 
 
-@pytest.mark.parametrize("name", ["json", "2go", "agentfsm", "a/b", "class", "with space"])
+@pytest.mark.parametrize("name", ["json", "pytest", "2go", "agentfsm", "a/b", "class", "with space"])
 def test_a_name_that_is_no_package(here, name):
     """Names that Python cannot import, or that hide another module, are refused."""
     here("init", "new", "--name", name, code=2)

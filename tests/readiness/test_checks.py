@@ -12,16 +12,17 @@ import attrs
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from agentfsm import Limits, tool
+from agentfsm import Agent, Limits, tool
 from agentfsm.context import Context, SlidingWindow
 from agentfsm.evals import evaluate
+from agentfsm.flow import Flow, agent_step, step
 from agentfsm.readiness import CheckStatus, DrillReport, Waiver, examine_readiness, measure_load
 from agentfsm.readiness.checks import CHECKS
 from agentfsm.readiness.evidence import write_evidence
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.telemetry import Telemetry
 from agentfsm.telemetry.alerts import format_rules
-from agentfsm.testing import ScriptedModel
+from agentfsm.testing import FunctionModel, ScriptedModel
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "production"
 TODAY = date(2026, 11, 26)
@@ -198,3 +199,31 @@ async def test_a_waiver_counts_until_its_day(prepared):
     _, checks = await examine(prepared, agent, waivers={"traces": waiver}, on=date(2026, 11, 27))
     assert checks["traces"].status is CheckStatus.FAIL
     assert checks["traces"].waiver == waiver
+
+
+@step(read_only=True)
+def extract(day: str) -> str:
+    return day
+
+
+async def test_a_flow_is_checked_without_its_model(prepared):
+    """It asks none: the probes name the agents of its steps, and no step needs a text for a model."""
+    reader = agent_step(prepared[0], "Read.", depends_on=[extract])
+    _, checks = await examine(prepared, Flow([extract, reader], name="nightly"), probes=True)
+    assert {checks[name].status for name in PROBED} == {CheckStatus.PASS}
+    assert "check the agents of its steps: support" in checks["prompt-leak"].detail
+    assert checks["effects-declared"].status is CheckStatus.PASS
+
+
+async def test_a_load_test_counts_runs_that_raise(prepared):
+    """An error of the agent's own code is a failed run among the others, and not the end of the measurement."""
+    asked = []
+
+    def fail_second(_request):
+        asked.append(1)
+        if len(asked) == 2:
+            raise ValueError("a bug")
+        return "ok"
+
+    report = await measure_load(Agent(FunctionModel(fail_second)), ["go"], runs=4, concurrency=1)
+    assert (report.failed, report.stop_reasons) == (1, {"completed": 3, "raised ValueError": 1})

@@ -79,7 +79,7 @@ def _resolve_release(args: argparse.Namespace, terminal: Terminal) -> tuple[Agen
         options: StartOptions = {}
         return *resolve_agent(args, terminal), options
     rollout, location = found
-    agent, options = anyio.run(partial(rollout.choose, session=args.session, id=args.id))
+    agent, options = anyio.run(partial(rollout.choose, session=args.session, user=args.user, id=args.id))
     return agent, location, options
 
 
@@ -90,7 +90,9 @@ def _start_run(args: argparse.Namespace, agent: Agent, options: StartOptions) ->
         MisuseError: if the arguments are invalid, or the id belongs to a run of another agent.
     """
     history = None if args.messages is None else _load_messages(args.messages)
-    given = StartOptions(id=args.id, session=args.session, messages=history, metadata=dict(args.metadata))
+    given = StartOptions(
+        id=args.id, session=args.session, user=args.user, messages=history, metadata=dict(args.metadata)
+    )
     given.update(options)
     run = agent.start(args.prompt, **given)
     if args.id is not None:

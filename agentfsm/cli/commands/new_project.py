@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -73,7 +74,8 @@ def _build_package_name(name: str) -> str:
             f"{name!r} cannot be the name of a package: give letters, digits, dots and dashes, and a letter first, "
             "for example --name my-agent"
         )
-    if keyword.iskeyword(package) or package in {*sys.stdlib_module_names, "agentfsm", "tests", "evals"}:
+    taken = package in {*sys.stdlib_module_names, "tests", "evals"} or find_spec(package) is not None
+    if keyword.iskeyword(package) or taken:
         raise MisuseError(
             f"a package {package!r} would hide another module: choose another one, for example --name my-agent"
         )
