@@ -10,6 +10,7 @@ from urllib.parse import quote
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.messages import replace_surrogates
 from agentfsm.core.validation import POSITIVE, SHARE, require_choice
 from agentfsm.core.value import Value
 
@@ -147,8 +148,8 @@ class Spend(Value):
         subject = {"agent": header.agent, "user": header.user, "tenant": header.tenant}[self.scope]
         return SpendWindow(
             scope=self.scope,
-            subject=subject or "",
-            tenant=(header.tenant or "") if self.scope == "user" else "",
+            subject=replace_surrogates(subject or ""),  # as the journal has it
+            tenant=replace_surrogates(header.tenant or "") if self.scope == "user" else "",
             per=self.per,
             tz=self.tz,
             start=f"{start:%Y-%m-%d}" if self.per == "day" else f"{start:%Y-%m}",

@@ -149,6 +149,9 @@ async def _interrupt(execution: Execution, limit_waits: int) -> StepOutcome:
         message = f"no last answer came within {limit_s:.1f} seconds"
         return end_after_last_answer(execution, reached, message, *build_usage_events(execution))
     waits = f" while calls waited for a limit of their tool or tag ({limit_waits:,})" if limit_waits else ""
+    spend = execution.budget.spend
+    if spend is not None and spend.awaited is not None:
+        waits = f" while a request waited for room in the spending limit of {spend.awaited.describe()}{waits}"
     message = f"{used_s:.1f} of {limit_s:.1f} seconds used, and running work was cut off{waits}; set a larger seconds="
     events = *build_usage_events(execution), *await end_children(execution)
     return stop_at_limit(execution, StopReason.TIMEOUT, message, *events)

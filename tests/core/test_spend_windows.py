@@ -45,11 +45,13 @@ def test_each_subject_has_a_window_of_its_own():
         header(user="ann", tenant="a"),
         header(user="a|ann"),
         header(user="a" * 999),
+        header(user="\ud800", tenant="\udfff"),  # the journal has replacement characters in their place
     ]
     keys = {user.find_window(each, 0).key for each in headers}
     assert len(keys) == len(headers)
     assert max(map(len, keys)) <= 500
     assert user.find_window(headers[2], 0).describe() == "the user ann of the tenant a on 1970-01-01 (UTC)"
+    assert user.find_window(headers[-1], 0) == user.find_window(header(user="\ufffd", tenant="\ufffd"), 0)
     assert user.find_window(headers[0], 0).describe() == "runs without a user on 1970-01-01 (UTC)"
     assert tenant.find_window(headers[1], 0).subject == ""
     month = Spend(per="month", usd=1).find_window(headers[1], 0)

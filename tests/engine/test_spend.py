@@ -359,21 +359,109 @@ def test_a_dead_process_is_not_waited_for_without_end():
     virtually(play)
 
 
-def test_a_request_that_waits_for_one_window_gives_the_others_back():
-    """When it is cancelled: it was not sent."""
+TWO_WINDOWS = [DAY, Spend(per="month", scope="tenant", usd=0.15)]
+
+
+class Stopped(Wrapped):
+    """A store whose process stops: from then on no record is written."""
+
+    def __init__(self, inner):
+        self.inner, self.is_over = inner, False
+
+    async def write_record(self, *args, **more):
+        if self.is_over:
+            raise StoreError("gone")
+        return await self.inner.write_record(*args, **more)
+
+
+def test_a_request_that_waits_has_reserved_nothing():
+    """In no window, so nothing counts that was not sent: also if its process dies again and again while it waits."""
 
     async def play(store, clock):
-        limits = [Spend(per="day", usd=5), Spend(per="month", scope="user", usd=0.1)]
-        agent = agent_of(store, answer(1), spend=limits, clock=clock)
-        await agent.run("makes the windows")
-        records = {each.key: each for each in await store.list_records(SPEND_RECORDS)}
-        key = max(records)  # that of the user, which comes last
-        busy = {**records[key].value, "reserved": {"other#1.1": [0.08, clock.now()]}}
-        await store.write_record(SPEND_RECORDS, key, busy, revision=records[key].revision)
-        with anyio.move_on_after(10):
-            await agent.run("waits")
-        reserved = {each["scope"]: [*each["reserved"]] for each in await read_windows(store)}
-        assert reserved == {"agent": [], "user": ["other#1.1"]}
+        limits = {"spend": TWO_WINDOWS, "clock": clock}
+        await agent_of(store, answer(1), **limits).run("makes the windows", tenant="a")
+        record = max(await store.list_records(SPEND_RECORDS), key=lambda each: each.key)  # of the tenant, the last one
+        busy = {**record.value, "reserved": {"other#1.1": [0.1, clock.now()]}}
+        await store.write_record(SPEND_RECORDS, record.key, busy, revision=record.revision)
+        for index in range(3):
+            process = Stopped(store)
+            agent = agent_of(process, answer(1), **limits)
+            async with anyio.create_task_group() as group:
+                if index:
+                    group.start_soon(agent.resume, "r")
+                else:
+                    group.start_soon(lambda waits=agent: waits.run("x", id="r", tenant="a"))
+                await anyio.sleep(10)
+                process.is_over = True
+                group.cancel_scope.cancel()
+            windows = {each["scope"]: (each["spent_usd"], [*each["reserved"]]) for each in await read_windows(store)}
+            assert windows == {"agent": (0.01, []), "tenant": (0.01, ["other#1.1"])}
+        written = await store.read_record(SPEND_RECORDS, record.key)
+        await store.write_record(SPEND_RECORDS, record.key, record.value, revision=written.revision)
+        assert (await agent_of(store, answer(1), **limits).resume("r")).output == "done"
+        assert [each["spent_usd"] for each in await read_windows(store)] == [pytest.approx(0.02)] * 2
+
+    virtually(play)
+
+
+def test_requests_that_wait_for_one_tenant_do_not_hold_up_another():
+    """The window of the agent has room for all that is in progress, and for one more."""
+
+    async def play(store, clock):
+        ended = []
+        agent = Agent(
+            Slow(), store=store, clock=clock, spend=[Spend(per="day", usd=0.45), TWO_WINDOWS[1]], settings=SHORT
+        )
+
+        async def work(tenant):
+            await agent.run("x", tenant=tenant)
+            ended.append((tenant, clock.now() - before))
+
+        async with anyio.create_task_group() as group:
+            before = clock.now()
+            for tenant in "aaaaa":
+                group.start_soon(work, tenant)
+            await anyio.sleep(0.5)
+            group.start_soon(work, "b")
+        took = [seconds for tenant, seconds in ended if tenant == "b"]
+        assert (took, len(ended)) == ([pytest.approx(1.5, abs=0.1)], 6)
+
+    virtually(play)
+
+
+def test_requests_that_need_room_in_several_full_windows_all_get_on():
+    """Of two processes, whose requests reserve in different orders after they have waited."""
+
+    async def play(store, clock):
+        tenant, user = (Spend(per="day", scope="tenant", usd=0.35), Spend(per="day", scope="user", usd=0.25))
+        limits = [Spend(per="day", usd=0.55), tenant, user]
+        model = Slow()
+        agents = [
+            Agent(model, store=Counting(store), clock=clock, spend=limits, settings=SHORT, limits=Limits(seconds=900))
+            for _ in range(2)
+        ]
+        async with anyio.create_task_group() as group:
+            for index in range(30):
+                who = {"tenant": f"{index % 3}", "user": f"{index % 5}"}
+                group.start_soon(lambda agent=agents[index % 2], who=who: agent.run("x", **who))
+        assert model.answers == 30
+        assert all((each["reserved"], each["refused"]) == ({}, 0) for each in await read_windows(store))
+
+    virtually(play)
+
+
+def test_a_run_whose_time_is_up_while_it_waits_names_the_window():
+    """So that it is clear which limit is too low."""
+
+    async def play(store, clock):
+        agent = Agent(Silent(), store=store, clock=clock, spend=TWO_WINDOWS, settings=SHORT)
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: agent.run("x", tenant="a"))
+            await agent.model.asked.wait()
+            run = await agent.with_(limits=Limits(seconds=5)).run("y", tenant="a")
+            group.cancel_scope.cancel()
+        assert run.stop_reason is StopReason.TIMEOUT
+        assert "a request waited for room in the spending limit of the tenant a in 20" in run.stop_message
 
     virtually(play)
 

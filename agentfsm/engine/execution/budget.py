@@ -29,7 +29,7 @@ from agentfsm.core.limits import LAST_ANSWER_SHARE, Limits, StopReason
 from agentfsm.core.reducers import add_counts
 from agentfsm.core.stops import find_reached_limit, format_calls_used, format_tokens_used, format_usd_used
 from agentfsm.core.usage import Purpose, Usage
-from agentfsm.engine.execution.spend_windows import find_affordable_tokens
+from agentfsm.engine.execution.spend_windows import FullWindow, find_affordable_tokens
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -233,28 +233,33 @@ class Budget:
             StoreError: if the store of a spending limit cannot be reached.
         """
         cost = self._build_cost_function(request_tokens, longest_tokens, price) if self.is_money_limited else _zero_cost
+        full: FullWindow | None = None
         while True:
             granted, binding, kept_tokens = self._find_binding_limit(request_tokens, wanted_tokens, cost)
             if granted < least_tokens:
                 raise binding.build_exhausted_error(request_tokens + kept_tokens + least_tokens - 1)
             needed = longest_tokens + self.tree.excess_tokens
-            if self._has_room(request_tokens, needed, cost):
-                break
-            self.tree.room_freed = self.tree.room_freed or anyio.Event()
-            await self.tree.room_freed.wait()
-        held = request_tokens + needed, cost(needed), request_tokens + longest_tokens, None
-        for budget in (self, *self.ancestors):
-            budget._reserved = budget._reserved[0] + held[0], budget._reserved[1] + held[1]  # noqa: SLF001  one of its kind
-            budget._in_flight += 1  # noqa: SLF001  as above
-        if self.spend is None:
-            return granted, held
-        longest = longest_tokens if granted == wanted_tokens else granted
-        try:
-            reserved = await self.spend.reserve(cost, granted, longest, least_tokens)
-        except BaseException:
-            self.settle(held, NO_USAGE)
-            raise
-        return reserved.granted, (*held[:3], reserved)
+            if not self._has_room(request_tokens, needed, cost):
+                self.tree.room_freed = self.tree.room_freed or anyio.Event()
+                await self.tree.room_freed.wait()
+                continue
+            held = request_tokens + needed, cost(needed), request_tokens + longest_tokens, None
+            for budget in (self, *self.ancestors):
+                budget._reserved = budget._reserved[0] + held[0], budget._reserved[1] + held[1]  # noqa: SLF001  one of its kind
+                budget._in_flight += 1  # noqa: SLF001  as above
+            if self.spend is None:
+                return granted, held
+            longest = longest_tokens if granted == wanted_tokens else granted
+            try:
+                reserved = await self.spend.reserve(cost, granted, longest, least_tokens, full)
+            except BaseException:
+                self._release(held)
+                raise
+            if not isinstance(reserved, FullWindow):
+                return reserved.granted, (*held[:3], reserved)
+            full = reserved
+            self._release(held)
+            await self.spend.wait_for_room(full)
 
     def reserve_last_answer(self, request_tokens: int, answer_tokens: int, price: PriceFunction) -> None:
         """Reserve the cost of a last answer after the next request: a slightly longer request, and its answer.
@@ -348,20 +353,27 @@ class Budget:
             usage: Usage that is not in the journal yet.
             purpose: Purpose of a side request; None for others.
         """
-        if held is not None:
-            for budget in (self, *self.ancestors):
-                reserved = budget._reserved  # noqa: SLF001  one of its kind
-                budget._in_flight -= 1  # noqa: SLF001  as above
-                rest = reserved[0] - held[0], reserved[1] - held[1]
-                budget._reserved = rest if budget._in_flight else NO_AMOUNT  # noqa: SLF001  avoids rounding residues
-            if (excess := usage.input_tokens + usage.output_tokens - held[2]) > self.tree.excess_tokens:
-                self.tree.excess_tokens = excess
+        if (
+            held is not None
+            and (excess := usage.input_tokens + usage.output_tokens - held[2]) > self.tree.excess_tokens
+        ):
+            self.tree.excess_tokens = excess
         version = self.source.run.version
         self._unjournalled_usage = self._unjournalled_usage + usage if version == self._usage_version else usage
         self._usage_version = version
         self.unjournalled_purpose = purpose
         if self.parent is not None:
             self._report_to_parent()
+        self._release(held)
+
+    def _release(self, held: Reservation | None) -> None:
+        """Remove the reservation of a request, and wake the requests that wait for room."""
+        if held is not None:
+            for budget in (self, *self.ancestors):
+                reserved = budget._reserved  # noqa: SLF001  one of its kind
+                budget._in_flight -= 1  # noqa: SLF001  as above
+                rest = reserved[0] - held[0], reserved[1] - held[1]
+                budget._reserved = rest if budget._in_flight else NO_AMOUNT  # noqa: SLF001  avoids rounding residues
         if self.tree.room_freed is not None:
             self.tree.room_freed.set()
             self.tree.room_freed = None

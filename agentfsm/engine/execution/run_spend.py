@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 from uuid import uuid4
 
+import anyio
 import attrs
 
 from agentfsm.core.errors import AgentError, LimitError
@@ -17,6 +19,7 @@ from agentfsm.engine.execution.journal import Journal, create_shield
 from agentfsm.engine.execution.spend_windows import (
     AddAmount,
     CountRefusal,
+    FullWindow,
     ReserveAmount,
     SettleAmount,
     SharedWindow,
@@ -61,33 +64,51 @@ class RunSpend:
     _count: int = 0
     """Number of reservations so far."""
 
+    awaited: SpendWindow | None = None
+    """Window that a request waits for, or waited for when it was cut off."""
+
     _used: dict[str, SharedWindow] = attrs.field(init=False, factory=dict)
     """Windows that were used, by key."""
 
     async def reserve(
-        self, cost: Callable[[int], float], wanted: int, longest: int, least: int = 1
-    ) -> SpendReservation:
-        """Reserve the largest cost of a request in all windows. Wait while only requests in progress leave no room.
+        self, cost: Callable[[int], float], wanted: int, longest: int, least: int = 1, full: FullWindow | None = None
+    ) -> SpendReservation | FullWindow:
+        """Reserve the largest cost of a request in all windows, or in none.
 
         Args:
             cost: Returns the cost of an answer of this many tokens, US dollars.
             wanted: Tokens of the answer to make room for, 1 or more.
             longest: Tokens of the longest possible answer without a cap, `wanted` or more.
             least: Lowest acceptable cap of the answer, 1 to `wanted`.
+            full: The window that had no room in the attempt before; None for the first attempt.
+
+        Returns:
+            The reservation; or the window to pass to `wait_for_room` before the next attempt, if only requests in
+            progress leave no room. Then nothing is reserved.
 
         Raises:
             LimitError: if nothing is left for an answer.
             StoreError: if the store cannot be reached; the request must not be sent.
         """
-        held = self._start_reservation(wanted)
+        held, self.awaited = self._start_reservation(wanted), None
+        # The window without room first, so that a request that waits for it reserves nothing elsewhere.
+        order = held.windows if full is None else sorted(held.windows, key=lambda each: each[0] is not full.shared)
         try:
-            # In the order of their keys, so that no two requests wait for each other.
-            for shared, spends in held.windows:
-                limit = min(spends, key=lambda spend: spend.usd)
+            for index, (shared, spends) in enumerate(order):
+                limit, settled = min(spends, key=lambda spend: spend.usd), shared.settled
                 change = self._build_change(held.id, limit, cost)
                 change.wanted, change.least = held.granted, min(least, held.granted)
                 change.longest = longest if held.granted == wanted else held.granted
-                held.granted = await self._reserve_or_wait(shared, change)
+                await shared.change(change)
+                if change.granted is not None:
+                    held.granted = change.granted
+                elif change.may_wait:
+                    await self._remove(held.id, [other for other, _ in order[:index]])
+                    wait_s = _FIRST_WAIT_S if full is None else min(2 * full.wait_s, _LAST_WAIT_S)
+                    return FullWindow(shared, settled, index > 0, wait_s)
+                else:
+                    shared.change_later(CountRefusal())
+                    raise LimitError(StopReason.COST_BUDGET, _format_refusal(shared.window, change))  # noqa: TRY301
         except BaseException as error:
             self._give_back(held)
             if isinstance(error, LimitError):
@@ -95,24 +116,22 @@ class RunSpend:
             raise
         return held
 
-    async def _reserve_or_wait(self, shared: SharedWindow, change: ReserveAmount) -> int:
-        """Reserve an amount in a window, and return the permitted tokens of the answer.
+    async def _remove(self, name: str, windows: Sequence[SharedWindow]) -> None:
+        """Remove a reservation of a request that was not sent; durable when it returns.
 
         Raises:
-            LimitError: if there is no room, and will be none when the requests in progress are over.
+            StoreError: if the store cannot be reached.
         """
-        wait_s = _FIRST_WAIT_S
-        while True:
-            settled = shared.settled
-            await shared.change(change)
-            if change.granted is not None:
-                return change.granted
-            if not change.may_wait:
-                shared.change_later(CountRefusal())
-                raise LimitError(StopReason.COST_BUDGET, _format_refusal(shared.window, change))
-            await shared.wait(settled, wait_s)
-            wait_s = min(2 * wait_s, _LAST_WAIT_S)
-            change.now = self.journal.clock.now()
+        for shared in windows:
+            await shared.change(SettleAmount(id=name, usd=0.0, was_sent=False))
+            shared.wake()
+
+    async def wait_for_room(self, full: FullWindow) -> None:
+        """Wait until there may be room in a window."""
+        self.awaited = full.shared.window
+        if full.has_collided:  # two requests that have reserved in different windows must not repeat it in step
+            await anyio.sleep(random.uniform(0, full.wait_s))  # noqa: S311  spreads, hides nothing
+        await full.shared.wait(full.settled, full.wait_s)
 
     async def reserve_call(self, usd: float) -> SpendReservation | str:
         """Reserve the cost of a tool call; return the reason, for the model, if a window has no room for it.
@@ -201,6 +220,7 @@ class RunSpend:
                 if scope.cancelled_caught:
                     shared.change_later(change)
                     self.journal.log.warning("spend_not_settled", error="timeout")
+        for shared, _ in changes:  # when all have room
             shared.wake()
 
     def settle_call(self, held: SpendReservation, usage: Usage | None) -> None:

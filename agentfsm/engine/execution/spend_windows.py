@@ -6,6 +6,10 @@ reservation has an id of its own, and to settle one that is gone changes nothing
 loop make to a window while it is being written are written together, so the number of writes in progress is that of
 processes and not of runs.
 
+A request that has no room in one of its windows removes its reservations in the others before it waits, and then tries
+that window first. So it does not hold up requests that only share another window with it, and no two requests wait for
+each other.
+
 A process that dies leaves its reservations. It is unknown what their requests have cost, so they count as spent with
 the reserved amount: at once if the run continues, else other requests stop waiting for them after `PATIENCE_S`. Since a
 request is settled before its reply is in the journal, no reply of a journal is counted twice.
@@ -273,6 +277,21 @@ class SharedWindow:
             each.change.on_written()
         self._pending = [each for each in self._pending if not each.is_done]
         return True
+
+
+@attrs.define(eq=False)
+class FullWindow:
+    """A window that has no room for a request until requests in progress are over."""
+
+    shared: SharedWindow
+    settled: int
+    """Value of `SharedWindow.settled` when there was no room."""
+
+    has_collided: bool
+    """Whether the request had reservations in other windows, which were removed."""
+
+    wait_s: float
+    """Longest wait until the next attempt, seconds."""
 
 
 class _Nothing:
