@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from statistics import fmean
 from typing import Final
 
@@ -10,6 +10,7 @@ import attrs
 
 from agentfsm.core.errors import RunNotFoundError
 from agentfsm.core.limits import StopReason
+from agentfsm.core.machine import State
 from agentfsm.core.run import begin_run
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.journal import read_header
@@ -25,11 +26,13 @@ from agentfsm.telemetry.measurements import RUN_DURATION, measure_run
 MAX_RUNS: Final = 2_000
 # Runs per page of a list.
 _PAGE: Final = 500
+# Seconds without an event after which a run that no worker has is stalled. A worker polls every second or so.
+_STALLED_S: Final = 60.0
 
 
 @attrs.frozen(kw_only=True)
 class ArmResults(Value):
-    """Results of an arm since it has had weight, over its newest 2,000 runs."""
+    """Results of an arm since the start of the roll-out, whatever its weights were, over its newest 2,000 runs."""
 
     arm: str
     """Name of the arm."""
@@ -41,7 +44,14 @@ class ArmResults(Value):
     """Percent of the users."""
 
     open: int
-    """Runs that are not over."""
+    """Runs of its release that are not over, whenever they began, with forks and the holdout. The release is needed
+    until there are none.
+    """
+
+    stalled: int
+    """Those of them without an event for 60 s that wait for no input and that no worker has: there are too few workers
+    with the release, or each execution raises an error, and the log of the worker has it.
+    """
 
     runs: int
     """Runs that are over, without cancelled ones."""
@@ -66,40 +76,6 @@ class ArmResults(Value):
 
 
 @attrs.frozen(kw_only=True)
-class RolloutOutcomes(Value):
-    """The runs of a roll-out."""
-
-    ended: Mapping[str, tuple[RunOutcome, ...]]
-    """Outcomes of the runs that are over by arm, newest first, without cancelled ones."""
-
-    open: Mapping[str, int]
-    """Number of runs that are not over by arm."""
-
-    def summarise(self, plan: RolloutPlan) -> tuple[ArmResults, ...]:
-        """Return the results of each arm of the plan, in its order."""
-        return tuple([_summarise(plan, arm, self.ended.get(arm, ()), self.open.get(arm, 0)) for arm in plan.releases])
-
-
-def _summarise(plan: RolloutPlan, arm: str, outcomes: tuple[RunOutcome, ...], count: int) -> ArmResults:
-    failed = sum(each.failed for each in outcomes)
-    ratings = [each.rating for each in outcomes if each.rating is not None]
-    prices = [each.usd for each in outcomes if each.usd is not None]
-    return ArmResults(
-        arm=arm,
-        release=plan.releases[arm],
-        weight=plan.weights[arm],
-        open=count,
-        runs=len(outcomes),
-        failed=failed,
-        failure_interval=wilson_interval(failed, len(outcomes)) if outcomes else None,
-        usd=fmean(prices) if prices else None,
-        seconds=fmean(each.seconds for each in outcomes) if outcomes else None,
-        rating=fmean(ratings) if ratings else None,
-        ratings=len(ratings),
-    )
-
-
-@attrs.frozen(kw_only=True)
 class _KnownRun(Value):
     """The part of a run that was read."""
 
@@ -113,7 +89,7 @@ class _KnownRun(Value):
     """Rating at that time."""
 
     outcome: RunOutcome | None = None
-    """Outcome of the run; None if it is open or was cancelled."""
+    """Outcome of the run; None if it was cancelled."""
 
 
 class OutcomeReader:
@@ -125,19 +101,19 @@ class OutcomeReader:
         self._store = store
         self._known: dict[str, _KnownRun] = {}
 
-    async def read(self, plan: RolloutPlan) -> RolloutOutcomes:
-        """Return the outcomes of the runs of a plan: of each arm since it has had weight, the newest 2,000."""
+    async def read(self, plan: RolloutPlan) -> dict[str, tuple[RunOutcome, ...]]:
+        """Return the outcomes of the runs of a plan that are over, by arm, newest first, without cancelled ones.
+
+        They are those of each arm since the time in `plan.since`, of its newest 2,000 runs.
+        """
         ended: dict[str, tuple[RunOutcome, ...]] = {}
-        open_runs: dict[str, int] = {}
         known: dict[str, _KnownRun] = {}
         for arm, since in plan.since.items():
-            runs = [await self._look_up(each) async for each in self._iter_runs(plan, arm, since)]
-            known |= {each.id: found for each, found in runs}
-            own = [(each, found) for each, found in runs if found.arm == arm]
-            ended[arm] = tuple([found.outcome for _, found in own if found.outcome is not None])
-            open_runs[arm] = sum(each.state not in FINAL_STATES for each, _ in own)
+            runs = {each.id: await self._look_up(each) async for each in self._iter_runs(plan, arm, since)}
+            known |= runs
+            ended[arm] = tuple([each.outcome for each in runs.values() if each.arm == arm and each.outcome is not None])
         self._known = known
-        return RolloutOutcomes(ended=ended, open=open_runs)
+        return ended
 
     async def _iter_runs(self, plan: RolloutPlan, arm: str, since: float) -> AsyncIterator[RunSummary]:
         where = Filter(agent=plan.agent, release=plan.releases[arm])
@@ -146,21 +122,21 @@ class OutcomeReader:
             if each.created_at < since or count >= MAX_RUNS:
                 return
             count += 1
-            if each.parent is None:
+            if each.parent is None and each.state in FINAL_STATES:
                 yield each
 
-    async def _look_up(self, summary: RunSummary) -> tuple[RunSummary, _KnownRun]:
+    async def _look_up(self, summary: RunSummary) -> _KnownRun:
         known = self._known.get(summary.id)
         try:
             if known is None:
                 header = await read_header(self._store, summary.id)
                 known = _KnownRun(arm="" if header.forked_from else header.arms.get(self._name, ""))
             is_new = (known.version, known.rating) != (summary.version, summary.rating)
-            if known.arm and summary.state in FINAL_STATES and is_new:
+            if known.arm and is_new:
                 known = await self._read_outcome(summary, known.arm)
         except RunNotFoundError:  # deleted meanwhile
             known = _KnownRun(arm="")
-        return summary, known
+        return known
 
     async def _read_outcome(self, summary: RunSummary, arm: str) -> _KnownRun:
         stored = await self._store.read(summary.id)
@@ -181,15 +157,49 @@ class OutcomeReader:
         )
 
 
-async def read_results(control: RolloutControl) -> tuple[ArmResults, ...]:
-    """Return the results of each arm of a roll-out; empty if it was never started.
+async def _list_open(store: Store, agent: str, release: str) -> list[RunSummary]:
+    """Return the open runs of a release that no other run called. One that changes its state now may be missing."""
+    states = [state for state in State if state not in FINAL_STATES]
+    filters = [Filter(agent=agent, release=release, state=state) for state in states]
+    found = {each.id: each for where in filters async for each in RunIterator(store, where, _PAGE)}
+    return [each for each in found.values() if each.parent is None]
 
-    They are those since the arm has had weight; for an arm that has lost it, since it had got it.
-    """
+
+async def read_results(control: RolloutControl) -> tuple[ArmResults, ...]:
+    """Return the results of each arm of a roll-out since its start; empty if it was never started."""
     log = await control.log()
     if not log:
         return ()
-    plan = log[-1].plan
-    since = {arm: at for change in log for arm, at in change.plan.since.items() if arm in plan.releases}
-    outcomes = await OutcomeReader(control.name, control.store).read(attrs.evolve(plan, since=since))
-    return outcomes.summarise(plan)
+    plan, store = log[-1].plan, control.store
+    began = next(each.at for each in log if each.plan.salt == plan.salt)  # each start has a salt of its own
+    since = dict.fromkeys(plan.releases, began)
+    outcomes = await OutcomeReader(control.name, store).read(attrs.evolve(plan, since=since))
+    silent_since = await store.now() - _STALLED_S
+    results = []
+    for arm, release in plan.releases.items():
+        open_runs = await _list_open(store, plan.agent, release) if release else []
+        results.append(_summarise(plan, arm, outcomes[arm], open_runs, silent_since))
+    return tuple(results)
+
+
+def _summarise(
+    plan: RolloutPlan, arm: str, outcomes: tuple[RunOutcome, ...], open_runs: list[RunSummary], silent_since: float
+) -> ArmResults:
+    failed = sum(each.failed for each in outcomes)
+    ratings = [each.rating for each in outcomes if each.rating is not None]
+    prices = [each.usd for each in outcomes if each.usd is not None]
+    idle = [each for each in open_runs if not (each.waiting or each.driven)]
+    return ArmResults(
+        arm=arm,
+        release=plan.releases[arm],
+        weight=plan.weights[arm],
+        open=len(open_runs),
+        stalled=sum(each.updated_at < silent_since for each in idle),
+        runs=len(outcomes),
+        failed=failed,
+        failure_interval=wilson_interval(failed, len(outcomes)) if outcomes else None,
+        usd=fmean(prices) if prices else None,
+        seconds=fmean(each.seconds for each in outcomes) if outcomes else None,
+        rating=fmean(ratings) if ratings else None,
+        ratings=len(ratings),
+    )

@@ -59,14 +59,15 @@ class Rollout:
         Args:
             name: Name of the roll-out, unique in the store.
             arms: The agents by the name of their arm, the base first. They are variants of one agent: they have one
-                name. An agent without a version gets the name of its arm.
+                name, and each has a version, which names its release.
             store: Store of the runs and of the roll-out; None for that of the first agent.
             unit: What an arm is assigned to: "user", "session" or "run".
             code: Version of the source code, such as a commit, for the manifests of the releases.
             evaluations: Evaluation by arm, from `evaluate`.
 
         Raises:
-            MisuseError: if an argument is invalid, two arms have one version, or `Release.of` refuses an agent.
+            MisuseError: if an argument is invalid, an agent has no version, two have the same, or `Release.of` refuses
+                one.
         """
         UNIT.check("Rollout", "unit", unit)
         if not isinstance(arms, Mapping) or not arms or not all(isinstance(each, Agent) for each in arms.values()):
@@ -75,11 +76,10 @@ class Rollout:
             )
         if unknown := evaluations.keys() - arms.keys():
             raise MisuseError(f"Rollout(evaluations=...): there is no arm {min(unknown)!r}")
-        versioned = {arm: agent if agent.version else agent.with_(version=arm) for arm, agent in arms.items()}
-        if store is None and all(isinstance(agent.store, MemoryStore) for agent in versioned.values()):
-            store = next(iter(versioned.values())).store  # agents without store= have one each
+        if store is None and all(isinstance(agent.store, MemoryStore) for agent in arms.values()):
+            store = next(iter(arms.values())).store  # agents without store= have one each
         self.arms: Mapping[str, Agent[Any]] = MappingProxyType(
-            versioned if store is None else {arm: agent.with_(store=store) for arm, agent in versioned.items()}
+            dict(arms) if store is None else {arm: agent.with_(store=store) for arm, agent in arms.items()}
         )
         """The agents by arm, the base first."""
 
@@ -116,6 +116,11 @@ class Rollout:
                 raise MisuseError(
                     f"arm {arm!r} is agent {agent.name!r}, and the first is {self.base.name!r}: workers find runs by "
                     "the name of the agent, so give all arms one name"
+                )
+            if not agent.version:
+                raise MisuseError(
+                    f"the agent of arm {arm!r} has no version to name its release: write Agent(..., version='1.0.0'), "
+                    "and give it another version with each change"
                 )
             if agent.store is not self.base.store:
                 raise MisuseError(f"arm {arm!r} has a store of its own: write Rollout(..., store=...)")
@@ -175,7 +180,7 @@ class Rollout:
         )
 
     async def results(self) -> tuple[ArmResults, ...]:
-        """Return the results of each arm since it has had weight; empty if the roll-out was never started."""
+        """Return the results of each arm since the start of the roll-out; empty if it was never started."""
         return await read_results(self.control)
 
     async def save_releases(self) -> None:

@@ -7,6 +7,7 @@ the same time one succeeds, and the other gets an error.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
@@ -49,8 +50,8 @@ UNIT_KINDS: Final[tuple[Unit, ...]] = ("user", "session", "run")
 UNIT: Final = require_choice(*UNIT_KINDS)
 Action: TypeAlias = Literal["start", "weights", "back", "auto_back", "kill"]
 _ROLLOUT_NAME: Final = ValueRule(
-    fits=lambda value: isinstance(value, str) and 0 < len(value) <= 200 and "/" not in value and value.isprintable(),  # noqa: PLR2004  as in `wanted`
-    wanted="a name of 1 to 200 printable characters, without /",
+    fits=lambda value: isinstance(value, str) and re.fullmatch(r"[\w.:@-]{1,200}", value) is not None,
+    wanted="a name of 1 to 200 letters, digits and . _ - : @, such as 'new-search'",
 )
 
 

@@ -176,13 +176,14 @@ async def _read_status(name: str, store: Store) -> tuple[RolloutChange, tuple[Ar
 
 
 def _format_arms(arms: Iterable[ArmResults]) -> list[str]:
-    rows = [("arm", "release", "weight", "open", "ended", "failed", "cost", "time", "rating")]
+    rows = [("arm", "release", "weight", "open", "stalled", "ended", "failed", "cost", "time", "rating")]
     rows += [
         (
             each.arm,
             each.release or "-",
             f"{each.weight:g} %",
             f"{each.open:,}",
+            f"{each.stalled:,}",
             f"{each.runs:,}",
             _format_failures(each),
             "-" if each.usd is None else f"${each.usd:.4f}",
