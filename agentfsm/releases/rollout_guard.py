@@ -43,7 +43,7 @@ class RolloutGuard:
     async def check(self) -> RolloutChange | None:
         """Check each arm with weight by each rule; roll the first bad one back, and return the entry of the log.
 
-        An arm returns to no weight, by the newest plan in which it had none. None: nothing was changed.
+        Its weight goes to the base, and the other arms keep theirs. None: nothing was changed.
         """
         log = await self._control.log()
         if not log or log[-1].is_killed:

@@ -110,8 +110,7 @@ class RolloutChange(Value):
     """Number of the entry, from 1."""
 
     action: Action
-    """The change: "start", "weights", "back" (to the plan before), "auto_back" (by a rule) or "kill" (all to the base).
-    """
+    """The change: "start", "weights", "back", "auto_back" (by a rule) or "kill" (all to the base)."""
 
     at: float
     """Time, seconds since 1970 by the store's clock."""
@@ -126,7 +125,10 @@ class RolloutChange(Value):
     """The plan from then on."""
 
     restored: int | None = None
-    """Number of the entry whose plan a "back" has restored; 0 for the base alone, before the first entry."""
+    """Number of the entry whose weights a "back" has restored; 0 for the base alone, which precedes a start."""
+
+    arm: str | None = None
+    """Arm whose weight a "back" or an "auto_back" has given to the base; None if it has restored an entry."""
 
     @property
     def is_killed(self) -> bool:
@@ -136,6 +138,7 @@ class RolloutChange(Value):
     def __str__(self) -> str:
         weights = " ".join(f"{arm}={weight:g}" for arm, weight in self.plan.weights.items())
         back = "" if self.restored is None else f" to {f'entry {self.restored}' if self.restored else 'the base'}"
+        back = back if self.arm is None else f" of {self.arm}"
         return f"{self.number} {self.action}{back} by {self.by}: {weights}; {self.reason}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -310,40 +313,63 @@ class RolloutControl:
         )
 
     async def back(self, *, by: str, reason: str, arm: str | None = None, automatic: bool = False) -> RolloutChange:
-        """Return to the plan that was in effect before; the first entry was preceded by the base alone.
+        """Return to the weights that were in effect before, or give the weight of one arm to the base.
+
+        Weights that were rolled back are never returned to, nor those before a kill. What precedes a start is the arm
+        that had all the weight then, if the start has its release, else the base alone.
 
         Args:
             by: Person or program that rolls back.
             reason: The reason.
-            arm: Return to the newest plan in which this arm had no weight; None for the one before, whatever it was.
+            arm: Give the weight of this arm to the base, and leave the other arms as they are; None to return to the
+                weights before.
             automatic: Whether a rule decided this.
 
         Raises:
-            MisuseError: if nothing was in effect before, or the arm has no weight.
+            MisuseError: if no other weights were in effect before, or the arm has no weight.
             ConflictError: if it was changed at the same moment.
         """
         log = await self._read_open_log("back")
-        stack, current = find_active(log), log[-1].plan
-        if arm is not None and arm not in current.ranges:
-            raise MisuseError(f"arm {arm!r} of roll-out {self.name!r} has no weight: nothing is to be taken back")
-        if arm == current.base:
-            raise MisuseError(f"arm {arm!r} is the base, to which roll-backs return: change the weights instead")
-        if not stack:
-            raise MisuseError(f"roll-out {self.name!r} has no plan that was in effect before")
-        stack.pop()
-        while stack and arm is not None and arm in stack[-1].plan.ranges:
-            stack.pop()
         now = round_timestamp(await self.store.now())
+        if arm is None:
+            restored, plan = self._find_plan_before(log, now)
+        else:
+            restored, plan = None, self._take_weight(log[-1].plan, arm, now)
         change = RolloutChange(
             number=len(log) + 1,
             action="auto_back" if automatic else "back",
             at=now,
             by=by,
             reason=reason,
-            plan=stack[-1].plan if stack else _give_all_to_base(current, now),
-            restored=stack[-1].number if stack else 0,
+            plan=plan,
+            restored=restored,
+            arm=arm,
         )
         return await self._write(change)
+
+    def _find_plan_before(self, log: tuple[RolloutChange, ...], now: float) -> tuple[int, RolloutPlan]:
+        """Return the number of the entry that was in effect before the present weights, and its plan."""
+        current = log[-1].plan
+        for entry in reversed(find_active(log)):
+            if entry.plan.weights != current.weights:
+                return entry.number, entry.plan
+        number, plan = _find_plan_before_start(log, now)
+        if plan.weights == current.weights:
+            raise MisuseError(
+                f"roll-out {self.name!r} has no plan that was in effect before, since its start: change the weights "
+                "(`agentfsm rollout weights`), or kill it"
+            )
+        return number, plan
+
+    def _take_weight(self, plan: RolloutPlan, arm: str, now: float) -> RolloutPlan:
+        """Return a plan with the weight of an arm given to the base."""
+        if arm not in plan.ranges:
+            raise MisuseError(f"arm {arm!r} of roll-out {self.name!r} has no weight: nothing is to be taken back")
+        if arm == plan.base:
+            raise MisuseError(f"arm {arm!r} is the base, to which roll-backs return: change the weights instead")
+        ranges = {each: own for each, own in plan.ranges.items() if each != arm}
+        ranges[plan.base] = (*ranges.get(plan.base, ()), *plan.ranges[arm])
+        return attrs.evolve(plan, ranges=ranges, since={each: plan.since.get(each, now) for each in ranges})
 
     async def kill(self, *, by: str, reason: str) -> RolloutChange:
         """Give the base to all, and end the roll-out.
@@ -358,7 +384,7 @@ class RolloutControl:
         """
         log = await self._read_open_log("kill")
         now = round_timestamp(await self.store.now())
-        plan = _give_all_to_base(log[-1].plan, now)
+        plan = _give_all(log[-1].plan, log[-1].plan.base, now)
         return await self._write(
             RolloutChange(number=len(log) + 1, action="kill", at=now, by=by, reason=reason, plan=plan)
         )
@@ -385,9 +411,8 @@ class RolloutControl:
         return change
 
 
-def _give_all_to_base(plan: RolloutPlan, now: float) -> RolloutPlan:
-    since = {plan.base: plan.since.get(plan.base, now)}
-    return attrs.evolve(plan, ranges=_all_buckets(plan.base), since=since)
+def _give_all(plan: RolloutPlan, arm: str, now: float) -> RolloutPlan:
+    return attrs.evolve(plan, ranges=_all_buckets(arm), since={arm: plan.since.get(arm, now)})
 
 
 def _all_buckets(arm: str) -> BucketRanges:
@@ -395,15 +420,33 @@ def _all_buckets(arm: str) -> BucketRanges:
 
 
 def find_active(log: Iterable[RolloutChange]) -> list[RolloutChange]:
-    """Return the entries that roll-backs can return to, and at the end the one in effect.
+    """Return the entries since the newest start that roll-backs can return to, and at the end the one in effect.
 
     An entry that was rolled back is never returned to: it was in effect, and given up.
     """
     stack: list[RolloutChange] = []
     for each in log:
-        if each.restored is None:
-            stack.append(each)
-        else:
+        if each.action == "start":
+            stack = [each]
+        elif each.restored is not None:
             while stack and stack[-1].number != each.restored:
                 stack.pop()
+        else:
+            stack = [*[known for known in stack if each.arm not in known.plan.ranges], each]
     return stack
+
+
+def _find_plan_before_start(log: tuple[RolloutChange, ...], now: float) -> tuple[int, RolloutPlan]:
+    """Return the number of the entry before the newest start, 0 for none, and the plan of the start with its weights.
+
+    A start follows a kill, or an entry with one arm. The plan keeps the arms of the start, whose releases are known.
+    """
+    start = next(each for each in reversed(log) if each.action == "start")
+    before = log[start.number - 2] if start.number > 1 else None
+    if before is not None and not before.is_killed:
+        [had_all] = before.plan.ranges
+        release = before.plan.releases[had_all]
+        for arm, own in start.plan.releases.items():
+            if (own or arm) == (release or had_all):  # an experiment has no releases
+                return before.number, _give_all(start.plan, arm, now)
+    return 0, _give_all(start.plan, start.plan.base, now)

@@ -96,6 +96,8 @@ def test_a_flag_needs_no_agent(here):
         (("weights", "new-search", "off=x"), "'x' is not a number: write for example off=5"),
         (("back", "old-search"), "there is no roll-out 'old-search'"),
         (("start", "new-search", "off=50", "on=50"), "is in progress"),
+        (("start", "x", "off=90", "on=5", "on=10"), "arm 'on' is given more than once"),
+        (("weights", "new-search", "off=50", "on=20", "on=50"), "arm 'on' is given more than once"),
     ]:
         here("rollout", *words, "--reason", "x", code=2)
         assert text in here.err
@@ -127,4 +129,4 @@ def test_watch_rolls_a_bad_release_back(here):
     line = here("rollout", "watch", "billing", "--once")
     [shown] = here.json("rollout", "status")["rollouts"]
     assert [(arm["weight"], arm["failed"]) for arm in shown["arms"]] == [(100.0, 0), (0.0, 5)]
-    assert "2 auto_back to the base by agentfsm: old=100 new=0; failures 5% after 3: 5 of 5 runs are bad" in line
+    assert "2 auto_back of new by agentfsm: old=100 new=0; failures 5% after 3: 5 of 5 runs are bad" in line

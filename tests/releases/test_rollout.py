@@ -159,6 +159,48 @@ async def test_an_arm_is_rolled_back_to_no_weight_whatever_steps_it_took():
             await control.back(arm=arm, **BY)
 
 
+async def test_a_roll_back_never_crosses_a_kill():
+    """After a new start, going back ends at the base, and says so; the plan that was killed stays ended."""
+    rollout = Rollout("x", {arm: make_agent(MemoryStore(), arm) for arm in ("old", "bad", "good")})
+    control = rollout.control
+    await rollout.start({"old": 50, "bad": 50}, **BY)
+    await control.kill(**BY)
+    await rollout.start({"old": 95, "good": 5}, **BY)
+    await control.set_weights({"old": 80, "good": 20}, **BY)
+    assert [(await control.back(**BY)).plan.weights["good"] for _ in range(2)] == [5, 0]
+    with pytest.raises(MisuseError, match=r"since its start: change the weights .*, or kill it"):
+        await control.back(**BY)
+    assert (await control.newest()).plan.weights == {"old": 100, "bad": 0, "good": 0}
+
+
+@pytest.mark.parametrize("second", [("2", "3"), ("3", "2"), ("1", "3")])
+async def test_a_roll_back_of_a_start_returns_to_the_release_that_all_had(second):
+    """If the new start has it, under whatever name; else to its base. It never leaves the arms of the new start."""
+    store = MemoryStore()
+    first = Rollout("x", {"old": make_agent(store, "1"), "new": make_agent(store, "2")})
+    await first.start({"old": 50, "new": 50}, **BY)
+    await first.control.set_weights({"new": 100}, **BY)
+    rollout = Rollout("x", {"a": make_agent(store, second[0]), "b": make_agent(store, second[1])})
+    await rollout.start({"a": 50, "b": 50}, **BY)
+    back = await rollout.control.back(**BY)
+    assert (back.plan.base, back.plan.salt, [*back.plan.releases]) == ("a", "x#3", ["a", "b"])
+    assert (await rollout.run("go", user="ann")).output == ("2" if "2" in second else "1")
+    with pytest.raises(MisuseError, match="since its start"):
+        await rollout.control.back(**BY)
+
+
+async def test_a_roll_back_of_an_arm_gives_no_weight_to_one_that_was_removed():
+    """The base gets it. What a person has decided of the other arms stays, and the bad arm is never returned to."""
+    control = RolloutControl("x", MemoryStore())
+    await control.start({"a": 50, "b": 50, "c": 0}, **BY)
+    await control.set_weights({"a": 45, "c": 50, "b": 5}, **BY)
+    await control.set_weights({"a": 50, "c": 50}, by="ann", reason="b writes wrong invoices")
+    back = await control.back(arm="c", automatic=True, **BY)
+    assert (back.action, back.arm, back.plan.weights) == ("auto_back", "c", {"a": 100, "b": 0, "c": 0})
+    assert str(back).startswith("4 auto_back of c by ann: a=100 b=0 c=0")
+    assert (await control.back(**BY)).restored == 1  # entries 2 and 3 have c
+
+
 async def test_of_two_changes_at_the_same_moment_one_is_refused(store):
     """With the change that was faster; so no change is lost."""
     first, second = RolloutControl("x", store), RolloutControl("x", store)

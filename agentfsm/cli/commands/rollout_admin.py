@@ -44,9 +44,23 @@ def parse_weight(text: str) -> tuple[str, float]:
         raise argparse.ArgumentTypeError(f"{value!r} is not a number: write for example {arm}=5") from None
 
 
+def _read_weights(pairs: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """Return the weights by arm.
+
+    Raises:
+        MisuseError: if an arm is repeated.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [arm for arm, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise MisuseError(f"arm {repeated!r} is given more than once: give each arm one weight")
+    return found
+
+
 def start(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Start a roll-out of the releases of a `Rollout`, or an experiment without releases by its name."""
-    weights, options = dict(args.weights), {"by": args.by, "reason": args.reason, "holdout": args.holdout}
+    weights, options = _read_weights(args.weights), {"by": args.by, "reason": args.reason, "holdout": args.holdout}
     if is_target(args.name):
         rollout, _ = attach_rollout_store(load_target(args.name, Rollout), args.name, args.store)
 
@@ -67,8 +81,9 @@ def start(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
 def weights(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Change the weights of a roll-out."""
+    found = _read_weights(args.weights)
     return _report(
-        _change(args, lambda control: control.set_weights(dict(args.weights), by=args.by, reason=args.reason)), terminal
+        _change(args, lambda control: control.set_weights(found, by=args.by, reason=args.reason)), terminal
     )
 
 
@@ -302,7 +317,7 @@ def add_rollout_parsers(sub: Callable[..., argparse.ArgumentParser], add_command
     shows = add_command(sub, status, text="print the weights and the results of the arms")
     shows.add_argument("name", metavar="NAME", nargs="?", help="only this roll-out")
     backs = add_command(sub, back, text="return to the weights that were in effect before")
-    backs.add_argument("--arm", metavar="ARM", help="return to the weights before this arm had any")
+    backs.add_argument("--arm", metavar="ARM", help="give the weight of this arm to the base")
     kills = add_command(sub, kill, text="give the base to all, and end the roll-out")
     for each in (backs, kills):
         each.add_argument("--abort-running", action="store_true", help="cancel open runs of arms without weight")
