@@ -10,6 +10,8 @@ import inspect
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, overload
 
 import attrs
@@ -19,6 +21,7 @@ from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.core.plans import JOINS
 from agentfsm.core.validation import COUNT_OR_ZERO, FUNCTION, SECONDS, ValueRule, require_choice
 from agentfsm.core.value import Value
+from agentfsm.tools.queue.result_text import render_result
 from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 from agentfsm.tools.tool import Tool, ToolDeclarations, make_tool
 
@@ -389,10 +392,28 @@ def build_schema(required: tuple[str, ...], optional: tuple[str, ...]) -> dict[s
 
 
 def to_result(value: Any) -> Any:
-    """Return the result of a step such that its JSON is read back as the same value, also if it is a text or None."""
+    """Return the result of a step such that its JSON is read back as the same value, also if it is a text or None.
+
+    Raises:
+        ValueError: if it has a number without JSON, so that this step fails instead of those that read the result.
+    """
     if isinstance(value, str):
         return json.dumps(str(value), ensure_ascii=False)
-    return "null" if value is None else value
+    if value is None:
+        return "null"
+    if isinstance(value, ToolReturn):
+        return value
+    text, parts = render_result(value)
+    if "NaN" in text or "Infinity" in text:  # perhaps in a string
+        with suppress(JSONDecodeError):  # the result is no JSON, but a text about it
+            json.loads(text, parse_constant=_refuse_constant)
+    return value if parts else text
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(
+        f"the result of the step has the number {name}, which JSON does not have: return None in its place"
+    )
 
 
 def check_options(step: str, rule: ValueRule, /, **option: Any) -> None:

@@ -62,6 +62,25 @@ async def test_steps_run_in_their_order_and_a_skipped_one_does_not_block():
     assert (await ETL.replay(run.id)).is_faithful
 
 
+@pytest.mark.parametrize("value", [float("nan"), {"a": [1.5, float("-inf")]}])
+async def test_a_result_without_json_fails_its_own_step(value):
+    """Not the step that reads it, which is not at fault; the text NaN is a text."""
+
+    @step(read_only=True)
+    async def measure(day: str) -> object:
+        return value if day == "Monday" else ["NaN", 1.5]
+
+    @step(depends_on=[measure], read_only=True)
+    async def report(measure: object) -> str:
+        return f"{measure}"
+
+    flow = Flow([measure, report], name="f")
+    run = await flow.run({"day": "Monday"})
+    assert flow.statuses(run) == {"measure": StepStatus.FAILED, "report": StepStatus.NOT_RUN}
+    assert "which JSON does not have: return None in its place" in run.stop_message
+    assert json.loads((await flow.run({"day": "Tuesday"})).output) == {"report": "['NaN', 1.5]"}
+
+
 async def test_inputs_are_checked_before_a_run_begins():
     """Those of all steps are known, and may come as text, as from the command line."""
     assert ETL.inputs == ("day",)
