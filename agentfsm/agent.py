@@ -760,7 +760,8 @@ class Agent(Generic[A_co]):
         """Create a run in the store whose journal begins with the first events of another run.
 
         Copied calls keep their idempotency keys; later calls get new ones. A copied call that was open and is not
-        read-only waits for `settle`, because the original run may have completed it since. The fork has no session.
+        read-only waits for `settle`, because the original run may have completed it since. The fork has no session. If
+        the agent is another release than that of the run, the fork has its release, and no arms.
 
         Args:
             run_id: The run to fork.
@@ -780,6 +781,7 @@ class Agent(Generic[A_co]):
         whole = begin_run(stored.header, before).fold(stored.events)
         at = len(stored.events) - whole.is_over if at is None else at
         prefix = journals.first_events(stored, at)
+        release = self.version if stored.header.release and self.version else stored.header.release
         header = self._build_header(
             stored.header.prompt if prompt is None else self._check_prompt(prompt),
             id,
@@ -790,8 +792,9 @@ class Agent(Generic[A_co]):
             settings=stored.header.settings,
             metadata=stored.header.metadata,
             labels=stored.header.labels,
-            **{name: getattr(stored.header, name) for name in INHERITED_FIELDS if name != "release"},
-            release=self.version if stored.header.release and self.version else stored.header.release,
+            **{name: getattr(stored.header, name) for name in INHERITED_FIELDS if name not in {"release", "arms"}},
+            release=release,
+            arms=stored.header.arms if release == stored.header.release else {},
             forked_from=run_id,
             forked_at=at,
         )

@@ -301,10 +301,12 @@ async def test_a_fork_belongs_to_the_release_that_continues_it(store):
     rollout = Rollout("billing", arms)
     await rollout.start({"old": 100}, **BY)
     run = await rollout.run("go", user="ann")
-    fork = await arms["new"].fork(run.id, at=1)
+    fork, same = [await arms[arm].fork(run.id, at=1) for arm in ("new", "old")]
     await rollout.worker(until_idle=True)
-    assert (await rollout.base.runs.header(fork.id)).release == "2"
-    assert [(each.arm, each.open, each.runs) for each in await rollout.results()] == [("old", 1, 0), ("new", 1, 0)]
+    assert [(each.header.release, dict(each.header.arms)) for each in (fork, same)] == [
+        ("2", {}), ("1", {"billing": "old"}),
+    ]  # fmt: skip
+    assert [(each.arm, each.open, each.runs) for each in await rollout.results()] == [("old", 2, 0), ("new", 1, 0)]
 
 
 async def test_open_runs_count_whatever_the_weights_were_meanwhile(store):
