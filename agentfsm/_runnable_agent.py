@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeAlias
 
 from agentfsm.core.limits import Limits
 from agentfsm.core.run import Run
@@ -79,6 +79,8 @@ class RunnableAgent(Protocol):
         roles: Iterable[str] = (),
         metadata: Mapping[str, Any] | None = None,
         tenant: str | None = None,
+        release: str = "",
+        arms: Mapping[str, str] | None = None,
         parent: Run[Any] | None = None,
     ) -> Run[Any]:
         """Begin a run, without I/O."""
@@ -102,3 +104,7 @@ class RunnableAgent(Protocol):
     def cost(self, run: Run[Any]) -> AgentCost:
         """Return the cost of a run."""
         ...
+
+
+AgentChoice: TypeAlias = Callable[..., Awaitable[tuple[RunnableAgent, Mapping[str, object]]]]
+"""`Rollout.choose`: returns the agent that starts a run, and the options of its start, by user, tenant and id."""

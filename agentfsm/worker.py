@@ -16,7 +16,7 @@ import anyio
 import attrs
 
 from agentfsm._concurrency import make_waker
-from agentfsm._runnable_agent import RunnableAgent
+from agentfsm._runnable_agent import AgentChoice, RunnableAgent
 from agentfsm.core.errors import AgentError, MisuseError, StoreError, first_error
 from agentfsm.core.header import FORMAT
 from agentfsm.schedules.due_runs import DueRuns
@@ -61,6 +61,9 @@ class Worker:
     workers, and executes those without a release.
     """
 
+    choose: AgentChoice | None = None
+    """Chooses the release of each run that a schedule starts; None: these runs have no release."""
+
     _busy: set[str] = attrs.field(factory=set, init=False)
     """Ids of the runs in execution."""
 
@@ -100,7 +103,7 @@ class Worker:
 
     async def _run(self, *, until_idle: bool) -> None:
         unsubscribe = self.agent.store.subscribe(f"agent:{self.agent.name}", make_waker(self.wake))
-        due_runs = DueRuns(self.agent)
+        due_runs = DueRuns(self.agent, self.choose)
         try:
             async with anyio.create_task_group() as executions:
                 while True:

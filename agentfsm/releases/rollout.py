@@ -330,7 +330,13 @@ class Rollout:
     ) -> Worker:
         """Return a worker of the releases, which executes each run by `execute`, for `run_worker`."""
         return Worker(
-            agent=self.base, execute=execute, deps=deps, parallel=parallel, poll_s=poll_s, releases=self.versions
+            agent=self.base,
+            execute=execute,
+            deps=deps,
+            parallel=parallel,
+            poll_s=poll_s,
+            releases=self.versions,
+            choose=self.choose,
         )
 
     async def run_worker(self, worker: Worker, *, until_idle: bool) -> None:

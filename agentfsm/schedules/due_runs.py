@@ -15,21 +15,17 @@ import attrs
 from anyio.lowlevel import checkpoint
 
 from agentfsm.core.errors import AgentError, ConflictError, MisuseError
-from agentfsm.schedules.schedule import SCHEDULE_KIND, Schedule, scheduled_run_id
+from agentfsm.schedules.schedule import MAX_MISSED, ON_TIME_S, SCHEDULE_KIND, Schedule, scheduled_run_id
 from agentfsm.schedules.schedule_client import create_scheduled_run, iter_schedule_records
 
 if TYPE_CHECKING:
-    from agentfsm._runnable_agent import RunnableAgent
+    from agentfsm._runnable_agent import AgentChoice, RunnableAgent
     from agentfsm.ports.stored import StoreRecord
     from agentfsm.schedules.cron_times import CronTimes
 
 # Maximum seconds between two looks at the schedules, and so the delay of a change. At a known time the worker looks at
 # once.
 LOOK_INTERVAL_S: Final = 10.0
-# Maximum age of a time that counts as not missed, seconds: workers may be busy, or restart.
-ON_TIME_S: Final = 60.0
-# Maximum missed times that are made up for, per schedule.
-MAX_MISSED: Final = 1_000
 # Runs that are created for one schedule before the worker claims runs again.
 RUNS_PER_LOOK: Final = 20
 
@@ -42,6 +38,9 @@ class DueRuns:
 
     agent: RunnableAgent
     """The agent of the worker."""
+
+    choose: AgentChoice | None = None
+    """Chooses the release of each run; None: the runs have no release."""
 
     _look_at: float = attrs.field(default=-math.inf, init=False)
     """Time of the next look, seconds by the event loop's clock."""
@@ -95,6 +94,11 @@ class DueRuns:
 
     async def _create_runs(self, schedule: Schedule, revision: int, now: float) -> float:
         times = schedule.parse_times()
+        if schedule.due:
+            for at in schedule.due[:RUNS_PER_LOOK]:
+                await self._create_run(schedule, times, at)
+            await self._write(attrs.evolve(schedule, due=schedule.due[RUNS_PER_LOOK:]), revision)
+            return now  # the next times follow with the next look
         due = times.list_newest(schedule.done_until, now, MAX_MISSED if schedule.missed == "all" else 1)
         if not due:
             return next(times.iterate(max(now, schedule.done_until)), math.inf)
@@ -116,7 +120,7 @@ class DueRuns:
 
     async def _create_run(self, schedule: Schedule, times: CronTimes, at: float) -> None:
         run_id = scheduled_run_id(schedule.name, at)
-        if await create_scheduled_run(self.agent, schedule, times, at):
+        if await create_scheduled_run(self.agent, schedule, times, at, self.choose):
             _log.info("schedule %r: created run %s", schedule.name, run_id)
 
     async def _write(self, schedule: Schedule, revision: int) -> None:

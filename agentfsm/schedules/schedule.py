@@ -39,6 +39,10 @@ SCHEDULE_KIND: Final = "schedule"
 # Stands for the logical date in a prompt.
 DATE_PLACEHOLDER: Final = "{logical_date}"
 MAX_NAME_CHARS: Final = 100
+# Maximum age of a time that counts as not missed, seconds: workers may be busy, or restart.
+ON_TIME_S: Final = 60.0
+# Maximum missed times that are made up for, per schedule.
+MAX_MISSED: Final = 1_000
 SCHEDULE_NAME: Final = ValueRule(
     fits=lambda value: (
         isinstance(value, str)
@@ -48,6 +52,9 @@ SCHEDULE_NAME: Final = ValueRule(
 )
 MISSED: Final = require_choice(*get_args(MissedPolicy))
 _TIME: Final = ValueRule(fits=is_number, wanted="seconds since 1970")
+_TIMES: Final = ValueRule(
+    fits=lambda value: isinstance(value, tuple) and all(map(is_number, value)), wanted="a tuple of seconds since 1970"
+)
 _ROLES: Final = require_tuple(str, wanted="a tuple of strings")
 _METADATA: Final = require_type(dict, wanted="a dict")
 
@@ -95,6 +102,11 @@ class Schedule(Value):
     done_until: float = attrs.field(validator=_TIME)
     """Moment up to which all times are dealt with, seconds since 1970 by the store's clock."""
 
+    due: tuple[float, ...] = attrs.field(default=(), validator=_TIMES)
+    """Times before that moment whose runs are still to be started, seconds since 1970, oldest first: they were due when
+    the schedule was paused or replaced.
+    """
+
     @classmethod
     def parse(cls, record: StoreRecord) -> Schedule:
         """Parse a record of the store.
@@ -104,7 +116,8 @@ class Schedule(Value):
         """
         try:
             fields = _read_object(record.value)
-            return cls(**{**fields, "name": record.key, "roles": tuple(fields.get("roles", ()))})
+            lists = {name: tuple(fields.get(name, ())) for name in ("roles", "due")}
+            return cls(**{**fields, **lists, "name": record.key})
         except (TypeError, AgentError) as error:
             raise CorruptError(
                 f"schedule {record.key!r} cannot be read, since it is damaged or of a newer agentfsm ({error}): "
@@ -115,7 +128,7 @@ class Schedule(Value):
         """Return the value of the record."""
         fields: dict[str, JSON] = attrs.asdict(self)
         del fields["name"]
-        return {**fields, "roles": [*self.roles], "metadata": dict(self.metadata)}
+        return {**fields, "roles": [*self.roles], "metadata": dict(self.metadata), "due": [*self.due]}
 
     def parse_times(self) -> CronTimes:
         """Return the times of the schedule.
@@ -127,13 +140,26 @@ class Schedule(Value):
 
         return CronTimes.parse(self.cron, self.tz)
 
-    def start_run(self, agent: RunnableAgent, times: CronTimes, at: float) -> Run[Any]:
+    def keep_due(self, now: float) -> Schedule:
+        """Return the schedule with the times up to now as dealt with or as `due`, so that a change of it loses none.
+
+        Raises:
+            MisuseError: as for `parse_times`.
+        """
+        if self.paused:  # the times of a pause are not made up for
+            return attrs.evolve(self, done_until=now)
+        found = self.parse_times().list_newest(self.done_until, now, MAX_MISSED if self.missed == "all" else 1)
+        kept = [at for at in found if self.missed != "skip" or now - at <= ON_TIME_S]
+        return attrs.evolve(self, done_until=now, due=(*self.due, *kept)[-MAX_MISSED:])
+
+    def start_run(self, agent: RunnableAgent, times: CronTimes, at: float, **options: Any) -> Run[Any]:
         """Begin the run of a time, without I/O. It has the same id and prompt in each process.
 
         Args:
             agent: The agent.
             times: The times of the schedule.
             at: The time, seconds since 1970.
+            **options: Release and arms of the run.
 
         Raises:
             MisuseError: if the agent refuses the prompt or another option.
@@ -146,6 +172,7 @@ class Schedule(Value):
             tenant=self.tenant,
             roles=self.roles,
             metadata={**self.metadata, "schedule": self.name, "logical_date": date},
+            **options,
         )
 
 

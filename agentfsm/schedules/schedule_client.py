@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm._validation import as_roles, to_plain_json
-from agentfsm.core.errors import ConflictError, MisuseError
-from agentfsm.core.validation import COUNT, require_type, shorten_repr
+from agentfsm.core.errors import AgentError, ConflictError, MisuseError
+from agentfsm.core.validation import COUNT, ValueRule, require_type, shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.ports.store import STORE, Store
 from agentfsm.schedules.schedule import MISSED, SCHEDULE_KIND, SCHEDULE_NAME, MissedPolicy, Schedule, scheduled_run_id
 
 if TYPE_CHECKING:
-    from agentfsm._runnable_agent import RunnableAgent
+    from agentfsm._runnable_agent import AgentChoice, RunnableAgent
     from agentfsm.core.messages import JSON
     from agentfsm.ports.stored import StoreRecord
     from agentfsm.schedules.cron_times import CronTimes
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 # Maximum runs that one call creates for a span of time.
 MAX_BACKFILL: Final = 1_000
 _DATE: Final = require_type(datetime, wanted="a datetime")
+_AGENT: Final = ValueRule(
+    fits=lambda value: hasattr(value, "driver"),
+    wanted="an agent or a flow; of a roll-out rollout.base, since its workers choose the release of each run",
+)
 # Records that are read at a time.
 _PAGE: Final = 1_000
 
@@ -86,12 +90,14 @@ class Schedules:
             tenant: Tenant that the user belongs to.
             roles: Roles of the user.
             metadata: Metadata of each run, as plain JSON.
-            replace: Whether to replace a schedule of this name that differs.
+            replace: Whether to replace a schedule of this name that differs. Runs that were due and not started yet are
+                started by the new definition.
 
         Raises:
             ConflictError: if there is another schedule of this name, and `replace` is False.
             MisuseError: if an argument is invalid, or the extra `schedule` is not installed.
         """
+        _AGENT.check("add", "agent", agent)
         SCHEDULE_NAME.check("add", "name", name)
         MISSED.check("add", "missed", missed)
         new = Schedule(
@@ -114,6 +120,9 @@ class Schedules:
             record = await self.store.read_record(SCHEDULE_KIND, name)
             if record is not None and not replace:
                 return _check_same(Schedule.parse(record), new)
+            if record is not None:
+                with suppress(AgentError):  # one that cannot be read may be replaced
+                    new = attrs.evolve(new, due=Schedule.parse(record).keep_due(new.done_until).due)
             with suppress(ConflictError):  # another process has added it meanwhile
                 revision = 0 if record is None else record.revision
                 await self.store.write_record(SCHEDULE_KIND, name, new.build_record(), revision=revision)
@@ -151,13 +160,13 @@ class Schedules:
             raise _missing_error(name)
 
     async def pause(self, name: str) -> None:
-        """Start no runs of a schedule until it is resumed.
+        """Start no runs of a schedule until it is resumed. What was due and not started yet is started then.
 
         Raises:
-            MisuseError: if there is none of this name.
+            MisuseError: if there is none of this name, or the extra `schedule` is not installed.
             CorruptError: if it cannot be read.
         """
-        await self._change(name, lambda schedule, _now: attrs.evolve(schedule, paused=True))
+        await self._change(name, lambda schedule, now: attrs.evolve(schedule.keep_due(now), paused=True))
 
     async def resume(self, name: str) -> None:
         """Start runs of a schedule again from the next time on. The times during the pause are not made up for.
@@ -168,9 +177,7 @@ class Schedules:
         """
         await self._change(
             name,
-            lambda schedule, now: attrs.evolve(
-                schedule, paused=False, done_until=now if schedule.paused else schedule.done_until
-            ),
+            lambda schedule, now: attrs.evolve(schedule.keep_due(now), paused=False) if schedule.paused else schedule,
         )
 
     async def next_times(self, name: str, count: int = 5) -> tuple[datetime, ...]:
@@ -188,7 +195,15 @@ class Schedules:
         times = (await self.get(name)).parse_times()
         return tuple(times.localise(at) for at in islice(times.iterate(await self.store.now()), count))
 
-    async def backfill(self, agent: RunnableAgent, name: str, start: datetime, end: datetime) -> BackfilledRuns:
+    async def backfill(
+        self,
+        agent: RunnableAgent,
+        name: str,
+        start: datetime,
+        end: datetime,
+        *,
+        choose: AgentChoice | None = None,
+    ) -> BackfilledRuns:
         """Create the runs of a schedule for a span of time in the past. Runs that exist are left as they are.
 
         So a call that was interrupted can be repeated. Each run is durable before the next one is created.
@@ -198,11 +213,13 @@ class Schedules:
             name: Name of the schedule, which may be paused.
             start: First moment of the span. Without an offset it is in the time zone of the schedule.
             end: End of the span, which is not part of it, up to now.
+            choose: `rollout.choose`, to give each run a release of a roll-out in the same store; None: they have none.
 
         Raises:
             MisuseError: if there is no such schedule, it is that of another agent, the span is empty or ends in the
                 future, or it has more than 1,000 times.
         """
+        _AGENT.check("backfill", "agent", agent)
         schedule = await self.get(name)
         if schedule.agent != agent.name:
             raise MisuseError(f"schedule {name!r} is one of the agent {schedule.agent!r}, not of {agent.name!r}")
@@ -212,7 +229,7 @@ class Schedules:
         created: list[str] = []
         existing: list[str] = []
         for at in self._list_span(schedule, times, start, end, await self.store.now()):
-            is_new = await create_scheduled_run(agent, schedule, times, at)
+            is_new = await create_scheduled_run(agent, schedule, times, at, choose)
             (created if is_new else existing).append(scheduled_run_id(name, at))
         return BackfilledRuns(created=tuple(created), existing=tuple(existing))
 
@@ -263,14 +280,23 @@ async def iter_schedule_records(store: Store) -> AsyncIterator[StoreRecord]:
         after = page[-1].key
 
 
-async def create_scheduled_run(agent: RunnableAgent, schedule: Schedule, times: CronTimes, at: float) -> bool:
+async def create_scheduled_run(
+    agent: RunnableAgent, schedule: Schedule, times: CronTimes, at: float, choose: AgentChoice | None = None
+) -> bool:
     """Create the run of a time for a worker to execute. Return False if it exists.
 
     Raises:
-        MisuseError: if the agent refuses the prompt or another option.
+        MisuseError: if the agent refuses the prompt or another option, or the chosen release is not in this process.
         StoreError: if it cannot be stored.
     """
-    run = schedule.start_run(agent, times, at)
+    options: dict[str, Any] = {}
+    if choose is not None:
+        run_id, store = scheduled_run_id(schedule.name, at), agent.store
+        agent, found = await choose(user=schedule.user, tenant=schedule.tenant, id=run_id)
+        if agent.store is not store:
+            raise MisuseError("the roll-out has another store than the schedule: use rollout.with_(store=store)")
+        options = {each: found[each] for each in ("release", "arms")}
+    run = schedule.start_run(agent, times, at, **options)
     try:
         stored = await agent.submit(run)
     except ConflictError:  # it was created before the prompt of the schedule was changed
@@ -284,7 +310,7 @@ def _check_same(found: Schedule, new: Schedule) -> Schedule:
     Raises:
         ConflictError: if it differs.
     """
-    if found != attrs.evolve(new, target=found.target, paused=found.paused, done_until=found.done_until):
+    if found != attrs.evolve(new, target=found.target, paused=found.paused, done_until=found.done_until, due=found.due):
         raise ConflictError(
             f"there is another schedule {new.name!r}: replace it (replace=True), or choose another name"
         )

@@ -18,6 +18,7 @@ from agentfsm import Agent, MisuseError
 from agentfsm.core.errors import ConflictError, CorruptError
 from agentfsm.flow import Flow, step
 from agentfsm.ports import Store
+from agentfsm.releases import Rollout
 from agentfsm.schedules import Schedules, due_runs, schedule_client
 from agentfsm.schedules.schedule import SCHEDULE_KIND
 from agentfsm.stores import MemoryStore, SQLiteStore
@@ -305,7 +306,7 @@ async def test_adding_twice_is_adding_once(store):
     first = await schedules.add(agent, "s", cron="0 3 * * *", prompt="Go.", metadata={"a": [1]}, roles=["r"])
     await schedules.pause("s")
     again = await schedules.add(agent, "s", cron="0 3 * * *", prompt="Go.", metadata={"a": [1]}, roles=["r"])
-    assert again == attrs.evolve(first, paused=True)
+    assert again == attrs.evolve(first, paused=True, done_until=again.done_until)
     with pytest.raises(ConflictError, match="another schedule 's': replace it"):
         await schedules.add(agent, "s", cron="0 4 * * *", prompt="Go.")
     await schedules.add(agent, "s", cron="0 4 * * *", prompt="Go.", replace=True)
@@ -317,6 +318,52 @@ async def test_adding_twice_is_adding_once(store):
     assert [each.name for each in await schedules.list("clerk")] == ["t"]
     [first, second] = await schedules.next_times("s", 2)
     assert (first.hour, first.minute, second - first) == (4, 0, timedelta(days=1))
+
+
+@pytest.mark.parametrize("change", ["replace", "pause", "pause and replace"])
+def test_a_change_loses_no_time_that_was_due(change):
+    """The runs of a pause are not made up for; one that was due before it is started, once, after the resumption."""
+
+    async def main(agent, schedules):
+        await schedules.add(agent, "s", cron="0 * * * *", prompt="Go.")
+        await anyio.sleep(HOUR_S + 10)  # no worker was there at 09:00
+        if "pause" in change:
+            await schedules.pause("s")
+            await anyio.sleep(2 * HOUR_S)
+            await agent.worker(until_idle=True)
+            assert await list_times(agent) == []
+        if "replace" in change:
+            await schedules.add(agent, "s", cron="30 * * * *", prompt="Go on.", replace=True)
+        else:
+            await schedules.resume("s")
+        for _ in range(2):
+            await agent.worker(until_idle=True)
+            assert await list_times(agent) == [f"{DAY}T09:00Z"]
+        assert (await schedules.get("s")).due == ()
+
+    in_time(main)
+
+
+def test_the_workers_of_a_roll_out_choose_the_release_of_each_run():
+    """A schedule is added with the base; its runs have an arm and a release like all others, also of a backfill."""
+
+    async def main(base, schedules):
+        rollout = Rollout("r", {"old": base.with_(version="1"), "new": base.with_(version="2")})
+        await rollout.start({"old": 0, "new": 100}, by="ann", reason="a test")
+        with pytest.raises(MisuseError, match=r"of a roll-out rollout\.base, since its workers choose the release"):
+            await schedules.add(rollout, "s", cron="0 * * * *", prompt="Go.")
+        await schedules.add(rollout.base, "s", cron="0 * * * *", prompt="Go.")
+        await anyio.sleep(2 * HOUR_S)
+        await rollout.worker(until_idle=True)
+        span = local(f"{DAY}T09:00"), local(f"{DAY}T10:00")
+        created = (await schedules.backfill(rollout.base, "s", *span, choose=rollout.choose)).created
+        headers = [await base.runs.header(each) for each in (f"s:{DAY}T10:00Z", *created)]
+        assert [(each.release, dict(each.arms)) for each in headers] == [("2", {"r": "new"})] * 2
+        other = rollout.with_(store=MemoryStore())
+        with pytest.raises(MisuseError, match="the roll-out has another store than the schedule"):
+            await schedules.backfill(rollout.base, "s", *span, choose=other.choose)
+
+    in_time(main)
 
 
 @pytest.mark.parametrize(

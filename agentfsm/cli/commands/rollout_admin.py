@@ -82,9 +82,7 @@ def start(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 def weights(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Change the weights of a roll-out."""
     found = _read_weights(args.weights)
-    return _report(
-        _change(args, lambda control: control.set_weights(found, by=args.by, reason=args.reason)), terminal
-    )
+    return _report(_change(args, lambda control: control.set_weights(found, by=args.by, reason=args.reason)), terminal)
 
 
 def back(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
