@@ -33,6 +33,7 @@ from __future__ import annotations
 import traceback
 from typing import Literal, TypeAlias
 
+from agentfsm.core.tier_choice import TierChoice
 from agentfsm.core.usage import Usage
 
 
@@ -41,7 +42,15 @@ class AgentError(Exception):
 
 
 class MisuseError(AgentError):
-    """The calling code is wrong. The error is never retried and never suppressed."""
+    """The calling code is wrong. The error is never retried and never suppressed.
+
+    Attributes:
+        usage: Usage of model replies that were billed before the mistake appeared; None if there were none or it is
+            unknown.
+    """
+
+    usage: Usage | None = None
+    """Usage of model replies that were billed before the mistake appeared; None if there were none or it is unknown."""
 
 
 class IllegalTransitionError(MisuseError):
@@ -91,6 +100,7 @@ class ModelError(StepError):
     Attributes:
         refusal: As given.
         usage: Usage of replies that could not be used but were billed; None if there were none.
+        tier: Tier of a `Tiered` that failed, with which a retry begins; None from other models.
     """
 
     refusal: Refusal | None = None
@@ -98,6 +108,11 @@ class ModelError(StepError):
 
     usage: Usage | None = None
     """Usage of replies that could not be used but were billed; None if there were none."""
+
+    tier: TierChoice | None = None
+    """Tier of a `Tiered` that failed, with which a retry begins; None from other models. The usage of its `spent` is
+    part of the usage of this error, or of those of earlier attempts.
+    """
 
     def __init__(self, message: str = "", *, refusal: Refusal | None = None) -> None:
         super().__init__(message)

@@ -22,8 +22,9 @@ from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ToolCall, ToolResult
 from agentfsm.core.pending import Pending, PendingKind, Question
 from agentfsm.core.recalled_items import RecalledItem
-from agentfsm.core.reply_sources import AnswerSource, TierChoice
+from agentfsm.core.reply_sources import AnswerSource
 from agentfsm.core.segments import Segment
+from agentfsm.core.tier_choice import TierChoice
 from agentfsm.core.usage import Purpose, Usage
 from agentfsm.core.value import Value
 from agentfsm.core.verdict import Verdict

@@ -22,10 +22,10 @@ from agentfsm.core.notes import NOTE_TOOL, Note, update_notes
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.plans import ENGINE_TOOLS, PlanProgress, accepted_plan, build_results_note
 from agentfsm.core.recalled_items import build_recall_note
-from agentfsm.core.reply_sources import TierChoice
 from agentfsm.core.run_fields import RunFields, find_open_call_index
 from agentfsm.core.segments import Span, default_segments, render_segments
 from agentfsm.core.text_safety import FENCE_NOTE
+from agentfsm.core.tier_choice import TierChoice
 from agentfsm.core.verdict import Action
 
 Changes = dict[str, Any]

@@ -16,6 +16,7 @@ import anyio
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.effects import AskModel, Effect, ReadInbox, Reflect, RunTools, Wait
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
@@ -102,6 +103,11 @@ async def run_steps(execution: Execution, throttle: StepThrottle, *, once: bool 
     try:
         while await _run_until_limit(execution, calls, throttle, once=once):
             pass
+    except MisuseError as error:
+        usage, purpose = execution.budget.unjournalled_usage, execution.budget.unjournalled_purpose
+        if usage.tokens and journal.run.state is State.THINK:  # paid for, also if the run is resumed
+            journal.commit(e.ModelFaltered(error=str(error), usage=usage, purpose=purpose))
+        raise
     finally:
         if execution.budget.spend is not None:
             await execution.budget.spend.flush()

@@ -138,6 +138,7 @@ class SDKModel(AdapterModel[SDKConnection]):
         url = parse_base_url(base_url)
         headers = {name: check_header(f"the header {name!r}", value) for name, value in (headers or {}).items()}
         self.host: str = url.host
+        self.query: str = url.query.decode("ascii")
         self._address = url.netloc.decode("ascii")  # without a password, and without the scheme's own port
         super().__init__(
             name,

@@ -13,9 +13,9 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.hosted_tools import HostedTool
 from agentfsm.core.messages import JSON, HostedContent, Message, NativeReply, Part
-from agentfsm.core.reply_sources import TierChoice
 from agentfsm.core.run import Run
 from agentfsm.core.settings import DEFAULT_SETTINGS, Settings
+from agentfsm.core.tier_choice import TierChoice
 from agentfsm.core.usage import Purpose, Usage
 from agentfsm.core.validation import COUNT, NAME, ValueRule
 from agentfsm.core.value import Value
@@ -160,6 +160,11 @@ class Request(Value):
     run: Run[Any] | None = attrs.field(default=None, eq=False, repr=False)
     """The run that the request is for, as it is before the reply, for models that choose among several. Providers are
     not sent it. None outside of a run.
+    """
+
+    tier: TierChoice | None = attrs.field(default=None, eq=False, repr=False)
+    """In a retry, the tier of a `Tiered` that failed in the attempt before (`ModelError.tier`). Providers are not sent
+    it. Default None.
     """
 
 

@@ -6,8 +6,9 @@ from agentfsm.core.header import Header
 from agentfsm.core.labels import Label
 from agentfsm.core.messages import AssistantMessage, TextPart, ToolCall
 from agentfsm.core.purposes import list_spending
-from agentfsm.core.reply_sources import AnswerSource, TierChoice
+from agentfsm.core.reply_sources import AnswerSource
 from agentfsm.core.run import begin_run
+from agentfsm.core.tier_choice import TierChoice
 from agentfsm.core.usage import Spending, Usage
 
 ASKED = begin_run(Header(id="r1", prompt=(TextPart(text="Hello"),), created_at=1.0)).apply(e.Observed())

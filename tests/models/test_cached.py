@@ -8,7 +8,7 @@ from agentfsm.cli.render.text import format_run
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import HostedContent, NativeReply, TextPart, UserMessage
 from agentfsm.core.usage import Usage
-from agentfsm.models import CachedModel, Fallback, Router, Tiered, WebSearch
+from agentfsm.models import CachedModel, Fallback, OpenAIChat, Router, Throttled, Tiered, WebSearch
 from agentfsm.ports import Clock, FinishReason, Request, ToolDefinition
 from agentfsm.ports.model import OutputForm, Reply
 from agentfsm.reflection import Reflector
@@ -98,13 +98,27 @@ async def test_any_other_request_is_asked(change):
 
 
 async def test_models_do_not_share_replies():
-    """Two models in one store have their own; of a `Fallback`, the reply keeps the name of the model that gave it."""
+    """Two models in one store have their own; in a `Fallback`, each keeps its replies, and no other's."""
     store = MemoryStore()
     for name in ("a", "b"):
         assert (await CachedModel(Numbered(name), store).reply(REQUEST)).usage.cached_replies == 0
-    both = CachedModel(Fallback(Numbered("a"), Numbered("b")), store)
-    assert [(await both.reply(REQUEST)).model for _ in range(2)] == ["a", "a"]
-    assert both.models[0].models[0].asked == 1
+    both = Fallback(*[CachedModel(Numbered(name), store) for name in ("a", "b")])
+    assert [(await both.reply(REQUEST)).usage.cached_replies for _ in range(2)] == [1, 1]
+
+
+async def test_the_query_of_an_address_is_part_of_the_model():
+    """Two versions of an API at one address are two models, and a header is none."""
+    store, url = MemoryStore(), "http://localhost:1/v1?api-version="
+
+    class Server(OpenAIChat):
+        async def reply(self, request, emit=None):
+            return Reply(text=self.query)
+
+    def ask(version, **more):
+        return CachedModel(Server("m", api_key="k", base_url=url + version, **more), store).reply(REQUEST)
+
+    assert [(await ask(version)).text for version in "12"] == ["api-version=1", "api-version=2"]
+    assert (await ask("2", headers={"x-trace": "7"})).usage == Usage(cached_replies=1)
 
 
 async def test_a_streamed_reply_is_streamed_again():
@@ -226,9 +240,9 @@ async def test_a_record_in_another_form_is_replaced():
 
 
 def test_models_that_choose_are_refused():
-    """Their choice may depend on the run, which is not part of the key."""
+    """Their choice may depend on the run or on an outage, which are not part of the key; also within another model."""
     two = {"a": ScriptedModel(), "b": ScriptedModel()}
-    for model in (Router(lambda _: "a", two), Tiered(two)):
+    for model in (Router(lambda _: "a", two), Tiered(two), Throttled(Fallback(*two.values()), concurrency=1)):
         with pytest.raises(MisuseError, match="wrap each of its models"):
             CachedModel(model, MemoryStore())
     with pytest.raises(MisuseError, match="max_replies"):

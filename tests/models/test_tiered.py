@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentfsm import Agent, Limits, Purpose, TextDelta, tool, usage_by_purpose
+from agentfsm import Agent, Limits, Purpose, Settings, Spend, TextDelta, tool, usage_by_purpose
 from agentfsm.core.errors import MisuseError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.events import AnswerGiven
 from agentfsm.core.messages import HostedCall, HostedContent, TextPart, UserMessage
@@ -137,6 +137,59 @@ async def test_an_outage_does_not_escalate():
     agent = Agent(model)
     run = await agent.run("The capital of Italy?")
     assert [row[:2] for row in await tiers_of(agent, run)] == [("small", "rule")]
+
+
+async def test_a_retry_begins_with_the_tier_that_failed():
+    """The refusal below is paid once, counts before the next attempt, and is in the journal; the limit holds."""
+    asked = []
+
+    def small(request):
+        asked.append(("small", request.settings.max_tokens))
+        return say("I cannot.", usage=Usage(output_tokens=32), finish_reason=FinishReason.REFUSAL)
+
+    def large(request):
+        asked.append(("large", request.settings.max_tokens))
+        if len(asked) < 4:
+            raise (ModelUnavailableError("529", retry_after_s=0), OSError("reset"))[len(asked) % 2]
+        return say("Rome.", usage=Usage(output_tokens=32))
+
+    class Metered(FunctionModel):
+        def cost_usd(self, usage):
+            return usage.output_tokens / 64
+
+    model = Tiered({"small": Metered(small), "large": Metered(large)}, choose=lambda _: "small")
+    limits = Limits(usd=2, retry_wait_s=0.001)
+    agent = Agent(model, limits=limits, settings=Settings(max_tokens=64))
+    run = await agent.run("The capital of Italy?")
+    # Of 2 US dollars, 0.5 are spent: 48 tokens of both tiers together cost the rest.
+    assert asked == [("small", 64), ("large", 64), ("large", 48), ("large", 48)]
+    [event] = [each for each in await agent.history(run.id) if isinstance(each, AnswerGiven)]
+    assert (event.tier.name, event.tier.reason) == ("large", "escalated from small: refusal")
+    assert [part.usage.cost_usd for part in list_spending(event)] == [0.5, 0.5]
+    assert run.usage.cost_usd == 1.0
+
+
+async def test_a_mistake_in_a_function_does_not_hide_what_was_paid():
+    """The journal and the spending limits have the cost of the reply that `score` could not judge, and no more."""
+    broken = [True]
+
+    def score(_, reply):
+        if broken:
+            broken.pop()
+            raise ValueError(reply.text)
+        return 1
+
+    store = MemoryStore()
+    model = tiers(small=["Rome.", "Rome."], choose=lambda _: "small", score=score)
+    agent = Agent(model, store=store, name="teller", spend=[Spend(per="day", usd=1_000_000)])
+    with pytest.raises(MisuseError, match="score= of Tiered failed") as caught:
+        await agent.run("The capital of Italy?", id="r1")
+    assert caught.value.usage.cost_usd == 15.0
+    [record] = await store.list_records("spend")
+    assert (record.value["spent_usd"], record.value["reserved"]) == (15.0, {})
+    assert (await agent.history("r1"))[-1].usage.cost_usd == 15.0
+    run = await agent.resume("r1")
+    assert (run.output, run.usage.cost_usd) == ("Rome.", 30.0)
 
 
 async def test_the_last_tier_is_the_end():

@@ -31,7 +31,8 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.pending import PendingKind, Question
 from agentfsm.core.recalled_items import RecalledItem
-from agentfsm.core.reply_sources import AnswerSource, TierChoice
+from agentfsm.core.reply_sources import AnswerSource
+from agentfsm.core.tier_choice import TierChoice
 from agentfsm.core.usage import AgentCost, Purpose, Spending, Usage
 from agentfsm.core.verdict import Action, Verdict
 from agentfsm.core.window_layers import WindowLayers

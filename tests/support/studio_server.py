@@ -20,7 +20,8 @@ from agentfsm.core.header import Header
 from agentfsm.core.labels import Label
 from agentfsm.core.messages import AssistantMessage, Outcome, TextPart, ToolCall, ToolResult
 from agentfsm.core.recalled_items import RecalledItem
-from agentfsm.core.reply_sources import AnswerSource, TierChoice
+from agentfsm.core.reply_sources import AnswerSource
+from agentfsm.core.tier_choice import TierChoice
 from agentfsm.core.usage import Purpose, Spending, Usage
 from agentfsm.stores import SQLiteStore
 

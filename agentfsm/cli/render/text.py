@@ -39,8 +39,8 @@ from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, ToolResult, format_part
 from agentfsm.core.purposes import usage_by_purpose
-from agentfsm.core.reply_sources import KEPT
 from agentfsm.core.text_safety import one_line, strip_unsafe
+from agentfsm.core.tier_choice import KEPT
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.cost import calculate_run_cost
 from agentfsm.ports.stored import BEST_RATING

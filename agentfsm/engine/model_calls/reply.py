@@ -104,7 +104,7 @@ async def _call_model(model: Model, request: Request, emit: Emit | None) -> Repl
     try:
         asked = model.reply(request, emit)
         reply: Reply = await asked  # or whatever a user's own returns
-    except ModelError as error:
+    except (ModelError, MisuseError) as error:
         if error.usage is not None:
             _check_usage(model, f"raised {type(error).__name__}", error.usage)
         raise

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from agentfsm.core.effects import AskModel
     from agentfsm.core.limits import Limits
     from agentfsm.core.settings import Settings
+    from agentfsm.core.tier_choice import TierChoice
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.execution.journal import Journal
     from agentfsm.engine.model_calls.eager_calls import EagerCalls
@@ -58,6 +59,9 @@ class PreparedRequest:
 
     settings: Settings
     """Settings of this turn."""
+
+    tier: TierChoice | None = None
+    """Tier with which a retry begins; None in the first attempt, and for models other than `Tiered`."""
 
     @property
     def is_streamed(self) -> bool:
@@ -93,6 +97,7 @@ async def ask_model(prepared: PreparedRequest, eager: EagerCalls | None = None) 
                 eager.discard()
             wasted += error.usage or Usage()
             error.usage = wasted
+            prepared.tier = error.tier or prepared.tier
             wait_s = _retry_wait_s(engine, error, attempt)
             if not _should_retry(journal, engine.limits, attempt, wait_s):
                 raise
@@ -161,6 +166,9 @@ async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | No
     except ModelError as error:
         usage = error.usage = price_usage(drive, engine.model, error.usage or Usage())
         raise
+    except MisuseError as error:
+        usage = error.usage
+        raise
     else:
         return reply, usage
     finally:
@@ -193,6 +201,7 @@ def _build_request(prepared: PreparedRequest, cap_tokens: int | None) -> Request
         timeout_s=engine.limits.model_timeout_s,
         purpose=_TURN if run.limit_reached is None else _LAST_ANSWER,
         run=run,
+        tier=prepared.tier,
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from agentfsm.core.errors import LimitError, ModelError
+from agentfsm.core.errors import LimitError, MisuseError, ModelError
 from agentfsm.core.messages import TextPart, UserMessage
 from agentfsm.core.usage import Purpose, Usage
 from agentfsm.engine.model_calls.reply import calculate_usd, fetch_reply
@@ -100,6 +100,9 @@ async def send_side_request(
             spending.add(part.model, Usage())  # the sum is in the usage of the reply
     except ModelError as error:
         usage = error.usage = price_usage(execution, who, error.usage or Usage())
+        raise
+    except MisuseError as error:
+        usage = error.usage
         raise
     else:
         return reply.text, usage

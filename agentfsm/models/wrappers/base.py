@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm.core.errors import MisuseError, ModelError, ModelUnavailableError
 from agentfsm.core.usage import Usage
 from agentfsm.models.model_names import resolve_model
 from agentfsm.ports.model import Emit, Model, OutputMode, Reply, Request
@@ -95,5 +95,7 @@ async def ask_model(model: Model, request: Request, emit: Emit | None) -> Reply:
         if error.usage is not None:
             error.usage = error.usage.with_price(model.cost_usd)  # callers do not know which model answered
         raise
+    except OSError as error:  # a model of the user's own, which does not translate it
+        raise ModelUnavailableError(f"{model.name} cannot be reached: {str(error) or type(error).__name__}") from error
     usage = None if reply.usage is None else reply.usage.with_price(model.cost_usd)
     return attrs.evolve(reply, usage=usage, model=reply.model or model.name)

@@ -4,8 +4,10 @@ It is meant for tests, evaluations and replays, in which the same requests come 
 new sample of the model: it does not show how often the model is right. For the answers of an agent to its users, see
 `AnswerCache`.
 
-The key of a reply is a hash of all that the provider is sent: the model, the instructions, the messages, the tools, the
-settings and the form of the answer. The replies are records of a store, so that a file or a server keeps them.
+The key of a reply is a hash of the request: the model, its address with the query, the instructions, the messages, the
+tools, the settings and the form of the answer. Headers of the model are left out, because they may be secrets or differ
+in each process: use another store for headers that change the replies. The replies are records of a store, so that a
+file or a server keeps them.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from agentfsm.core.messages import AssistantMessage, Message, NativeReply, Syste
 from agentfsm.core.usage import Usage
 from agentfsm.core.validation import COUNT, POSITIVE
 from agentfsm.models.wrappers.base import CompositeModel, ask_model
+from agentfsm.models.wrappers.fallback import Fallback
 from agentfsm.models.wrappers.router import Router
 from agentfsm.models.wrappers.tiered import Tiered
 from agentfsm.ports.model import (
@@ -73,7 +76,8 @@ class CachedModel(CompositeModel):
 
     Args:
         model: The model, or its string. A `Router` or a `Tiered` is refused, because its choice may depend on more than
-            the request: wrap the models in it.
+            the request, and a `Fallback` as well, because the reply of a substitute would outlast the outage: wrap the
+            models in them.
         store: Store that keeps the replies as records. The model does not close it.
         ttl_s: Seconds for which a reply is kept, above 0. Default 2,592,000 (30 days).
         max_replies: Most replies that are kept, 1 or more; the oldest of a group of 32 gives way to a new one. Default
@@ -99,9 +103,9 @@ class CachedModel(CompositeModel):
         POSITIVE.check("CachedModel", "ttl_s", ttl_s)
         COUNT.check("CachedModel", "max_replies", max_replies)
         super().__init__("", [model])
-        if isinstance(self.models[0], Router | Tiered):
+        if (chooser := _find_chooser(self.models[0])) is not None:
             raise MisuseError(
-                f"CachedModel cannot wrap a {type(self.models[0]).__name__}, whose choice may depend on more than the "
+                f"CachedModel cannot wrap a {type(chooser).__name__}, whose choice may depend on more than the "
                 "request: wrap each of its models instead"
             )
         self._store = ensure_store(store)
@@ -218,10 +222,19 @@ _DESCRIBED: Final[Mapping[type[Message], Callable[[Any], object]]] = {
 }
 
 
+def _find_chooser(model: Model) -> Model | None:
+    """Return the model that chooses among several, the model itself or one in it; None if there is none."""
+    if isinstance(model, Fallback | Router | Tiered):
+        return model
+    inner = model.models if isinstance(model, CompositeModel) else ()
+    return next((found for each in inner if (found := _find_chooser(each)) is not None), None)
+
+
 def _describe_model(model: Model) -> object:
-    """Return the class, the name and the address of a model, and those of the models in it."""
+    """Return the class, the name and the address of a model with its query, and those of the models in it."""
     inner = [_describe_model(each) for each in model.models] if isinstance(model, CompositeModel) else []
-    return [type(model).__qualname__, model.name, getattr(model, "base_url", ""), inner]
+    address = [getattr(model, "base_url", ""), getattr(model, "query", "")]
+    return [type(model).__qualname__, model.name, address, inner]
 
 
 def _encode_reply(reply: Reply, at: float) -> dict[str, JSON]:

@@ -10,7 +10,8 @@ The choice follows these rules, the first that applies:
 5. Without any of these, the last tier answers: a weaker model gets only tasks that are known to suit it.
 
 A reply that is a refusal, that cannot be used, or that gets a low score is replaced by that of the next tier, at once
-and within the same request. Its tokens are counted, at the price of its own model.
+and within the same request. Its tokens are counted, at the price of its own model. If a tier fails, the retry of the
+request begins with it, so the tiers below are not paid again.
 
 Source: documents H, 4.3 and A, 8.1.
 """
@@ -25,8 +26,8 @@ import attrs
 
 from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError
 from agentfsm.core.messages import TextPart, UserMessage
-from agentfsm.core.reply_sources import KEPT, TierChoice
 from agentfsm.core.settings import Settings
+from agentfsm.core.tier_choice import KEPT, TierChoice
 from agentfsm.core.usage import Purpose, Spending, Usage
 from agentfsm.core.validation import shorten_repr
 from agentfsm.models.model_names import resolve_model
@@ -184,33 +185,39 @@ class Tiered(CompositeModel):
         """Ask the chosen tier, and the next one as long as the reply is not good enough; see `Model.reply`.
 
         Raises:
-            ModelError: also if one of the models does not support a setting: any of them may have to answer.
-            MisuseError: when a function of the user fails, or names an unknown tier.
+            ModelError: also if one of the models does not support a setting: any of them may have to answer. It has
+                the tier that failed, and the usage of all replies that were paid.
+            MisuseError: when a function of the user fails, or names an unknown tier. It has the usage as well.
         """
         if (why := self.unsupported_settings(request.settings)) is not None:
             raise ModelError(why)
+        before = () if request.tier is None else request.tier.spent
         spent: list[Spending] = []
         place, reason = await self._choose_place(request, spent)
         while True:
+            reply = None
             model, is_last = self.models[place], place + 1 == len(self.models)
             held: list[Chunk] = []
             receive = emit if emit is None or is_last or not self._may_escalate else held.append
             try:
                 reply = await ask_model(model, request, receive)
                 flaw = None if is_last else await self._find_flaw(request, reply)
-            except ModelError as error:
-                if is_last or not isinstance(error, ModelReplyError) or "bad_reply" not in self._escalate_on:
-                    _attach_spent(error, spent)
+            except (ModelError, MisuseError) as error:
+                if is_last or reply is not None or not self._replaces(error):
+                    if reply is not None:  # `score` failed
+                        spent.append(_build_spending(model, request, reply))
+                    _complete_error(error, spent, TierChoice(name=self._tiers[place], reason=reason, spent=before))
                     raise
-                flaw, usage, name = "bad reply", error.usage or _NO_USAGE, model.name
+                flaw, lost = "bad reply", error.usage or _NO_USAGE
+                spent.append(Spending(purpose=request.purpose, usage=lost, model=model.name))
             else:
                 if flaw is None:
                     for chunk in held:
                         emit(chunk)  # type: ignore[misc]  # held only if there is one
-                    choice = TierChoice(name=self._tiers[place], reason=reason, spent=tuple(spent))
-                    return _complete(model, request, reply, choice)
-                usage, name = _count_usage(model, request, reply), reply.model
-            spent.append(Spending(purpose=request.purpose, usage=usage, model=name))
+                    choice = TierChoice(name=self._tiers[place], reason=reason, spent=(*before, *spent))
+                    usage = _sum_usage(spent, _count_usage(model, request, reply)) if spent else reply.usage
+                    return attrs.evolve(reply, tier=choice, usage=usage)
+                spent.append(_build_spending(model, request, reply))
             reason = f"escalated from {self._tiers[place]}: {flaw}"
             place += 1
 
@@ -226,8 +233,14 @@ class Tiered(CompositeModel):
     def _may_escalate(self) -> bool:
         return bool(self._escalate_on) or self._score is not None
 
+    def _replaces(self, error: ModelError | MisuseError) -> bool:
+        """Return whether the next tier answers instead of a reply that cannot be used."""
+        return isinstance(error, ModelReplyError) and "bad_reply" in self._escalate_on
+
     async def _choose_place(self, request: Request, spent: list[Spending]) -> tuple[int, str]:
         """Return the index of the tier, and the reason; add the usage of the classifier to `spent`."""
+        if request.tier is not None and (place := self._places.get(request.tier.name)) is not None:
+            return place, request.tier.reason
         if (place := self._purposes.get(request.purpose)) is not None:
             return place, f"purpose {request.purpose}"
         kept = None if request.run is None else self._places.get(request.run.tier)
@@ -273,14 +286,6 @@ class Tiered(CompositeModel):
         return f"score {score:.2f}" if score < self._min_score else None
 
 
-def _complete(model: Model, request: Request, reply: Reply, choice: TierChoice) -> Reply:
-    """Return the reply with the choice; its usage includes that of the replies that were not used."""
-    if not choice.spent:
-        return attrs.evolve(reply, tier=choice)
-    usage = sum((part.usage for part in choice.spent), _count_usage(model, request, reply))
-    return attrs.evolve(reply, tier=choice, usage=usage)
-
-
 async def _call(option: str, function: Callable[..., Any], *arguments: object) -> Any:
     try:
         value = function(*arguments)
@@ -293,10 +298,21 @@ async def _call(option: str, function: Callable[..., Any], *arguments: object) -
         ) from error
 
 
-def _attach_spent(error: ModelError, spent: Collection[Spending]) -> None:
-    paid = sum((part.usage for part in spent), error.usage or _NO_USAGE)
+def _complete_error(error: ModelError | MisuseError, spent: Collection[Spending], choice: TierChoice) -> None:
+    """Add the usage of the replies that were paid to an error, and the choice with which a retry begins."""
+    paid = _sum_usage(spent, error.usage or _NO_USAGE)
     if paid != _NO_USAGE:
         error.usage = paid
+    if isinstance(error, ModelError):
+        error.tier = attrs.evolve(choice, spent=(*choice.spent, *spent))
+
+
+def _sum_usage(spent: Collection[Spending], rest: Usage) -> Usage:
+    return sum((part.usage for part in spent), rest)
+
+
+def _build_spending(model: Model, request: Request, reply: Reply) -> Spending:
+    return Spending(purpose=request.purpose, usage=_count_usage(model, request, reply), model=reply.model)
 
 
 def _count_usage(model: Model, request: Request, reply: Reply) -> Usage:
