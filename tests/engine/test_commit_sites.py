@@ -24,6 +24,8 @@ COMMIT_SITES = {
     # ACT, while it runs: a call's start and result have to be in the journal before what depends on them.
     ("reflect.py", "_run_judge"): 1,
     # A judge that raises: the error passes through the handler, and what was paid for must not be lost with it.
+    ("step.py", "run_steps"): 1,
+    # The same for a mistake in code that a request depends on, such as a function of `Tiered`.
     ("unattended.py", "_stop_and_release"): 1,
     # No handler runs: a request to cancel or pause is applied without an agent.
     ("driver.py", "_record_resumption"): 1,
