@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from statistics import fmean
 from typing import Final
@@ -26,7 +27,8 @@ from agentfsm.telemetry.measurements import RUN_DURATION, measure_run
 MAX_RUNS: Final = 2_000
 # Runs per page of a list.
 _PAGE: Final = 500
-# Seconds without an event after which a run that no worker has is stalled. A worker polls every second or so.
+# Seconds without an event after which a run that no worker has is stalled, and one that is tried again is bad.
+# A worker polls every second or so, and the first tries are a few seconds apart.
 _STALLED_S: Final = 60.0
 
 
@@ -101,15 +103,23 @@ class OutcomeReader:
         self._store = store
         self._known: dict[str, _KnownRun] = {}
 
-    async def read(self, plan: RolloutPlan) -> dict[str, tuple[RunOutcome, ...]]:
+    async def read(self, plan: RolloutPlan, *, failing_at: float | None = None) -> dict[str, tuple[RunOutcome, ...]]:
         """Return the outcomes of the runs of a plan that are over, by arm, newest first, without cancelled ones.
 
         They are those of each arm since the time in `plan.since`, of its newest 2,000 runs.
+
+        Args:
+            plan: The plan.
+            failing_at: The time, to include open runs whose executions have raised errors for 60 s; None for none.
         """
         ended: dict[str, tuple[RunOutcome, ...]] = {}
         known: dict[str, _KnownRun] = {}
         for arm, since in plan.since.items():
-            runs = {each.id: await self._look_up(each) async for each in self._iter_runs(plan, arm, since)}
+            runs = {
+                each.id: await self._look_up(each)
+                async for each in self._iter_runs(plan, arm, since)
+                if each.state in FINAL_STATES or (failing_at is not None and _is_failing(each, failing_at))
+            }
             known |= runs
             ended[arm] = tuple([each.outcome for each in runs.values() if each.arm == arm and each.outcome is not None])
         self._known = known
@@ -122,7 +132,7 @@ class OutcomeReader:
             if each.created_at < since or count >= MAX_RUNS:
                 return
             count += 1
-            if each.parent is None and each.state in FINAL_STATES:
+            if each.parent is None:
                 yield each
 
     async def _look_up(self, summary: RunSummary) -> _KnownRun:
@@ -142,12 +152,13 @@ class OutcomeReader:
         stored = await self._store.read(summary.id)
         run = begin_run(stored.header).fold(stored.events)
         measured = measure_run(stored.header, stored.events)
+        seconds = sum(each.value for each in measured if each.metric == RUN_DURATION.name)
         outcome = RunOutcome(
             run_id=run.id,
             arm=arm,
             failed=run.stop_reason is not StopReason.COMPLETED,
             usd=None if run.usage.unpriced else run.usage.cost_usd,
-            seconds=sum(each.value for each in measured if each.metric == RUN_DURATION.name),
+            seconds=seconds if run.is_over else math.inf,
             rating=summary.rating,
             created_at=stored.header.created_at,
         )
@@ -155,6 +166,12 @@ class OutcomeReader:
         return _KnownRun(
             arm=arm, version=summary.version, rating=summary.rating, outcome=None if is_cancelled else outcome
         )
+
+
+def _is_failing(run: RunSummary, now: float) -> bool:
+    """Return whether a run is open and only waits to be tried again, which a worker delays after an error."""
+    is_delayed = not run.waiting and run.ready_at is not None and run.ready_at > now
+    return is_delayed and run.updated_at < now - _STALLED_S
 
 
 async def _list_open(store: Store, agent: str, release: str) -> list[RunSummary]:

@@ -47,7 +47,7 @@ _SHARE: Final = ValueRule(fits=lambda value: is_number(value) and 0 <= value < 1
 
 @attrs.frozen(kw_only=True)
 class RunOutcome(Value):
-    """The outcome of a run that is over, as the rules see it."""
+    """The outcome of a run that is over, or whose executions have raised errors for 60 s, as the rules see it."""
 
     run_id: str
     """Id of the run."""
@@ -56,13 +56,15 @@ class RunOutcome(Value):
     """Arm of the run."""
 
     failed: bool
-    """Whether it ended without completing. Cancelled runs have no outcome."""
+    """Whether it ended without completing, or has not ended. Cancelled runs have no outcome."""
 
     usd: float | None
     """Cost in US dollars; None if a price is unknown."""
 
     seconds: float
-    """Time from its creation to its end, without the time that it waited for people or was paused."""
+    """Time from its creation to its end, without the time that it waited for people or was paused; infinite if it has
+    not ended.
+    """
 
     rating: int | None
     """Newest rating, from 1 (bad) to 5 (good); None if there is none."""

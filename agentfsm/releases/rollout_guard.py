@@ -52,7 +52,7 @@ class RolloutGuard:
         arms = [arm for arm in plan.ranges if arm != plan.base]
         if not arms or not plan.rules:
             return None
-        outcomes = await self._reader.read(plan)
+        outcomes = await self._reader.read(plan, failing_at=await self._control.store.now())
         for arm in arms:
             base = [each for each in outcomes.get(plan.base, ()) if each.created_at >= plan.since[arm]]
             for rule in plan.rules:

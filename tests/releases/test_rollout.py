@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from functools import partial
 
 import anyio
 import pytest
@@ -16,10 +17,11 @@ from agentfsm.releases import (
     Rollout,
     RolloutControl,
 )
+from agentfsm.releases.arm_results import OutcomeReader
 from agentfsm.releases.release import load_release, save_release
-from agentfsm.releases.rollout_guard import abort_runs
+from agentfsm.releases.rollout_guard import abort_runs, watch_rollout
 from agentfsm.stores import MemoryStore, PostgresStore, RedisStore, SQLiteStore
-from agentfsm.testing import FunctionModel, ScriptedModel, VirtualClock, run_virtual
+from agentfsm.testing import FunctionModel, ScriptedModel, VirtualClock, call, run_virtual, say
 from tests.support.database_servers import empty_schema
 
 pytestmark = pytest.mark.anyio
@@ -324,31 +326,62 @@ async def test_open_runs_count_whatever_the_weights_were_meanwhile(store):
     assert [(each.arm, each.open, each.runs) for each in await rollout.results()] == [("old", 1, 0), ("new", 0, 0)]
 
 
-def test_runs_whose_execution_raises_an_error_are_stalled():
-    """They stay open, for a repaired worker, and no rule sees them; the status shows them after a minute."""
+def test_a_release_whose_executions_raise_errors_is_rolled_back():
+    """Its runs stay open, for a repaired worker. Runs that wait for a person, or for a worker, roll nothing back."""
 
-    async def watch():
+    async def watch(new_reply, has_worker: bool):
         clock = VirtualClock()
         store = MemoryStore(clock=clock)
 
-        def breaks(_request):
-            raise ValueError("a bug")
+        @tool(requires_approval=True)
+        def pay() -> str:
+            """Pay."""
+            return "paid"
 
-        rollout = Rollout(
-            "billing", {"old": make_agent(store, "1", clock=clock), "new": make_agent(store, "2", breaks, clock=clock)}
-        )
-        await rollout.start({"old": 0, "new": 100}, **BY)
-        await rollout.submit("go")
+        replies = {"1": None, "2": new_reply}
+        arms = {
+            version: make_agent(store, version, reply, clock=clock, tools=[pay]) for version, reply in replies.items()
+        }
+        rollout = Rollout("billing", arms)
+        await rollout.start({"1": 0, "2": 100}, rules=["failures 5%"], **BY)
+        for _ in range(20):
+            await rollout.submit("go")
         found = []
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(rollout.worker)
+            tasks.start_soon(rollout.worker if has_worker else partial(watch_rollout, rollout.control))
             for _ in range(2):
-                await anyio.sleep(45)
-                found += [(each.open, each.stalled, each.runs) for each in await rollout.results() if each.weight]
+                await anyio.sleep(50)
+                new = (await rollout.results())[1]
+                found.append((new.weight, new.open, new.stalled, new.runs))
             tasks.cancel_scope.cancel()
         return found
 
-    assert run_virtual(watch) == [(1, 0, 0), (1, 1, 0)]
+    def breaks(_request):
+        raise ValueError("a bug")
+
+    def asks(_request):
+        return say("", call("pay"))
+
+    assert run_virtual(partial(watch, breaks, True)) == [(100, 20, 0, 0), (0, 20, 20, 0)]
+    assert run_virtual(partial(watch, breaks, False)) == [(100, 20, 0, 0), (100, 20, 20, 0)]
+    assert run_virtual(partial(watch, asks, True)) == [(100, 20, 0, 0), (100, 20, 0, 0)]
+
+
+async def test_every_store_tells_a_run_that_is_tried_again_from_one_that_waits_for_a_worker(store, monkeypatch):
+    """By the time from which it is tried again: only the first is the fault of its release."""
+    monkeypatch.setattr("agentfsm.worker.BACKOFF_S", 60.0)
+    monkeypatch.setattr("agentfsm.releases.arm_results._STALLED_S", -60.0)
+
+    def breaks(_request):
+        raise ValueError("a bug")
+
+    rollout = Rollout("billing", {"old": make_agent(store, "1"), "new": make_agent(store, "2", breaks)})
+    plan = (await rollout.start({"old": 0, "new": 100}, **BY)).plan
+    await rollout.submit("go", id="tried")
+    await rollout.worker(until_idle=True)
+    await rollout.submit("go", id="queued")
+    outcomes = await OutcomeReader("billing", store).read(plan, failing_at=await store.now())
+    assert [(each.run_id, each.failed) for each in outcomes["new"]] == [("tried", True)]
 
 
 async def test_the_runs_of_an_arm_are_cancelled_if_asked_for(store):
