@@ -413,7 +413,7 @@ def test_a_killed_load_goes_on_and_a_wrong_one_is_taken_back(capfd):
     first, second = [line for line in out.splitlines() if "the warehouse has:" in line]
     assert first == second
     assert first.count("2025-07-28:") == 4
-    assert "step_failed: step reconcile failed (failed: ValueError: loaded 4800, and the bank has 5000" in out
+    assert "step_failed: step reconcile failed (ValueError: loaded 4800, and the bank has 5000" in out
     assert "compensated by: compensate_load" in out
 
 

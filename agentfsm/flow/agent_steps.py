@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.core.errors import MisuseError
-from agentfsm.core.messages import ErrorType, Outcome
+from agentfsm.core.errors import MisuseError, StoreError
+from agentfsm.core.messages import ErrorType, Outcome, as_parts
 from agentfsm.core.validation import STRING, ValueRule
+from agentfsm.flow.step_results import write_step_result
 from agentfsm.flow.steps import (
-    SKIPPED,
     STEP_TIMEOUT_S,
     Condition,
     Join,
@@ -27,11 +27,10 @@ from agentfsm.flow.steps import (
     pick,
     prepare_options,
     read_names,
-    to_result,
 )
 from agentfsm.subagent import DEFAULT_TURNS, make_agent_tool
-from agentfsm.tools.queue.result_text import render_text
-from agentfsm.tools.run_context import RunContext, ToolReturn
+from agentfsm.tools.queue.result_text import describe_error, remove_advice
+from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
@@ -45,9 +44,14 @@ Arguments = Mapping[str, Any]
 _VALIDATOR: Final = ValueRule(
     fits=lambda value: (
         callable(value)
-        or (isinstance(value, Collection) and not isinstance(value, str) and all(isinstance(x, str) for x in value))
+        or (
+            isinstance(value, Collection)
+            and not isinstance(value, str)
+            and len(value) > 0
+            and all(isinstance(x, str) for x in value)
+        )
     ),
-    wanted="a set of texts, or a function of the answer",
+    wanted="a set of texts, at least one, or a function of the answer",
 ).or_none()
 
 
@@ -78,10 +82,12 @@ def agent_step(
         when: As in `step`.
         join: As in `step`.
         validate: Check of the answer before other steps read it: the set of valid texts, compared without case and
-            surrounding space; or a function of the answer, of its type, that returns the result, or raises ValueError.
-            None: any answer is valid.
-        fallback: JSON value that is the result if the agent gives no valid answer. The log names the run and the step.
-            Without it, the step fails.
+            surrounding space; or a function of the answer, of its type, that returns the result, a JSON value, or
+            raises an exception. None: any answer is valid.
+        fallback: JSON value that is the result if the agent gives no valid answer for any reason: `validate` refuses
+            it, its run fails, reaches a limit or is cancelled, its model raises an exception, or `prompt` does. If
+            `validate` is a set, one of its texts. The log names the run, the step and the reason. Without it, the step
+            fails. It also fails if it is unknown whether a tool of the agent had its effect.
         turns: Maximum of model replies, 1 or more. Default 3.
         timeout_s: Seconds for the step, above 0. Default 300.
         compensate: As in `step`.
@@ -94,22 +100,29 @@ def agent_step(
     check_options(title, _VALIDATOR, validate=validate)
     if fallback is not attrs.NOTHING:
         check_json(title, fallback=fallback)
+        if validate is not None and not callable(validate) and fallback not in list(validate):
+            raise MisuseError(
+                f"step {title!r}: other steps take one of {', '.join(sorted(validate))}, so fallback={fallback!r} has "
+                "to be one of them, too"
+            )
     names = read_names(prompt) if callable(prompt) else ((), ())
     config = agent.driver.config
     read_text: Callable[[str], Any] = str if config.output_spec is None else config.output_spec.parse
-    if config.planner is not None and config.planner.fixed:  # a flow
+    is_flow = config.planner is not None and config.planner.fixed
+    if is_flow:
         read_text = json.loads
     made = make_child_step(
         agent,
         name=title,
         names=names,
-        write_prompt=lambda arguments: prompt(**pick(arguments, names)) if callable(prompt) else prompt,
+        write_prompt=_PromptWriter(prompt, names, is_flow=is_flow).write,
         read_result=_AnswerCheck(title, validate, fallback, read_text).read,
         order={"depends_on": depends_on, "when": when, "join": join},
         turns=turns,
         timeout_s=timeout_s,
         compensate=compensate,
         options=options,
+        has_fallback=fallback is not attrs.NOTHING,
     )
     return attrs.evolve(made, calls=1 + min(agent.limits.tool_calls, _CALLS_OF_A_TURN * turns) * bool(config.registry))
 
@@ -127,6 +140,7 @@ def make_child_step(
     check_arguments: Callable[[Arguments], ToolReturn | None] | None = None,
     compensate: Callable[..., Any] | Step | None = None,
     turns: int = DEFAULT_TURNS,
+    has_fallback: bool = False,
 ) -> Step:
     """Make a step whose work is a run of an agent.
 
@@ -143,6 +157,7 @@ def make_child_step(
             is.
         compensate: As in `step`.
         turns: Maximum of model replies, 1 or more.
+        has_fallback: Whether `read_result` also reads the failure of a run that an exception has ended.
 
     Raises:
         MisuseError: if an option is invalid.
@@ -159,7 +174,7 @@ def make_child_step(
         accepts_partial=False,
         **prepare_options(condition, {"concurrency_safe": True, **options}, repeatable=True),
     )
-    work = _ChildRunStep(inner.function, condition, check_arguments, read_result)
+    work = _ChildRunStep(name, inner.function, condition, check_arguments, read_result, has_fallback)
     return build_step(attrs.evolve(inner, function=work.call), order, names, compensate=compensate)
 
 
@@ -167,18 +182,65 @@ def make_child_step(
 class _ChildRunStep:
     """Function of the tool of a step whose work is a child run."""
 
+    name: str
     work: Callable[..., Awaitable[ToolReturn]]
     condition: Condition
     check_arguments: Callable[[Arguments], ToolReturn | None] | None
     read_result: Callable[[RunContext[Any], ToolReturn], ToolReturn]
+    has_fallback: bool
 
     async def call(self, ctx: RunContext[Any], **arguments: Any) -> ToolReturn:
         """Run the agent, if the condition holds and the arguments need it, and read its result."""
-        if not self.condition.holds(arguments):
-            return SKIPPED
+        if (known := self.condition.check(ctx, self.name, arguments)) is not None:
+            return known
         if self.check_arguments is not None and (known := self.check_arguments(arguments)) is not None:
             return known
-        return self.read_result(ctx, await self.work(ctx, **arguments))
+        try:
+            found = await self.work(ctx, **arguments)
+        except Exception as error:
+            is_uncalled = isinstance(error, _PromptError)
+            if _must_propagate(error) or not (self.has_fallback or is_uncalled):
+                raise
+            log.warning("step %s (%s) of run %s raised", self.name, ctx.call_id, ctx.run_id, exc_info=error)
+            text = str(error) if is_uncalled else describe_error(error)
+            found = ToolReturn(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT)
+        return self.read_result(ctx, found)
+
+
+def _must_propagate(error: BaseException) -> bool:
+    """Return whether an exception says nothing of the agent: the call pauses, or the store fails."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_must_propagate, error.exceptions))
+    return isinstance(error, CallPaused | StoreError) or not isinstance(error, Exception)
+
+
+class _PromptError(Exception):
+    """There is no prompt for the agent."""
+
+
+@attrs.define(eq=False, repr=False)
+class _PromptWriter:
+    """Writes the prompt of an agent from the arguments of its step."""
+
+    prompt: str | Callable[..., Any]
+    names: Names
+    is_flow: bool
+
+    def write(self, arguments: Arguments) -> Any:
+        """Return the prompt.
+
+        Raises:
+            _PromptError: if its function raises, or returns something else.
+        """
+        if not callable(self.prompt):
+            return self.prompt
+        try:
+            prompt = self.prompt(**pick(arguments, self.names))
+            if not self.is_flow:  # that of a flow is a mapping
+                as_parts(prompt)
+        except Exception as error:
+            raise _PromptError(f"the agent was not called, since its prompt= raised {describe_error(error)}") from error
+        return prompt
 
 
 @attrs.define(eq=False, repr=False)
@@ -197,19 +259,22 @@ class _AnswerCheck:
         if found.outcome is Outcome.DONE:
             try:
                 value = self._check_answer(self.read_text(found.content))
-                return attrs.evolve(found, content=render_text(to_result(value)))
-            except (ValueError, TypeError) as error:
-                flaw = f"the answer is not valid: {error}"
-        elif found.outcome not in (Outcome.FAILED, Outcome.TIMED_OUT):
+                return attrs.evolve(found, content=write_step_result(value))
+            except Exception as error:  # noqa: BLE001  a function of the user's
+                said = str(error) if isinstance(error, ValueError) else describe_error(error)
+                flaw = f"the answer is not valid: {said}"
+        elif found.outcome is Outcome.UNKNOWN:
             return found
         if self.fallback is attrs.NOTHING:
             outcome = Outcome.FAILED if found.outcome is Outcome.DONE else found.outcome
             return attrs.evolve(found, outcome=outcome, content=flaw, error_type=found.error_type or ErrorType.AGENT)
-        log.warning("step %s (%s) of run %s uses its fallback: %s", self.name, ctx.call_id, ctx.run_id, flaw)
+        log.warning(
+            "step %s (%s) of run %s uses its fallback: %s", self.name, ctx.call_id, ctx.run_id, remove_advice(flaw)
+        )
         return attrs.evolve(
             found,
             outcome=Outcome.DONE,
-            content=render_text(to_result(self.fallback)),
+            content=write_step_result(self.fallback),
             error_type=ErrorType.FALLBACK,
         )
 

@@ -35,7 +35,7 @@ MAX_ITEMS: Final = 10_000
 # Failed items that the message of the step names.
 _NAMED_ITEMS: Final = 5
 # Characters of the reason why an item failed, in that message.
-_REASON_CHARS: Final = 80
+_REASON_CHARS: Final = 160
 _ITEMS: Final = ValueRule(
     fits=lambda value: type(value) is int and 1 <= value <= MAX_ITEMS, wanted=f"a whole number from 1 to {MAX_ITEMS:,}"
 )
@@ -69,13 +69,14 @@ def each(
 
     Args:
         step: The step for one item. `depends_on`, `join` and `when` are its own; it is not listed in the flow itself.
-        over: The list: a step whose result it is, or the name of an input or of a step in `depends_on`. A list whose
-            step was skipped has no items.
+        over: The list: a step whose result it is, or the name of a step or an input. A step comes before this
+            one. A list whose step was skipped has no items.
         parallel: Maximum of items at once, 1 or more. Default 20.
         key: Function of an item that returns its key, which messages name, such as an id; as text, it has to be unique
             in the list. None: the position from 0.
         item: The parameter of the step that takes the item; by default the first.
-        name: Name of the step in the flow, and of its result; by default that of `step`.
+        name: Name of the step in the flow, and of its result, the list, for other steps; by default that of `step`. A
+            compensation of `step` takes the result of its item by the name of `step`.
         depends_on: Further steps, besides `over` and those that `step` depends on.
         when: Function of results and inputs, as in `step`, on which the whole step depends.
         fallback: JSON value that is the result of an item that has failed. The log names the items. Without it, failed
@@ -173,6 +174,7 @@ def _make_each_step(
     )
     return attrs.evolve(
         made,
+        over=plan.over,
         calls=1 + plan.max_items * sum(each.calls for each in plan.steps),
         description=f"for each of {plan.over}" + ("" if plan.step.description == "" else f", {plan.step.description}"),
     )

@@ -17,6 +17,7 @@ from agentfsm.core.messages import JSON, Outcome, Part, TextPart, ToolResult, as
 from agentfsm.core.plans import JOINS, Plan, PlanStep, find_step_number, is_skipped, read_content
 from agentfsm.flow.steps import STEP_TIMEOUT_S, Step
 from agentfsm.ports.policies import PlanAsk, PlanEnd, PlanMaker, PlanRequest
+from agentfsm.tools.queue.result_text import remove_advice
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _RESERVED_KEYS: Final = frozenset({"$step", "$text"})
 # Characters of the reason why a step failed, in the message of the run.
 _REASON_CHARS: Final = 500
+# End of a reason that was longer.
+_CUT: Final = " ..."
 # Number of the plan with the steps; the compensations are the plan after it.
 _FORWARD: Final = 1
 
@@ -65,12 +68,18 @@ def _sort(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     Raises:
         MisuseError: if something else is given, or they cannot all be carried out.
     """
+    if inner := [each for each in steps if hasattr(each, "as_step")]:
+        raise MisuseError(f"Flow([...]) takes steps, not {inner[0]!r}: give flow.as_step(...)")
     if not steps or not all(isinstance(each, Step) for each in steps):
         raise MisuseError("Flow([...]) takes steps, at least one: make them with @step or agent_step(...)")
     known = {each.name: each for each in steps}
     if len(known) < len(steps):
         names = [each.name for each in steps]
         raise MisuseError(f"two steps are called {next(name for name in names if names.count(name) > 1)!r}: give name=")
+    for name, each in known.items():
+        if each.over in known and each.over != name:
+            known[name] = attrs.evolve(each, depends_on=tuple(dict.fromkeys([each.over, *each.depends_on])))
+    steps = tuple(known.values())
     for each in steps:
         _check_names(each, known)
     try:
@@ -310,8 +319,13 @@ def is_failure(result: ToolResult) -> bool:
 
 
 def shorten_reason(result: ToolResult, chars: int = _REASON_CHARS) -> str:
-    """Return the reason why a step failed, on one line of at most so many characters."""
-    return " ".join(f"{result.outcome}: {result.content}".split())[:chars]
+    """Return the reason why a step failed, for people, on one line of at most so many characters."""
+    kind = "" if result.outcome is Outcome.FAILED else f"{result.outcome}: "
+    text = f"{kind}{remove_advice(result.content)}"
+    if len(text) <= chars:
+        return text
+    text = text[: chars - len(_CUT)]
+    return (text.rpartition(" ")[0] if " " in text[chars // 2 :] else text) + _CUT
 
 
 def read_inputs(run: Run) -> dict[str, JSON]:

@@ -9,19 +9,17 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
-from json import JSONDecodeError
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, overload
 
 import attrs
 
 from agentfsm.core.errors import MisuseError, ModelRetry, TransientError
-from agentfsm.core.messages import JSON, ErrorType, Outcome
+from agentfsm.core.messages import JSON, ErrorType, Outcome, Part
 from agentfsm.core.plans import JOINS
 from agentfsm.core.validation import COUNT_OR_ZERO, FUNCTION, SECONDS, ValueRule, require_choice
 from agentfsm.core.value import Value
-from agentfsm.tools.queue.result_text import render_result
+from agentfsm.flow.step_results import build_uncalled_result, build_unwritable_result, write_step_result
 from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
 from agentfsm.tools.tool import Tool, ToolDeclarations, make_tool
 
@@ -100,6 +98,9 @@ class Step(Value):
 
     compensate: Step | None = None
     """The step that undoes this one, if the flow fails later; None if there is none."""
+
+    over: str = ""
+    """For a step of `each`, the name of its list: a step of that name comes before this one. Empty for others."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -197,6 +198,7 @@ def _make_function_step(
     key: Callable[..., str] | None,
     compensate: Callable[..., Any] | Step | None,
     options: dict[str, Any],
+    has_result: bool = True,
 ) -> Step:
     inner = make_tool(function, name=name)
     check_options(inner.name, SECONDS, timeout_s=options["timeout_s"])
@@ -214,10 +216,11 @@ def _make_function_step(
     shape: Any = inner.parameters
     wanted = tuple(shape.get("required", ()))
     own = (wanted, tuple(each for each in shape.get("properties", ()) if each not in wanted))
-    work = _FunctionStep(function, inner, condition, key, ((), ()) if key is None else read_names(key), retry)
+    key_names = ((), ()) if key is None else read_names(key)
+    work = _FunctionStep(function, inner, condition, key, key_names, retry, has_result)
     names = join_names(own, condition.names, work.key_names)
     made = make_tool(
-        work.call if inner.is_async else work.call_in_thread,
+        work.call if inner.is_async else work.start,
         name=inner.name,
         description=inner.description,
         parameters=build_schema(*names),
@@ -252,6 +255,7 @@ def build_step(
             key=None,
             compensate=None,
             options={"timeout_s": made.timeout_s},
+            has_result=False,
         )
     if compensate is not None and (compensate.depends_on or compensate.compensate or compensate.when):
         raise MisuseError(f"step {name!r}: a compensation has no depends_on=, when= or compensate= of its own")
@@ -281,6 +285,14 @@ class Condition:
             raise MisuseError("when= is a plain function, since it only compares values")
         self.names = ((), ()) if self.when is None else read_names(self.when)
 
+    def check(self, ctx: RunContext[Any], step: str, arguments: Mapping[str, Any]) -> ToolReturn | None:
+        """Return the result of a step that is skipped, or whose condition raises; None if it runs."""
+        try:
+            return None if self.holds(arguments) else SKIPPED
+        except Exception as error:
+            log.warning("the condition of step %s of run %s raised", step, ctx.run_id, exc_info=error)
+            return build_uncalled_result("its condition when= raised ", error)
+
     def holds(self, arguments: Mapping[str, Any]) -> bool:
         """Return whether the step is not skipped."""
         return self.when is None or bool(self.when(**pick(arguments, self.names)))
@@ -298,37 +310,71 @@ class _FunctionStep:
     key: Callable[..., str] | None
     key_names: Names
     retry: int
+    has_result: bool
+    """Whether other steps can read the result; those of compensations are not read."""
 
     async def call(self, ctx: RunContext[Any], **arguments: Any) -> Any:
         """Call an async function, if the condition holds."""
-        if not self.condition.holds(arguments):
-            return SKIPPED
-        args, kwargs = self._bind(ctx, arguments)
+        result = self.start(ctx, **arguments)
+        return await result if hasattr(type(result), "__await__") else result
+
+    def start(self, ctx: RunContext[Any], **arguments: Any) -> Any:
+        """Call the function, if the condition holds, and return the result, or an awaitable of it."""
+        bound = self._bind(ctx, arguments)
+        if isinstance(bound, ToolReturn):
+            return bound
+        args, kwargs = bound
         try:
-            return to_result(await self.function(*args, **kwargs))
+            value = self.function(*args, **kwargs)
         except Exception as error:
             self._allow_retry(ctx, error)
             raise
+        return self._finish(ctx, value) if hasattr(type(value), "__await__") else self._write(ctx, value)
 
-    def call_in_thread(self, ctx: RunContext[Any], **arguments: Any) -> Any:
-        """Call a plain function, if the condition holds."""
-        if not self.condition.holds(arguments):
-            return SKIPPED
-        args, kwargs = self._bind(ctx, arguments)
+    async def _finish(self, ctx: RunContext[Any], work: Awaitable[Any]) -> Any:
         try:
-            return to_result(self.function(*args, **kwargs))
+            value = await work
         except Exception as error:
             self._allow_retry(ctx, error)
             raise
+        return self._write(ctx, value)
 
-    def _bind(self, ctx: RunContext[Any], arguments: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _write(self, ctx: RunContext[Any], value: Any) -> Any:
+        """Return the result of the step, or its failure if the value of the function cannot be written as JSON."""
+        if isinstance(value, ToolReturn | Part) or (
+            type(value) in (list, tuple) and any(isinstance(each, Part) for each in value)
+        ):
+            return value
+        try:
+            return write_step_result(value)
+        except Exception as error:
+            if not self.has_result:
+                return write_step_result(None)
+            log.warning("step %s of run %s has no JSON as its result", self.inner.name, ctx.run_id, exc_info=error)
+            return build_unwritable_result(value, error)
+
+    def _bind(
+        self, ctx: RunContext[Any], arguments: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | ToolReturn:
+        """Return the arguments of the function; a result if it is not called."""
+        if (known := self.condition.check(ctx, self.inner.name, arguments)) is not None:
+            return known
         shape: Any = self.inner.parameters
         own = {name: arguments[name] for name in shape.get("properties", ()) if name in arguments}
-        args, kwargs = self.inner.bind(json.dumps(own))
+        try:
+            args, kwargs = self.inner.bind(json.dumps(own))
+        except Exception as error:  # noqa: BLE001  types of the user's validate themselves
+            log.warning("the arguments of step %s of run %s do not fit: %s", self.inner.name, ctx.run_id, error)
+            return build_uncalled_result("", error)
         if not self.inner.takes_context:
             return args, kwargs
         if self.key is not None:
-            ctx = attrs.evolve(ctx, idempotency_key=str(self.key(**pick(arguments, self.key_names))))
+            try:
+                key = str(self.key(**pick(arguments, self.key_names)))
+            except Exception as error:
+                log.warning("the key= of step %s of run %s raised", self.inner.name, ctx.run_id, exc_info=error)
+                return build_uncalled_result("its key= raised ", error)
+            ctx = attrs.evolve(ctx, idempotency_key=key)
         return (ctx, *args), kwargs
 
     def _allow_retry(self, ctx: RunContext[Any], error: Exception) -> None:
@@ -389,31 +435,6 @@ def build_schema(required: tuple[str, ...], optional: tuple[str, ...]) -> dict[s
     """Return a schema that takes any JSON values by these names; the function's own hints are checked by its call."""
     names: dict[str, JSON] = {name: {} for name in (*required, *optional)}
     return {"type": "object", "properties": names, "required": list(required), "additionalProperties": False}
-
-
-def to_result(value: Any) -> Any:
-    """Return the result of a step such that its JSON is read back as the same value, also if it is a text or None.
-
-    Raises:
-        ValueError: if it has a number without JSON, so that this step fails instead of those that read the result.
-    """
-    if isinstance(value, str):
-        return json.dumps(str(value), ensure_ascii=False)
-    if value is None:
-        return "null"
-    if isinstance(value, ToolReturn):
-        return value
-    text, parts = render_result(value)
-    if "NaN" in text or "Infinity" in text:  # perhaps in a string
-        with suppress(JSONDecodeError):  # the result is no JSON, but a text about it
-            json.loads(text, parse_constant=_refuse_constant)
-    return value if parts else text
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(
-        f"the result of the step has the number {name}, which JSON does not have: return None in its place"
-    )
 
 
 def check_options(step: str, rule: ValueRule, /, **option: Any) -> None:

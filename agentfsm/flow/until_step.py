@@ -95,7 +95,9 @@ def until(
         options=options,
     )
     repeated = "" if step.description == "" else f"{step.description}, "
-    return attrs.evolve(made, calls=1 + times * step.calls, description=f"{repeated}up to {times} times")
+    return attrs.evolve(
+        made, over=step.over, calls=1 + times * step.calls, description=f"{repeated}up to {times} times"
+    )
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)

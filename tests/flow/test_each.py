@@ -101,7 +101,7 @@ async def test_failed_items_fail_the_step_once_the_others_have_ended():
     assert run.state is State.ERROR
     assert sorted(shop.effects[:3]) == ["load r1", "load r2", "load r4"]
     assert sorted(shop.effects[3:]) == ["remove r1 mon-r1", "remove r4 mon-r4"]
-    assert run.stop_message.startswith("step rows failed (failed: 1 of 4 items failed: r2 (failed: LookupError: b")
+    assert run.stop_message.startswith("step rows failed (1 of 4 items failed: r2 (LookupError: b")
     assert "compensated: 2 of 2 items that had succeeded" in run.stop_message
 
 
@@ -114,6 +114,22 @@ async def test_items_are_undone_if_a_later_step_fails():
     shop.effects.clear()
     await shop.flow.run({"texts": ["spam"], "day": "mon"})
     assert shop.effects == []
+
+
+async def test_a_list_may_be_named_by_the_text_of_its_step():
+    """It comes first, as if the step itself were given, also within a loop."""
+
+    @step
+    async def numbers() -> list[int]:
+        return [1, 2]
+
+    @step
+    async def add(item: int) -> int:
+        return item + 1
+
+    assert (await Flow([each(add, over="numbers"), numbers]).run({})).output == '{"add": [2, 3]}'
+    loop = until(each(add, over="numbers"), lambda add: True, times=2)
+    assert (await Flow([loop, numbers]).run({})).output == '{"add": [2, 3]}'
 
 
 async def test_a_fallback_stands_for_failed_items(caplog):
@@ -263,8 +279,6 @@ def test_options_that_do_not_fit_the_step_are_refused_at_once():
         each(len, over="items")
     with pytest.raises(MisuseError, match="it is unknown which items 'compensate_load' has to undo"):
         Warehouse(fallback=None)
-    with pytest.raises(MisuseError, match=r"step 'mood' takes the result of 'extract': add it to depends_on="):
-        Flow([extract, each(mood, over="extract")])
 
 
 async def test_the_limits_of_a_flow_have_room_for_the_items():
@@ -317,7 +331,7 @@ async def test_a_loop_that_reaches_its_limit_may_accept_its_result(caplog):
         raise OSError("gone")
 
     run = await Flow([until(fail, lambda fail: True, times=2)]).run({})
-    assert "repetition 1 failed (failed: OSError: gone" in run.stop_message
+    assert "repetition 1 failed (OSError: gone. Its effect may" in run.stop_message
 
 
 def test_loops_that_cannot_work_are_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from itertools import product
 
 import attrs
@@ -11,9 +12,10 @@ import pytest
 from agentfsm import Agent, MisuseError, RunContext, State, StopReason, TransientError, tool
 from agentfsm.core import events as e
 from agentfsm.core.messages import ErrorType
-from agentfsm.flow import Flow, Step, StepStatus, agent_step, step
+from agentfsm.flow import Flow, Step, StepStatus, agent_step, each, step
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.testing.models import FunctionModel
 
 pytestmark = pytest.mark.anyio
 
@@ -62,25 +64,6 @@ async def test_steps_run_in_their_order_and_a_skipped_one_does_not_block():
     assert (await ETL.replay(run.id)).is_faithful
 
 
-@pytest.mark.parametrize("value", [float("nan"), {"a": [1.5, float("-inf")]}])
-async def test_a_result_without_json_fails_its_own_step(value):
-    """Not the step that reads it, which is not at fault; the text NaN is a text."""
-
-    @step(read_only=True)
-    async def measure(day: str) -> object:
-        return value if day == "Monday" else ["NaN", 1.5]
-
-    @step(depends_on=[measure], read_only=True)
-    async def report(measure: object) -> str:
-        return f"{measure}"
-
-    flow = Flow([measure, report], name="f")
-    run = await flow.run({"day": "Monday"})
-    assert flow.statuses(run) == {"measure": StepStatus.FAILED, "report": StepStatus.NOT_RUN}
-    assert "which JSON does not have: return None in its place" in run.stop_message
-    assert json.loads((await flow.run({"day": "Tuesday"})).output) == {"report": "['NaN', 1.5]"}
-
-
 async def test_inputs_are_checked_before_a_run_begins():
     """Those of all steps are known, and may come as text, as from the command line."""
     assert ETL.inputs == ("day",)
@@ -125,6 +108,8 @@ def test_what_could_never_run_is_refused_at_once():
         named("a", join="some")
     with pytest.raises(MisuseError, match="at least one"):
         Flow([])
+    with pytest.raises(MisuseError, match=r"give flow\.as_step\("):
+        Flow([ETL])
     with pytest.raises(MisuseError, match="leave out model="):
         ETL.with_(model=ScriptedModel())
     with pytest.raises(MisuseError, match="retry=3 would repeat its effect"):
@@ -195,7 +180,7 @@ async def test_siblings_finish_and_what_finished_is_compensated_in_reverse_order
         "track": "not_run",
         "close": "success",
     }
-    assert run.stop_message.startswith("step ship failed (failed: LookupError: nothing there.")
+    assert run.stop_message.startswith("step ship failed (LookupError: nothing there. Its effect may have happened,")
     assert run.stop_message.endswith("not run: track; compensated by: compensate_charge, put_back")
     events = await shop.flow.history(run.id)
     ended = [event.result.call_id for event in events if isinstance(event, e.ToolFinished)]
@@ -257,6 +242,60 @@ async def test_one_of_several_sources_is_enough_with_any():
     run = await build(step(broken, name="first"), step(broken, name="second")).run({})
     assert run.state is State.ERROR
     assert run.stop_message.endswith("not run: use")
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (object, "object is none of the types that it can have"),
+        (lambda: {"rows": [1.5, float("nan")]}, "NaN is no JSON number"),
+        (lambda: float("-inf"), "-Infinity is no JSON number"),
+        (lambda: [StringIO("text")], "an iterator or an open file can be read only once"),
+    ],
+    ids=["object", "nan", "inf", "file"],
+)
+async def test_a_step_whose_result_is_not_json_fails_and_those_before_it_are_undone(build, reason):
+    """Its result never becomes a sentence about it that the next step takes for data."""
+    effects = []
+
+    @step(compensate=lambda: effects.append("undone") or object())
+    def first() -> str:
+        return "NaN, Infinity"
+
+    @step(depends_on=[first])
+    def weird(first: str) -> object:
+        effects.append(first)
+        return build()
+
+    @step(depends_on=[weird])
+    def down(weird: object) -> object:
+        raise AssertionError(weird)
+
+    run = await Flow([first, weird, down]).run({})
+    assert "weird failed (its function was called and has returned, so its effect has happened, but" in run.stop_message
+    assert f"cannot be written as JSON: {reason}" in run.stop_message
+    assert run.stop_message.endswith("not run: down; compensated by: compensate_first")
+    assert effects == ["NaN, Infinity", "undone"]
+
+
+async def test_the_message_says_that_a_step_was_not_called_and_is_for_people():
+    """No effect is suspected of a function that was not called, and no advice to a model is in the message."""
+
+    def act(number: int) -> None:
+        raise OSError("It broke.")
+
+    async def stop_message(**options: object) -> str:
+        number = options.pop("number", 1)
+        return (await Flow([step(act, **options)]).run({"number": number})).stop_message
+
+    uncalled = "step act failed (its function was not called, since "
+    assert await stop_message(when=lambda number: {}[number]) == f"{uncalled}its condition when= raised KeyError: 1)"
+    found = await stop_message(number="x")
+    assert found.startswith(f"{uncalled}the arguments of act do not fit: - number: should be a valid integer")
+    assert found.endswith('got "x")')
+    assert await stop_message(read_only=True) == "step act failed (OSError: It broke)"
+    found = await stop_message()
+    assert found == "step act failed (OSError: It broke. Its effect may have happened, in whole or in part)"
 
 
 ENDS = ("success", "skipped", "failed", "not_run")
@@ -357,6 +396,44 @@ async def test_the_answer_of_an_agent_is_checked_before_others_read_it(caplog):
     assert run.output == '{"reader": 5}'
     run = await Flow([sentiment(say("5"))]).run({"review": "hm"})
     assert run.output == '{"reader": "5"}'
+
+
+def fail_on_bug(request: object) -> str:
+    """Answer, or raise as a model with a bug does."""
+    if "bug" in request.messages[-1].text:
+        raise KeyError("bug in the adapter")
+    return "good"
+
+
+async def test_the_fallback_applies_if_there_is_no_answer_for_any_reason(caplog):
+    """A model or a prompt that raises costs one item of a list its answer, and not the list."""
+    agent = Agent(FunctionModel(fail_on_bug), name="judge")
+
+    def build(**options: object) -> Flow:
+        return Flow([each(agent_step(agent, lambda review: review["text"], **options), over="reviews")])
+
+    reviews = [{"text": "fine"}, {"text": "a bug"}, {"title": "no text"}, {"text": 5}]
+    flow = build(validate={"good", "bad"}, fallback="bad")
+    run = await flow.run({"reviews": reviews})
+    assert run.output == '{"judge": ["good", "bad", "bad", "bad"]}'
+    assert (await flow.replay(run.id)).is_faithful
+    assert "uses its fallback: KeyError: 'bug in the adapter'" in caplog.text
+    assert "uses its fallback: the agent was not called, since its prompt= raised KeyError: 'text'" in caplog.text
+    below = await flow.load(f"{run.id}.p1.1.p1.2")
+    assert below.is_over
+    assert (await build(validate=lambda answer: {}[answer], fallback=None).run({"reviews": reviews[:1]})).output == (
+        '{"judge": [null]}'
+    )
+    run = await build().run({"reviews": reviews})
+    assert "3 of 4 items failed: 1 (KeyError: 'bug in the adapter'" in run.stop_message
+
+
+def test_a_closed_set_has_texts_and_the_fallback_is_one_of_them():
+    """What else the next step would have to expect is refused at once."""
+    with pytest.raises(MisuseError, match="a set of texts, at least one"):
+        sentiment(validate=set())
+    with pytest.raises(MisuseError, match="fallback='none' has to be one of them"):
+        sentiment(validate={"good", "bad"}, fallback="none")
 
 
 async def test_an_agent_that_reaches_its_limit_or_has_a_type():

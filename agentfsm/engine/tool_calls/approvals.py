@@ -47,7 +47,7 @@ from agentfsm.ports.store import Store
 from agentfsm.tools import callback_errors
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.dispatch import QueueHost
-from agentfsm.tools.queue.result_text import build_decided_result
+from agentfsm.tools.queue.result_text import NOT_UNASKED, build_decided_result
 from agentfsm.tools.run_context import Found, RunContext
 from agentfsm.tools.schema.binding import Arguments
 from agentfsm.tools.tool import ANSWER_EXPIRES_S, DIGEST_CHARS, UNKNOWN_OUTCOME_POLICIES, Tool
@@ -375,7 +375,7 @@ def describe_call(tool: Tool[..., Any], arguments: Arguments) -> str:
 
 
 def _build_rejection(entry: OpenCall, why: str) -> ToolResult:
-    return build_decided_result(entry, Outcome.REJECTED, f"not run: {why}. Do not try it again unasked.")
+    return build_decided_result(entry, Outcome.REJECTED, f"not run: {why}. {NOT_UNASKED}")
 
 
 # Calls whose result comes from outside.

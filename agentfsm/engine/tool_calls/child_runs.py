@@ -24,6 +24,7 @@ from agentfsm.engine.execution.journal import CLOSE_TIMEOUT_S, load_run, read_he
 from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.ports.store import Store
 from agentfsm.tools.queue.dispatch import CallOutcome
+from agentfsm.tools.queue.result_text import GO_ON_WITHOUT
 from agentfsm.tools.run_context import ToolReturn
 from agentfsm.tools.tool import Tool
 
@@ -128,8 +129,10 @@ async def end_interrupted_child(
             ended = await tool.end_child_run(journal.store, journal.clock, journal.run.id, call.id)
         except RunNotFoundError:
             return end  # it never began
-        if ended.outcome is Outcome.DONE:
-            return CallOutcome(Outcome.DONE, ended.content, child=ended.child, labels=ended.labels)
+        if end.outcome is Outcome.DONE and ended.outcome is not Outcome.UNKNOWN:  # the call has a fallback
+            return end._replace(child=ended.child, labels=ended.labels)
+        if ended.outcome is Outcome.DONE or end.outcome is Outcome.DONE:
+            return CallOutcome(ended.outcome, ended.content, child=ended.child, labels=ended.labels)
         outcome = Outcome.UNKNOWN if ended.outcome is Outcome.UNKNOWN else end.outcome
         text = f"{end.text}\n{ended.content}"
         return end._replace(outcome=outcome, text=text, child=ended.child, labels=ended.labels)
@@ -178,11 +181,11 @@ def _build_final_result(run: Run, model: Model | None) -> ToolReturn:
         text = f"the agent {name} was stopped: {run.stop_message}.{_describe_effects(run)}"
         return ToolReturn(outcome=outcome, content=text, child=cost)
     if run.stop_reason is StopReason.STEP_FAILED:  # a flow
-        text = f"{run.stop_message}.{_describe_effects(run)}"
+        text = f"{run.stop_message.removesuffix('.')}.{_describe_effects(run)}"
         return ToolReturn(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT, child=cost)
     text = (
         f"the agent {name} gave no answer ({run.stop_reason}: {run.stop_message}). "
-        f"Go on without it, with what you have.{_describe_effects(run)}"
+        f"{GO_ON_WITHOUT}{_describe_effects(run)}"
     )
     return ToolReturn(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT, child=cost)
 

@@ -58,6 +58,13 @@ _CONTAINER_TYPES: Final[frozenset[type]] = frozenset({list, tuple, dict})
 _DEFAULT_REPR: Final = re.compile(r"<[^<>]* at 0x[0-9a-fA-F]+>")
 # Prefix that pydantic gives to the TypeError of a fallback.
 _FALLBACK_ERROR: Final = "PydanticSerializationError: Error serializing to JSON: TypeError: "
+# What texts of failed calls advise the model, which is not for people.
+_AGAIN: Final = "It may be called again; other arguments or another tool may do better."
+_CHECK: Final = ": check before you call it again"
+_GO_ON: Final = "Go on with what you have, or try again later."
+_ELSE_GO_ON: Final = "Else go on with what you have."
+GO_ON_WITHOUT: Final = "Go on without it, with what you have."
+NOT_UNASKED: Final = "Do not try it again unasked."
 _GENERATOR_TYPES: Final[frozenset[type]] = frozenset({GeneratorType, AsyncGeneratorType})
 
 
@@ -98,7 +105,7 @@ def render_text(value: object) -> str:
         return f"(done, but the result is an unread {type(value).__name__}: the tool has to return a list)"
     try:
         if not isinstance(value, str):
-            return _to_json(_truncate_items(value))
+            return encode_value(_truncate_items(value), _to_plain)
         text = str.__str__(value)
         return replace_surrogates(text if len(text) <= CHUNK_CHARS else truncate_for_journal(text))
     except BaseException as error:  # noqa: BLE001  cyclic, too deep, or a broken __repr__: the tool's effect stands
@@ -179,14 +186,24 @@ def _shown_fraction(text: str, tool: Tool[..., Any], count: Callable[[str], int]
     return min(tool.shown_bytes / max(BYTE_COUNTER.count(text), 1), tool.shown_tokens / max(count(text), 1))
 
 
-def _to_json(value: object) -> str:
+def encode_value(value: object, fallback: Callable[[Any], Any]) -> str:
+    """Return a value as JSON without ASCII escapes.
+
+    Args:
+        value: The value.
+        fallback: Function of a value whose type pydantic does not know that returns one to write instead.
+
+    Raises:
+        TypeError: if the fallback does.
+        ValueError: if the value contains itself, or an object of it cannot be written.
+    """
     core = _pydantic_core()
     try:
-        return str(core.to_json(value, fallback=_to_plain).decode())
+        return str(core.to_json(value, fallback=fallback).decode())
     except core.PydanticSerializationError as error:
         if "surrogates" not in str(error):  # half of a surrogate pair somewhere in it is replaced below
             raise
-    return replace_surrogates(json.dumps(core.to_jsonable_python(value, fallback=_to_plain), ensure_ascii=False))
+    return replace_surrogates(json.dumps(core.to_jsonable_python(value, fallback=fallback), ensure_ascii=False))
 
 
 @cache
@@ -235,7 +252,7 @@ def retry_text(hint: ModelRetry) -> str:
 
 def failure_text(error: BaseException, tool: Tool[..., Any]) -> str:
     """Return the text for a tool that failed."""
-    return f"{describe_error(error)}. {_retry_advice(tool)}"
+    return f"{_drop_period(describe_error(error))}. {_retry_advice(tool)}"
 
 
 def unavailable_text(error: BaseException, tool: Tool[..., Any], attempts: int, retry_after_s: float | None) -> str:
@@ -243,9 +260,8 @@ def unavailable_text(error: BaseException, tool: Tool[..., Any], attempts: int, 
     tried = f" after {attempts} attempts" if attempts > 1 else ""
     later = "" if retry_after_s is None else f" It asks to wait {retry_after_s:g} s."
     nothing = "Nothing was done. " if isinstance(error, RefusedError) else ""
-    alternative = "Go on with what you have, or try again later."
     is_safe = nothing or tool.read_only
-    advice = alternative if is_safe else f"{_retry_advice(tool)} Else go on with what you have."
+    advice = _GO_ON if is_safe else f"{_retry_advice(tool)} {_ELSE_GO_ON}"
     return f"{tool.name} is not available right now{tried} ({describe_error(error)}).{later} {nothing}{advice}"
 
 
@@ -294,8 +310,19 @@ def not_sandboxed_text(reason: str) -> str:
 
 def _retry_advice(tool: Tool[..., Any]) -> str:
     if tool.read_only:  # being idempotent is not enough: a new call has a new key
-        return "It may be called again; other arguments or another tool may do better."
-    return "Its effect may have happened, in whole or in part: check before you call it again."
+        return _AGAIN
+    return f"Its effect may have happened, in whole or in part{_CHECK}."
+
+
+def remove_advice(text: str) -> str:
+    """Return the text of a call that failed for people: without what it advises the model, on one line."""
+    for advice in (_AGAIN, _CHECK, _GO_ON, _ELSE_GO_ON, GO_ON_WITHOUT, NOT_UNASKED):
+        text = text.replace(advice, "")
+    return _drop_period(" ".join(text.split()))
+
+
+def _drop_period(text: str) -> str:
+    return text if text.endswith("..") else text.removesuffix(".")
 
 
 def too_many_rounds_text(name: str, rounds: int) -> str:
