@@ -16,7 +16,7 @@ from agentfsm.stores import SQLiteStore
 from agentfsm.testing.crash import connect
 from tests.support.effect_book import EffectBook
 
-DONE = ["charge 3", "label neutral", "reserve 3"]
+DONE = ["charge 3", "label bad", "reserve 3"]
 UNDONE = [*DONE, "refund 3", "return 3"]
 
 
@@ -58,7 +58,7 @@ def flow_in(folder: str, *, fails: bool) -> Flow:
         raise AssertionError
 
     reader = Agent(ReadingModel(), name="reader")
-    read = agent_step(reader, "Read it.", depends_on=[ask], validate={"good", "bad"}, fallback="neutral")
+    read = agent_step(reader, "Read it.", depends_on=[ask], validate={"good", "bad"}, fallback="bad")
 
     @step(depends_on=[read], idempotent=True)
     async def label(ctx: RunContext[None], reader: str) -> None:
