@@ -414,8 +414,9 @@ class Agent(Generic[A_co]):
     """
 
     answer_cache: AnswerCache | None = attrs.field(default=None, validator=_check_answer_cache)
-    """Cache that repeats the answer of an earlier run to the same question; None for no cache. Only runs
-    whose tools are all read-only and `cacheable` are kept, by default for the same user. Not together with `memory`.
+    """Cache that repeats the answer of an earlier run to the same question; None for no cache. Only runs whose tools
+    are all read-only and `cacheable`, and need no approval, are kept, by default for the same user. Not together with
+    `memory`.
     """
 
     clock: Clock = attrs.field(factory=SystemClock)

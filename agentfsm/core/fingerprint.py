@@ -27,7 +27,9 @@ class Fingerprint(Value):
     """Name of the model; empty if the fingerprint is unknown."""
 
     tools: Mapping[str, str] = attrs.field(factory=dict)
-    """Hashes by tool name: of its description, its schema, and its declared options of execution."""
+    """Hashes by tool name: of its description, its schema, whether it is read-only, idempotent and strict, and its
+    labels. Other options, such as timeouts and approvals, do not count.
+    """
 
     config: str = ""
     """Hash of limits, settings, guards, and the names of context policies, selector, judge and planner; empty if it is

@@ -6,14 +6,9 @@ replay needs no cache, and a resumed run does not search again.
 
 from __future__ import annotations
 
-import json
-import unicodedata
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from functools import partial
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
-
-import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.errors import StoreError
@@ -23,22 +18,19 @@ from agentfsm.core.messages import AssistantMessage, Outcome, TextPart
 from agentfsm.core.notes import NOTE_TOOL
 from agentfsm.core.plans import ENGINE_TOOLS
 from agentfsm.core.reply_sources import AnswerSource
-from agentfsm.engine.execution.answer_cache import AnswerClaim, KeptAnswer
+from agentfsm.engine.answer_key import hash_question
+from agentfsm.engine.execution.answer_cache import AnswerCache, AnswerClaim, KeptAnswer
 from agentfsm.engine.execution.journal import create_shield
 from agentfsm.engine.execution.outcome import StepOutcome
-from agentfsm.engine.model_calls.tool_selection import list_offered_tools
-from agentfsm.ports.model import to_mutable_json
+from agentfsm.engine.execution.tool_access import build_context
 from agentfsm.streaming.stream import TextDelta
 from agentfsm.tools.builtin import FIND_TOOLS, READ_RESULT
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import ToolResult
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.config import EngineConfig
     from agentfsm.engine.execution.execution import Execution
 
-# Version of the form of keys: another form finds none of the old answers.
-_FORM: Final = 1
 # Labels of data that not everybody of a tenant may see.
 _PRIVATE: Final = frozenset({Label.PRIVATE, Label.CONFIDENTIAL, Label.RESTRICTED})
 # Tools of the engine that read only the run itself.
@@ -62,7 +54,7 @@ async def repeat_answer(execution: Execution, claim: AnswerClaim) -> StepOutcome
     run = execution.journal.run
     if claim.key or not _is_alone(run, claim):
         return None
-    kept = await claim.find(_hash_question(execution, claim))
+    kept = await _find_repeatable(execution, claim)
     if kept is None:
         return None
     journal = execution.journal
@@ -78,6 +70,26 @@ async def repeat_answer(execution: Execution, claim: AnswerClaim) -> StepOutcome
     return StepOutcome((answer,), otherwise=review)
 
 
+async def _find_repeatable(execution: Execution, claim: AnswerClaim) -> KeptAnswer | None:
+    """Return the kept answer; None if there is none, or it may not be repeated any more and this run replaces it."""
+    key = hash_question(execution, claim.cache)
+    while (kept := await claim.find(key)) is not None:
+        if await _may_repeat(execution, claim, kept):
+            return kept
+        if await claim.replace_found():
+            return None
+    return None
+
+
+async def _may_repeat(execution: Execution, claim: AnswerClaim, kept: KeptAnswer) -> bool:
+    """Return whether a kept answer is one that this agent would still give."""
+    config = execution.config
+    expires_at = _find_expiry(config, claim.cache, kept.source.at, kept.uses)
+    if expires_at is None or expires_at <= config.clock.now() or not await claim.has_source(kept):
+        return False
+    return config.output_spec is None or await config.output_spec.check(kept.text, build_context(execution)) is None
+
+
 def _is_alone(run: Run, claim: AnswerClaim) -> bool:
     """Return whether the prompt is all that the run has been given, so that its answer may be that of another run."""
     header = run.header
@@ -88,42 +100,6 @@ def _is_alone(run: Run, claim: AnswerClaim) -> bool:
     if header.forked_from is not None or (claim.cache.scope == "user" and header.user is None):
         return False
     return all(isinstance(part, TextPart) for part in header.prompt)
-
-
-def _hash_question(execution: Execution, claim: AnswerClaim) -> str:
-    """Return the key: a hash of all that an answer may depend on."""
-    config, run = execution.config, execution.journal.run
-    header, output = run.header, config.output_spec
-    prompt = [_normalise(part.text) for part in header.prompt if isinstance(part, TextPart)]
-    tools = [[each.name, each.description, each.parameters, each.strict] for each in list_offered_tools(execution)]
-    parts = {
-        "form": _FORM,
-        "scope": claim.cache.scope,
-        "prompt": prompt,
-        "user": header.user if claim.cache.scope == "user" else None,
-        "tenant": header.tenant,
-        "roles": sorted(header.roles),
-        "clearance": header.clearance,
-        "metadata": header.metadata,
-        "labels": join_labels(run.labels),
-        "release": header.release,
-        "arms": header.arms,
-        "agent": [header.agent, header.agent_version],
-        "fingerprint": attrs.asdict(config.fingerprint),
-        "instructions": config.own_instructions,
-        "reminder": "" if config.reminder is None else str(config.reminder(run)),
-        "tools": tools,
-        "permissions": repr(config.permissions),
-        "settings": attrs.asdict(attrs.evolve(config.resolve_settings(run), stream=False)),
-        "output": None if output is None or output.output_form is None else output.output_form.schema,
-    }
-    text = json.dumps(to_mutable_json(parts), sort_keys=True, default=str)
-    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _normalise(text: str) -> str:
-    """Return the text without differences that readers do not see: composed characters, and white space at ends."""
-    return "\n".join([line.rstrip() for line in unicodedata.normalize("NFC", text).strip().splitlines()])
 
 
 async def keep_answer(execution: Execution, claim: AnswerClaim, steps: Coroutine[Any, Any, None]) -> None:
@@ -145,43 +121,48 @@ async def keep_answer(execution: Execution, claim: AnswerClaim, steps: Coroutine
 
 async def _settle_claim(execution: Execution, claim: AnswerClaim) -> None:
     run = execution.journal.run
+    config = execution.config
     events: tuple[e.Event, ...] = ()
-    if run.state is State.DONE and not run.hosted and (claim.cache.scope == "user" or not run.labels.keys() & _PRIVATE):
+    is_shareable = claim.cache.scope == "user" or not run.labels.keys() & _PRIVATE
+    if run.state is State.DONE and is_shareable and not run.hosted and not claim.has_refusal:
         try:
             events = (await execution.journal.store.read(run.id)).events
         except StoreError as error:
             execution.journal.log.warning("answer_not_kept", error=type(error).__name__)
-    expires_at = _find_expiry(execution.config, run.updated_at + claim.cache.ttl_s, events)
-    if expires_at is None or expires_at <= execution.config.clock.now():
+    uses = _list_uses(config, events)
+    expires_at = None if uses is None else _find_expiry(config, claim.cache, run.updated_at, uses)
+    if uses is None or expires_at is None or expires_at <= config.clock.now():
         return await claim.mark_uncacheable()
     source = AnswerSource(run_id=run.id, at=run.updated_at, labels=join_labels(run.labels))
-    return await claim.keep(KeptAnswer(text=run.answer, source=source), expires_at)
+    answer = KeptAnswer(text=run.answer, source=source, version=run.version, uses=uses)
+    return await claim.keep(answer, expires_at)
 
 
-def _find_expiry(config: EngineConfig, latest: float, events: Iterable[e.Event]) -> float | None:
-    """Return the time until which the answer of a run may be repeated; None if it may not."""
-    expires_at: float | None = None
+def _list_uses(config: EngineConfig, events: Iterable[e.Event]) -> dict[str, float] | None:
+    """Return the tools that an answer used, with the start of the oldest call of each; None if it must not be kept."""
+    uses: dict[str, float] | None = None
     for event in events:
-        expires_at = latest if expires_at is None else expires_at
+        uses = {} if uses is None else uses
         if isinstance(event, _EXCLUDING) or (isinstance(event, e.Observed) and event.inputs):
             return None
         if getattr(event, "filtered", ()):
             return None
         if isinstance(event, e.ToolFinished):
-            fresh_until = _find_freshness(config, event.result)
-            if fresh_until is None:
+            result = event.result
+            if result.outcome is not Outcome.DONE or result.child is not None:
                 return None
-            expires_at = min(expires_at, fresh_until)
+            if result.tool not in _OWN_TOOLS or config.registry.get(result.tool) is not None:
+                uses[result.tool] = min(result.started_at, uses.get(result.tool, float("inf")))
+    return uses
+
+
+def _find_expiry(config: EngineConfig, cache: AnswerCache, at: float, uses: Mapping[str, float]) -> float | None:
+    """Return the time until which an answer given at a time may be repeated; None if a tool excludes it."""
+    expires_at = at + cache.ttl_s
+    for name, started_at in uses.items():
+        tool = config.registry.get(name)
+        if tool is None or not tool.cacheable or tool.is_interactive:
+            return None
+        if tool.fresh_s is not None:
+            expires_at = min(expires_at, started_at + tool.fresh_s)
     return expires_at
-
-
-def _find_freshness(config: EngineConfig, result: ToolResult) -> float | None:
-    """Return the time until which a result is fresh, infinite without a bound; None if it must not be kept."""
-    tool = config.registry.get(result.tool)
-    if result.outcome is not Outcome.DONE or result.child is not None:
-        return None
-    if tool is None:
-        return float("inf") if result.tool in _OWN_TOOLS else None
-    if not tool.cacheable:
-        return None
-    return float("inf") if tool.fresh_s is None else result.started_at + tool.fresh_s

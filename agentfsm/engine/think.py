@@ -139,7 +139,7 @@ async def _ask_last_answer(execution: Execution, effect: AskModel, reached: e.Li
             error=str(error), usage=error.usage or Usage(), request=digest, purpose=Purpose.LAST_ANSWER
         )
         return end_after_last_answer(execution, reached, f"no last answer came: {error}", faltered)
-    _report_turn(execution.journal, 0, usage)
+    _report_turn(execution, reply, 0, usage)
     if execution.config.output_spec is not None:
         reply = execution.config.output_spec.unwrap_reply(reply)
     hosted = _label_hosted(execution, reply.hosted) if reply.hosted else None
@@ -223,7 +223,7 @@ def _warn_of_limits(execution: Execution, near: Iterable[tuple[str, float, float
 def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -> StepOutcome:
     """Return the outcome of a reply: calls, an answer, or an unusable answer."""
     config, journal = execution.config, execution.journal
-    _report_turn(journal, len(reply.calls), usage)
+    _report_turn(execution, reply, len(reply.calls), usage)
     if config.output_spec is not None:
         reply = config.output_spec.unwrap_reply(reply)
     model = "" if reply.model == config.model.name else reply.model
@@ -339,8 +339,11 @@ async def _finish_after_commit(
             await calls.finish_eager_calls(eager)
 
 
-def _report_turn(journal: Journal, calls: int, usage: Usage) -> None:
-    run = journal.run
+def _report_turn(execution: Execution, reply: Reply, calls: int, usage: Usage) -> None:
+    """Report a reply to the log, to the stream, and a refusal to the answer cache, which does not keep it."""
+    journal, run = execution.journal, execution.journal.run
+    if reply.finish_reason is FinishReason.REFUSAL and execution.answer_claim is not None:
+        execution.answer_claim.has_refusal = True
     turn = run.turn + 1
     if journal.log.is_info_enabled:
         journal.log.info("turn", turn=turn, calls=calls, input=usage.input_tokens, output=usage.output_tokens)

@@ -1,5 +1,6 @@
 """The answer cache: whose answers are repeated, whose never, and what happens when many ask at once."""
 
+import json
 from collections import Counter
 from functools import partial
 
@@ -7,7 +8,8 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm import Agent, AnswerCache, Limits, Permissions, Rule, Settings, StoreError, TextDelta, tool
+from agentfsm import Agent, AnswerCache, Limits, ModelRetry, Permissions, Rule, Settings, StoreError, TextDelta, tool
+from agentfsm.context import Summarise, TrimResults
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import AnswerDrafted
 from agentfsm.core.labels import Label
@@ -15,6 +17,8 @@ from agentfsm.core.machine import State
 from agentfsm.core.usage import Usage
 from agentfsm.guards import Guard, ask, exit_filter
 from agentfsm.memory import Memory
+from agentfsm.ports.model import FinishReason
+from agentfsm.reflection import Reflector
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 
@@ -132,6 +136,8 @@ async def test_nothing_leaks_to_other_runs(scope, other, shared):
         {"tools": [opening_hours]},
         {"reminder": "No jokes."},
         {"name": "clerk"},
+        {"context": [TrimResults(), Summarise(keep=2)]},
+        {"output_validators": [str.upper]},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -140,6 +146,121 @@ async def test_another_version_of_the_agent_answers_itself(change):
     agent = office()
     await agent.run(QUESTION, **FOR_ANN)
     assert (await agent.with_(**change).run(QUESTION, **FOR_ANN)).answered_from is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cacheable": False},
+        {"fresh_s": 1e-9},
+        {"requires_approval": True},
+        {"requires_approval": lambda _: False},
+        {"cost_usd": 0.5},
+        {"timeout_s": 5},
+        {"tags": ["slow"]},
+    ],
+    ids=str,
+)
+async def test_other_options_of_a_tool_are_another_question(options):
+    """An approval, a cost or an age that is declared now holds for the next run, also if it was not declared before."""
+    agent = office()
+    await agent.run(QUESTION, **FOR_ANN)
+    for _ in range(2):  # the same declarations, made again
+        same = tool(read_only=True, cacheable=True)(opening_hours.function)
+        run = await agent.with_(tools=[same, calendar, share_price]).run(QUESTION, **FOR_ANN)
+        assert run.answered_from is not None
+    changed = tool(read_only=True, **{"cacheable": True, **options})(opening_hours.function)
+    run = await agent.with_(tools=[changed, calendar, share_price]).run(QUESTION, **FOR_ANN)
+    assert run.answered_from is None
+    assert bool(run.pending) == (options.get("requires_approval") is True)
+
+
+@pytest.mark.parametrize("uses", [{"gone": 1e12}, {"share_price": 1e12}, {"payroll": 1e12}, {"weather": 1.0}], ids=str)
+async def test_the_tools_of_an_answer_are_checked_again(uses):
+    """Whatever the key says: an answer of a tool that is gone, not cacheable, to be approved, or stale, is replaced."""
+    payroll = tool(read_only=True, cacheable=True, requires_approval=True, name="payroll")(opening_hours.function)
+    weather = tool(read_only=True, cacheable=True, fresh_s=60, name="weather")(opening_hours.function)
+    agent = office(None).with_(tools=[share_price, payroll, weather])
+    first = await agent.run(QUESTION, **FOR_ANN)
+    assert (await agent.run(QUESTION, **FOR_ANN)).answered_from.run_id == first.id
+    [record] = await agent.store.list_records("answer_cache")
+    value = {**record.value, "uses": uses}
+    await agent.store.write_record("answer_cache", record.key, value, revision=record.revision)
+    second = await agent.run(QUESTION, **FOR_ANN)
+    assert second.answered_from is None
+    assert (await agent.run(QUESTION, **FOR_ANN)).answered_from.run_id == second.id
+
+
+async def test_an_answer_that_is_rejected_now_is_not_repeated():
+    """Validators see a repeated answer as they see a new one; the next answer takes its place."""
+    banned = set()
+
+    def check(text):
+        if text in banned:
+            raise ModelRetry("not that one")
+
+    agent = office(output_validators=[check])
+    first = await agent.run(QUESTION, **FOR_ANN)
+    assert (await agent.run(QUESTION, **FOR_ANN)).answered_from.run_id == first.id
+    banned.add(first.output)
+    second = await agent.run(QUESTION, **FOR_ANN)
+    assert (second.output, second.answered_from) == ("Answer 2.", None)
+    assert (await agent.run(QUESTION, **FOR_ANN)).answered_from.run_id == second.id
+
+
+async def test_an_answer_is_repeated_under_the_same_judge_only():
+    """It was accepted by its rubric; another rubric might not accept it."""
+    scores = {name: {"score": 5} for name in ("completeness", "correctness", "format")}
+    judgement = json.dumps({"evaluation": scores, "action": "accept"})
+    model = FunctionModel(lambda _: judgement)
+    agent = office(None, reflector=Reflector(model=model))
+    first = await agent.run(QUESTION, **FOR_ANN)
+    assert first.state is State.DONE
+    same = agent.with_(reflector=Reflector(model=model))
+    assert (await same.run(QUESTION, **FOR_ANN)).answered_from.run_id == first.id
+    stricter = agent.with_(reflector=Reflector(model=model, rubric={"format": "Is it in verse?"}))
+    assert (await stricter.run(QUESTION, **FOR_ANN)).answered_from is None
+
+
+async def test_a_refusal_is_not_repeated():
+    """The model may answer the next time."""
+    model = FunctionModel(lambda _: say("I cannot say.", finish_reason=FinishReason.REFUSAL))
+    agent = Agent(model, answer_cache=AnswerCache())
+    for _ in range(2):
+        run = await agent.run(QUESTION, user="ann")
+        assert (run.state, run.answered_from) == (State.DONE, None)
+
+
+async def test_a_deleted_run_gives_no_more_answers(store):
+    """Erasure includes the copy in the cache; the next run answers in its place."""
+    agent = office(store=store)
+    first = await agent.run(QUESTION, **FOR_ANN)
+    assert (await agent.run(QUESTION, **FOR_ANN)).answered_from.run_id == first.id
+    await agent.runs.delete(first.id)
+    second = await agent.run(QUESTION, **FOR_ANN)
+    assert (second.output, second.answered_from) == ("Answer 2.", None)
+    assert (await agent.run(QUESTION, **FOR_ANN)).answered_from.run_id == second.id
+
+
+@pytest.mark.parametrize("other", ["a\fb", "a\x1cb", "a\u2028b", "a \nb", "a\r\nb", "\u00e9", "a\nb\x00"], ids=ascii)
+async def test_only_blanks_at_the_ends_do_not_count(other):
+    """What a model reads differently is another question."""
+    agent = office(None)
+    for prompt in ("a\nb", "e\u0301"):
+        await agent.run(prompt, **FOR_ANN)
+        assert (await agent.run(f" \t{prompt}\r\n", **FOR_ANN)).answered_from is not None
+    assert (await agent.run(other, **FOR_ANN)).answered_from is None
+
+
+async def test_another_server_with_the_same_model_name_answers_itself():
+    """A name says nothing about the model behind another address."""
+    near, far, same = Office(""), Office(""), Office("")
+    near.base_url = same.base_url = "https://near.example"
+    far.base_url = "https://far.example"
+    agent = office(None).with_(model=near)
+    await agent.run(QUESTION, **FOR_ANN)
+    assert (await agent.with_(model=same).run(QUESTION, **FOR_ANN)).answered_from is not None
+    assert (await agent.with_(model=far).run(QUESTION, **FOR_ANN)).answered_from is None
 
 
 @attrs.frozen

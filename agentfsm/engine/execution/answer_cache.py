@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 import anyio
 import attrs
 
-from agentfsm.core.errors import ConflictError, MisuseError, StoreError
+from agentfsm.core.errors import AgentError, ConflictError, MisuseError, RunNotFoundError, StoreError
 from agentfsm.core.labels import Label, as_labels
 from agentfsm.core.messages import JSON
 from agentfsm.core.reply_sources import AnswerSource
@@ -51,14 +51,18 @@ def _check_store(_owner: object, _attribute: object, store: Store | None) -> Non
 class AnswerCache(Value):
     """Repeats the answer of an earlier run to the same question, without a request to the model.
 
-    A run is answered from the cache if all of these are the same: the prompt (apart from white space at its ends and at
-    the ends of lines), the user, the tenant, the roles, the clearance, the metadata, the release, the arms of
-    experiments, the agent with its version, instructions, prompts, tools, permissions, settings and limits.
+    A run is answered from the cache if all of these are the same: the prompt (apart from spaces, tabs and line breaks
+    at its ends), the user, the tenant, the roles, the clearance, the labels, the metadata, the release, the arms of
+    experiments, the agent with its version, instructions, prompts, settings and limits, the model with its address, and
+    the options of tools, permissions, guards, validators, judge and other policies.
 
     An answer is kept only if the run ended in DONE, and all calls were those of tools that are declared read-only and
-    `cacheable`, and succeeded. It is not kept if a person decided or was asked something, if the run belongs to a
-    session or continues another, was given more inputs, called agents, used tools of the provider, or had its texts
-    changed by guards.
+    `cacheable` and need no approval, and succeeded. It is not kept if the model refused, if a person decided or was
+    asked something, if the run belongs to a session or continues another, was given more inputs, called agents, used
+    tools of the provider, or had its texts changed by guards.
+
+    Before each repetition, these are checked again: the tools that it used, their `fresh_s`, the output type, the
+    validators, and whether the run that gave it is still in the store. If a check fails, the model is asked.
 
     Each run that is answered from the cache is a run of its own in the journal, with `run.answered_from`.
 
@@ -77,7 +81,9 @@ class AnswerCache(Value):
     """
 
     store: Store | None = attrs.field(default=None, validator=_check_store)
-    """Store that keeps the answers as records; None for that of the agent. If it fails, runs go on without a cache."""
+    """Store that keeps the answers as records; None for that of the agent. If it fails, runs go on without a cache. In
+    another store than that of the agent, an answer remains until it expires, also if its run is deleted.
+    """
 
     wait_s: float = attrs.field(default=ANSWER_WAIT_S, validator=NOT_NEGATIVE)
     """Seconds that a run waits for one that works on the same question, in any process, 0 or more. Default 30. The time
@@ -94,6 +100,12 @@ class KeptAnswer(Value):
 
     source: AnswerSource
     """Run that gave it."""
+
+    version: int
+    """Version of the journal of that run at its end."""
+
+    uses: Mapping[str, float]
+    """Tools that it used, with the start of the oldest call of each, in seconds since 1970."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -118,6 +130,15 @@ class AnswerClaim:
     record: StoreRecord | None = None
     """The claim as stored; None if the run has none."""
 
+    found: StoreRecord | None = None
+    """The answer as stored that was found last; None if there was none."""
+
+    has_runs: bool = False
+    """Whether the store is that of the agent's runs."""
+
+    has_refusal: bool = False
+    """Whether the model refused in this run, so that its answer is not kept."""
+
     async def find(self, key: str) -> KeptAnswer | None:
         """Return the answer of a key, after waiting for a run that works on it; None if this run has to give it."""
         self.key = key
@@ -137,6 +158,7 @@ class AnswerClaim:
                 continue
             value = _read_value(record)
             if (kept := _read_answer(value)) is not None:
+                self.found = record
                 return kept
             if value.get("claimed_by") == self.run_id:  # by an earlier execution
                 self.record = record
@@ -145,12 +167,33 @@ class AnswerClaim:
             await anyio.sleep(poll_s)
             poll_s = min(2 * poll_s, _LAST_POLL_S)
 
-    async def _claim(self) -> bool:
+    async def _claim(self, revision: int = 0) -> bool:
         """Claim the key; return whether no other run was faster."""
         seconds = max(self.cache.wait_s, _MIN_CLAIM_S)
         try:
-            self.record = await self._write({"claimed_by": self.run_id}, 0, seconds)
+            self.record = await self._write({"claimed_by": self.run_id}, revision, seconds)
         except ConflictError:
+            return False
+        return True
+
+    async def replace_found(self) -> bool:
+        """Replace the answer that was found by a claim; False if the record has changed, to be searched again."""
+        try:
+            return self.found is None or await self._claim(self.found.revision)
+        except StoreError as error:
+            self._warn(error)
+            return True
+
+    async def has_source(self, answer: KeptAnswer) -> bool:
+        """Return whether the run that gave an answer still exists; True if the store does not have the runs."""
+        if not self.has_runs:
+            return True
+        try:
+            await _bound(self.store.read(answer.source.run_id, answer.version))
+        except RunNotFoundError:
+            return False
+        except AgentError as error:
+            self._warn(error)
             return False
         return True
 
@@ -162,6 +205,8 @@ class AnswerClaim:
             "run": source.run_id,
             "at": source.at,
             "labels": [str(label) for label in source.labels],
+            "version": answer.version,
+            "uses": dict(answer.uses),
         }
         if len(json.dumps(value)) > MAX_RECORD_BYTES:
             await self.mark_uncacheable()
@@ -201,7 +246,7 @@ class AnswerClaim:
             self.store.write_record(ANSWER_KIND, self.key, value, revision=revision, expires_at=expires_at)
         )
 
-    def _warn(self, error: StoreError) -> None:
+    def _warn(self, error: AgentError) -> None:
         self.log.warning("answer_cache_failed", error=f"{type(error).__name__}: {error}")
 
 
@@ -225,6 +270,7 @@ def _read_answer(value: Mapping[str, Any]) -> KeptAnswer | None:
     try:
         labels: tuple[Label, ...] = as_labels(value["labels"])
         source = AnswerSource(run_id=str(value["run"]), at=float(value["at"]), labels=labels)
-        return KeptAnswer(text=str(value["answer"]), source=source)
+        uses = {str(tool): float(at) for tool, at in dict(value["uses"]).items()}
+        return KeptAnswer(text=str(value["answer"]), source=source, version=int(value["version"]), uses=uses)
     except (KeyError, TypeError, ValueError, MisuseError):
         return None

@@ -93,4 +93,5 @@ def build_execution(
 
 
 def _build_claim(cache: AnswerCache, journal: Journal) -> AnswerClaim:
-    return AnswerClaim(journal.run.id, cache, cache.store or journal.store, journal.log)
+    store = cache.store or journal.store
+    return AnswerClaim(journal.run.id, cache, store, journal.log, has_runs=store is journal.store)

@@ -36,6 +36,7 @@ from agentfsm.ports.model import (
     Reply,
     TextChunk,
     ThinkingChunk,
+    describe_model,
     to_mutable_json,
 )
 from agentfsm.ports.store import Clock, Store, SystemClock, ensure_store
@@ -112,7 +113,7 @@ class CachedModel(CompositeModel):
         self._ttl_s, self._any_settings = ttl_s, any_settings
         self._clock: Clock = clock or SystemClock()
         self._prefix_digits, self._group_size = _split(max_replies)
-        self._identity = _describe_model(self.models[0])
+        self._identity = describe_model(self.models[0])
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Return the reply to this request from the cache, or ask the model and keep its reply; see `Model.reply`.
@@ -228,13 +229,6 @@ def _find_chooser(model: Model) -> Model | None:
         return model
     inner = model.models if isinstance(model, CompositeModel) else ()
     return next((found for each in inner if (found := _find_chooser(each)) is not None), None)
-
-
-def _describe_model(model: Model) -> object:
-    """Return the class, the name and the address of a model with its query, and those of the models in it."""
-    inner = [_describe_model(each) for each in model.models] if isinstance(model, CompositeModel) else []
-    address = [getattr(model, "base_url", ""), getattr(model, "query", "")]
-    return [type(model).__qualname__, model.name, address, inner]
 
 
 def _encode_reply(reply: Reply, at: float) -> dict[str, JSON]:

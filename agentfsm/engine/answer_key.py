@@ -1,0 +1,100 @@
+"""Key of the answer cache: a hash of all that an answer may depend on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from hashlib import sha256
+from inspect import isbuiltin, isclass, isfunction
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from agentfsm.core.labels import join_labels
+from agentfsm.core.messages import TextPart
+from agentfsm.engine.model_calls.tool_selection import list_offered_tools
+from agentfsm.ports.guards import describe_guard
+from agentfsm.ports.model import Model, describe_model, to_mutable_json
+from agentfsm.tools.tool import Tool
+
+if TYPE_CHECKING:
+    from agentfsm.engine.execution.answer_cache import AnswerCache
+    from agentfsm.engine.execution.config import EngineConfig
+    from agentfsm.engine.execution.execution import Execution
+
+# Version of the form of keys and records: another form finds none of the old answers.
+_FORM: Final = 2
+# White space that does not count at the ends of a prompt.
+_BLANKS: Final = " \t\r\n"
+# Fields of a tool that are code, and not options.
+_CODE: Final = frozenset({"function", "bind", "to_namespace", "end_child_run"})
+
+
+def hash_question(execution: Execution, cache: AnswerCache) -> str:
+    """Return the key of a run: runs with the same key may be given the same answer."""
+    config, run = execution.config, execution.journal.run
+    header, output = run.header, config.output_spec
+    offered = [[each.name, each.description, each.parameters, each.strict] for each in list_offered_tools(execution)]
+    parts = {
+        "form": _FORM,
+        "scope": cache.scope,
+        "prompt": [part.text.strip(_BLANKS) for part in header.prompt if isinstance(part, TextPart)],
+        "user": header.user if cache.scope == "user" else None,
+        "tenant": header.tenant,
+        "roles": sorted(header.roles),
+        "clearance": header.clearance,
+        "metadata": header.metadata,
+        "labels": join_labels(run.labels),
+        "release": header.release,
+        "arms": header.arms,
+        "agent": [header.agent, header.agent_version],
+        "fingerprint": attrs.asdict(config.fingerprint),
+        "model": describe_model(config.model),
+        "instructions": config.own_instructions,
+        "reminder": "" if config.reminder is None else str(config.reminder(run)),
+        "offered": offered,
+        "tools": [_describe(tool) for tool in config.registry],
+        "permissions": repr(config.permissions),
+        "policies": _describe_policies(config),
+        "settings": attrs.asdict(attrs.evolve(config.resolve_settings(run), stream=False)),
+        "output": None if output is None or output.output_form is None else output.output_form.schema,
+        "validators": None if output is None else _describe(output.validators),
+    }
+    text = json.dumps(to_mutable_json(parts), sort_keys=True, default=str)
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _describe_policies(config: EngineConfig) -> list[Any]:
+    guards = [describe_guard(each) if _has_text(each) else _describe(each) for each in config.guards]
+    return [guards, *map(_describe, (config.context, config.selector, config.judge, config.planner))]
+
+
+def _has_text(value: object) -> bool:
+    return type(value).__str__ is not object.__str__
+
+
+def _describe(value: Any) -> Any:
+    """Return a value as JSON for the key: attrs classes by their fields, functions by their names.
+
+    Other objects count by their text. Without a `__repr__` of its own, that is an object of this process.
+    """
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _describe(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_describe(each) for each in value]
+    if isinstance(value, set | frozenset):
+        return sorted([json.dumps(_describe(each), sort_keys=True) for each in value])
+    if isfunction(value) or isbuiltin(value) or isclass(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, partial):
+        return [_describe(each) for each in (value.func, value.args, value.keywords)]
+    if Model in type(value).__mro__:
+        return describe_model(value)
+    if attrs.has(type(value)):
+        skipped = _CODE if isinstance(value, Tool) else ()
+        names = [field.name for field in attrs.fields(type(value)) if field.init and field.name not in skipped]
+        return [type(value).__qualname__, {name: _describe(getattr(value, name)) for name in names}]
+    return str(value)
