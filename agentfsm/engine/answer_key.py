@@ -15,7 +15,7 @@ from agentfsm.core.labels import join_labels
 from agentfsm.core.messages import TextPart
 from agentfsm.engine.model_calls.tool_selection import list_offered_tools
 from agentfsm.ports.guards import describe_guard
-from agentfsm.ports.model import Model, describe_model, to_mutable_json
+from agentfsm.ports.model import Model, identify_model, to_mutable_json
 from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def hash_question(execution: Execution, cache: AnswerCache) -> str:
         "arms": header.arms,
         "agent": [header.agent, header.agent_version],
         "fingerprint": attrs.asdict(config.fingerprint),
-        "model": describe_model(config.model),
+        "model": identify_model(config.model),
         "instructions": config.own_instructions,
         "reminder": "" if config.reminder is None else str(config.reminder(run)),
         "offered": offered,
@@ -92,7 +92,7 @@ def _describe(value: Any) -> Any:
     if isinstance(value, partial):
         return [_describe(each) for each in (value.func, value.args, value.keywords)]
     if Model in type(value).__mro__:
-        return describe_model(value)
+        return identify_model(value)
     if attrs.has(type(value)):
         skipped = _CODE if isinstance(value, Tool) else ()
         names = [field.name for field in attrs.fields(type(value)) if field.init and field.name not in skipped]

@@ -395,12 +395,12 @@ def check_model(_owner: object, _attribute: object, model: Model | None) -> None
         ensure_model(model)
 
 
-def describe_model(model: Model) -> list[Any]:
+def identify_model(model: Model) -> list[Any]:
     """Return the class, the name and the address of a model with its query, and those of the models that it wraps."""
     inner: object = getattr(model, "models", ())
     wrapped = [each for each in inner if Model in type(each).__mro__] if isinstance(inner, tuple) else []
     address = [getattr(model, "base_url", ""), getattr(model, "query", "")]
-    return [type(model).__qualname__, model.name, address, [*map(describe_model, wrapped)]]
+    return [type(model).__qualname__, model.name, address, [*map(identify_model, wrapped)]]
 
 
 class TokenCounter(Protocol):

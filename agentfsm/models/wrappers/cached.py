@@ -36,7 +36,7 @@ from agentfsm.ports.model import (
     Reply,
     TextChunk,
     ThinkingChunk,
-    describe_model,
+    identify_model,
     to_mutable_json,
 )
 from agentfsm.ports.store import Clock, Store, SystemClock, ensure_store
@@ -113,7 +113,7 @@ class CachedModel(CompositeModel):
         self._ttl_s, self._any_settings = ttl_s, any_settings
         self._clock: Clock = clock or SystemClock()
         self._prefix_digits, self._group_size = _split(max_replies)
-        self._identity = describe_model(self.models[0])
+        self._identity = identify_model(self.models[0])
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Return the reply to this request from the cache, or ask the model and keep its reply; see `Model.reply`.
