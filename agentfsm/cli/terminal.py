@@ -98,7 +98,12 @@ class Terminal:
             return self.ask(question)
 
     def ask_choice(self, question: str, choices: Mapping[str, str]) -> str | None:
-        """Ask until the answer is one of the choices, ignoring case; return None after Ctrl-D."""
+        """Ask until the answer is one of the choices, ignoring case; return None after Ctrl-D.
+
+        Input that was typed before the question is dropped: it cannot be the answer to it.
+        """
+        if termios is not None and _is_terminal(sys.stdin):
+            termios.tcflush(sys.stdin, termios.TCIFLUSH)
         while (answer := self.ask(question)) is not None:
             if (chosen := choices.get(answer.lower())) is not None:
                 return chosen

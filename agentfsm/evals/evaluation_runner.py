@@ -164,14 +164,17 @@ class _Runner:
             usd=cost.usd,
             seconds=cost.duration_s,
             calls=tuple([call.name for call in run.calls]),
+            is_kept=graded.is_kept,
             findings=findings,
         )
 
     async def _run(self, agent: Agent[Any], case: Case, repeat: int) -> GradedRun:
         """Execute the run of a repeat, or return it if it is over already."""
         run_id = f"{self._derive_id(case)}-{repeat}"
+        is_kept = False
         try:
             run = await agent.load(run_id)
+            is_kept = run.is_over
         except RunNotFoundError:
             metadata = {"eval": {"case": case.id, "repeat": repeat, "speed": self.speed}}
             run = agent.start(case.input, id=run_id, metadata=metadata)
@@ -181,7 +184,7 @@ class _Runner:
             run = await agent.finish(run, deps=deps)
         except LeaseHeldError:  # of a process that was killed a moment ago
             run = await agent.resume(run_id, deps=deps)
-        return GradedRun(case=case, run=run, agent=agent, deps=deps, has_world=has_world)
+        return GradedRun(case=case, run=run, agent=agent, deps=deps, has_world=has_world, is_kept=is_kept)
 
     async def _replay(self, case: Case) -> tuple[GradedRun, tuple[str, ...]]:
         """Return the recorded run of a case, and the requests that the agent would make differently."""

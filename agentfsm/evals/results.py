@@ -61,6 +61,9 @@ class CaseResult(Value):
     calls: tuple[str, ...] = ()
     """Tools that the run called, in order."""
 
+    is_kept: bool = False
+    """Whether the run was made by an earlier evaluation of the same version, and was only graded again."""
+
     findings: tuple[str, ...] = ()
     """Reasons to doubt the result, such as a call that was not recorded."""
 

@@ -58,6 +58,9 @@ class GradedRun(Value):
     that makes dependencies would return other ones.
     """
 
+    is_kept: bool = False
+    """Whether the run was over before this evaluation."""
+
 
 class RunScorer(Protocol):
     """Protocol of scorers."""

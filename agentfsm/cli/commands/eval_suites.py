@@ -68,6 +68,11 @@ def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
             )
 
     found = anyio.run(execute)
+    if kept := sum(each.is_kept for each in found.results):
+        terminal.err(
+            f"{kept} of {len(found.results)} runs are those of an earlier evaluation of this version. It does not see "
+            "changes in the code of tools and functions: after one, give the agent another version, or --label NAME"
+        )
     if args.out is not None:
         found.save(args.out)
     decided = None if against is None else gate(found, against, worse_by=args.worse_by)
