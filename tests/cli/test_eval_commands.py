@@ -58,7 +58,9 @@ def test_a_suite_is_run(here):
     found = Evaluation.load(here.folder / "result.json")
     assert (len(found.results), found.mean("tool_path"), found.mean("steps")) == (3, 1, 1)
     ids = [each.run_id for each in found.results]
+    assert "earlier evaluation" not in here.err
     assert here.json(*words)["means"] == {"outcome": 1, "tool_path": 1, "steps": 1}
+    assert "3 of 3 runs are those of an earlier evaluation of this version" in here.err
     assert [each.run_id for each in Evaluation.load(here.folder / "result.json").results] == ids
     assert len(here.json("runs", "--store", "e.db")["runs"]) == 3
     here(*words, "--against", "result.json", code=2)

@@ -49,6 +49,18 @@ def test_a_no_at_the_terminal_is_told_to_the_model(shell, terminal):
     assert not (shell.folder / "paid.txt").exists()
 
 
+def test_what_was_typed_before_the_question_is_no_answer(shell, terminal):
+    """A yes that was typed ahead approves nothing: the question waits for one of its own."""
+    screen = terminal("run", "app:payer", "Pay.")
+    screen.type("y\n")
+    screen.wait_for("May it run? [y/n/e]")
+    screen.type("n\n")
+    screen.wait_for("Reason, for the model")
+    screen.type("too early\n")
+    assert screen.end() == 0
+    assert not (shell.folder / "paid.txt").exists()
+
+
 def test_a_yes_is_to_what_was_shown(here, terminal):
     """A tool that has changed since is asked about again, with a word on why."""
     screen = terminal("run", "app:payer", "Pay.", "--id", "p")
