@@ -33,7 +33,9 @@ def here(shell: Shell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     monkeypatch.syspath_prepend(shell.folder)  # and back again
     monkeypatch.delitem(sys.modules, "app", raising=False)
     yield Here(capsys, shell.folder)
-    sys.modules.pop("app", None)
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(f"{shell.folder}/"):
+            del sys.modules[name]
 
 
 @pytest.fixture
