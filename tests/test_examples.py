@@ -429,7 +429,8 @@ def test_only_what_no_rule_and_no_agent_can_repair_waits_for_a_person(capsys):
     """The person names the cause, and the repair is carried out."""
     anyio.run(example("aiops").main)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1:4] == ["  clean_logs on db-1", "  scale_up on web-2", "  roll_back on shop"]
+    assert sorted(lines[1:3]) == ["  clean_logs on db-1", "  scale_up on web-2"]  # at the same time
+    assert lines[3] == "  roll_back on shop"
     assert lines[4] == "waits for a person: a5, P2, cause unknown"
     assert lines[5].startswith("completed")
     assert "restart_workers" in lines[5]

@@ -76,7 +76,7 @@ async def test_the_weather_trace():
     assert json.loads(call_span.attributes["gen_ai.tool.call.arguments"])["city"] == "北京"
     assert json.loads(call_span.attributes["gen_ai.tool.call.result"])["temp"] == "18-26"
     assert call_span.attributes["agentfsm.tool.outcome"] == "done"
-    assert 0.01 <= call_span.duration_s <= whole.duration_s
+    assert 0.01 <= call_span.duration_s <= whole.duration_s + 0.001  # runs begin in whole milliseconds
     assert (last.attributes["agentfsm.decision"], last.attributes["agentfsm.turn"]) == ("FINAL_ANSWER", 2)
     assert "18 to 26" in last.attributes["gen_ai.output.messages"]
     assert whole.attributes["agentfsm.turns"] == 2
