@@ -22,7 +22,7 @@ REQUEST = Request(instructions="", messages=(UserMessage(parts=(TextPart(text="H
 
 
 def _find_peak_kib() -> int:
-    """Return the most memory that this program took; `ru_maxrss` of Linux includes that of the process that forked it."""
+    """Return the most memory that this program took. The `ru_maxrss` of Linux includes that of the forking process."""
     status = Path("/proc/self/status")
     if status.exists() and (
         found := re.search(r"^VmHWM:\s+(\d+) kB", status.read_text(encoding="ascii"), re.MULTILINE)
