@@ -47,3 +47,13 @@ def test_all_changes_are_named_at_once():
 def test_of_an_unknown_agent_nothing_is_said():
     """Runs that kept no fingerprint, or one that says nothing apart, are gone on with in silence."""
     assert BEFORE.changes_since(Fingerprint()) == ()
+
+
+def test_the_digest_covers_all_parts():
+    """It is the same for the same parts in any order, and another one after a change of any of them."""
+    again = attrs.evolve(BEFORE, tools={"ask": "2222", "pay": "1111"})
+    assert BEFORE.digest == again.digest
+    changes = ({"instructions": "b"}, {"model": "o3"}, {"tools": {}}, {"config": "c"}, {"prompts": {"p": "1#2"}})
+    digests = {attrs.evolve(BEFORE, **change).digest for change in changes}
+    assert len(digests | {BEFORE.digest}) == 6
+    assert all(len(each) == 12 for each in digests)
