@@ -47,7 +47,7 @@ def move_links(text: str, path: Path, places: dict[Path, Path]) -> str:
     """Return a page with its links as they are from its place in the site.
 
     Raises:
-        ValueError: when a link leads to a file that is no part of the site.
+        ValueError: when a link leads to a file outside the site.
     """
 
     def move(link: re.Match[str]) -> str:

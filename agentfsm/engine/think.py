@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -228,6 +228,13 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
         reply = config.output_spec.unwrap_reply(reply)
     model = "" if reply.model == config.model.name else reply.model
     served = _find_other_model(execution, reply) if reply.served_model else ""
+    facts: dict[str, Any] = {  # of the request and its reply, in each event that records one
+        "usage": usage,
+        "request": digest,
+        "model": model,
+        "tier": reply.tier,
+        "served_model": served,
+    }
     text, hosted = replace_surrogates(reply.text), _label_hosted(execution, reply.hosted) if reply.hosted else None
     thinking = replace_surrogates(reply.thinking) if reply.thinking else ""
     is_filtered, refusal = config.guards and config.filters_texts, ""
@@ -239,19 +246,7 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
         message = AssistantMessage(text=text, calls=calls, native=reply.native, thinking=thinking, hosted=hosted)
         if is_filtered:
             message, filtered, _ = filter_reply(execution, message)
-        return StepOutcome(
-            (
-                e.ToolsChosen(
-                    message=message,
-                    usage=usage,
-                    request=digest,
-                    model=model,
-                    filtered=filtered,
-                    tier=reply.tier,
-                    served_model=served,
-                ),
-            )
-        )
+        return StepOutcome((e.ToolsChosen(message=message, filtered=filtered, **facts),))
     message = AssistantMessage(
         text=text,
         native=None if reply.calls else reply.native,  # whose calls would need results
@@ -261,16 +256,7 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
     )
     if is_filtered:
         message, filtered, refusal = filter_reply(execution, message)
-    draft = partial(
-        e.AnswerDrafted,
-        message=message,
-        usage=usage,
-        request=digest,
-        model=model,
-        filtered=filtered,
-        tier=reply.tier,
-        served_model=served,
-    )
+    draft = partial(e.AnswerDrafted, message=message, filtered=filtered, **facts)
     if flaw := reply.unanswered or UNUSABLE_ANSWERS.get(reply.finish_reason):
         # A thinking model may be cut off before its first word, and providers refuse an empty message.
         is_empty = not (message.text.strip() or message.hosted)
@@ -285,15 +271,7 @@ def _read_reply(execution: Execution, digest: str, reply: Reply, usage: Usage) -
     async def review() -> StepOutcome:
         return StepOutcome((draft(),))
 
-    answer = e.AnswerGiven(
-        message=message,
-        usage=usage,
-        request=digest,
-        model=model,
-        filtered=filtered,
-        tier=reply.tier,
-        served_model=served,
-    )
+    answer = e.AnswerGiven(message=message, filtered=filtered, **facts)
     return StepOutcome((answer,), otherwise=review)
 
 

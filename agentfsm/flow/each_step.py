@@ -255,7 +255,7 @@ class EachPlan(PlanMaker):
 
     def _find_flaw(self, items: Any) -> str | None:
         if not isinstance(items, list):
-            return f"{self.over} is no list of items, but {json.dumps(items, ensure_ascii=False)[:80]}"
+            return f"{self.over} is not a list of items, but {json.dumps(items, ensure_ascii=False)[:80]}"
         if len(items) > self.max_items:
             return f"{self.over} has {len(items):,} items, and max_items= allows {self.max_items:,}"
         try:

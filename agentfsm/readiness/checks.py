@@ -6,6 +6,7 @@ Source: document H, 8.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import date
@@ -26,7 +27,15 @@ from agentfsm.guards.exit_rules import ExitFilter
 from agentfsm.models.wrappers.router import Router
 from agentfsm.models.wrappers.tiered import Tiered
 from agentfsm.readiness.check_result import CheckFinding, CheckSource, CheckStatus
-from agentfsm.readiness.evidence import EVAL_FILE, LOAD_FILE, RESTORE_FILE, ROLLBACK_FILE, DrillReport, Evidence
+from agentfsm.readiness.evidence import (
+    EVAL_FILE,
+    LOAD_FILE,
+    RESTORE_FILE,
+    ROLLBACK_FILE,
+    DrillReport,
+    Evidence,
+    LoadReport,
+)
 from agentfsm.readiness.probes import iter_models
 from agentfsm.sandbox import find_isolation
 from agentfsm.stores.memory import MemoryStore
@@ -192,22 +201,26 @@ def _is_decided(tool: Tool[..., Any]) -> bool:
 # Performance.
 
 
-def _check_latency(subject: Subject) -> CheckFinding:
+def _read_current_load(subject: Subject) -> LoadReport | CheckFinding:
+    """Return the load test of the present agent; else the finding that there is none."""
     report = subject.evidence.read_load()
     if report is None:
         return CheckFinding(_UNKNOWN, f"there is no {LOAD_FILE}", _RUN_LOAD)
-    if (old := _is_old(subject, report.fingerprint, LOAD_FILE, _RUN_LOAD)) is not None:
-        return old
+    return _is_old(subject, report.fingerprint, LOAD_FILE, _RUN_LOAD) or report
+
+
+def _check_latency(subject: Subject) -> CheckFinding:
+    report = _read_current_load(subject)
+    if isinstance(report, CheckFinding):
+        return report
     times = f"P50 {report.p50_s:.2f} s, P95 {report.p95_s:.2f} s, P99 {report.p99_s:.2f} s"
     return CheckFinding(_PASS, f"{times} over {report.runs} runs, {report.at}")
 
 
 def _check_load(subject: Subject) -> CheckFinding:
-    report = subject.evidence.read_load()
-    if report is None:
-        return CheckFinding(_UNKNOWN, f"there is no {LOAD_FILE}", _RUN_LOAD)
-    if (old := _is_old(subject, report.fingerprint, LOAD_FILE, _RUN_LOAD)) is not None:
-        return old
+    report = _read_current_load(subject)
+    if isinstance(report, CheckFinding):
+        return report
     detail = f"{report.runs} runs, {report.concurrency} at a time: {report.failed} failed"
     if report.failed or report.concurrency < 2:  # noqa: PLR2004  one at a time is no concurrency
         return CheckFinding(_FAIL, detail, "no failed runs, at least 2 at a time")
@@ -370,17 +383,20 @@ async def _list_followers(subject: Subject) -> set[str]:
 
 
 def _check_alerts(subject: Subject) -> CheckFinding:
-    for path in (*subject.project.rglob("*.yml"), *subject.project.rglob("*.yaml")):
-        if _is_hidden(path, subject.project):
-            continue
+    for path in _iter_yaml_files(subject.project):
         text = path.read_text(encoding="utf-8", errors="replace")
         if "agentfsm_" in text and "alert:" in text:
             return CheckFinding(_PASS, f"{text.count('alert:')} alerts in {path.relative_to(subject.project)}")
     return CheckFinding(_FAIL, "no file of the project has alerts", "agentfsm alerts rules > alerts.yml, and load it")
 
 
-def _is_hidden(path: Path, project: Path) -> bool:
-    return any(part.startswith(".") or part == "node_modules" for part in path.relative_to(project).parts)
+def _iter_yaml_files(project: Path) -> Iterator[Path]:
+    """Yield the YAML files of a project, without those in environments and other hidden folders."""
+    for folder, inner, names in os.walk(project):
+        inner[:] = [name for name in inner if not name.startswith(".") and name != "node_modules"]
+        yield from (
+            Path(folder, name) for name in names if not name.startswith(".") and name.endswith((".yml", ".yaml"))
+        )
 
 
 def _check_logs(subject: Subject) -> CheckFinding:  # noqa: ARG001  the package's own logs
@@ -477,7 +493,7 @@ CHECKS: Final = (
     Check("token-budget", "performance", "a run has a budget of tokens", _AGENT, _check_tokens),
     Check("input-guard", "security", "guards know untrusted text", _AGENT, _check_input),
     Check("output-guard", "security", "answers are checked", _AGENT, _check_output),
-    Check("tool-sandbox", "security", "what executes code is in a sandbox", _AGENT, _check_sandbox),
+    Check("tool-sandbox", "security", "tools that execute code are in a sandbox", _AGENT, _check_sandbox),
     Check("approvals", "security", "calls with effects are decided on", _AGENT, _check_approvals),
     Check("personal-data", "security", "answers hold no personal data", _AGENT, _check_personal_data),
     Check("prompt-leak", "security", "answers do not hold the instructions", _PROBE, _get_probe("prompt-leak")),

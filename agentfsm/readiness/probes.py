@@ -64,7 +64,7 @@ _PROMPTS: Final = {
 
 
 def run_probes(agent: Agent[Any]) -> dict[str, CheckFinding]:
-    """Run all probes, and return what they found by the id of the check. It takes a second or two.
+    """Run all probes, and return their findings by the id of the check. It takes a second or two.
 
     Meanwhile the loggers of the package are silent, since all that they would report is caused by the probes.
     """

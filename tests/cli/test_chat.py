@@ -35,7 +35,7 @@ def test_a_conversation_through_a_pipe(here, pipe):
 
 
 def test_a_pipe_approves_nothing(here, pipe):
-    """A line of a program is no decision of a person: the chat ends with 3, and the commands that decide."""
+    """Piped input cannot approve a call: the chat exits with code 3 and prints the commands that decide."""
     assert pipe("chat", "app:storyteller", text="Pay.\ny\n", code=3) == ""
     assert "agentfsm approve " in here.err
     assert not (here.folder / "paid.txt").exists()
@@ -53,7 +53,7 @@ def test_a_flow_takes_no_messages(here):
 
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
 def test_ctrl_c_ends_the_reply_and_not_the_chat(here, shell, terminal, term):
-    """What was written stays on the screen, the history stays valid, and the next message is answered."""
+    """The text written so far stays on the screen, the history stays valid, and the agent answers the next message."""
     screen = terminal("chat", "app:storyteller", "--session", "s", TERM=term)
     screen.wait_for("/help lists the commands")
     screen.type("Tell.\r")

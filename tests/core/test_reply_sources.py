@@ -1,4 +1,4 @@
-"""What the journal says of where a reply came from, and what a run keeps of it."""
+"""The source of a reply in the journal, and the fields that a run derives from it."""
 
 from agentfsm import Purpose, usage_by_purpose
 from agentfsm.core import events as e
@@ -59,7 +59,7 @@ def unpriced(usage):
 
 
 def test_a_repeated_answer_brings_the_labels_of_its_run():
-    """What that run had read, this one has read; a draft is another answer as soon as the model is asked again."""
+    """A repeated answer has the labels of its source run; a new request to the model ends the reference to it."""
     source = AnswerSource(run_id="r0", at=5.0, labels=(Label.UNTRUSTED,))
     run = ASKED.apply(answer(answered_from=source))
     assert run.answered_from == source

@@ -14,7 +14,7 @@ import anyio
 import attrs
 
 from agentfsm._deltas import DeltaRelay, pass_deltas
-from agentfsm.agent import WORKER_POLL_S, StartOptions
+from agentfsm.agent import WORKER_POLL_S, Agent, StartOptions
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.json_documents import build_run_json
 from agentfsm.cli.resolve.agent_target import join_target, load_agent, split_target
@@ -22,8 +22,7 @@ from agentfsm.cli.resolve.command_hint import build_header_hint, find_program
 from agentfsm.cli.resolve.run_lookup import (
     attach_store,
     load_with_root,
-    resolve_agent,
-    resolve_rollout,
+    resolve_agent_or_rollout,
     resolve_run,
     run_in_store,
 )
@@ -41,7 +40,6 @@ from agentfsm.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from agentfsm.agent import Agent
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
@@ -75,11 +73,10 @@ def _resolve_release(args: argparse.Namespace, terminal: Terminal) -> tuple[Agen
     Raises:
         MisuseError: if there is no such agent or roll-out, or a server is not approved.
     """
-    if (found := resolve_rollout(args)) is None:
-        options: StartOptions = {}
-        return *resolve_agent(args, terminal), options
-    rollout, location = found
-    agent, options = anyio.run(partial(rollout.choose, session=args.session, user=args.user, id=args.id))
+    found, location = resolve_agent_or_rollout(args, terminal)
+    if isinstance(found, Agent):
+        return found, location, StartOptions()
+    agent, options = anyio.run(partial(found.choose, session=args.session, user=args.user, id=args.id))
     return agent, location, options
 
 
@@ -247,8 +244,8 @@ def submit(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 def worker(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Execute the runs of an agent until a signal arrives, or with `--until-idle` until no run is ready."""
     _check_engine_options(args, "concurrency", "tenant_concurrency", "rate")
-    rollout, location = resolve_rollout(args) or (None, None)
-    agent, location = resolve_agent(args, terminal) if rollout is None else (rollout.base, location)
+    found, location = resolve_agent_or_rollout(args, terminal)
+    rollout, agent = (None, found) if isinstance(found, Agent) else (found, found.base)
     relay = None if args.deltas is None else DeltaRelay(args.deltas)
     report = _WorkerReport(agent=agent, rollout=rollout, terminal=terminal, relay=relay)
     poll_s = args.poll or WORKER_POLL_S

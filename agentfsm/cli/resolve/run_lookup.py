@@ -50,20 +50,6 @@ def attach_rollout_store(rollout: Rollout, target: str, given: str | None) -> tu
     return rollout.with_(store=base.store, target=target), location
 
 
-def resolve_rollout(args: argparse.Namespace) -> tuple[Rollout, str | None] | None:
-    """Return the roll-out that the arguments name in place of an agent, and the location of its store; else None.
-
-    Raises:
-        MisuseError: if there is neither, or MCP servers are given for a roll-out.
-    """
-    found = load_target(args.agent, Agent, Rollout)
-    if not isinstance(found, Rollout):
-        return None
-    if args.mcp:
-        raise MisuseError("the releases of a roll-out have fixed tools: list the MCP servers among those of its agents")
-    return attach_rollout_store(found, args.agent, args.store)
-
-
 def resolve_agent(args: argparse.Namespace, terminal: Terminal) -> tuple[Agent, str | None]:
     """Return the agent that the arguments name, with its MCP servers, and the location of its store.
 
@@ -74,6 +60,23 @@ def resolve_agent(args: argparse.Namespace, terminal: Terminal) -> tuple[Agent, 
     target = join_target(args.agent, args.mcp)
     name, files = split_target(target)
     return attach_store(join_servers(load_agent(name), files, terminal), target, args.store)
+
+
+def resolve_agent_or_rollout(args: argparse.Namespace, terminal: Terminal) -> tuple[Agent | Rollout, str | None]:
+    """Return the agent or the roll-out that the arguments name, loaded once, and the location of its store.
+
+    Raises:
+        MisuseError: as for `resolve_agent`, or if MCP servers are given for a roll-out.
+        MCPServerError: if a server cannot be used.
+    """
+    target = join_target(args.agent, args.mcp)
+    name, files = split_target(target)
+    found: Agent | Rollout = load_target(name, Agent, Rollout)
+    if not isinstance(found, Rollout):
+        return attach_store(join_servers(found, files, terminal), target, args.store)
+    if files:
+        raise MisuseError("the releases of a roll-out have fixed tools: list the MCP servers among those of its agents")
+    return attach_rollout_store(found, target, args.store)
 
 
 @attrs.frozen(kw_only=True)
