@@ -7,6 +7,7 @@ events, so that the table alone decides the next state.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -21,10 +22,12 @@ from agentfsm.core.labels import Label, LabelSource
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage, ToolCall, ToolResult
 from agentfsm.core.pending import Pending, PendingKind, Question
+from agentfsm.core.plan_kinds import PlanKind
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.reply_sources import AnswerSource
 from agentfsm.core.segments import Segment
 from agentfsm.core.tier_choice import TierChoice
+from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import Purpose, Usage
 from agentfsm.core.value import Value
 from agentfsm.core.verdict import Verdict
@@ -243,6 +246,15 @@ class Planned(Event):
     """Hashes of what the planner was given, as those of a request: of the planner with its tools, and of the messages.
     """
 
+    kind: PlanKind = PlanKind.FORWARD
+    """Purpose of the plan. In journals of format 4 and older, FORWARD for all."""
+
+    continues: int = 0
+    """Number of the plan that this one continues, replaces or undoes; 0 if it is the first for its input."""
+
+    maker: str = ""
+    """Kind of program that the plan belongs to: "flow", "each" or "until". Empty for the plan of a planner."""
+
 
 @attrs.frozen(kw_only=True)
 class PlanDropped(Event):
@@ -326,6 +338,17 @@ class ToolStarted(Event):
     labels: tuple[Label, ...] = ()
     """Labels of what the call does, as its tool declares them: sends_out, irreversible."""
 
+    kind: ToolKind = ToolKind.DIRECT
+    """Whether the tool calls a function or an agent. In journals of format 4 and older, DIRECT for all."""
+
+    on_unknown: str = ""
+    """Policy that the tool declares for a call whose outcome is unknown: "rerun", "fail", "ask", or "check" for a function.
+    Empty for the default: "rerun" if the call is repeatable, else "ask".
+    """
+
+    key: str = ""
+    """Idempotency key that the tool gets from this start on, if it is another than the call's; else empty."""
+
 
 @attrs.frozen(kw_only=True)
 class ToolCutOff(Event):
@@ -353,9 +376,11 @@ class ToolFinished(Event):
 
 @attrs.frozen(kw_only=True)
 class ToolLost(Event):
-    """The outcome of a call is unknown because its worker died. A person has to decide before it is repeated."""
+    """The outcome of a call is unknown: its worker or its executor died. A person decides before it is repeated."""
 
     call_id: str
+    reason: str = ""
+    """Reason why the call is not simply run again, for people; empty if its tool declares that a person is asked."""
 
 
 @attrs.frozen(kw_only=True)
@@ -412,6 +437,9 @@ class ApprovalAsked(Event):
     error: str = ""
     """Reason why the last approval was not carried out; empty if the call was not approved before."""
 
+    tools: Mapping[str, str] = attrs.field(factory=dict)
+    """For a plan, the digests of the tools that its steps use, by name: they are what the approval covers."""
+
 
 @attrs.frozen(kw_only=True)
 class ApprovalGiven(Event):
@@ -424,6 +452,11 @@ class ApprovalGiven(Event):
 
     key: str | None = None
     """Idempotency key of the changed call; None if the call keeps its key."""
+
+    digest: str = ""
+    """Hash of the tool and the arguments with which the call may run. Empty in journals of format 4 and older, which
+    stands for the digest of the question.
+    """
 
 
 @attrs.frozen(kw_only=True)
@@ -514,6 +547,9 @@ class Resumed(Event):
 
     changes: tuple[str, ...] = ()
     """Changes of the agent, for people."""
+
+    renamed: Mapping[str, str] = attrs.field(factory=dict)
+    """New names of tools by their names in the journal, for calls and steps of the plan that have not started."""
 
 
 # Events that result from a model request.

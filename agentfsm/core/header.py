@@ -14,7 +14,7 @@ from agentfsm.core.settings import Settings
 from agentfsm.core.value import Value
 
 # Version of the format that this code writes. It is raised with every change that an older reader would misread.
-FORMAT: Final = 4
+FORMAT: Final = 5
 
 # Fields that the header of a sub-agent's run takes from the run that called it.
 INHERITED_FIELDS: Final = ("tenant", "clearance", "release", "arms", "traceparent")
@@ -98,6 +98,10 @@ class Header(Value):
     id of the call.
     """
 
+    caller: str | None = None
+    """Run and call, as "RUN/CALL", whose tool started this run by itself; None if no tool did. Such a run is top-level.
+    """
+
     depth: int = 0
     """Number of runs above this one."""
 
@@ -106,6 +110,9 @@ class Header(Value):
 
     forked_at: int = 0
     """Number of events that this run shares with that run."""
+
+    withhold: bool = False
+    """Whether calls of tools that are not read-only are refused, because the run only shows what would be done."""
 
     instructions: str | None = None
     """Instructions of this run, if they were resolved at its start from a prompt or a function; None: the agent's."""

@@ -20,6 +20,7 @@ class PendingKind(StrEnum):
     INPUT = "input"
     PAUSE = "pause"
     CRASH = "crash"
+    MISSING = "missing"
 
 
 @attrs.frozen(kw_only=True)
@@ -62,6 +63,8 @@ class Pending(Value):
     `reject`). OUTCOME: a person records how a call ended whose worker died (`settle`). QUESTION: a person or system
     gives the answer or the result (`answer`). INPUT: any input (`send`), for a call also the end of its time. PAUSE:
     only `resume`. CRASH: workers died while they executed only this run; use `resume` once the cause is known.
+    MISSING: the step of a plan has no tool in this program; `resume` with a program that has it, or record the outcome
+    (`settle`).
     """
 
     run_id: str
@@ -93,7 +96,9 @@ class Pending(Value):
     """
 
     error: str = ""
-    """Reason why the last approval was not carried out: its arguments did not fit the tool. Empty if there was none."""
+    """Reason why the last approval was not carried out: its arguments did not fit the tool. For an OUTCOME, the reason
+    why the call is not simply run again. Empty if there is none.
+    """
 
     questions: tuple[Question, ...] = ()
     """Questions that a tool asks in the middle of its call, to be answered together. Empty if the answer is the result

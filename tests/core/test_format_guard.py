@@ -22,11 +22,18 @@ from tests.support.format_1 import FORMAT_1
 from tests.support.format_2 import FORMAT_2
 from tests.support.format_3 import FORMAT_3
 from tests.support.format_4 import FORMAT_4
+from tests.support.format_5 import FORMAT_5
 
-FORMATS = (FORMAT_1, FORMAT_2, FORMAT_3, FORMAT_4)
+FORMATS = (FORMAT_1, FORMAT_2, FORMAT_3, FORMAT_4, FORMAT_5)
 # The formats up to this one are released. Raise it with the release.
 RELEASED = 4
-HASHES = {1: "e13142fe2c1fd055", 2: "c703d6abe2ecc954", 3: "34af94d19d7d12b1", 4: "3d7effc3e500cbed"}
+HASHES = {
+    1: "e13142fe2c1fd055",
+    2: "c703d6abe2ecc954",
+    3: "34af94d19d7d12b1",
+    4: "3d7effc3e500cbed",
+    5: "574de15770e97842",
+}
 
 
 def describe(later, *roots):

@@ -18,10 +18,11 @@ from tests.support.format_1 import FORMAT_1
 from tests.support.format_2 import AGENT, FORMAT_2
 from tests.support.format_3 import FORMAT_3, SETTINGS
 from tests.support.format_4 import FORMAT_4
+from tests.support.format_5 import FORMAT_5
 from tests.support.formats import FIXTURES, shown, words
 from tests.support.sample_runs import sound_history
 
-FORMATS = (FORMAT_1, FORMAT_2, FORMAT_3, FORMAT_4)
+FORMATS = (FORMAT_1, FORMAT_2, FORMAT_3, FORMAT_4, FORMAT_5)
 # What no record holds, since it is what the first one says of all.
 IMPLIED = frozenset({(Header, "format")})
 
@@ -81,17 +82,24 @@ def test_the_journal_of_format_4_is_read():
     assert run.header.nonce == "9f3c61d07a5be284"
 
 
+def test_the_journal_of_format_5_is_read():
+    """Header and events of the file are its values, and fold to the run that they tell of."""
+    run = run_of(FORMAT_5)
+    assert (run.state, run.output, run.version, run.turn) == (State.DONE, "Refunded 17.00 €.", 23, 3)
+    assert (run.header.caller, run.header.withhold) == ("order-16/t1.0", True)
+
+
 @each_format
 def test_the_inbox_is_read(form):
     """The rows of the file are its values."""
     assert tuple(map(decode_item, form.rows())) == form.items
 
 
-def test_format_4_is_written_the_same_way():
+def test_format_5_is_written_the_same_way():
     """Writing the values gives the very text of the files; when a newer format is written, this test is about that."""
-    events = [encode_event(event, FORMAT_4.header) for event in FORMAT_4.events]
-    assert [encode_header(FORMAT_4.header), *events] == FORMAT_4.records()
-    assert list(map(encode_item, FORMAT_4.items)) == FORMAT_4.rows()
+    events = [encode_event(event, FORMAT_5.header) for event in FORMAT_5.events]
+    assert [encode_header(FORMAT_5.header), *events] == FORMAT_5.records()
+    assert list(map(encode_item, FORMAT_5.items)) == FORMAT_5.rows()
 
 
 def test_what_is_written_now_is_newer():
