@@ -27,6 +27,8 @@ from agentfsm.core.labels import Label
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import ErrorType, Message, Outcome
 from agentfsm.core.pending import PendingKind
+from agentfsm.core.plan_kinds import PlanKind
+from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import Purpose
 from agentfsm.core.verdict import Action
 
@@ -65,9 +67,11 @@ def _build_converter() -> Converter:
         Label,
         Outcome,
         PendingKind,
+        PlanKind,
         Priority,
         Purpose,
         StopReason,
+        ToolKind,
     ):  # one hook each, because the hook for str would match them too
         converter.register_structure_hook(enum, lambda value, kind: kind(value))
     converter.register_structure_hook_func(is_tuple, partial(_structure_tuple, converter))
@@ -187,11 +191,18 @@ def _migrate_3(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+def _migrate_4(value: dict[str, Any]) -> dict[str, Any]:
+    """Say which plans are compensations: in format 4, those that no model made and that follow a failure."""
+    is_compensation = value.get("is") == "Planned" and bool(value.get("reason")) and not value.get("purpose")
+    return {**value, "kind": PlanKind.COMPENSATION.value} if is_compensation else value
+
+
 # Functions that convert a record to the next version, by its version.
 _MIGRATIONS: Final[Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     1: _migrate_1,
     2: _migrate_2,
     3: _migrate_3,
+    4: _migrate_4,
 }
 
 

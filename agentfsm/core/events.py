@@ -247,7 +247,7 @@ class Planned(Event):
     """
 
     kind: PlanKind = PlanKind.FORWARD
-    """Purpose of the plan. In journals of format 4 and older, FORWARD for all."""
+    """Purpose of the plan."""
 
     continues: int = 0
     """Number of the plan that this one continues, replaces or undoes; 0 if it is the first for its input."""
@@ -342,8 +342,8 @@ class ToolStarted(Event):
     """Whether the tool calls a function or an agent. In journals of format 4 and older, DIRECT for all."""
 
     on_unknown: str = ""
-    """Policy that the tool declares for a call whose outcome is unknown: "rerun", "fail", "ask", or "check" for a function.
-    Empty for the default: "rerun" if the call is repeatable, else "ask".
+    """Policy that the tool declares for a call whose outcome is unknown: "rerun", "fail", "ask", or "check" for a
+    function. Empty for the default: "rerun" if the call is repeatable, else "ask".
     """
 
     key: str = ""

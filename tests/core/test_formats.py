@@ -89,6 +89,15 @@ def test_the_journal_of_format_5_is_read():
     assert (run.header.caller, run.header.withhold) == ("order-16/t1.0", True)
 
 
+def test_a_compensation_of_format_4_is_read_as_one():
+    """Format 4 did not say what a plan is for: one after a failure that no model made undoes the steps of a flow."""
+    kinds = {}
+    for more in ('"reason":"step 1 failed",', '"reason":"step 1 failed","purpose":"plan",', ""):
+        text = f'{{"v":4,"call":{{"id":"p2","name":"agentfsm.plan","arguments":"{{}}"}},{more}"at":1.0,"is":"Planned"}}'
+        kinds[more] = decode_event(text, FORMAT_4.header).kind.value
+    assert list(kinds.values()) == ["compensation", "forward", "forward"]
+
+
 @each_format
 def test_the_inbox_is_read(form):
     """The rows of the file are its values."""
