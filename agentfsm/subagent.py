@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm._runnable_agent import RunnableAgent
-from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, MisuseError
+from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
@@ -23,7 +23,13 @@ from agentfsm.core.plans import GOAL_TOOL, build_goal_prompt
 from agentfsm.core.tool_traits import Level, ToolKind
 from agentfsm.core.validation import COUNT, SECONDS
 from agentfsm.engine.execution.parent import Parent, child_run_id
-from agentfsm.engine.tool_calls.child_runs import build_final_result, build_unresponsive_result, has_child_run
+from agentfsm.engine.program_check import check_program
+from agentfsm.engine.tool_calls.child_runs import (
+    build_final_result,
+    build_unresponsive_result,
+    has_child_run,
+    load_child_run,
+)
 from agentfsm.engine.unattended import cancel_child_run
 from agentfsm.streaming.stream import AgentEvent, AgentEventType
 from agentfsm.tools.run_context import CallPaused, RunContext, ToolReturn
@@ -100,7 +106,7 @@ def make_agent_tool(
         grace_s=GRACE_S,
         **options,
     )
-    made.end_child_run = child.end_run
+    made.inner_agent = child
     return made
 
 
@@ -159,14 +165,13 @@ def make_goal_tool(agent: RunnableAgent, tools: ToolRegistry, planner: PlanMaker
         grace_s=GRACE_S,
     )
     made = attrs.evolve(made, name=GOAL_TOOL)
-    made.end_child_run = child.end_run
+    made.inner_agent = child
     return made
 
 
 def find_inner_agent(tool: Tool[..., Any]) -> RunnableAgent | None:
     """Return the agent that a tool calls; None if the tool calls none."""
-    owner = getattr(tool.end_child_run, "__self__", None)
-    return owner.agent if isinstance(owner, _SubagentTool) else None
+    return tool.inner_agent.agent if isinstance(tool.inner_agent, _SubagentTool) else None
 
 
 @attrs.define(eq=False, repr=False)
@@ -212,6 +217,22 @@ class _SubagentTool:
         model, tools = driver.config.model, driver.config.registry
         run = await cancel_child_run(store, caller, call_id, clock=clock, tools=tools, durability=driver.durability)
         return build_final_result(run, model) if run.is_over else build_unresponsive_result(run, model)
+
+    async def check_run(self, store: Store, caller: str, call_id: str) -> None:
+        """Check that the agent can continue the child run of a call, and the runs below.
+
+        Raises:
+            IncompatibleProgramError: if it cannot.
+        """
+        config = self.agent.driver.config
+        try:
+            run = await load_child_run(store, caller, call_id)
+        except RunNotFoundError:
+            return
+        if config.registry.sources:
+            await config.registry.refresh()
+        if not run.is_over:
+            await check_program(config, store, run)
 
     def _build_prompt(self, arguments: dict[str, Any]) -> str:
         if self.prompt is not None:

@@ -14,7 +14,7 @@ from agentfsm.core.events import Guarded
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.header import Header
 from agentfsm.core.messages import JSON, AssistantMessage, Message, Outcome, ToolCall, ToolResult
-from agentfsm.core.pending import Pending, PendingKind
+from agentfsm.core.pending import Pending
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.value import Value
 
@@ -72,10 +72,13 @@ class OpenCall(Value):
     """Seconds from that start until the call was cut off; 0 if unknown or not cut off."""
 
     read_only: bool = False
-    """Whether its tool was declared read-only at all starts."""
+    """Whether its tool was declared read-only at each start."""
 
     kind: ToolKind = ToolKind.DIRECT
     """Whether its tool called a function or an agent when the call started."""
+
+    lacks_tool: bool = False
+    """Whether the call has not started and waits, in the phase OUTCOME_UNKNOWN, for a program that has its tool."""
 
     on_unknown: str = ""
     """Strictest of `POLICIES` that its tool declared at the starts since a person decided; empty if it never started.
@@ -109,11 +112,6 @@ class OpenCall(Value):
 
     result: ToolResult | None = None
     """Result of the call in the phase FINISHED, else None."""
-
-    @property
-    def lacks_tool(self) -> bool:
-        """Whether this is a step of a plan that waits for a program that has its tool."""
-        return self.phase is Phase.PAUSED and any(item.kind is PendingKind.MISSING for item in self.pending)
 
     @property
     def may_have_acted(self) -> bool:

@@ -5,6 +5,7 @@ AgentError
         IllegalTransitionError   the event does not fit the state
         DuplicateToolError       two tools have the same name
         ClosedError              used after it was closed
+        IncompatibleProgramError this program cannot continue the run; nothing was changed
     RunError                 the run did not end in DONE; carries the run (defined in `run`)
     StepError                something outside failed inside a step; the engine turns it into an event
         ModelError               the request failed, or its reply cannot be used
@@ -75,6 +76,13 @@ class IllegalTransitionError(MisuseError):
 
 class DuplicateToolError(MisuseError):
     """Two tools of one agent have the same name."""
+
+
+class IncompatibleProgramError(MisuseError):
+    """This program cannot continue a run that another version of it began. Nothing was changed.
+
+    It lacks the tool of an open call, or is of another kind; also in a run below. The other program continues the run.
+    """
 
 
 class ClosedError(MisuseError):

@@ -382,6 +382,10 @@ class ToolLost(Event):
     reason: str = ""
     """Reason why the call is not simply run again, for people; empty if its tool declares that a person is asked."""
 
+    lacks_tool: bool = False
+    """Whether the call has not started, because the program has no tool of its name. It begins once a program has it.
+    """
+
 
 @attrs.frozen(kw_only=True)
 class ToolPaused(Event):

@@ -20,7 +20,6 @@ class PendingKind(StrEnum):
     INPUT = "input"
     PAUSE = "pause"
     CRASH = "crash"
-    MISSING = "missing"
 
 
 @attrs.frozen(kw_only=True)
@@ -60,11 +59,10 @@ class Pending(Value):
 
     kind: PendingKind
     """Kind of the wait, and the method that ends it. APPROVAL: a person decides whether the call runs (`approve`,
-    `reject`). OUTCOME: a person records how a call ended whose worker died (`settle`). QUESTION: a person or system
+    `reject`). OUTCOME: a person records how a call ended whose worker died (`settle`), or which this program cannot
+    carry out. QUESTION: a person or system
     gives the answer or the result (`answer`). INPUT: any input (`send`), for a call also the end of its time. PAUSE:
     only `resume`. CRASH: workers died while they executed only this run; use `resume` once the cause is known.
-    MISSING: the step of a plan has no tool in this program; `resume` with a program that has it, or record the outcome
-    (`settle`).
     """
 
     run_id: str

@@ -200,10 +200,9 @@ def _locate_call(run: RunFields, event: e.Event, call_id: str) -> tuple[list[Ope
     """Return the open calls as a list, and the index of the event's call; raise if its phase refuses the event."""
     entries = list(run.open)
     index = find_open_call_index(run, call_id)
-    phase = entries[index].phase
-    if phase is Phase.PAUSED and entries[index].lacks_tool:  # it has its tool again, and begins
-        phase = Phase.INTENDED
-    if phase not in _ALLOWED_PHASES[type(event)]:
+    phase, allowed = entries[index].phase, _ALLOWED_PHASES[type(event)]
+    # A call that waits for its tool begins when it has it again.
+    if phase not in allowed and not (entries[index].lacks_tool and Phase.INTENDED in allowed):
         raise MisuseError(f"{type(event).__name__} does not fit the call {call_id} of run {run.id}: it is {phase}")
     return entries, index
 
@@ -292,6 +291,7 @@ def _reduce_tool_started(run: RunFields, event: e.ToolStarted) -> Changes:
             "kind": event.kind,
             "on_unknown": policy,
             "pending": (),
+            "lacks_tool": False,
             **facts,
         },
     )
@@ -351,11 +351,12 @@ def _reduce_tool_lost(run: RunFields, event: e.ToolLost) -> Changes:
         digest="",
         error=event.reason,
         pending=(),
+        lacks_tool=event.lacks_tool,
     )
 
 
 def _reduce_tool_paused(run: RunFields, event: e.ToolPaused) -> Changes:
-    changes: Changes = {"phase": Phase.PAUSED, "pending": event.pending}
+    changes: Changes = {"phase": Phase.PAUSED, "pending": event.pending, "lacks_tool": False}
     if event.state is not None:
         before = run.open_call(event.call_id).inquiry or Inquiry()
         changes["inquiry"] = attrs.evolve(before, rounds=before.rounds + 1, state=event.state)
@@ -379,6 +380,7 @@ def _reduce_approval_asked(run: RunFields, event: e.ApprovalAsked) -> Changes:
         run,
         event,
         phase=Phase.AWAITING_APPROVAL,
+        lacks_tool=False,
         expires_at=event.expires_at,
         description=event.description,
         digest=event.digest,
@@ -394,6 +396,7 @@ def _reduce_approval_given(run: RunFields, event: e.ApprovalGiven) -> Changes:
         "phase": Phase.APPROVED,
         "expires_at": None,
         "error": "",
+        "lacks_tool": False,
         "on_unknown": "",  # a person has decided on the starts before
         "approved": event.digest or own.digest,
     }

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import attrs
 
 from agentfsm._concurrency import is_foreign_cancellation
-from agentfsm.core.calls import Phase
 from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
 from agentfsm.core.events import Resumed
 from agentfsm.core.machine import State
@@ -20,13 +19,13 @@ from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.execution import build_execution
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.execution.journal import Journal, create_shield
+from agentfsm.engine.program_check import check_program
 from agentfsm.engine.repeat_answer import keep_answer
 from agentfsm.engine.step import run_steps
 from agentfsm.engine.unattended import apply_stop_requests
 from agentfsm.ports.store import Durability, Lease, Store
 from agentfsm.streaming.log import RunLogger
 from agentfsm.tokens.ledger import TokenLedger
-from agentfsm.tools.builtin import find_builtin
 
 if TYPE_CHECKING:
     from agentfsm.streaming.stream import Listener
@@ -93,8 +92,8 @@ class Driver(Generic[A_co]):
         Raises:
             ConflictError: if the run has moved on, or another worker executes it; nothing was changed.
             StoreError: if the journal cannot be read or written.
-            MisuseError: if the price for a money limit is unknown, or a tool of an open call is missing; nothing was
-                changed.
+            MisuseError: if the price for a money limit is unknown.
+            IncompatibleProgramError: if this agent cannot continue the run; nothing was changed.
         """
         throttle = throttle or await StepThrottle.enter()
         is_stored = isinstance(run, str)
@@ -111,6 +110,7 @@ class Driver(Generic[A_co]):
             if (is_stored or journal.run.version) and not journal.run.is_over:
                 if is_stored:
                     self.check_price()
+                await check_program(self.config, self.store, journal.run)
                 self._record_resumption(journal, resume=resume)
             drive = build_execution(
                 engine,
@@ -245,11 +245,7 @@ class Driver(Generic[A_co]):
         return attrs.evolve(run, header=attrs.evolve(run.header, fingerprint=fingerprint))
 
     def _record_resumption(self, journal: Journal, *, resume: bool) -> None:
-        """Record the end of a pause, or a change of the agent.
-
-        Raises:
-            MisuseError: if an open call needs a tool that this agent does not have; nothing was changed.
-        """
+        """Record the end of a pause, or a change of the agent."""
         run = journal.run
         fingerprint = self.config.for_run(run.header).fingerprint
         before = run.fingerprint or run.header.fingerprint
@@ -257,19 +253,9 @@ class Driver(Generic[A_co]):
             before = attrs.evolve(before, config=fingerprint.config)
         changes = fingerprint.changes_since(before)
         if changes:
-            self._check_open_tools(run)
             journal.log.warning("agent_changed", changes="; ".join(changes))
         if resume if run.paused is not None else changes:
             journal.commit(Resumed(fingerprint=fingerprint if changes else None, changes=changes))
-
-    def _check_open_tools(self, run: Run) -> None:
-        for entry in run.open:
-            name, is_open = entry.call.name, entry.phase is not Phase.FINISHED and not entry.call.invented
-            if is_open and self.config.find_tool(name) is None and find_builtin(run, name) is None:
-                raise MisuseError(
-                    f"run {run.id!r} has an open call {entry.call.id} of the tool {name!r}, which this "
-                    "agent does not have: resume it with an agent that has it, or cancel it; nothing was changed",
-                )
 
     def _take_ledger(self, run: Run[Any]) -> TokenLedger:
         own = self._ledgers.pop((run.id, run.created_at), None)

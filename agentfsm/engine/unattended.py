@@ -10,7 +10,7 @@ at the inbox then. So either the client gets the lease, or the holder sees the r
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -20,6 +20,7 @@ from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, RunN
 from agentfsm.core.inbox import Cancel, Pause, PostedItem
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import Outcome, ToolResult
+from agentfsm.core.tool_traits import ToolKind
 from agentfsm.engine.execution.journal import Journal, load_run
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import build_doubtful_ends, build_failure
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.streaming.stream import Listener
     from agentfsm.streaming.watch import Outlet
+    from agentfsm.tools.tool import Tool
 
 # Registry for runs whose agent is not available.
 NO_TOOLS: Final = ToolRegistry()
@@ -180,20 +182,35 @@ async def end_child_runs(journal: Journal, tools: ToolRegistry) -> list[ToolResu
 
 
 async def _end_child_run(journal: Journal, tools: ToolRegistry, entry: OpenCall) -> ToolReturn | None:
-    """Cancel the child run of an open call, and return its result; None if the call has none."""
-    tool, store, caller, call_id = tools.get(entry.call.name), journal.store, journal.run.id, entry.call.id
+    """Cancel the child run of a call of a run that ends, and return its result; None if the call has none."""
     try:
-        if tool is None:
-            child = await cancel_child_run(
-                store, caller, call_id, clock=journal.clock, durability=journal.lease.durability
-            )
-            return build_final_result(child) if child.is_over else build_unresponsive_result(child)
-        if tool.end_child_run is None:
-            return None
-        return await tool.end_child_run(store, journal.clock, caller, call_id)
-    except RunNotFoundError:
-        return build_missing_result(entry) if waits_on_child(journal.run, entry) else None  # otherwise it never began
+        return await end_child_run(journal, tools.get(entry.call.name), entry)
     except AgentError as error:
+        call_id = entry.call.id
         journal.log.warning("child_not_ended", call=call_id, error=type(error).__name__)
         text = f"the agent of {entry.call.name} could not be cancelled. Check before you repeat anything."
-        return ToolReturn(outcome=Outcome.UNKNOWN, content=text, child=await load_child_cost(store, caller, call_id))
+        cost = await load_child_cost(journal.store, journal.run.id, call_id)
+        return ToolReturn(outcome=Outcome.UNKNOWN, content=text, child=cost)
+
+
+async def end_child_run(journal: Journal, tool: Tool[..., Any] | None, entry: OpenCall) -> ToolReturn | None:
+    """Cancel the child run of an open call, and return its result; None if the call has none.
+
+    Args:
+        journal: Journal of the parent run.
+        tool: The tool of the call; None if it is not known.
+        entry: The call.
+
+    Raises:
+        AgentError: if the child run cannot be cancelled now.
+    """
+    store, caller, call_id = journal.store, journal.run.id, entry.call.id
+    try:
+        if tool is not None and tool.inner_agent is not None:
+            return await tool.inner_agent.end_run(store, journal.clock, caller, call_id)
+        if tool is not None and entry.kind is not ToolKind.AGENT:
+            return None
+        child = await cancel_child_run(store, caller, call_id, clock=journal.clock, durability=journal.lease.durability)
+    except RunNotFoundError:
+        return build_missing_result(entry) if waits_on_child(journal.run, entry) else None  # otherwise it never began
+    return build_final_result(child) if child.is_over else build_unresponsive_result(child)

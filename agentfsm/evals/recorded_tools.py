@@ -97,7 +97,8 @@ class Recording:
             waits_for=None,
             cost_usd=None,
             concurrency_safe=True,
-            end_child_run=None,
+            inner_agent=None,
+            start_rule=None,
         )
 
     def list_missing(self, run: Run[Any]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.core.errors import MisuseError, StoreError
+from agentfsm.core.errors import IncompatibleProgramError, MisuseError, StoreError
 from agentfsm.core.messages import ErrorType, Outcome, as_parts
 from agentfsm.core.validation import STRING, ValueRule
 from agentfsm.flow.step_results import write_step_result
@@ -208,10 +208,10 @@ class _ChildRunStep:
 
 
 def _must_propagate(error: BaseException) -> bool:
-    """Return whether an exception says nothing of the agent: the call pauses, or the store fails."""
+    """Return whether an exception says nothing of the agent: the call pauses, the store fails, the program differs."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(_must_propagate, error.exceptions))
-    return isinstance(error, CallPaused | StoreError) or not isinstance(error, Exception)
+    return isinstance(error, CallPaused | StoreError | IncompatibleProgramError) or not isinstance(error, Exception)
 
 
 class _PromptError(Exception):

@@ -13,6 +13,7 @@ from typing import (
     Generic,
     Literal,
     ParamSpec,
+    Protocol,
     TypeAlias,
     TypedDict,
     TypeVar,
@@ -77,6 +78,32 @@ _FoundOutcome: TypeAlias = "UnknownOutcomePolicy | Found"
 OnUnknown: TypeAlias = (
     "UnknownOutcomePolicy | Callable[[RunContext[Any], Arguments], _FoundOutcome | Awaitable[_FoundOutcome]]"
 )
+
+
+StartRule: TypeAlias = "Callable[[RunContext[Any], Arguments], ToolReturn | str | None]"
+
+
+class InnerAgent(Protocol):
+    """The agent behind a tool, as the engine knows it."""
+
+    async def end_run(self, store: Store, clock: Clock, caller: str, call_id: str) -> ToolReturn:
+        """Cancel the child run of a call, because the parent run or the call ends; return what it did.
+
+        Raises:
+            RunNotFoundError: if the child run never began.
+        """
+
+    async def check_run(self, store: Store, caller: str, call_id: str) -> None:
+        """Check that this program can continue the child run of a call, and the runs below.
+
+        Raises:
+            IncompatibleProgramError: if it cannot.
+        """
+
+
+def _name_policy(tool: Tool[..., Any]) -> str:
+    policy = tool.on_unknown if isinstance(tool.on_unknown, str) else "check"
+    return "" if policy == ("rerun" if tool.repeatable else "ask") else policy
 
 
 def _to_tags(tags: Iterable[str]) -> frozenset[str]:
@@ -276,10 +303,16 @@ class Tool(Generic[P, R]):
     )
     """Kind of input that an external call waits for; None for other tools."""
 
-    end_child_run: Callable[[Store, Clock, str, str], Awaitable[ToolReturn]] | None = None
-    """Function that ends the child run of a subagent call, given the store, the clock, the parent run's id and the
-    call's id. It is awaited when the parent run or the call ends, and returns the child's outcome.
+    inner_agent: InnerAgent | None = None
+    """The agent that the tool calls; None for a function."""
+
+    start_rule: StartRule | None = None
+    """Function of the context and the arguments that decides before the first start of a call whether it is needed: it
+    returns the result of one that is not, the idempotency key, or None. A call that has started is not decided again.
     """
+
+    recorded_policy: str = attrs.field(default=attrs.Factory(_name_policy, takes_self=True), init=False)
+    """`on_unknown` as it is recorded at each start: a word, "check" for a function, or empty for the default."""
 
     labels: tuple[Label, ...] = attrs.field(default=attrs.Factory(_list_labels, takes_self=True), init=False)
     """Labels that the tool declares. The results of its calls have them."""

@@ -329,7 +329,7 @@ def hushed_up() -> None:
     async def recovered(_execution: Any, entry: Any, *_: Any) -> ToolFinished:
         return ToolFinished(result=build_decided_result(entry, Outcome.SKIPPED, "not run"))
 
-    engine_approvals._recover_call = recovered
+    engine_approvals.settle_cut_off_call = recovered
 
 
 def unasked() -> None:
@@ -338,7 +338,7 @@ def unasked() -> None:
     async def recovered(*_: Any) -> None:
         return
 
-    engine_approvals._recover_call = recovered
+    engine_approvals.settle_cut_off_call = recovered
 
 
 FAULTS = {

@@ -7,20 +7,18 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.header import Header
-from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.plan_kinds import PlanKind
 from agentfsm.core.tool_traits import ToolKind
 from tests.support.format_4 import FORMAT_4, PLANNED
 from tests.support.formats import Format
 
-GONE = Pending(kind=PendingKind.MISSING, run_id="order-17", call_id="p2.3", tool="refund", description="no such tool")
 FURTHER = (
     *FORMAT_4.further,
     e.Planned(call=PLANNED, kind=PlanKind.COMPENSATION, continues=1, maker="flow"),
     e.Planned(call=PLANNED, kind=PlanKind.REPLAN, continues=1),
     e.ToolStarted(call_id="t6.3", repeatable=True, kind=ToolKind.AGENT, on_unknown="check", key="order-17"),
     e.ToolLost(call_id="t6.3", reason="pay is not permitted in this run"),
-    e.ToolPaused(call_id="p2.3", pending=(GONE,)),
+    e.ToolLost(call_id="p2.3", reason="it has not started", lacks_tool=True),
     e.ApprovalAsked(call_id="p1", expires_at=1700604800.0, digest="aa", tools={"pay": "bb"}),
     e.ApprovalGiven(call_id="p1", by="ann", digest="aa"),
     e.Resumed(renamed={"refund": "give_back"}),
@@ -37,8 +35,7 @@ FORMAT_5 = Format(
             *((Header, name) for name in ("caller", "withhold")),
             *((e.Planned, name) for name in ("kind", "continues", "maker")),
             *((e.ToolStarted, name) for name in ("kind", "on_unknown", "key")),
-            (e.ToolLost, "reason"),
-            PendingKind.MISSING,
+            *((e.ToolLost, name) for name in ("reason", "lacks_tool")),
             (e.ApprovalAsked, "tools"),
             (e.ApprovalGiven, "digest"),
             (e.Resumed, "renamed"),

@@ -7,15 +7,11 @@ passed and the inbox has no decision, none can follow; a decision in the inbox w
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from inspect import isawaitable, iscoroutinefunction
 from math import inf, nextafter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import anyio
 import attrs
 
-from agentfsm._concurrency import is_foreign_cancellation, start_in_thread
 from agentfsm.core import events as e
 from agentfsm.core.calls import UNDECIDED_PHASES, OpenCall, Phase, parse_arguments, replace_arguments
 from agentfsm.core.errors import ArgumentsError, RunNotFoundError
@@ -36,21 +32,21 @@ from agentfsm.core.inbox import (
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.core.pending import Pending, PendingKind, Question
 from agentfsm.core.value import Value
-from agentfsm.engine.execution.call_costs import bill_settled_call
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.journal import load_run
-from agentfsm.engine.execution.tool_access import check_available, check_permitted
-from agentfsm.engine.tool_calls.call_guards import decide_call, fence_result, needs_approval_by_guard
+from agentfsm.engine.execution.tool_access import check_available, check_permitted, find_engine_tool
+from agentfsm.engine.tool_calls.call_guards import decide_call, needs_approval_by_guard
 from agentfsm.engine.tool_calls.child_runs import build_missing_result, has_child_run, waits_on_child
+from agentfsm.engine.tool_calls.started_calls import build_settled_result, settle_cut_off_call
+from agentfsm.engine.unattended import end_child_run
 from agentfsm.ports.store import Store
 from agentfsm.tools import callback_errors
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.dispatch import QueueHost
 from agentfsm.tools.queue.result_text import NOT_UNASKED, build_decided_result
-from agentfsm.tools.run_context import Found, RunContext
 from agentfsm.tools.schema.binding import Arguments
-from agentfsm.tools.tool import ANSWER_EXPIRES_S, DIGEST_CHARS, UNKNOWN_OUTCOME_POLICIES, Tool
+from agentfsm.tools.tool import ANSWER_EXPIRES_S, DIGEST_CHARS, Tool
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -104,7 +100,7 @@ async def decide_open_calls(execution: Execution, host: QueueHost, last_waits: L
     for entry in execution.journal.run.open:
         call_id = entry.call.id
         row = arrived.decisions.get(call_id)
-        if row is not None and _permits_run(execution.config, entry, row):
+        if row is not None and _permits_run(execution, entry, row):
             question = _ask_again_if_misfit(execution, entry, row, arrived.now)
             if question is not None:
                 events.append(question)
@@ -122,6 +118,11 @@ async def decide_open_calls(execution: Execution, host: QueueHost, last_waits: L
                 taken += [row.number] if row is not None else []
             elif last_waits.get(call_id) != entry.pending and await _is_child_unblocked(execution, entry, arrived.now):
                 last_waits[call_id] = entry.pending
+                resumable.add(call_id)
+        elif row is None and entry.lacks_tool and not is_missing_step(execution, entry):
+            if (event := _request_decision(execution, entry, arrived.now)) is not None:
+                events.append(event)
+            else:
                 resumable.add(call_id)
         elif (event := await _resolve_open_call(execution, entry, row, arrived, host)) is not None:
             events.append(event)
@@ -173,17 +174,19 @@ def _ends_wait(row: PostedItem, item: Pending) -> bool:
 # One call.
 
 
-def _permits_run(config: EngineConfig, entry: OpenCall, row: PostedItem) -> bool:
+def _permits_run(execution: Execution, entry: OpenCall, row: PostedItem) -> bool:
     """Return whether a person has approved the call as it is now."""
     if isinstance(row.item, Approve):
         return (
             entry.phase is Phase.AWAITING_APPROVAL
             and row.item.digest == entry.digest
-            and not _has_tool_changed(config, entry)
+            and not _has_tool_changed(execution.config, entry)
         )
     if isinstance(row.item, GiveInput):
         return entry.phase is Phase.PAUSED and row.item.digest == entry.pending[0].digest
-    return isinstance(row.item, Rerun) and entry.phase is Phase.OUTCOME_UNKNOWN
+    return (
+        isinstance(row.item, Rerun) and entry.phase is Phase.OUTCOME_UNKNOWN and not is_missing_step(execution, entry)
+    )
 
 
 async def _resolve_open_call(
@@ -193,10 +196,14 @@ async def _resolve_open_call(
     now = arrived.now
     is_late = entry.expires_at is not None and now >= entry.expires_at
     match entry.phase, row.item if row is not None else None:
+        case (Phase.INTENDED, _) | (Phase.OUTCOME_UNKNOWN, Rerun()) if is_missing_step(execution, entry):
+            text = f"it has not started: this program has no tool {entry.call.name!r}"
+            text += "; settle it, or resume with a program that has it"
+            return e.ToolLost(call_id=entry.call.id, reason=text, lacks_tool=True)
         case Phase.INTENDED, _:
             return _request_decision(execution, entry, now)
         case Phase.RUNNING, _:
-            return await _recover_call(execution, entry, host)
+            return await settle_cut_off_call(execution, entry, host)
         case Phase.AWAITING_APPROVAL, Reject(by=by, message=message):
             reason = f" ({message})" if message else ""
             return e.ToolFinished(result=_build_rejection(entry, f"a person rejected it{reason}"), by=by)
@@ -205,7 +212,10 @@ async def _resolve_open_call(
         case Phase.AWAITING_APPROVAL, _ if row is not None or _has_tool_changed(execution.config, entry):
             return _request_decision_again(execution, entry, now)
         case ((Phase.OUTCOME_UNKNOWN | Phase.PAUSED), Settle(by=by, outcome=outcome, content=content)):
-            return e.ToolFinished(result=_build_settled_result(execution, entry, outcome, content), by=by)
+            ended = await end_child_run(execution.journal, execution.config.find_tool(entry.call.name), entry)
+            content = content if ended is None else f"{content}\n{ended.content}".lstrip()
+            result = build_settled_result(execution, entry, outcome, content)
+            return e.ToolFinished(result=result if ended is None else attrs.evolve(result, child=ended.child), by=by)
         case Phase.PAUSED, None:
             return _resolve_wait(entry, arrived)
     return None
@@ -225,6 +235,14 @@ def _request_decision(execution: Execution, entry: OpenCall, now: float) -> e.Ev
         return _begin_wait(execution.journal.run, tool, call, arguments, now)
     asks = must_ask or needs_approval(tool, arguments)
     return _build_approval_request(tool, call, arguments, now) if asks else None
+
+
+def is_missing_step(execution: Execution, entry: OpenCall) -> bool:
+    """Return whether this is a step of a plan that has not started, and whose tool is not in this program."""
+    run, name = execution.journal.run, entry.call.name
+    if run.reply is not None or entry.attempts:
+        return False
+    return execution.config.find_tool(name) is None and find_engine_tool(execution, name) is None
 
 
 def _begin_wait(
@@ -256,7 +274,7 @@ def _begin_approved_wait(execution: Execution, entry: OpenCall, row: PostedItem,
         if (found := _bind_if_runnable(execution, tool, call)) is None
         else _begin_wait(run, tool, call, found, now)
     )
-    return [] if wait is None else [build_approval(run, entry, row.item), wait]
+    return [] if wait is None else [build_approval(run, entry, row.item, tool), wait]
 
 
 def edit_call(run: Run, call: ToolCall, decision: InboxItem) -> ToolCall:
@@ -265,12 +283,14 @@ def edit_call(run: Run, call: ToolCall, decision: InboxItem) -> ToolCall:
     return call if edited is None else replace_arguments(run.header, call, edited)
 
 
-def build_approval(run: Run, entry: OpenCall, decision: Approve | Rerun) -> e.ApprovalGiven:
+def build_approval(
+    run: Run, entry: OpenCall, decision: Approve | Rerun, tool: Tool[..., Any] | None
+) -> e.ApprovalGiven:
     """Return the event by which a call spends a person's approval."""
-    fact = e.ApprovalGiven(call_id=entry.call.id, by=decision.by)
+    call = edit_call(run, entry.call, decision)
+    fact = e.ApprovalGiven(call_id=entry.call.id, by=decision.by, digest="" if tool is None else tool.digest_call(call))
     if not isinstance(decision, Approve) or decision.arguments is None:
         return fact
-    call = edit_call(run, entry.call, decision)
     return attrs.evolve(fact, arguments=call.arguments, key=call.key)
 
 
@@ -381,15 +401,6 @@ def _build_rejection(entry: OpenCall, why: str) -> ToolResult:
 # Calls whose result comes from outside.
 
 
-def _build_settled_result(execution: Execution, entry: OpenCall, outcome: Outcome, content: str) -> ToolResult:
-    """Return an external result; the model is shown at most as much of it as of the tool's own results."""
-    tool, result = execution.config.find_tool(entry.call.name), build_decided_result(entry, outcome, content)
-    shown = None if tool is None else result_text.count_shown_chars(result.content, tool, execution.count_tokens)
-    labels = () if tool is None else tool.labels
-    settled = attrs.evolve(result, shown_chars=shown, spent=bill_settled_call(tool, entry), labels=labels)
-    return fence_result(execution, settled) if labels and execution.config.guards else settled
-
-
 def build_pending_question(
     run: Run,
     tool: Tool[..., Any],
@@ -451,58 +462,3 @@ def _resolve_wait(entry: OpenCall, arrived: _InboxSnapshot) -> e.ToolFinished | 
     if entry.attempts:
         content += " The call had begun before it asked: what it did then may have happened, so check before repeating."
     return e.ToolFinished(result=build_decided_result(entry, Outcome.TIMED_OUT, content))
-
-
-# Calls that were running when their worker crashed.
-
-
-async def _recover_call(execution: Execution, entry: OpenCall, host: QueueHost) -> e.Event | None:
-    """Return the event to record for such a call; None if it is run again."""
-    call = entry.call
-    tool = None if call.invented else execution.config.find_tool(call.name)
-    policy = "ask" if tool is None else await _resolve_on_unknown(execution, tool, call, host)
-    if isinstance(policy, Found):
-        content, parts = result_text.render_result(policy.result)
-        result = attrs.evolve(_build_settled_result(execution, entry, Outcome.DONE, content), parts=parts)
-        return e.ToolFinished(result=result, by="on_unknown")
-    execution.journal.log.warning("call_unknown", call=call.id, policy=policy)
-    if policy == "fail":
-        content = (
-            "outcome unknown: the work on the run was broken off while the call was under way, and its effect may have "
-            "happened. Check before you repeat it."
-        )
-        result = build_decided_result(entry, Outcome.UNKNOWN, content)
-        labels = () if tool is None else tool.labels
-        result = attrs.evolve(result, spent=bill_settled_call(tool, entry), labels=labels)
-        return e.ToolFinished(result=result, by="on_unknown")
-    return None if policy == "rerun" else e.ToolLost(call_id=call.id)
-
-
-async def _resolve_on_unknown(
-    execution: Execution, tool: Tool[..., Any], call: ToolCall, host: QueueHost
-) -> str | Found:
-    """Return the declared policy, or the finding of the tool's function; if that fails, a person is asked."""
-    if isinstance(tool.on_unknown, str):
-        return tool.on_unknown
-    limit_s = tool.timeout_s or execution.config.limits.tool_timeout_s
-    try:
-        arguments = tool.to_namespace(tool.bind(call.arguments))
-        ctx = host.build_context(call, tool, execution.config.clock.now() + limit_s)
-        with anyio.fail_after(limit_s):
-            found = await _call_on_unknown(tool.on_unknown, ctx, arguments)
-    except BaseException as error:
-        if not isinstance(error, Exception) and not is_foreign_cancellation(error):
-            raise
-        execution.journal.log.warning("on_unknown_failed", call=call.id, exc_info=error)
-        return "ask"
-    return (
-        found if isinstance(found, Found) or (isinstance(found, str) and found in UNKNOWN_OUTCOME_POLICIES) else "ask"
-    )
-
-
-async def _call_on_unknown(find_out: Callable[..., Any], ctx: RunContext[Any], arguments: Arguments) -> Any:
-    """Call a function, async or plain. A plain one runs in a thread, so that it does not block the event loop."""
-    if iscoroutinefunction(find_out):
-        return await find_out(ctx, arguments)
-    found = await start_in_thread(lambda: find_out(ctx, arguments)).wait()
-    return await found if isawaitable(found) else found

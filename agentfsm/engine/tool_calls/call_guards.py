@@ -54,7 +54,8 @@ def guard_calls(execution: Execution, found: Sequence[Finding] = ()) -> tuple[e.
         events.append(decided)
         if decided.counts and not is_counted:
             counted = add_counts(counted, {entry.call.name: 1})
-        if decided.verdict is GuardVerdict.REFUSE and not entry.attempts and entry.phase in _NOT_STARTED:
+        is_new = not entry.attempts and (entry.phase in _NOT_STARTED or entry.lacks_tool)
+        if decided.verdict is GuardVerdict.REFUSE and is_new:
             events.append(e.ToolFinished(result=_build_refusal(entry, decided)))
         elif decided.verdict is not GuardVerdict.ALLOW and entry.phase is Phase.RUNNING:
             events.append(e.ToolLost(call_id=entry.call.id))
@@ -69,7 +70,7 @@ def is_undecided(execution: Execution, entry: OpenCall) -> bool:
     if entry.phase is Phase.FINISHED or entry.guarded is None:
         return entry.phase is not Phase.FINISHED
     tool = execution.config.find_tool(entry.call.name)
-    is_waiting = entry.phase is Phase.INTENDED or entry.phase is Phase.AWAITING_APPROVAL
+    is_waiting = entry.phase in (Phase.INTENDED, Phase.AWAITING_APPROVAL) or entry.lacks_tool
     return is_waiting and tool is not None and tool.digest_call(entry.call) != entry.guarded.digest
 
 

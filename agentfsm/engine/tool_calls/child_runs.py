@@ -38,7 +38,8 @@ async def load_child_spending(execution: Execution) -> None:
     journal, below = execution.journal, []
     for entry in journal.run.open:
         tool = execution.config.find_tool(entry.call.name)
-        if entry.phase is Phase.FINISHED or tool is None or tool.kind is not ToolKind.AGENT:
+        is_agent = entry.kind is ToolKind.AGENT or (tool is not None and tool.kind is ToolKind.AGENT)
+        if entry.phase is Phase.FINISHED or not is_agent:
             continue
         if (spent := await _load_spending(journal.store, journal.run.id, entry.call.id)) is not None:
             below.append(spent)
@@ -122,11 +123,11 @@ async def end_interrupted_child(
         StoreError: if that is not possible now; the call is then continued when the run is resumed.
     """
     journal = execution.journal
-    if tool.end_child_run is None:  # a function of the user's that was declared to be one
+    if tool.inner_agent is None:  # a function of the user's that was declared to be one
         return end
     with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
         try:
-            ended = await tool.end_child_run(journal.store, journal.clock, journal.run.id, call.id)
+            ended = await tool.inner_agent.end_run(journal.store, journal.clock, journal.run.id, call.id)
         except RunNotFoundError:
             return end  # it never began
         if end.outcome is Outcome.DONE and ended.outcome is not Outcome.UNKNOWN:  # the call has a fallback

@@ -32,7 +32,7 @@ from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.trace_context import call_context
 from agentfsm.core.usage import Purpose, Spending, Usage
 from agentfsm.engine.execution.budget import NO_USAGE
-from agentfsm.engine.execution.call_costs import bill_tool, calculate_call_cost
+from agentfsm.engine.execution.call_costs import bill_settled_call, bill_tool, calculate_call_cost
 from agentfsm.engine.execution.config import ANSWER_TOKENS
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.parent import Parent
@@ -56,6 +56,7 @@ from agentfsm.engine.tool_calls.call_guards import (
     withhold_forbidden,
 )
 from agentfsm.engine.tool_calls.child_runs import add_child_cost, end_interrupted_child
+from agentfsm.engine.tool_calls.started_calls import find_other_kind, refuse_started_call
 from agentfsm.ports.model import ProposedCall
 from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
 from agentfsm.tools.attendance import Attendance, Attendant, AttendedQuestions
@@ -253,6 +254,7 @@ class RunHost(QueueHost):
         """Return the refusal of a valid call that is not permitted with its arguments or not approved, else None."""
         refusal = (
             check_permitted(self.execution, tool, bound)
+            or self._check_kind(call, tool)
             or self._check_guarded(call, tool)
             or self._check_approved(call, tool, bound)
         )
@@ -313,6 +315,14 @@ class RunHost(QueueHost):
         asked = Spending(purpose=spent.purpose, usage=spent.usage, model=spent.model)
         return attrs.evolve(result, spent=(*result.spent, asked))
 
+    def _check_kind(self, call: ToolCall, tool: Tool[..., Any]) -> CallOutcome | None:
+        """Refuse a call that has started as a function and would go on as an agent, or the other way round."""
+        if call.id not in self.restarted_calls:
+            return None
+        run = self.execution.journal.run
+        change = find_other_kind(run, run.open_call(call.id), tool)
+        return failed_outcome(change, ErrorType.BLOCKED) if change else None
+
     def _check_guarded(self, call: ToolCall, tool: Tool[..., Any]) -> CallOutcome | None:
         """Refuse a call that guards have refused or not decided on, or that needs an approval not requested."""
         if not self.execution.config.guards or tool.name not in self.execution.config.guarded_tools:
@@ -323,21 +333,51 @@ class RunHost(QueueHost):
             return failed_outcome(text, ErrorType.BLOCKED, retryable=True)
         if entry.guarded.verdict is GuardVerdict.REFUSE:
             return failed_outcome(format_refusal(entry.guarded), ErrorType.NOT_PERMITTED)
-        if needs_approval_by_guard(entry) and entry.phase is Phase.INTENDED and call.id not in self.approvals:
+        if (
+            needs_approval_by_guard(entry)
+            and (entry.phase is Phase.INTENDED or entry.lacks_tool)
+            and call.id not in self.approvals
+        ):
             return failed_outcome(_format_unasked(call), ErrorType.BLOCKED, retryable=True)
         return None
 
     def _check_approved(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
-        """Refuse a call that could not run when other calls were submitted for approval, and now could."""
+        """Refuse a call that needs an approval that it does not have: a person was not asked, or about another one."""
         run = self.execution.journal.run
         is_guarded = run.plan is not None and is_outside_plan(run)
         if not (tool.is_interactive or is_guarded) or call.id in self.approvals:
             return None
-        if run.open_call(call.id).phase is not Phase.INTENDED:
+        entry = run.open_call(call.id)
+        is_new = entry.phase is Phase.INTENDED or entry.lacks_tool
+        if not is_new and (tool.waits_for is not None or entry.approved == tool.digest_call(call)):
             return None
         if tool.waits_for is None and not is_guarded and not needs_approval(tool, tool.to_namespace(bound)):
             return None
         return failed_outcome(_format_unasked(call), ErrorType.BLOCKED, retryable=True)
+
+    def has_started(self, call: ToolCall) -> bool:
+        """Return whether the journal has a start of the call, before this execution of it."""
+        return _find_entry(self.execution.journal.run, call).attempts > 0
+
+    async def on_refused(self, job: ToolJob, end: CallOutcome) -> CallOutcome | None:
+        """Apply the start rules to a call that is refused: nobody may say of one that had started that it did not run.
+
+        If a person has to decide, the call gets no result now.
+        """
+        entry = _find_entry(self.execution.journal.run, job.call)
+        if not entry.may_have_acted:
+            return end
+        found = await refuse_started_call(self.execution, entry, job.tool, end, self)
+        if isinstance(found, CallOutcome):
+            job.attempts = entry.attempts
+            if paid := bill_settled_call(job.tool, entry):
+                self.spent[job.call.id] = paid[0].usage
+            return found
+        self._release_cost(job.call.id)
+        facts, taken = self._spend_decision(job.call.id)
+        self.execution.journal.log.warning("call_not_repeated", call=job.call.id, tool=job.call.name, why=found)
+        self.record(*facts, e.ToolLost(call_id=job.call.id, reason=found), taken=taken)
+        return None
 
     async def on_start(self, call: ToolCall, tool: Tool[..., Any]) -> None:
         """Record that a call is about to run.
@@ -356,7 +396,13 @@ class RunHost(QueueHost):
         if is_known or not read_only:
             facts.append(
                 e.ToolStarted(
-                    call_id=call.id, repeatable=tool.repeatable, read_only=read_only, labels=tool.effect_labels
+                    call_id=call.id,
+                    repeatable=tool.repeatable,
+                    read_only=read_only,
+                    labels=tool.effect_labels,
+                    kind=tool.kind,
+                    on_unknown=tool.recorded_policy,
+                    key="" if tool.start_rule is None else self._find_new_key(call),
                 )
             )
         self.record(*facts, taken=taken)
@@ -364,6 +410,10 @@ class RunHost(QueueHost):
             await journal.flush()
         if not read_only:
             journal.check_lease()
+
+    def _find_new_key(self, call: ToolCall) -> str:
+        """Return the key of a call if its tool has set another one than that in the journal, else an empty text."""
+        return "" if call.key == _find_entry(self.execution.journal.run, call).call.key else call.key
 
     def _spend_decision(self, call_id: str) -> tuple[list[e.Event], list[int]]:
         """Consume the approval of a call: return its event, and its inbox row."""
@@ -373,7 +423,9 @@ class RunHost(QueueHost):
         if isinstance(row.item, GiveInput):
             return [e.InputGiven(call_id=call_id, by=row.item.by, answers=row.item.answers)], [row.number]
         run = self.execution.journal.run
-        return [build_approval(run, run.open_call(call_id), row.item)], [row.number]
+        entry = run.open_call(call_id)
+        tool = self.find_tool(self.execution.config.registry, entry.call.name)
+        return [build_approval(run, entry, row.item, tool)], [row.number]
 
     def on_tool_error(self, call: ToolCall, error: BaseException) -> None:
         """Log an exception of a tool, which no result of a call contains."""
@@ -449,7 +501,7 @@ class RunHost(QueueHost):
         guarded = self.execution.config.guarded_tools
         for call in steps:
             tool = self.execution.config.find_tool(call.name)
-            if call.id not in refused and (tool is None or not (tool.is_interactive or tool.name in guarded)):
+            if call.id not in refused and tool is not None and not (tool.is_interactive or tool.name in guarded):
                 session.add(call)
 
     def on_cut_off(self, job: ToolJob, duration_s: float) -> None:

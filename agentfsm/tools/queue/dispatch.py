@@ -24,7 +24,14 @@ from agentfsm._concurrency import (
     start_in_thread,
     threadsafe_scheduler,
 )
-from agentfsm.core.errors import ArgumentsError, ModelRetry, RefusedError, StoreError, ToolError
+from agentfsm.core.errors import (
+    ArgumentsError,
+    IncompatibleProgramError,
+    ModelRetry,
+    RefusedError,
+    StoreError,
+    ToolError,
+)
 from agentfsm.core.labels import Label
 from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, replace_surrogates
 from agentfsm.core.tool_traits import ToolKind
@@ -83,6 +90,10 @@ class QueueHost:
         """Return the tool of that name, or None."""
         return registry.get(name)
 
+    def has_started(self, call: ToolCall) -> bool:  # noqa: ARG002  a queue without a run has no journal
+        """Return whether the journal has a start of the call, before this execution of it."""
+        return False
+
     def list_tool_names(self, registry: ToolRegistry) -> Sequence[str]:
         """Return the names of the available tools, for a model that called an unknown tool."""
         return registry.names
@@ -126,6 +137,10 @@ class QueueHost:
     def on_limit_wait_cut_off(self, job: ToolJob) -> None:
         """Record that a call was cut off with the queue while it waited for a limit of its tool or tag."""
 
+    async def on_refused(self, job: ToolJob, end: CallOutcome) -> CallOutcome | None:  # noqa: ARG002  the calls of a queue without a run have never started before
+        """Return the outcome of a call that is refused before its tool runs; None if it gets no result now."""
+        return end
+
     async def on_pause(self, job: ToolJob, pause: CallPaused) -> CallOutcome | None:  # noqa: ARG002  a queue without a run cannot pause
         """Record that a call is paused on external input.
 
@@ -158,6 +173,9 @@ class ToolJob:
 
     bound: BoundArguments | ArgumentsError | None = None
     """The bound arguments, or the error that they raised; None until they are first needed."""
+
+    refusal: CallOutcome | None = None
+    """Reason why the call is not run, if that is known before; None if it may run."""
 
     on_started: Callable[[], object] = lambda: None
     """Called when the tool starts."""
@@ -227,12 +245,14 @@ class ToolDispatcher:
     """Function that receives progress events; None without a listener."""
 
     async def run_call(self, job: ToolJob) -> CallOutcome:
-        """Run a call and return its outcome.
+        """Run a call and return its outcome. If `job.announced_attempts` is 0 then, the call was refused.
 
         Raises:
             CallPaused: if it waits for external input.
         """
         call, tool = job.call, job.tool
+        if job.refusal is not None:
+            return job.refusal
         if tool is None:
             return failed_outcome(
                 result_text.unknown_tool_text(call.name, self.host.list_tool_names(self.registry)),
@@ -249,6 +269,9 @@ class ToolDispatcher:
             tool.check_rule(bound)
         except ArgumentsError as error:
             return failed_outcome(replace_surrogates(str(error)), ErrorType.ARGUMENTS, retryable=True)
+        if tool.start_rule is not None and (early := self._apply_start_rule(job, tool, bound)) is not None:
+            return early
+        call = job.call
         refusal = self.host.check_permitted(call, tool, bound)
         if refusal := refusal or (await self.host.reserve_spend(call, tool) if tool.cost_usd is not None else None):
             return refusal
@@ -272,6 +295,17 @@ class ToolDispatcher:
         else:
             tool.breaker.record_success(ticket)
         return end
+
+    def _apply_start_rule(self, job: ToolJob, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
+        """Set the key of a call that has not started, or return its outcome if it need not start."""
+        if tool.start_rule is None or self.host.has_started(job.call):
+            return None
+        ctx = self.host.build_context(job.call, tool, self.clock.now())
+        decided = tool.start_rule(ctx, tool.to_namespace(bound))
+        if isinstance(decided, str):
+            job.call = attrs.evolve(job.call, key=decided)
+            return None
+        return None if decided is None else _read_returned(decided)
 
     async def _run_within_timeout(
         self, job: ToolJob, tool: Tool[..., Any], bound: BoundArguments, timeout_s: float
@@ -372,9 +406,7 @@ class _RetryLoop:
         except BaseException as error:  # noqa: BLE001  every exception of a tool is its result, even a panic in Rust
             return await self._handle_exception(_unwrap_group(error))
         if type(value) is ToolReturn:
-            return CallOutcome(
-                value.outcome, value.content, value.error_type, value.retryable, value.child, value.parts, value.labels
-            )
+            return _read_returned(value)
         if type(value) is SandboxOutcome:
             return self._read_sandboxed(value)
         text, parts = result_text.render_result(value)
@@ -411,10 +443,12 @@ class _RetryLoop:
         return await self._handle_failure(error)
 
     def _must_propagate(self, error: BaseException) -> bool:
-        """Return whether an error is not the tool's own: a pause, a KeyboardInterrupt, or a child's store error."""
+        """Return whether an error is not the tool's own: a pause, a KeyboardInterrupt, or one of a run below."""
         if isinstance(error, BaseExceptionGroup):
             return error.subgroup(KeyboardInterrupt) is not None
-        if self.tool.kind is ToolKind.AGENT and (isinstance(error, StoreError) or not isinstance(error, Exception)):
+        if self.tool.kind is ToolKind.AGENT and (
+            isinstance(error, StoreError | IncompatibleProgramError) or not isinstance(error, Exception)
+        ):
             return True
         return isinstance(error, CallPaused | KeyboardInterrupt)
 
@@ -501,6 +535,12 @@ class _RetryLoop:
         text = result_text.unavailable_text(error, tool, self.job.attempts, passing.retry_after_s)
         retryable = tool.read_only or isinstance(error, RefusedError)
         return failed_outcome(text, kind, retryable=retryable)
+
+
+def _read_returned(value: ToolReturn) -> CallOutcome:
+    return CallOutcome(
+        value.outcome, value.content, value.error_type, value.retryable, value.child, value.parts, value.labels
+    )
 
 
 def _is_awaitable(value: object) -> bool:

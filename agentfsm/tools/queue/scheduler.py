@@ -252,7 +252,8 @@ class ToolQueue:
     async def _run_call(self, job: ToolJob) -> CallOutcome | None:
         """Run one call and return its outcome; None if it waits."""
         try:
-            return await self._dispatcher.run_call(job)
+            end = await self._dispatcher.run_call(job)
+            return end if job.announced_attempts else await self.host.on_refused(job, end)
         except CallPaused as pause:
             return await self.host.on_pause(job, pause)
 
@@ -279,15 +280,6 @@ class ToolQueue:
             labels=join_labels(labels, end.labels) if end.labels else labels,
             sandbox=end.sandbox,
         )
-
-    def refuse(self, job: ToolJob, end: CallOutcome) -> ToolResult:
-        """Build and report the result of a call that is refused before it starts."""
-        job.started_at = self.clock.now()
-        result = self._build_result(job, end, 0.0)
-        self.host.on_result(result)
-        if self.is_watched:
-            _CallEvents(self, job).emit_ended(result)
-        return result
 
 
 def _add_to_tracker(order: DependencyTracker, job: ToolJob) -> ScheduledCall:
@@ -451,12 +443,10 @@ class Scheduler:
                 parked.check_at = now + self._park_timeout_s(index)
                 parked.limiter.notify_when_free(parked.wake)  # other waiters may not notice a closed event loop
                 continue
-            del self._parked[index]
-            parked.limiter.cancel_wait(parked.wake)
             job = self._jobs[index]
-            self._release_limiters(job)
-            end = failed_outcome(result_text.blocked_text(job.call.name), ErrorType.BLOCKED, retryable=True)
-            self._finish(index, self.queue.refuse(job, end))
+            job.refusal = failed_outcome(result_text.blocked_text(job.call.name), ErrorType.BLOCKED, retryable=True)
+            parked.limiter.cancel_wait(parked.wake)
+            self._unpark(index)
 
     def _park_timeout_s(self, index: int) -> float:
         """Return the seconds after which a waiting call checks whether its limiter is stuck."""
@@ -524,7 +514,7 @@ class Scheduler:
         """
         job, called = self._jobs[index], self._unparked.pop(index, None)
         wake = _NO_WAKE if called is None else called.wake
-        while len(job.permits) < len(job.limiters):
+        while len(job.permits) < len(job.limiters) and job.refusal is None:
             limiter = job.limiters[len(job.permits)]
             permit = limiter.try_acquire(wake, start=False)
             if permit is None:
