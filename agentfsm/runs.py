@@ -29,7 +29,7 @@ from agentfsm.core.messages import Part, as_parts
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.plans import Plan
 from agentfsm.core.run import Run
-from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, NAME, STRING
+from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, NAME, SECONDS, STRING
 from agentfsm.decisions import (
     build_answer,
     build_approval,
@@ -44,6 +44,7 @@ from agentfsm.engine.audit import AuditTrail, audit_run_tree
 from agentfsm.engine.execution.journal import EndedRuns, load_run, read_header
 from agentfsm.engine.follow import JournalFollower, wait_until_blocked
 from agentfsm.engine.run_list import RunIterator
+from agentfsm.engine.stranded import STRANDED_S, StrandedRun, find_stranded
 from agentfsm.engine.unattended import NO_TOOLS, apply_stop_requests
 from agentfsm.ports.store import (
     ALL_RUNS,
@@ -182,6 +183,25 @@ class Runs:
         """
         FILTER.check("iterate", "where", where)
         return RunIterator(self.store, where)
+
+    async def list_stranded(self, where: Filter = ALL_RUNS, *, after_s: float = STRANDED_S) -> tuple[StrandedRun, ...]:
+        """Return the runs that are ready and that no worker takes, newest first, each with the reason.
+
+        A store knows the runs that workers execute, and not the workers that are idle. So a run is listed if it has
+        been ready for a while, and no worker executes a run of the same agent, release and format. A run that waits for
+        a person is not ready, and a long queue is not listed while a worker works on it. A run that an engine delays
+        is listed too, because the store does not know of the delay.
+
+        Args:
+            where: Filter of the runs; its `active_at` is not used.
+            after_s: Seconds that a run must have been ready, above 0.
+
+        Raises:
+            MisuseError: when an argument has the wrong type.
+        """
+        FILTER.check("list_stranded", "where", where)
+        SECONDS.check("list_stranded", "after_s", after_s)
+        return tuple(await find_stranded(self.store, where, after_s=after_s))
 
     async def history(self, run_id: str) -> tuple[Event, ...]:
         """Return the events of a run's journal, oldest first; event number n made version n.
