@@ -11,10 +11,10 @@ from typing import Final, Literal, TypeAlias
 
 import attrs
 
+from agentfsm.core.machine import State
 from agentfsm.core.value import Value
 from agentfsm.engine.run_list import RunIterator
 from agentfsm.ports.store import Filter, RunSummary, Store
-from agentfsm.stores.rules import FINAL_STATES
 
 # Seconds that a run is ready until it counts as stranded: 60 polls of a worker of the store, several leases.
 STRANDED_S: Final = 60.0
@@ -77,7 +77,7 @@ async def find_stranded(
         if count == examined:
             break
         count += 1
-        if run.driven or run.parent is not None or run.state in FINAL_STATES:
+        if run.driven or run.parent is not None or run.state in {State.DONE, State.ERROR}:
             continue
         since = run.ready_at
         has_died = since is None and run.worker is not None and not run.waiting

@@ -21,7 +21,15 @@ import attrs
 import sniffio
 
 from agentfsm._plugins import require_extra
-from agentfsm.core.errors import ClosedError, LeaseHeldError, MisuseError, RunNotFoundError, StoreError, TooNewError
+from agentfsm.core.errors import (
+    ClosedError,
+    LeaseHeldError,
+    MisuseError,
+    PartlyDoneError,
+    RunNotFoundError,
+    StoreError,
+    TooNewError,
+)
 from agentfsm.core.validation import COUNT, NAME, SECONDS, ValueRule, is_number
 from agentfsm.engines.dbos_supervisor import QueueSupervisor, build_status
 from agentfsm.worker import Worker
@@ -210,6 +218,7 @@ class DBOSEngine:
         Raises:
             ConflictError: when the id is that of a run with another prompt, or the session has a run that is not over.
             MisuseError: when an argument is invalid.
+            PartlyDoneError: when the run was created, and not put into the queue; the message has its id.
         """
         COUNT.or_none().check("submit", "priority", priority)
         SECONDS.or_none().check("submit", "delay_s", delay_s)
@@ -217,9 +226,15 @@ class DBOSEngine:
         run = await self.agent.submit(prompt_or_run, **start)
         if not run.is_over:
             header = run.header
-            await self._enqueue(
-                run.id, run.id, header.tenant, release=header.release, priority=priority, delay_s=delay_s
-            )
+            try:
+                await self._enqueue(
+                    run.id, run.id, header.tenant, release=header.release, priority=priority, delay_s=delay_s
+                )
+            except Exception as error:
+                raise PartlyDoneError(
+                    f"run {run.id!r} is in the store, and was not put into the queue: {error}; the workers find it and "
+                    f"queue it, without its priority and delay, unless submit is called again with id={run.id!r} before"
+                ) from error
         return run
 
     async def work(self, *, deps: Any = None, until_idle: bool = False) -> None:
