@@ -37,7 +37,7 @@ from agentfsm._validation import (
     warn_of_unreachable_rules,
 )
 from agentfsm.context import AutoSelect, SlidingWindow, TrimResults
-from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
+from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError, PartlyDoneError, StoreError
 from agentfsm.core.fingerprint import Fingerprint
 from agentfsm.core.header import INHERITED_FIELDS, Header
 from agentfsm.core.hosted_tools import HostedTool
@@ -801,8 +801,13 @@ class Agent(Generic[A_co]):
         )
         events = build_fork_events(header, before, prefix, edit or {}, self.tools)
         found, lease = await self.store.create(header, events=events, durability=self.durability)
-        await self.store.release(lease).wait()
-        stopped = await self.driver.apply_stop_requests(header.id)
+        try:
+            await self.store.release(lease).wait()
+            stopped = await self.driver.apply_stop_requests(header.id)
+        except StoreError as error:
+            if found == header:
+                raise _created_error(header.id, error) from error
+            raise
         if found != header:
             raise ConflictError(f"run {header.id!r} exists already; choose another id")
         return self.driver.attach_decoder(begin_run(header, before).fold(events) if stopped is None else stopped)
@@ -834,13 +839,18 @@ class Agent(Generic[A_co]):
 
         Raises:
             ConflictError: when the id is that of a run with another prompt, or the session has a run that is not over.
+            PartlyDoneError: when the run was created, and the store failed then; the message has its id.
         """
         _check_start_options("submit", start)
         run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
         with suppress(LeaseHeldError):  # a worker executes it already
             _header, lease = await self.store.create(run.header, durability=self.durability)
-            await self.store.release(lease).wait()
-            await self.driver.apply_stop_requests(run.id)
+            try:
+                await self.store.release(lease).wait()
+                await self.driver.apply_stop_requests(run.id)
+                return await self.load(run.id)
+            except StoreError as error:
+                raise _created_error(run.id, error) from error
         return await self.load(run.id)
 
     async def worker(
@@ -1115,3 +1125,10 @@ def _is_in_event_loop() -> bool:
     except RuntimeError:  # anyio.NoEventLoopError
         return False
     return True
+
+
+def _created_error(run_id: str, error: StoreError) -> PartlyDoneError:
+    return PartlyDoneError(
+        f"run {run_id!r} is in the store, and a worker executes it; but the store failed then: {error}; do not start "
+        "it again under another id, and load it by this one"
+    )

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 from agentfsm._validation import as_text, to_plain_json
 from agentfsm.core.audit_records import build_audit
 from agentfsm.core.calls import Phase
-from agentfsm.core.errors import ArgumentsError, ConflictError, MisuseError, RunNotFoundError
+from agentfsm.core.errors import (
+    ArgumentsError,
+    ConflictError,
+    MisuseError,
+    PartlyDoneError,
+    RunNotFoundError,
+    StoreError,
+)
 from agentfsm.core.inbox import Approve, Decision, GiveInput, Rerun, Settle, Wake
 from agentfsm.core.messages import Outcome, replace_surrogates
 from agentfsm.core.pending import Answer, Elicit, Pending, PendingKind
@@ -274,7 +281,14 @@ def _build_attended_input(item: Pending, answer: Answer) -> GiveInput:
     return build_input(item, answer.content, declined=answer.content is None, by=by)
 
 
-async def wake_callers(store: Store, run_id: str, parent: str | None, why: str) -> None:
+async def wake_callers(
+    store: Store,
+    run_id: str,
+    parent: str | None,
+    why: str,
+    *,
+    again: str = "repeat the call, which posts nothing twice",
+) -> None:
     """Wake the callers of a run, all the way up, because the run received a post.
 
     Args:
@@ -282,6 +296,10 @@ async def wake_callers(store: Store, run_id: str, parent: str | None, why: str) 
         run_id: Id of the run that received the post.
         parent: Id of the run's caller; None if it has none.
         why: Key of the post.
+        again: Advice for the case that a caller could not be woken.
+
+    Raises:
+        PartlyDoneError: if the store fails; the post is in the inbox of the run.
     """
     while parent is not None:
         try:
@@ -289,6 +307,10 @@ async def wake_callers(store: Store, run_id: str, parent: str | None, why: str) 
             parent = (await read_header(store, parent)).parent
         except (RunNotFoundError, ConflictError):  # the caller was deleted or is over, so it does not wait
             return
+        except StoreError as error:
+            raise PartlyDoneError(
+                f"the post is in the inbox of run {run_id!r}, and its caller {parent!r} was not woken: {error}; {again}"
+            ) from error
 
 
 def _build_key(run: Run, item: Pending) -> str:

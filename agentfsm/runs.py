@@ -20,7 +20,7 @@ from agentfsm._validation import (
     as_text,
     check_call_id,
 )
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import MisuseError, PartlyDoneError, StoreError
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, Input, InputKind, Pause, Priority, Reject
 from agentfsm.core.json_text import round_timestamp
@@ -29,7 +29,7 @@ from agentfsm.core.messages import Part, as_parts
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.plans import Plan
 from agentfsm.core.run import Run
-from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, NAME, STRING
+from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, NAME, SECONDS, STRING
 from agentfsm.decisions import (
     build_answer,
     build_approval,
@@ -44,6 +44,7 @@ from agentfsm.engine.audit import AuditTrail, audit_run_tree
 from agentfsm.engine.execution.journal import EndedRuns, load_run, read_header
 from agentfsm.engine.follow import JournalFollower, wait_until_blocked
 from agentfsm.engine.run_list import RunIterator
+from agentfsm.engine.stranded import STRANDED_S, StrandedRun, find_stranded
 from agentfsm.engine.unattended import NO_TOOLS, apply_stop_requests
 from agentfsm.ports.store import (
     ALL_RUNS,
@@ -182,6 +183,25 @@ class Runs:
         """
         FILTER.check("iterate", "where", where)
         return RunIterator(self.store, where)
+
+    async def list_stranded(self, where: Filter = ALL_RUNS, *, after_s: float = STRANDED_S) -> tuple[StrandedRun, ...]:
+        """Return the runs that are ready and that no worker takes, newest first, each with the reason.
+
+        A store knows the runs that workers execute, and not the workers that are idle. So a run is listed if it has
+        been ready for a while, and no worker executes a run of the same agent, release and format. A run that waits for
+        a person is not ready, and a long queue is not listed while a worker works on it. A run that an engine delays
+        is listed too, because the store does not know of the delay.
+
+        Args:
+            where: Filter of the runs; its `active_at` is not used.
+            after_s: Seconds that a run must have been ready, above 0.
+
+        Raises:
+            MisuseError: when an argument has the wrong type.
+        """
+        FILTER.check("list_stranded", "where", where)
+        SECONDS.check("list_stranded", "after_s", after_s)
+        return tuple(await find_stranded(self.store, where, after_s=after_s))
 
     async def history(self, run_id: str) -> tuple[Event, ...]:
         """Return the events of a run's journal, oldest first; event number n made version n.
@@ -409,14 +429,18 @@ class Runs:
             The row of the inbox; if the key was used before, the earlier row.
 
         Raises:
+            PartlyDoneError: when the input was posted to the run of a sub-agent, and its caller could not be woken; the
+                message has the key with which to repeat the call.
             ConflictError: when the run is over, or its inbox is full (1,000 posts).
             MisuseError: when the kind or priority is unknown, or `at` is not a time; nothing is posted.
         """
         check_run_id(run_id)
         STRING.or_none().check("send", "key", key)
         item = Input(kind=kind, parts=as_parts(content), priority=priority, due_at=at, labels=as_labels(labels))
-        posted = await self.store.post(run_id, f"input:{key or secrets.token_hex(8)}", item)
-        await wake_callers(self.store, run_id, (await self.header(run_id)).parent, posted.key)
+        key, parent = key or secrets.token_hex(8), (await self.header(run_id)).parent
+        posted = await self.store.post(run_id, f"input:{key}", item)
+        again = f"repeat the call with key={key!r}, which posts nothing twice"
+        await wake_callers(self.store, run_id, parent, posted.key, again=again)
         return posted
 
     async def pause(self, run_id: str, *, by: str = "", message: str = "") -> None:
@@ -433,6 +457,7 @@ class Runs:
         Raises:
             ConflictError: when the run is over.
             MisuseError: when the run is that of a sub-agent: pause its caller instead.
+            PartlyDoneError: when the request was recorded, and could not be applied at once.
         """
         parent = (await self.header(run_id)).parent
         if parent is not None:
@@ -453,16 +478,23 @@ class Runs:
 
         Raises:
             ConflictError: when the run is over, unless it was cancelled.
+            PartlyDoneError: when the request was recorded, and could not be applied at once.
         """
-        check_run_id(run_id)
+        parent = (await self.header(run_id)).parent
         posted = await self.store.post(run_id, "cancel", Cancel(by=by, message=message))
         await self._apply_posted(run_id)
-        await wake_callers(self.store, run_id, (await self.header(run_id)).parent, posted.key)
+        await wake_callers(self.store, run_id, parent, posted.key)
 
     async def _apply_posted(self, run_id: str) -> None:
         """Apply the request that was just posted, if no worker executes the run."""
-        tools = self._find_tools(await self.header(run_id))
-        await apply_stop_requests(self.store, run_id, clock=self.clock, tools=tools, durability=self.durability)
+        try:
+            tools = self._find_tools(await self.header(run_id))
+            await apply_stop_requests(self.store, run_id, clock=self.clock, tools=tools, durability=self.durability)
+        except StoreError as error:
+            raise PartlyDoneError(
+                f"the request is recorded in run {run_id!r}, and its next worker applies it; it was not applied at "
+                f"once: {error}"
+            ) from error
 
     def _find_tools(self, header: Header) -> ToolRegistry:
         return self.tools.get(header.agent, NO_TOOLS)

@@ -143,29 +143,40 @@ class Worker:
         except StoreError as error:  # it may recover; the journals are safe meanwhile
             _log.warning("the store failed to return runs, and is polled again: %s", error)
             return None
-        if claim.has_newer and not self._has_reported_newer:
-            self._has_reported_newer = True
-            _log.warning(
-                "runs of agent %r are ready whose records a newer agentfsm has written, and this worker reads up to "
-                "format %d: it leaves them to workers of that version; `agentfsm runs` shows them",
-                self.agent.name,
-                FORMAT,
-            )
-        if claim.other_release not in {"", *self._reported_releases}:
-            self._reported_releases.add(claim.other_release)
-            _log.warning(
-                "runs of agent %r are ready that were begun with release %r, and this worker has %s: it leaves them to "
-                "workers that have that release",
-                self.agent.name,
-                claim.other_release,
-                ", ".join(map(repr, self.releases)) or "no release (its agent has no version)",
-            )
+        if claim.has_newer:
+            self.report_newer()
+        if claim.other_release:
+            self.report_release(claim.other_release)
         if alone and claim.leases:
             ids = ", ".join(lease.run_id for lease in claim.leases)
             _log.warning("one of these runs may have crashed its workers; they are executed apart from others: %s", ids)
             self._suspects.update(lease.run_id for lease in claim.leases)
         self._has_suspects = claim.has_suspects and not alone
         return claim.leases
+
+    def report_newer(self) -> None:
+        """Log that runs are left to workers of a newer agentfsm, once."""
+        if not self._has_reported_newer:
+            self._has_reported_newer = True
+            _log.warning(
+                "runs of agent %r are ready whose records a newer agentfsm has written, and this worker reads up to "
+                "format %d: it leaves them to workers of that version; `agentfsm runs --stranded` shows those that "
+                "none of them takes",
+                self.agent.name,
+                FORMAT,
+            )
+
+    def report_release(self, release: str) -> None:
+        """Log that the runs of a release are left to workers that have it, once for each release."""
+        if release not in self._reported_releases:
+            self._reported_releases.add(release)
+            _log.warning(
+                "runs of agent %r are ready that were begun with release %r, and this worker has %s: it leaves them to "
+                "workers that have that release; `agentfsm runs --stranded` shows those that none of them takes",
+                self.agent.name,
+                release,
+                ", ".join(map(repr, self.releases)) or "no release (its agent has no version)",
+            )
 
     async def execute_safely(self, lease: Lease) -> Run[Any] | None:
         """Execute one run, and return it; None after an error, which is logged and does not stop other runs."""

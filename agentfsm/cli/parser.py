@@ -241,6 +241,9 @@ def _add_inspect(add: AddParser) -> None:
     runs.add_argument("--user", metavar="NAME", help="only runs of this user")
     runs.add_argument("--state", choices=[str(state) for state in State], help="only runs in this state")
     runs.add_argument("--waiting", action="store_true", help="only runs that wait for a person or for input")
+    runs.add_argument(
+        "--stranded", action="store_true", help="only runs that are ready and that no worker takes, with the reason"
+    )
     runs.add_argument("--parent", metavar="RUN", help="only runs of sub-agents that this run called")
     runs.add_argument("--before", metavar="TIME", type=parse_date, help="only runs created before this date")
     runs.add_argument(

@@ -20,6 +20,7 @@ AgentError
         LeaseLostError           this worker no longer owns the run
         CorruptError             a record cannot be read
         TooNewError              a record was written by a newer version
+        PartlyDoneError          a deletion or write was done in part; the message says which
     ToolError                an error that the model reads; never leaves a run
         ModelRetry               raised by a tool: the model should call it differently
         TransientError           raised by a tool: it failed for a temporary reason
@@ -212,6 +213,14 @@ class CorruptError(StoreError):
 
 class TooNewError(StoreError):
     """A record was written by a newer version of agentfsm. Upgrade to read it."""
+
+
+class PartlyDoneError(StoreError):
+    """A deletion or write was done in part. The message says which part was done, and how to do the rest.
+
+    Any other `StoreError` of a deletion or write means that nothing was done, unless the connection was lost before the
+    store could answer. The cause of this error (`__cause__`) is the error that stopped the operation.
+    """
 
 
 class ToolError(AgentError):

@@ -21,7 +21,15 @@ import attrs
 import sniffio
 
 from agentfsm._plugins import require_extra
-from agentfsm.core.errors import ClosedError, LeaseHeldError, MisuseError, RunNotFoundError, StoreError
+from agentfsm.core.errors import (
+    ClosedError,
+    LeaseHeldError,
+    MisuseError,
+    PartlyDoneError,
+    RunNotFoundError,
+    StoreError,
+    TooNewError,
+)
 from agentfsm.core.validation import COUNT, NAME, SECONDS, ValueRule, is_number
 from agentfsm.engines.dbos_supervisor import QueueSupervisor, build_status
 from agentfsm.worker import Worker
@@ -88,20 +96,20 @@ class DBOSEngine:
     """The agent. Its store has the runs; its name selects them."""
 
     queue: str = attrs.field(
-        default=attrs.Factory(
-            lambda self: "-".join(filter(None, ("agentfsm", self.agent.name, self.agent.version))), takes_self=True
-        ),
-        validator=NAME,
+        default=attrs.Factory(lambda self: f"agentfsm-{self.agent.name}", takes_self=True), validator=NAME
     )
-    """Name of the queue. Each agent needs a queue of its own, and each release of it too, so that its runs reach the
-    workers that have it. Default: "agentfsm-", and name and version of the agent.
+    """Name of the queue. Each agent needs a queue of its own, and all versions of it share that one, so that any of
+    them continues the runs of the others. The runs of each release of a roll-out have a queue beside it, whose name
+    ends in "@" and the release. Default: "agentfsm-" and the name of the agent.
     """
 
     worker_concurrency: int = attrs.field(default=100, validator=COUNT)
     """Maximum number of runs that one process executes at once. Default 100."""
 
     concurrency: int | None = attrs.field(default=None, validator=COUNT.or_none())
-    """Maximum number of runs that all processes execute at once. None: no limit."""
+    """Maximum number of runs that all processes execute at once. None: no limit. This and the limits below hold for the
+    runs without a release, and for those of each release by themselves.
+    """
 
     limiter: tuple[int, float] | None = attrs.field(default=None, validator=RATE.or_none())
     """Maximum number of runs started within a period, as (runs, seconds). A run that goes on after a wait counts again.
@@ -160,6 +168,9 @@ class DBOSEngine:
     _apart: anyio.Event | None = attrs.field(init=False, default=None)
     """Set when the suspect in execution has ended; None if there is none."""
 
+    _room: anyio.CapacityLimiter = attrs.field(init=False)
+    """Places for the runs in execution, `worker_concurrency` of them."""
+
     _is_stopping: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
@@ -207,17 +218,31 @@ class DBOSEngine:
         Raises:
             ConflictError: when the id is that of a run with another prompt, or the session has a run that is not over.
             MisuseError: when an argument is invalid.
+            PartlyDoneError: when the run was created, and not put into the queue; the message has its id.
         """
         COUNT.or_none().check("submit", "priority", priority)
         SECONDS.or_none().check("submit", "delay_s", delay_s)
         await self._connect()
         run = await self.agent.submit(prompt_or_run, **start)
         if not run.is_over:
-            await self._enqueue(run.id, run.id, run.header.tenant, priority=priority, delay_s=delay_s)
+            header = run.header
+            try:
+                await self._enqueue(
+                    run.id, run.id, header.tenant, release=header.release, priority=priority, delay_s=delay_s
+                )
+            except Exception as error:
+                raise PartlyDoneError(
+                    f"run {run.id!r} is in the store, and was not put into the queue: {error}; the workers find it and "
+                    f"queue it, without its priority and delay, unless submit is called again with id={run.id!r} before"
+                ) from error
         return run
 
     async def work(self, *, deps: Any = None, until_idle: bool = False) -> None:
         """Execute the runs of the queue, until cancelled. One engine at a time can work in a process.
+
+        These are the runs without a release, whichever version of the agent has begun them, and those of the release
+        that is the version of this agent. Ready runs of other releases are put into the queues of these releases; if no
+        process works on one of them, that is logged, once.
 
         A run that fails to execute is logged and tried again after a growing delay, 1 s to 7.5 min, as by
         `Agent.worker`. When this ends, the runs in execution give back their leases, and other processes go on with
@@ -246,32 +271,36 @@ class DBOSEngine:
         """Execute the runs of the queue by a worker, whose own loop is not used; implements `work`."""
         await self._connect()
         executor_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(6)}"
-        locks = ExecutorLocks(self._address, space=f"{self.schema}/{self.queue}", executor_id=executor_id)
+        queues = (self.queue, *[self._name_queue(release) for release in worker.releases])
+        locks = ExecutorLocks(self._address, schema=self.schema, queues=queues, executor_id=executor_id)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(_run_shielded, locks.close)
             await anyio.to_thread.run_sync(locks.renew)  # before the first workflow is taken
             self._is_stopping = False
+            self._room = anyio.CapacityLimiter(self.worker_concurrency)
             self._configure(executor_id)
             stack.push_async_callback(_destroy)
-            self._launch(worker)
+            self._launch(worker, queues)
             stack.push_async_callback(self._stop_runs)
-            await DBOS.register_queue_async(
-                self.queue,
-                worker_concurrency=self.worker_concurrency,
-                global_concurrency=self.concurrency,
-                limiter=_as_limiter(self.limiter),
-                partition_concurrency=self.tenant_concurrency,
-                partition_limiter=_as_limiter(self.tenant_limiter),
-                polling_interval_sec=self.poll_s,
-                on_conflict="always_update",
-            )
+            for queue in queues:
+                await DBOS.register_queue_async(
+                    queue,
+                    worker_concurrency=self.worker_concurrency,
+                    global_concurrency=self.concurrency,
+                    limiter=_as_limiter(self.limiter),
+                    partition_concurrency=self.tenant_concurrency,
+                    partition_limiter=_as_limiter(self.tenant_limiter),
+                    polling_interval_sec=self.poll_s,
+                    on_conflict="always_update",
+                )
             supervisor = QueueSupervisor(
                 agent=self.agent,
                 client=self._open_client,
                 enqueue=self._enqueue,
                 locks=locks,
                 releases=frozenset(worker.releases),
-                queue=self.queue,
+                name_queue=self._name_queue,
+                report_release=worker.report_release,
                 poll_s=self.poll_s,
                 keep_s=self.keep_s,
                 count_busy=lambda: len(self._scopes),
@@ -294,7 +323,11 @@ class DBOSEngine:
         if DBOS.executor_id != executor_id:
             raise MisuseError("DBOS is in use in this process: let DBOSEngine.work() have a process of its own")
 
-    def _launch(self, worker: Worker) -> None:
+    def _name_queue(self, release: str) -> str:
+        """Return the name of the queue for the runs of a release; that of the agent for runs without one."""
+        return f"{self.queue}@{release}" if release else self.queue
+
+    def _launch(self, worker: Worker, queues: tuple[str, ...]) -> None:
         async def drive(run_id: str) -> dict[str, Any]:
             task = asyncio.current_task()
             assert task is not None  # noqa: S101  DBOS makes one for each workflow
@@ -303,14 +336,15 @@ class DBOSEngine:
             return await DBOS.run_step_async({"name": "drive"}, partial(self._drive, worker, run_id))
 
         DBOS.workflow(name=WORKFLOW)(drive)
-        DBOS.listen_queues([self.queue])
+        DBOS.listen_queues(queues)
         DBOS.launch()  # in this thread, whose event loop DBOS then uses for the workflows
 
     async def _drive(self, worker: Worker, run_id: str) -> dict[str, Any]:
         """Execute a run until it is over or waits, and return its status for the row of the workflow.
 
         A run that another start executes leaves the queue at once. If the owner of that lease is dead, the supervisor
-        queues the run again when the lease ends.
+        queues the run again when the lease ends. So does one that only a newer agentfsm can read; it is queued again
+        after a minute, for the workers of that version.
         """
         if run_id in self._scopes:
             return {"busy": "in this process"}
@@ -319,9 +353,13 @@ class DBOSEngine:
             try:
                 if self._is_stopping:
                     scope.cancel()
-                return await self._execute(worker, run_id)
+                async with self._room:  # shared by the queues, each of which has the limit for itself
+                    return await self._execute(worker, run_id)
             except RunNotFoundError:
                 return {"deleted": True}
+            except TooNewError:
+                worker.report_newer()
+                return {"left": "to a newer agentfsm"}
             finally:
                 del self._scopes[run_id]
         raise asyncio.CancelledError  # the workflow stays in the queue, for another process
@@ -363,7 +401,7 @@ class DBOSEngine:
                 return await self.agent.store.lease(run_id, durability=self.agent.driver.durability)
             except LeaseHeldError:
                 return None
-            except ClosedError:
+            except (ClosedError, RunNotFoundError, TooNewError):
                 raise
             except StoreError:
                 await anyio.sleep(STORE_PAUSE_S)
@@ -411,13 +449,14 @@ class DBOSEngine:
         run_id: str,
         tenant: str | None,
         *,
+        release: str,
         priority: int | None = None,
         delay_s: float | None = None,
     ) -> None:
-        """Put a run into the queue, under an id that is used once: a second call with the same id has no effect."""
+        """Put a run into the queue of its release, under an id that is used once: a second call has no effect."""
         options = EnqueueOptions(
             workflow_name=WORKFLOW,
-            queue_name=self.queue,
+            queue_name=self._name_queue(release),
             workflow_id=workflow_id,
             app_version=VERSION,
             queue_partition_key=tenant or NO_TENANT,  # a queue without limits of tenants ignores it

@@ -1,7 +1,7 @@
-"""Supervision of a queue of runs: runs that have fallen out of the queue are put back.
+"""Supervision of the queues of an agent: runs that have fallen out of their queue are put back.
 
-One executor of a queue supervises at a time. It resumes the workflows of executors that are dead, and queues runs that
-are ready and not in the queue: their wait has ended, they failed and may be tried again, their worker died, or their
+One executor of an agent supervises at a time. It resumes the workflows of executors that are dead, and queues runs that
+are ready and not in their queue: their wait has ended, they failed and may be tried again, their worker died, or their
 submitter died before it queued them. All this is read from the store, so no decision is lost, and it does not matter
 who made it.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -74,16 +74,30 @@ class QueueSupervisor:
 
     locks: ExecutorLocks
     releases: frozenset[str]
-    """Releases whose runs belong into this queue, as do those without a release."""
+    """Releases whose runs this process executes, as well as those without a release."""
 
-    queue: str
+    name_queue: Callable[[str], str]
+    """Returns the name of the queue for the runs of a release; of the agent's for an empty name."""
+
+    report_release: Callable[[str], None]
+    """`Worker.report_release`, which logs that the runs of a release are left to other workers, once."""
+
     poll_s: float
     keep_s: float
     count_busy: Callable[[], int]
     """Returns the number of runs that this process executes."""
 
+    _queues: set[str] = attrs.field(init=False)
+    """Queues that are supervised: those of this process, and of the releases of which ready runs were seen."""
+
+    _locking: anyio.Lock = attrs.field(factory=anyio.Lock, init=False)
+    """Held while the locks are used, since their methods are called one at a time."""
+
     _changed: anyio.Event = attrs.field(factory=anyio.Event, init=False)
     """Set when a run may have become ready."""
+
+    def __attrs_post_init__(self) -> None:
+        self._queues = {self.name_queue(release) for release in ("", *self.releases)}
 
     def wake(self) -> None:
         """Look for ready runs now."""
@@ -108,7 +122,7 @@ class QueueSupervisor:
         while True:
             try:
                 was_connected, was_supervisor = self.locks.is_connected, self.locks.is_supervisor
-                before, alive = alive, await anyio.to_thread.run_sync(self.locks.renew)
+                before, alive = alive, await self._renew_locks()
                 now = time.monotonic()
                 if not was_connected:
                     settled_at = now + SETTLE_S
@@ -124,6 +138,17 @@ class QueueSupervisor:
                 _log.warning("executors are not watched, and are tried again: %s", _first_line(error))
             await anyio.sleep(WATCH_S)
 
+    async def _renew_locks(self) -> frozenset[int]:
+        async with self._locking:
+            return await anyio.to_thread.run_sync(self.locks.renew)
+
+    async def _find_served(self, queues: Collection[str]) -> frozenset[str]:
+        """Return those of some queues that an executor works on."""
+        if not queues:
+            return frozenset()
+        async with self._locking:
+            return await anyio.to_thread.run_sync(self.locks.find_served, queues)
+
     async def _resume_orphans(self) -> None:
         """Put the workflows of dead executors back into the queue.
 
@@ -131,21 +156,23 @@ class QueueSupervisor:
         lock, has died or is cut off. If it is alive after all, its runs are started twice, which their leases permit.
         """
         pending = await self.client.list_workflows_async(
-            status="PENDING", queue_name=self.queue, load_input=False, load_output=False
+            status="PENDING", queue_name=[*self._queues], load_input=False, load_output=False
         )
-        alive = await anyio.to_thread.run_sync(self.locks.renew)
+        alive = await self._renew_locks()
         orphans = [each for each in pending if self.locks.hash_executor(each.executor_id) not in alive]
         if orphans:
             gone = sorted({each.executor_id or "" for each in orphans})
             _log.warning("%d runs of executors that are gone are resumed: %s", len(orphans), ", ".join(gone))
-            await self.client.resume_workflows_async([each.workflow_id for each in orphans], queue_name=self.queue)
+        for queue in {each.queue_name for each in orphans}:
+            ids = [each.workflow_id for each in orphans if each.queue_name == queue]
+            await self.client.resume_workflows_async(ids, queue_name=queue)
 
     async def _remove_ended(self) -> bool:
         """Remove a batch of workflows that ended long ago. Return whether there may be more."""
         before = datetime.fromtimestamp(time.time() - self.keep_s, UTC).isoformat()
         old = await self.client.list_workflows_async(
             status=list(ENDED),
-            queue_name=self.queue,
+            queue_name=[*self._queues],
             completed_before=before,
             limit=CLEAN_BATCH,
             load_input=False,
@@ -179,30 +206,43 @@ class QueueSupervisor:
 
     async def _is_idle(self) -> bool:
         busy = await self.client.list_workflows_async(
-            status=["ENQUEUED", "PENDING"], queue_name=self.queue, limit=1, load_input=False, load_output=False
+            status=["ENQUEUED", "PENDING"],
+            queue_name=[self.name_queue(release) for release in ("", *self.releases)],
+            limit=1,
+            load_input=False,
+            load_output=False,
         )
         return not busy and not self.count_busy()
 
     async def _queue_ready(self, *, waiting: bool | None) -> int:
-        """Queue the runs that are ready and not in the queue. Return the number of ready runs."""
+        """Queue the runs that are ready and not in their queue. Return the number of those that this process may take.
+
+        A release whose queue no executor works on is logged, once: its runs wait for a worker that has it.
+        """
         now, count = await self.agent.store.now(), 0
         page: list[RunSummary] = []
+        others: dict[str, str] = {}
         async for summary in self.agent.runs.iterate(Filter(agent=self.agent.name, waiting=waiting, ready_by=now)):
-            if summary.release and summary.release not in self.releases:
-                continue
             page.append(summary)
-            count += 1
+            if summary.release and summary.release not in self.releases:
+                others[self.name_queue(summary.release)] = summary.release
+            elif not summary.is_too_new:
+                count += 1
             if len(page) == PAGE:
                 await self._queue_missing(page, now)
                 page.clear()
         await self._queue_missing(page, now)
+        self._queues.update(others)
+        for queue in others.keys() - await self._find_served(others):
+            self.report_release(others[queue])
         return count
 
     async def _queue_missing(self, page: Sequence[RunSummary], now: float) -> None:
         """Queue those of some ready runs that are not in the queue.
 
         The id of a workflow has the version of the run and the time since which it is ready, so that one change of the
-        run queues it once, no matter how many supervisors see it.
+        run queues it once, no matter how many supervisors see it. A run that is in another queue than its own, as after
+        a change of `queue`, is moved to its own unless an executor works on that one.
         """
         if not page:
             return
@@ -213,20 +253,33 @@ class QueueSupervisor:
                 workflow_ids=[name for names in ids.values() for name in names], load_input=False, load_output=False
             )
         }
+        elsewhere: dict[tuple[str, str], list[str]] = {}
         for each in page:
             first, again, later = ids[each.id]
             known = [found[name] for name in ids[each.id] if name in found]
             if not known and now - each.created_at < SUBMIT_S:
                 continue
-            if later in found or any(workflow.status in IN_QUEUE for workflow in known):
+            if waiting := [workflow for workflow in known if workflow.status in IN_QUEUE]:
+                queue = self.name_queue(each.release)
+                for workflow in waiting:
+                    if workflow.queue_name != queue and workflow.status != "DELAYED":  # that one is moved at its time
+                        elsewhere.setdefault((workflow.queue_name or "", queue), []).append(workflow.workflow_id)
+                continue
+            if later in found:
                 continue
             submitted = found.get(first)
             await self.enqueue(
                 later if again in found else again,
                 each.id,
                 each.tenant,
+                release=each.release,
                 priority=submitted.priority if submitted else None,
             )
+        served = await self._find_served({there for there, _ in elsewhere})
+        for (there, queue), names in elsewhere.items():
+            if there not in served:
+                _log.warning("%d runs in queue %r, which no worker works on, are moved to %r", len(names), there, queue)
+                await self.client.resume_workflows_async(names, queue_name=queue)
 
 
 def _workflow_ids(run: RunSummary, now: float) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""Advisory locks of PostgreSQL, by which the executors of a queue know each other to be alive.
+"""Advisory locks of PostgreSQL, by which the executors of an agent know each other to be alive.
 
 The server releases the locks of a session when its connection ends, so a process that was killed loses them at once.
 """
@@ -18,6 +18,8 @@ with require_extra("agentfsm.engines.dbos", "dbos", "sqlalchemy", "psycopg"):
     from sqlalchemy.pool import NullPool
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from sqlalchemy import Connection
 
 # Number of the lock of the executor that supervises the others.
@@ -44,15 +46,20 @@ class ExecutorLocks:
     url: str
     """URL of the database."""
 
-    space: str = attrs.field(kw_only=True)
-    """Text that distinguishes the executors of different queues."""
+    schema: str = attrs.field(kw_only=True)
+    """Schema of DBOS's tables, which distinguishes queues of the same name."""
+
+    queues: tuple[str, ...] = attrs.field(kw_only=True)
+    """Names of the queues that this executor works on. The first is that of the agent, which all its executors share,
+    and of which one of them is the supervisor.
+    """
 
     executor_id: str = attrs.field(kw_only=True)
     """Id of this executor, unique."""
 
     _connection: Connection | None = attrs.field(default=None, init=False)
     _is_held: bool = attrs.field(default=False, init=False)
-    """Whether the connection has the lock of this executor."""
+    """Whether the connection has the locks of this executor, one for each queue."""
 
     is_supervisor: bool = attrs.field(default=False, init=False)
     """Whether this executor supervises the others."""
@@ -63,7 +70,7 @@ class ExecutorLocks:
         return self._connection is not None
 
     def renew(self) -> frozenset[int]:
-        """Connect if necessary, take the lock of this executor, and that of the supervisor if it is free.
+        """Connect if necessary, take the locks of this executor, and that of the supervisor if it is free.
 
         Returns:
             Numbers of the executors that are alive, see `hash_executor`; empty unless this is the supervisor.
@@ -74,15 +81,28 @@ class ExecutorLocks:
         try:
             if self._connection is None:
                 self._connection = self._open()
-            self._is_held = self._is_held or self._try_lock(self.hash_executor(self.executor_id))
-            self.is_supervisor = self.is_supervisor or self._try_lock(SUPERVISOR)
+            number = self.hash_executor(self.executor_id)
+            self._is_held = self._is_held or all(self._try_lock(queue, number) for queue in self.queues)
+            self.is_supervisor = self.is_supervisor or self._try_lock(self.queues[0], SUPERVISOR)
             if not self.is_supervisor:
                 return frozenset()
-            rows = self._connection.execute(_SELECT_HELD, {"space": _hash(self.space)})
-            return frozenset(number for (number,) in rows) - {SUPERVISOR}
+            held = self._connection.execute(_SELECT_HELD, {"spaces": [self._hash_queue(self.queues[0])]})
+            return frozenset(executor for _, executor in held) - {SUPERVISOR}
         except DBAPIError:
             self.close()
             raise
+
+    def find_served(self, queues: Collection[str]) -> frozenset[str]:
+        """Return those of some queues that an executor works on; all of them while the server is away."""
+        if self._connection is None:
+            return frozenset(queues)
+        spaces = {self._hash_queue(queue): queue for queue in queues}
+        try:
+            held = self._connection.execute(_SELECT_HELD, {"spaces": [*spaces]}).all()
+        except DBAPIError:  # `renew` connects again
+            self.close()
+            return frozenset(queues)
+        return frozenset(spaces[space] for space, number in held if number != SUPERVISOR)
 
     def hash_executor(self, executor_id: str | None) -> int:
         """Return the number of the lock of an executor."""
@@ -104,19 +124,25 @@ class ExecutorLocks:
         connection.exec_driver_sql(_SERVER_OPTIONS)
         return connection
 
-    def _try_lock(self, number: int) -> bool:
+    def _hash_queue(self, queue: str) -> int:
+        return _hash(f"{self.schema}/{queue}")
+
+    def _try_lock(self, queue: str, number: int) -> bool:
         assert self._connection is not None  # noqa: S101  `renew` has opened it
-        return bool(self._connection.execute(_TRY_LOCK, {"space": _hash(self.space), "number": number}).scalar())
+        values = {"space": self._hash_queue(queue), "number": number}
+        return bool(self._connection.execute(_TRY_LOCK, values).scalar())
 
 
 _TRY_LOCK: Final = sa.text("SELECT pg_try_advisory_lock(:space, :number)")
 # The numbers of the locks are unsigned there.
 _SELECT_HELD: Final = sa.text("""
-SELECT objid::bigint - CASE WHEN objid::bigint > 2147483647 THEN 4294967296 ELSE 0 END
-FROM pg_locks
-WHERE locktype = 'advisory' AND objsubid = 2 AND granted
-  AND classid::bigint = :space + CASE WHEN :space < 0 THEN 4294967296 ELSE 0 END
-  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+SELECT space, number FROM (
+  SELECT classid::bigint - CASE WHEN classid::bigint > 2147483647 THEN 4294967296 ELSE 0 END AS space,
+         objid::bigint - CASE WHEN objid::bigint > 2147483647 THEN 4294967296 ELSE 0 END AS number
+  FROM pg_locks
+  WHERE locktype = 'advisory' AND objsubid = 2 AND granted
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+) held WHERE space = ANY(:spaces)
 """)
 
 

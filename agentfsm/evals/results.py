@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from secrets import token_hex
 from statistics import fmean
 from typing import Any, Final
 
@@ -146,9 +147,15 @@ class Evaluation(Value):
         return fmean(math.comb(sum(each), k) / math.comb(len(each), k) for each in passed.values())
 
     def save(self, path: str | Path) -> None:
-        """Write the evaluation as JSON. A missing folder is created."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        """Write the evaluation as JSON. A missing folder is created. After an error, an earlier file is as it was."""
+        file = Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        fresh = file.with_name(f".{file.name}.{token_hex(4)}")
+        try:
+            fresh.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+            fresh.replace(file)
+        finally:
+            fresh.unlink(missing_ok=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the evaluation as plain JSON."""

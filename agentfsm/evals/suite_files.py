@@ -6,6 +6,7 @@ import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final
 
 import attrs
@@ -33,6 +34,11 @@ def load_suite(path: str | Path) -> Suite:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise MisuseError(f"the suite {file} cannot be read: {error}") from None
+    return _parse_suite(text, file)
+
+
+def _parse_suite(text: str, file: Path) -> Suite:
+    """Return the suite that the text of a file describes."""
     if file.suffix in {".yaml", ".yml"}:
         name, cases = _parse_yaml(text, file)
     elif file.suffix == ".jsonl":
@@ -107,12 +113,13 @@ def add_case(path: str | Path, data: Mapping[str, Any]) -> Suite:
         text = f"{before.rstrip()}\n{json.dumps(data, ensure_ascii=False)}\n".lstrip()
     else:
         text = f"{before.rstrip() or 'cases:'}\n{_format_item(data, before)}"
-    file.write_text(text, encoding="utf-8")
+    suite = _parse_suite(text, file)
+    fresh = file.with_name(f".{file.name}.{token_hex(4)}")
     try:
-        suite = load_suite(file)
-    except MisuseError:
-        file.write_text(before, encoding="utf-8") if before else file.unlink()
-        raise
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(file)
+    finally:
+        fresh.unlink(missing_ok=True)
     return suite
 
 

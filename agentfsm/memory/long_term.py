@@ -6,7 +6,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from importlib import import_module
@@ -17,7 +16,7 @@ import attrs
 
 from agentfsm._concurrency import start_in_thread
 from agentfsm._plugins import require_extra
-from agentfsm.core.errors import MisuseError, RunNotFoundError
+from agentfsm.core.errors import AgentError, ConflictError, MisuseError, PartlyDoneError, RunNotFoundError
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.inbox import parse_time
 from agentfsm.core.labels import DATA_LEVELS, Label, as_labels, join_labels
@@ -375,6 +374,8 @@ class Memory(RunMemory):
         if not items:
             return change
         self._newest = max(self._newest, items[0].recorded_at)
+        if self._vectors is not None:
+            await self._vectors.prepare()
         await self.index.add(items)
         there = await self.index.get([item.id for item in items[: change.added]])
         left_out = change.added - len(there)
@@ -429,6 +430,8 @@ class Memory(RunMemory):
         return await self.index.release([*item_ids], at=await self._now(), by=by)
 
     async def _add(self, item: MemoryItem) -> MemoryItem:
+        if self._vectors is not None:
+            await self._vectors.prepare()
         added = await self.index.add([item])
         if added:
             if self._vectors is not None:
@@ -516,10 +519,19 @@ class Memory(RunMemory):
 
         The words are split anew, as after an upgrade that splits them in another way. With an embedder, all items are
         embedded again, for example by another model.
+
+        Raises:
+            PartlyDoneError: if the words were indexed, and not all items were embedded.
         """
         count = await self.index.rebuild_text()
         if self._vectors is not None:
-            await self._vectors.reindex()
+            try:
+                await self._vectors.reindex()
+            except Exception as error:
+                raise PartlyDoneError(
+                    f"the words of {count} items were indexed again, and not all of the items were embedded: {error}; "
+                    "call reindex() again"
+                ) from error
         return count
 
     @property
@@ -590,6 +602,8 @@ class Memory(RunMemory):
 
         A version of an episode is left out if the episode itself was forgotten.
         """
+        if self._vectors is not None:
+            await self._vectors.prepare()
         count = len(await self.index.add(items))
         if count and self._vectors is not None:
             await self._vectors.embed_new()
@@ -604,16 +618,27 @@ class Memory(RunMemory):
 
         Args:
             store: The store of the runs.
+
+        Raises:
+            PartlyDoneError: if it stopped after the derived items were dropped.
         """
+        if self._vectors is not None:
+            await self._vectors.prepare()
         await self.index.drop_derived()
         count = 0
-        async for summary in RunIterator(store, ALL_RUNS):
-            if summary.user and summary.parent is None:
-                count += await self._derive(store, summary.id)
-        if self._vectors is not None:
-            await self._vectors.embed_new()
-        if isinstance(self.index, ThreadedIndex):
-            await self.index.drop_unused_vectors()
+        try:
+            async for summary in RunIterator(store, ALL_RUNS):
+                if summary.user and summary.parent is None:
+                    count += await self._derive(store, summary.id)
+            if self._vectors is not None:
+                await self._vectors.embed_new()
+            if isinstance(self.index, ThreadedIndex):
+                await self.index.drop_unused_vectors()
+        except AgentError as error:
+            raise PartlyDoneError(
+                f"the derived items were dropped, and {count} of them are derived again; the others are missing until "
+                f"rebuild() is called again: {error}"
+            ) from error
         return count
 
     async def _derive(self, store: Store, run_id: str) -> int:
@@ -633,8 +658,16 @@ class Memory(RunMemory):
 
         A rebuild does not bring them back.
 
+        Args:
+            item_ids: Ids of the items. An empty list removes the remains that earlier deletions have left on the disk.
+            by: Person or program that asks for it.
+            reason: Reason of the deletion.
+
         Raises:
-            MisuseError: if the owner has no item with one of the ids, or one text is given in place of a list.
+            MisuseError: if the owner has no item with one of the ids, or one text is given in place of a list; nothing
+                is deleted.
+            PartlyDoneError: if the items were deleted, and a SQLite file could not be rewritten without their content,
+                for example because another process reads it.
         """
         if isinstance(item_ids, str):
             raise MisuseError(f"forget({item_ids!r}): give a list of ids, also for a single item")
@@ -687,27 +720,56 @@ class Memory(RunMemory):
             reason: Reason of the deletion.
 
         Raises:
-            MisuseError: if `runs` is something else, or the store or the user is missing.
-            ConflictError: if a worker executes one of the runs, or another user's run continues one. Then the items are
-                deleted, and runs are left: call it again later.
+            MisuseError: if `runs` is something else, or the store or the user is missing; nothing is deleted.
+            ConflictError: if a worker executes one of the runs, or another user's run continues the newest one; nothing
+                is deleted.
+            PartlyDoneError: if it stopped later. The message says whether runs and items were deleted; call it again.
         """
         RUNS_CHOICE.check("forget_all", "runs", runs)
         if runs == "delete" and (store is None or not self.namespace.user):
             raise MisuseError('forget_all(runs="delete") needs store=, and the memory of a user: memory.for_(user=...)')
-        count = await self.index.forget_namespace(self.namespace, at=await self._now(), by=by, reason=reason)
-        if runs == "delete" and store is not None:
-            await self._delete_runs(store)
+        deleted = await self._delete_runs(store) if runs == "delete" and store is not None else 0
+        try:
+            count = await self.index.forget_namespace(self.namespace, at=await self._now(), by=by, reason=reason)
+        except AgentError as error:
+            if not deleted:
+                raise
+            raise PartlyDoneError(f"{deleted} runs were deleted; and of the items: {error}") from error
+        if runs == "delete" and isinstance(store, SQLiteStore):
+            try:
+                await store.compact()
+            except AgentError as error:
+                raise PartlyDoneError(
+                    f"{count} items and {deleted} runs were deleted; but content of the runs may remain in free parts "
+                    f"of the file until `agentfsm compact`, because: {error}"
+                ) from error
         return count
 
-    async def _delete_runs(self, store: Store) -> None:
-        """Delete the runs of the user, newest first: a later run may continue an earlier one."""
-        mine = Filter(user=self.namespace.user, tenant=self.namespace.tenant)
-        ids = [summary.id async for summary in RunIterator(store, mine)]
-        for run_id in ids:
-            with suppress(RunNotFoundError):  # it was deleted with its caller
-                await store.delete(run_id)
-        if isinstance(store, SQLiteStore):
-            await store.compact()
+    async def _delete_runs(self, store: Store) -> int:
+        """Delete the runs of the user, and return their number. The newest first: one may continue an earlier one.
+
+        They are deleted before the items, so that none of them teaches a learner new items afterwards.
+        """
+        mine = [
+            each async for each in RunIterator(store, Filter(user=self.namespace.user, tenant=self.namespace.tenant))
+        ]
+        if (driven := next((each.id for each in mine if each.driven), None)) is not None:
+            raise ConflictError(f"run {driven!r} is being driven: cancel it or wait for it; nothing was deleted")
+        count = 0
+        for each in mine:
+            try:
+                await store.delete(each.id)
+            except RunNotFoundError:  # it was deleted with its caller
+                continue
+            except AgentError as error:
+                if not count:
+                    raise
+                raise PartlyDoneError(
+                    f"{count} runs of the user were deleted, newest first, and the others and all items were not: "
+                    f"{error}; then call it again"
+                ) from error
+            count += 1
+        return count
 
     async def forget_runs(self, run_ids: Iterable[str], *, by: str = "", reason: str = "") -> int:
         """Delete the items of runs, for all owners, as `forget` does. Return the number of items."""

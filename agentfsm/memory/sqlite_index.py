@@ -468,7 +468,7 @@ class SQLiteIndex(ThreadedIndex[_ItemFile]):
         if self._folder is not None:
             self._folder()
 
-    async def _after_forget(self) -> None:
+    async def _remove_remains(self) -> None:
         """Delete the vectors, and rewrite the files without free pages and their logs, where content would remain."""
         await self.drop_unused_vectors()
         await start_in_thread(self._vacuum).wait()

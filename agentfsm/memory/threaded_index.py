@@ -7,6 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 import attrs
 
+from agentfsm.core.errors import AgentError, PartlyDoneError
 from agentfsm.memory.text_terms import QueryTerms, read_query
 from agentfsm.ports.memory_items import DeletionProof, ItemFilter, ItemMatch, MemoryItem, Namespace, VectorIndex
 from agentfsm.stores.threaded.group_commit import GroupCommitWriter, StoreJob, TransactionBackend
@@ -111,8 +112,24 @@ class ThreadedIndex(VectorIndex, Generic[TablesT]):
 
     _writer: GroupCommitWriter[TablesT] = attrs.field(init=False)
 
-    async def _after_forget(self) -> None:
+    async def _remove_remains(self) -> None:
         """Remove the remains of deleted rows. Default: nothing."""
+
+    async def _forget(self, work: Callable[[TablesT], int]) -> int:
+        """Delete items in one transaction, then their remains.
+
+        Raises:
+            PartlyDoneError: if the items were deleted, and their remains were not.
+        """
+        count = await self._run(work, writes=True)
+        try:
+            await self._remove_remains()
+        except AgentError as error:
+            raise PartlyDoneError(
+                f"{count} items were deleted, and are not found any more; but their content may remain in free parts "
+                f"of the files until the next deletion, or until `await memory.forget([])`, because: {error}"
+            ) from error
+        return count
 
     async def _run(self, work: Callable[[TablesT], T], *, writes: bool) -> T:
         job = StoreJob(work, writes=writes)
@@ -152,9 +169,7 @@ class ThreadedIndex(VectorIndex, Generic[TablesT]):
         def prove(items: int) -> DeletionProof:
             return DeletionProof(items=items, at=at, by=by, reason=reason)
 
-        count = await self._run(lambda tables: tables.forget(ids, prove), writes=True)
-        await self._after_forget()
-        return count
+        return await self._forget(lambda tables: tables.forget(ids, prove))
 
     async def forget_namespace(self, namespace: Namespace, *, at: float, by: str, reason: str) -> int:
         """Delete all items of an owner and their remains."""
@@ -162,9 +177,7 @@ class ThreadedIndex(VectorIndex, Generic[TablesT]):
         def prove(items: int) -> DeletionProof:
             return DeletionProof(items=items, at=at, by=by, reason=reason)
 
-        count = await self._run(lambda tables: tables.forget_owner(namespace, prove), writes=True)
-        await self._after_forget()
-        return count
+        return await self._forget(lambda tables: tables.forget_owner(namespace, prove))
 
     async def forget_sources(self, run_ids: Collection[str], *, at: float, by: str, reason: str) -> int:
         """Delete the items that come from these runs, and their remains."""
@@ -172,9 +185,7 @@ class ThreadedIndex(VectorIndex, Generic[TablesT]):
         def prove(items: int) -> DeletionProof:
             return DeletionProof(items=items, at=at, by=by, reason=reason)
 
-        count = await self._run(lambda tables: tables.forget_sources(run_ids, prove), writes=True)
-        await self._after_forget()
-        return count
+        return await self._forget(lambda tables: tables.forget_sources(run_ids, prove))
 
     async def list_sources(self, *, after: str = "", limit: int = 1_000) -> Sequence[str]:
         """Return ids of runs from which items come."""

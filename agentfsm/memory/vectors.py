@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from agentfsm.core.errors import AgentError, MisuseError, ModelError
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.usage import Usage
 from agentfsm.core.validation import require_members
 from agentfsm.core.value import Value
@@ -63,7 +63,7 @@ class ItemVectors:
         Raises:
             MisuseError: if the index has vectors of another model.
         """
-        await self._prepare()
+        await self.prepare()
         try:
             (vector,), usage = await self._embed([query[:MAX_EMBEDDED_CHARS]])
         except MisuseError:
@@ -79,18 +79,15 @@ class ItemVectors:
         return await self.index.search_vector(query.vector, where, limit) if query.vector else ()
 
     async def embed_new(self) -> None:
-        """Embed the items without a vector. A failing embedder is logged, and they are embedded later.
+        """Embed the items without a vector. A failing embedder or index is logged, and they are embedded later.
 
         Raises:
-            MisuseError: if the index has vectors of another model.
+            MisuseError: if the embedder is not as it declares itself.
         """
-        await self._prepare()
         try:
             await self.embed_missing()
-        except AgentError as error:
-            if not isinstance(error, ModelError):
-                raise
-            self._report(error)
+        except MisuseError as error:
+            raise MisuseError(f"the items are kept, and are found by their words only: {error}") from error
         except Exception as error:  # noqa: BLE001  as above: the items are kept, and found by their words
             self._report(error)
 
@@ -99,7 +96,7 @@ class ItemVectors:
 
     async def embed_missing(self) -> int:
         """Give a vector to all items without one; return their number. Texts that have a vector are not embedded."""
-        await self._prepare()
+        await self.prepare()
         count = 0
         while items := await self.index.read_unembedded(BATCH_ITEMS):
             known = await self.index.copy_vectors([item.id for item in items])
@@ -117,7 +114,12 @@ class ItemVectors:
         self._is_ready = False
         return await self.embed_missing()
 
-    async def _prepare(self) -> None:
+    async def prepare(self) -> None:
+        """Check the vectors of the index, before an item is added or searched.
+
+        Raises:
+            MisuseError: if the index has vectors of another model.
+        """
         if not self._is_ready:
             await self.index.use_vectors(self.embedder.name, self.embedder.dims)
             self._is_ready = True

@@ -8,6 +8,7 @@ Source: document F, 6.2.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tomllib
@@ -312,13 +313,21 @@ class Prompts:
 
 
 def _append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Append a JSON line in one write, and wait for the disk. A line that a crash cut short is left behind."""
+    """Append a JSON line in one write, and wait for the disk. A line that a crash cut short is left behind.
+
+    Raises:
+        OSError: if it was not written, or not whole, so that it does not count.
+    """
     line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         size = os.fstat(descriptor).st_size
         is_torn = size > 0 and _last_byte(path) != b"\n"
-        os.write(descriptor, b"\n" + line if is_torn else line)
+        text = b"\n" + line if is_torn else line
+        if (written := os.write(descriptor, text)) < len(text):
+            raise OSError(
+                errno.ENOSPC, f"only {written} of {len(text)} bytes were written, so the line does not count", str(path)
+            )
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -288,7 +288,9 @@ class Rollout:
         Raises:
             RunNotFoundError: if the store has no such run.
             MisuseError: if this process does not have the release.
+            ConflictError: if a release was saved with other contents; the run is not continued.
         """
+        await self.save_releases()
         header = await self.base.runs.header(run_id)
         return await self.find_agent(header.release).resume(run_id, **options)
 

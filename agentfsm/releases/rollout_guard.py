@@ -11,7 +11,7 @@ from typing import Final
 
 import anyio
 
-from agentfsm.core.errors import ConflictError, StoreError
+from agentfsm.core.errors import ConflictError, PartlyDoneError, RunNotFoundError, StoreError
 from agentfsm.engine.run_list import RunIterator
 from agentfsm.ports.store import Filter, Store
 from agentfsm.releases.arm_results import OutcomeReader
@@ -119,7 +119,13 @@ async def abort_runs(store: Store, before: RolloutPlan, after: RolloutPlan, *, b
         if release in {after.releases[each] for each in after.ranges if each in after.releases}:
             continue
         async for each in RunIterator(store, Filter(agent=before.agent, release=release)):
-            if each.state not in FINAL_STATES and each.parent is None:
+            if each.state in FINAL_STATES or each.parent is not None:
+                continue
+            try:
                 await runs.cancel(each.id, by=by, message=message)
-                count += 1
+            except (ConflictError, RunNotFoundError):  # it has ended, or was deleted meanwhile
+                continue
+            except PartlyDoneError as error:  # its next worker cancels it
+                _log.warning("a run of arm %r is cancelled later: %s", arm, error)
+            count += 1
     return count

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm._validation import as_roles, to_plain_json
-from agentfsm.core.errors import AgentError, ConflictError, MisuseError
+from agentfsm.core.errors import AgentError, ConflictError, MisuseError, PartlyDoneError
 from agentfsm.core.validation import COUNT, ValueRule, require_type, shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.ports.store import STORE, Store
@@ -218,6 +218,7 @@ class Schedules:
         Raises:
             MisuseError: if there is no such schedule, it is that of another agent, the span is empty or ends in the
                 future, or it has more than 1,000 times.
+            PartlyDoneError: if it stopped after some runs were created; the message has their number.
         """
         _AGENT.check("backfill", "agent", agent)
         schedule = await self.get(name)
@@ -229,7 +230,15 @@ class Schedules:
         created: list[str] = []
         existing: list[str] = []
         for at in self._list_span(schedule, times, start, end, await self.store.now()):
-            is_new = await create_scheduled_run(agent, schedule, times, at, choose)
+            try:
+                is_new = await create_scheduled_run(agent, schedule, times, at, choose)
+            except AgentError as error:
+                if not created:
+                    raise
+                raise PartlyDoneError(
+                    f"{len(created)} runs were created, up to {created[-1]!r}, and the later ones were not: {error}; "
+                    "repeat the call, which creates no run twice"
+                ) from error
             (created if is_new else existing).append(scheduled_run_id(name, at))
         return BackfilledRuns(created=tuple(created), existing=tuple(existing))
 

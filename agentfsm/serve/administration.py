@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final
+from itertools import product
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import attrs
 from starlette.responses import Response
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.costs import COST_GROUPS, CostGroup, SpendStatus, build_cost_document, read_costs, read_spend
-from agentfsm.ports.store import Filter
+from agentfsm.engine.stranded import StrandedReason, find_stranded
+from agentfsm.ports.store import ALL_RUNS, Filter
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.metrics import CONTENT_TYPE, Samples, format_metric
 from agentfsm.serve.queries import read_number, read_text
@@ -130,6 +133,9 @@ async def read_metrics(gateway: Gateway, _request: Request, _caller: Caller, _bo
     queues: Samples = [
         ({"agent": name}, await gateway.admission.count_queue(name, MAX_COUNTED)) for name in gateway.agents
     ]
+    found = await find_stranded(gateway.runs.store, ALL_RUNS, examined=MAX_COUNTED)
+    stranded = Counter(dict.fromkeys(product(gateway.agents, get_args(StrandedReason)), 0))
+    stranded.update([(each.run.agent, each.reason) for each in found])
     metrics: tuple[tuple[str, str, str, Samples], ...] = (
         (
             "agentfsm_requests_total",
@@ -162,6 +168,12 @@ async def read_metrics(gateway: Gateway, _request: Request, _caller: Caller, _bo
             "gauge",
             f"Runs that wait for an approval, another decision or input, up to {MAX_COUNTED}.",
             [({"agent": name}, await gateway.count_waiting(name, MAX_COUNTED)) for name in gateway.agents],
+        ),
+        (
+            "agentfsm_stranded_runs",
+            "gauge",
+            f"Runs of all agents that are ready and that no worker takes, of the newest {MAX_COUNTED} ready runs.",
+            [({"agent": agent, "reason": reason}, count) for (agent, reason), count in stranded.items()],
         ),
         (
             "agentfsm_refusals_total",

@@ -17,6 +17,7 @@ from agentfsm.core.run import begin_run
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.journal import read_header
 from agentfsm.engine.run_list import RunIterator
+from agentfsm.engine.stranded import find_stranded
 from agentfsm.ports.store import Filter, RunSummary, Store
 from agentfsm.telemetry import measurements as m
 from agentfsm.telemetry.gaps import INTERRUPTION, QUEUE
@@ -147,6 +148,9 @@ class MetricsSummary(Value):
     waiting: Mapping[str, int]
     """Number of open runs that wait now, by the kind of wait, such as "approval"."""
 
+    stranded: Mapping[str, int]
+    """Number of open runs that are ready and that no worker takes, by the reason; see `StrandedRun.reason`."""
+
 
 @attrs.define(eq=False, repr=False)
 class MeasurementLog:
@@ -157,6 +161,9 @@ class MeasurementLog:
 
     waiting: Counter[str] = attrs.field(factory=Counter)
     """Number of runs that wait, by the kind of wait."""
+
+    stranded: Counter[str] = attrs.field(factory=Counter)
+    """Number of runs that are ready and that no worker takes, by the reason."""
 
     abandoned: list[float] = attrs.field(factory=list)
     """Times at which open runs had waited for a person for `ABANDONED_S`, seconds since 1970."""
@@ -208,6 +215,7 @@ async def read_measurements(store: Store, *, since: float = -inf, agent: str | N
                 continue
     for points in log.series.values():
         points.sort()
+    log.stranded.update([each.reason for each in await find_stranded(store, Filter(agent=agent))])
     return log
 
 
@@ -282,6 +290,7 @@ def summarize(log: MeasurementLog, since: float, until: float) -> MetricsSummary
         outcomes={outcome: count for outcome, count in outcomes.items() if count},
         tools=tuple(sorted([each for each in tools if each.calls], key=lambda each: -each.calls)),
         waiting={str(kind): log.waiting[str(kind)] for kind in PendingKind if log.waiting[str(kind)]},
+        stranded=dict(sorted(log.stranded.items())),
     )
 
 

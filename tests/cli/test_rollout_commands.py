@@ -73,6 +73,18 @@ def test_a_run_is_resumed_with_the_release_that_it_was_begun_with(here):
     assert "does not have release '2.0.0' of agent 'billing', it has '1.0.0'" in here.err
 
 
+def test_a_release_that_was_changed_in_place_resumes_no_run(here):
+    """It is refused with the differences, as a worker refuses it; the run stays as it is."""
+    here("rollout", "start", "shop:rollout", "old=0", "new=100", "--reason", "x")
+    run_id = here("submit", "shop:rollout", "go").strip()
+    (here.folder / "shop.py").write_text(APP.replace("Be brief.", "Be long."))
+    del sys.modules["shop"]
+    for command in (["resume", run_id], ["worker", "shop:rollout", "--until-idle"]):
+        here(*command, code=1)
+        assert "release '2.0.0' of agent 'billing' was saved with other contents (prompts: instructions " in here.err
+    assert here.json("show", run_id)["version"] == 0
+
+
 def test_releases_are_listed_shown_and_compared(here):
     """By their dimensions; a version that is not there is answered with those that are."""
     here("rollout", "start", "shop:rollout", "old=100", "--reason", "x")

@@ -159,7 +159,7 @@ async def test_two_libraries_do_not_open_one_file(memory, tmp_path):
     other = Memory(tmp_path / "other.db", embedder=HashEmbedder())
     with pytest.raises(MisuseError, match="another SQLite library, sqlite3"):
         await other.remember("a violin")
-    assert [item.text for item in await other.read()] == ["a violin"]
+    assert await other.read() == []
     for each in (other, stranger, store):
         await each.aclose()
     assert (await memory.recall("violin"))[0].why["vector"] == 1

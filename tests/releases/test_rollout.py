@@ -297,6 +297,21 @@ async def test_a_run_begun_in_an_arm_ends_in_it_after_a_roll_back(store, caplog)
     assert (await rollout.run("go", user="ann")).header.release == "1"
 
 
+async def test_a_release_that_was_changed_in_place_continues_no_run(store):
+    """`resume` refuses it as workers do, before anything is done: the run was begun with other contents."""
+    arms = two_versions(store)
+    rollout = Rollout("billing", arms)
+    await rollout.start({"old": 100}, **BY)
+    run = await rollout.run("go")
+    await rollout.base.approve(run.id, run.pending[0].call_id)
+    changed = Rollout("billing", {**arms, "old": arms["old"].with_(instructions="Be generous.")})
+    for refused in (partial(changed.resume, run.id), partial(changed.worker, until_idle=True)):
+        with pytest.raises(ConflictError, match=r"release '1' of agent 'billing' was saved with other contents"):
+            await refused()
+    assert (await rollout.base.load(run.id)).version == run.version
+    assert (await rollout.resume(run.id)).state is State.DONE
+
+
 async def test_a_fork_belongs_to_the_release_that_continues_it(store):
     """An old run is tried again with a new release, whose workers execute it; its result counts for no arm."""
     arms = two_versions(store)

@@ -1,11 +1,13 @@
 """Limits of users and tenants, full queues, four eyes, metrics, sessions and workers."""
 
+import time
+
 import anyio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agentfsm import Agent, MisuseError, Spend, tool
-from agentfsm.ports import Store
+from agentfsm.ports import Store, SystemClock
 from agentfsm.serve import Caller, RateLimits, metrics, serve
 from agentfsm.serve.caller_limits import QUEUE_RETRY_S
 from agentfsm.serve.metrics import MAX_SERIES, RunCounts
@@ -143,6 +145,7 @@ async def test_metrics():
         assert samples["agentfsm_requests_total", "get_run", "4xx"] == 1
         assert samples["agentfsm_executions_total", "shop"] == 2
         assert samples["agentfsm_queue_runs", "shop"] == 0
+        assert samples["agentfsm_stranded_runs", "shop", "release"] == 0
         assert samples["agentfsm_streams_open",] == 0
         assert samples["agentfsm_refusals_total", "requests"] == 0
         assert families["agentfsm_requests"].type == "counter"
@@ -150,6 +153,36 @@ async def test_metrics():
             pass
         text = (await client.get("/metrics", headers=named("eve", "", "admin"))).text
         assert 'agentfsm_refusals_total{limit="requests"} 1' in text
+
+
+class LateClock(SystemClock):
+    """A clock that may be late."""
+
+    late_s = 0.0
+
+    def now(self):
+        return time.time() - self.late_s
+
+
+async def test_metrics_of_stranded_runs():
+    """A gauge counts the runs that no worker takes, by agent and reason, those of agents that are not served too."""
+    clock = LateClock()
+    store = MemoryStore(clock=clock)
+    clock.late_s = 120.0
+    await Agent(ScriptedModel(), name="gone", store=store).submit("go")
+    await Agent(ScriptedModel(), name="shop", store=store).submit("go", release="1")
+    clock.late_s = 0.0
+    async with serving(Agent(ScriptedModel(), name="shop", store=store)) as client:
+        found = text_string_to_metric_families((await client.get("/metrics")).text)
+        samples = {
+            tuple(each.labels.values()): each.value
+            for family in found
+            for each in family.samples
+            if each.name == "agentfsm_stranded_runs"
+        }
+    assert {name: count for name, count in samples.items() if count} == {
+        ("gone", "no_worker"): 1, ("shop", "release"): 1,
+    }  # fmt: skip
 
 
 async def test_metrics_of_runs():

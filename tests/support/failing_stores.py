@@ -62,6 +62,37 @@ class CrashingStore(Wrapped):
         raise WorkerKilled
 
 
+class StoreFailingAt(Wrapped):
+    """A store whose n-th call of one method, counted from `fail`, raises an error and does nothing."""
+
+    def __init__(self, inner: Store) -> None:
+        """Take the real store."""
+        self.inner = inner
+        self.calls: dict[str, int] = {}
+        self.errors: dict[str, StoreError] = {}
+
+    def fail(self, method: str, at: int, error: StoreError | None = None) -> None:
+        """Let the call with this number fail, once, counted from 1."""
+        self.calls[method] = at
+        self.errors[method] = error or StoreError("made to fail")
+
+    def __getattribute__(self, name: str) -> object:
+        """Return the method of the real store, or one that fails."""
+        if name.startswith("_") or name in {"inner", "calls", "errors", "fail"}:
+            return super().__getattribute__(name)
+        method = getattr(self.inner, name)
+        if not (left := self.calls.get(name, 0)):
+            return method
+
+        async def count(*args: object, **options: object) -> object:
+            self.calls[name] = left - 1
+            if left == 1:
+                raise self.errors[name]
+            return await method(*args, **options)
+
+        return count
+
+
 @attrs.define
 class _CancellingCommit(PendingWrite):
     inner: PendingWrite

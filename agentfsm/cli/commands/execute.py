@@ -169,7 +169,7 @@ def resume(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Resume a run."""
     if args.agent is None and (code := _report_if_over(args, terminal)) is not None:
         return code
-    found = resolve_run(args, terminal)
+    found = resolve_run(args, terminal, checks_release=True)
     absent: DecideFunction = leave_undecided
     if args.takeover:
         anyio.run(_take_over, found.agent, args.id)

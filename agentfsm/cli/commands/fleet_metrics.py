@@ -75,6 +75,9 @@ def _list_work(summary: MetricsSummary) -> Iterator[tuple[str, str]]:
         )
     if summary.waiting:
         yield "waiting now", ", ".join(f"{count:,} {kind}" for kind, count in summary.waiting.items())
+    if summary.stranded:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in summary.stranded.items())
+        yield "stranded now", f"{reasons}; `agentfsm runs --stranded` names them"
 
 
 def _list_tools(summary: MetricsSummary) -> Iterator[str]:

@@ -10,6 +10,7 @@ import attrs
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.commands.otlp import OTLP, export_traces
 from agentfsm.cli.render import flowchart
+from agentfsm.cli.render.formatting import format_time
 from agentfsm.cli.render.json_documents import (
     build_export_json,
     build_full_run_json,
@@ -27,6 +28,7 @@ from agentfsm.core import diagram
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Decision
 from agentfsm.core.machine import State
+from agentfsm.core.text_safety import strip_unsafe
 from agentfsm.ports.store import Filter, Store
 from agentfsm.runs import Runs
 
@@ -52,6 +54,8 @@ def runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         max_rating=args.max_rating,
     )
     store = open_existing_store(args.store)
+    if args.stranded:
+        return _list_stranded(store, where, args.limit, terminal)
     is_whole = args.all or args.parent is not None
     found = run_in_store(store, lambda: Runs(store).list(where, limit=args.limit, subagents=is_whole))
     if terminal.json:
@@ -60,6 +64,22 @@ def runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         terminal.out(line)
     if not found:
         terminal.err("no runs")
+    return ExitCode.DONE
+
+
+def _list_stranded(store: Store, where: Filter, limit: int, terminal: Terminal) -> ExitCode:
+    stranded = run_in_store(store, lambda: Runs(store).list_stranded(where))[:limit]
+    if terminal.json:
+        rows = [
+            build_summary_json(each.run) | {"stranded": {"reason": each.reason, "since": each.since, "text": str(each)}}
+            for each in stranded
+        ]
+        terminal.document({"runs": rows})
+        return ExitCode.DONE
+    for each in stranded:
+        terminal.out(strip_unsafe(f"{each.run.id}  ready since {format_time(each.since)}: {each}"))
+    if not stranded:
+        terminal.err("no runs are stranded")
     return ExitCode.DONE
 
 

@@ -18,7 +18,7 @@ from agentfsm.cli.resolve.run_lookup import attach_rollout_store, run_in_store
 from agentfsm.cli.resolve.store_location import create_store, open_existing_store, resolve_location
 from agentfsm.cli.session.prompts import user_name
 from agentfsm.cli.session.signals import InterruptibleRunner
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import MisuseError, PartlyDoneError, StoreError
 from agentfsm.releases import Release, Rollout, RolloutChange, RolloutControl
 from agentfsm.releases.arm_results import read_results
 from agentfsm.releases.release import RELEASES, load_release
@@ -108,7 +108,14 @@ def _report_end(
         change = await act(control)
         if not args.abort_running:
             return change, 0
-        return change, await abort_runs(control.store, log[-1].plan, change.plan, by=args.by, message=args.reason)
+        try:
+            count = await abort_runs(control.store, log[-1].plan, change.plan, by=args.by, message=args.reason)
+        except StoreError as error:
+            raise PartlyDoneError(
+                f"the roll-out was changed ({change}), and not all runs of the arms without weight were cancelled: "
+                f"{error}; `agentfsm rollout status` counts them, and `agentfsm cancel` ends them"
+            ) from error
+        return change, count
 
     change, count = _change(args, change_and_abort)
     if args.abort_running:

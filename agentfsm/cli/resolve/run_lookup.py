@@ -89,10 +89,16 @@ class ResolvedRun(Value):
     """Path or URL of the store; None if only the agent can open it."""
 
 
-def resolve_run(args: argparse.Namespace, terminal: Terminal) -> ResolvedRun:
+def resolve_run(args: argparse.Namespace, terminal: Terminal, *, checks_release: bool = False) -> ResolvedRun:
     """Return the run that the arguments name, with the agent of `--agent`, else with the agent that the run names.
 
+    Args:
+        args: The arguments.
+        terminal: For questions about MCP servers.
+        checks_release: Whether to refuse the release of a roll-out that was changed since it was saved, as workers do.
+
     Raises:
+        ConflictError: if `checks_release` is set, and a release was saved with other contents.
         MisuseError: if the agent of the run is unknown, or one of its MCP servers is not approved.
         MCPServerError: if a server cannot be used.
         RunNotFoundError: if the store does not contain the run.
@@ -104,6 +110,10 @@ def resolve_run(args: argparse.Namespace, terminal: Terminal) -> ResolvedRun:
     store = open_existing_store(location)
     run, root = anyio.run(load_with_root, store, args.id)
     own_agent = load_run_agent(run, root)
+    if checks_release and root.release:
+        found = load_target(split_target(root.target)[0], Agent, Rollout)
+        if isinstance(found, Rollout):
+            anyio.run(found.with_(store=store).save_releases)
     if own_agent is None:
         why = (
             f"the agent {root.target} has no sub-agent {run.header.agent!r}"

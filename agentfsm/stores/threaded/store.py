@@ -24,7 +24,7 @@ import attrs
 
 from agentfsm._concurrency import ThreadWaiter, current_native_loop, start_in_thread
 from agentfsm.core import codec
-from agentfsm.core.errors import AgentError, ClosedError, CorruptError, TooNewError
+from agentfsm.core.errors import AgentError, ClosedError, CorruptError, PartlyDoneError, StoreError, TooNewError
 from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import InboxItem, PostedItem, due_at
 from agentfsm.core.machine import State
@@ -676,6 +676,7 @@ class ThreadedStore(Store, Generic[L]):
 
         Raises:
             MisuseError: if `before` is not a valid time; nothing is removed.
+            PartlyDoneError: if a later batch failed; the message has the number of runs that are removed.
         """
         check_prune_time(before)
         removed = start = 0
@@ -683,13 +684,20 @@ class ThreadedStore(Store, Generic[L]):
         def prune_batch(backend: L) -> tuple[int, int]:
             return backend.prune(before, start, PRUNE_BATCH, unread=unread)
 
-        while start >= 0:
-            began = time.monotonic()
-            count, start = await self._run_job(prune_batch)
-            removed += count
-            await anyio.sleep(time.monotonic() - began if count else 0)  # let other processes use the file
-        while await self._run_job(lambda backend: backend.delete_expired_records(RECORD_BATCH)) == RECORD_BATCH:
-            await anyio.lowlevel.checkpoint()
+        try:
+            while start >= 0:
+                began = time.monotonic()
+                count, start = await self._run_job(prune_batch)
+                removed += count
+                await anyio.sleep(time.monotonic() - began if count else 0)  # let other processes use the file
+            while await self._run_job(lambda backend: backend.delete_expired_records(RECORD_BATCH)) == RECORD_BATCH:
+                await anyio.lowlevel.checkpoint()
+        except StoreError as error:
+            if not removed:
+                raise
+            raise PartlyDoneError(
+                f"{removed} runs were removed, and others may be left: {error}; prune again"
+            ) from error
         return removed
 
     async def count(self, where: Filter = ALL_RUNS, *, limit: int = 1_000) -> int:
