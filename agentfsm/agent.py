@@ -56,7 +56,7 @@ from agentfsm.core.trace_context import child_traceparent
 from agentfsm.core.usage import AgentCost, SessionCost
 from agentfsm.core.validation import COUNT, SECONDS, require_type
 from agentfsm.decisions import as_attendant, wake_callers
-from agentfsm.engine.driver import Driver
+from agentfsm.engine.driver import LEASE_POLL_S, Driver
 from agentfsm.engine.execution import journal as journals
 from agentfsm.engine.execution.answer_cache import AnswerCache
 from agentfsm.engine.execution.config import EngineConfig, join_instructions
@@ -79,6 +79,7 @@ from agentfsm.stores.rules import check_run_id
 from agentfsm.streaming import log
 from agentfsm.streaming.stream import RunStream, TypedStream
 from agentfsm.tokens import load_counter
+from agentfsm.tools.executing_call import current_call
 from agentfsm.tools.permission import Permissions
 from agentfsm.tools.registry import ToolRegistry, ToolSource
 from agentfsm.tools.schema.binding import Arguments
@@ -103,8 +104,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Seconds between two attempts to take a lease that another worker holds. A lease lasts 10 s.
-LEASE_POLL_S: Final = 0.2
 # Runs that a worker executes at once: they wait for models most of the time.
 WORKER_PARALLEL: Final = 100
 # Seconds between two polls of a worker: a poll costs less than 1 ms, and a user can wait a second.
@@ -121,7 +120,7 @@ class StartOptions(TypedDict, total=False):
     session: str | None
     messages: Sequence[Message] | None
     user: str | None
-    roles: Iterable[str]
+    roles: Iterable[str] | None
     settings: Settings | None
     metadata: Mapping[str, Any] | None
     tenant: str | None
@@ -480,7 +479,7 @@ class Agent(Generic[A_co]):
         session: str | None = None,
         messages: Sequence[Message] | None = None,
         user: str | None = None,
-        roles: Iterable[str] = (),
+        roles: Iterable[str] | None = None,
         settings: Settings | None = None,
         metadata: Mapping[str, Any] | None = None,
         tenant: str | None = None,
@@ -493,16 +492,21 @@ class Agent(Generic[A_co]):
     ) -> Run[A_co]:
         """Begin a run, in OBSERVE, without I/O. The first call that executes it creates it in the store.
 
+        The function of a tool or of a flow's step may start runs. Such a run has the labels of the calling run, and the
+        labels that it brings in become those of the call. Its user, with the roles, its tenant and its clearance are
+        those of the calling run unless they are given.
+
         Args:
             prompt: The task: text, or parts.
-            id: Id of the run, unique in the store; by default a new one. If the store has a run with this id and
-                prompt, that run is resumed.
+            id: Id of the run, unique in the store. If the store has a run with this id and prompt, that run is resumed.
+                By default a new id; in the function of a tool, an id made of its call, so that the call resumes the run
+                when it is repeated.
             after: A run that is over; this run continues its history.
             session: Id of a session; this run continues the history of the session's last run. With `after`, the
                 session is new and branches off after that run.
             messages: A history to continue that is not in the store.
             user: User on whose behalf the run works.
-            roles: Roles of the user.
+            roles: Roles of the user; by default none.
             settings: Settings of model requests for this run; set fields override the agent's.
             metadata: Metadata of your own, as plain JSON.
             tenant: Tenant that the user belongs to.
@@ -526,9 +530,16 @@ class Agent(Generic[A_co]):
             raise MisuseError("messages= is a history to go on from, as after= and session= are: give one of them")
         if after is not None and not after.is_over:
             raise MisuseError(f"run {after.id!r} is in {after.state.upper()}: finish it before you go on after it")
+        call = current_call() if parent is None else None
+        if call is not None:
+            own = call.run.header
+            roles = own.roles if roles is None and user in {None, own.user} else roles
+            user, tenant, clearance = user or own.user, tenant or own.tenant, clearance or own.clearance
         identity: dict[str, Any] = {}
         if not traceparent and parent is None and (tracer := self.driver.config.tracer) is not None:
             traceparent = tracer.current_traceparent()
+        if call is not None:
+            traceparent = traceparent or child_traceparent(call.run.header, call.call.id)
         if tenant or clearance or release or arms or traceparent:
             given = {"tenant": tenant, "clearance": clearance, "release": release, "arms": arms}
             identity = check_identity({**given, "traceparent": traceparent})
@@ -536,6 +547,9 @@ class Agent(Generic[A_co]):
             inherited = {name: getattr(parent.header, name) for name in INHERITED_FIELDS}
             called = next((each.call.id for each in parent.open if id == child_run_id(parent.id, each.call.id)), "")
             identity = inherited | {"traceparent": child_traceparent(parent.header, called)} | identity
+        elif call is not None:
+            identity |= {"caller": call.caller, "withhold": call.run.header.withhold}
+            id = call.next_run_id(self.name) if id is None else id  # noqa: A001
         header = self._build_header(
             parts,
             id,
@@ -543,15 +557,16 @@ class Agent(Generic[A_co]):
             after=None if after is None else after.id,
             history=history,
             user=user,
-            roles=as_roles(roles),
+            roles=() if roles is None else as_roles(roles),
             settings=settings,
             parent=None if parent is None else parent.id,
             depth=0 if parent is None else parent.header.depth + 1,
             metadata=to_plain_json(metadata, "metadata") if metadata else {},
             **identity,
         )
-        if labels or (parent is not None and parent.labels):
-            header = attrs.evolve(header, labels=_list_label_sources(header.id, as_labels(labels), parent))
+        inherited_labels = parent.labels if parent is not None else {} if call is None else call.labels
+        if labels or inherited_labels:
+            header = attrs.evolve(header, labels=_list_label_sources(header.id, as_labels(labels), inherited_labels))
         return self.driver.attach_decoder(begin_run(header, after))
 
     def _check_prompt(self, prompt: Prompt) -> tuple[Part, ...]:
@@ -567,7 +582,7 @@ class Agent(Generic[A_co]):
 
     def _build_header(self, prompt: tuple[Part, ...], run_id: str | None, **more: Any) -> Header:
         header = Header(
-            id=check_new_id(self.new_id() if run_id is None else run_id, more.get("parent")),
+            id=check_new_id(self.new_id() if run_id is None else run_id, more.get("parent"), more.get("caller")),
             nonce=urandom(NONCE_BYTES).hex(),
             prompt=prompt,
             created_at=round_timestamp(self.clock.now()),
@@ -1102,9 +1117,10 @@ class _StepIterator(AsyncIterator[Run[A_co]]):
         return self._run
 
 
-def _list_label_sources(run_id: str, labels: Iterable[Label], parent: Run[Any] | None) -> tuple[LabelSource, ...]:
+def _list_label_sources(
+    run_id: str, labels: Iterable[Label], inherited: Mapping[Label, LabelSource]
+) -> tuple[LabelSource, ...]:
     """Return the labels that the prompt of a run has: those given for it, and those of the run that calls the agent."""
-    inherited = {} if parent is None else parent.labels
     own = {label: LabelSource(label=label, run_id=run_id, name="prompt") for label in labels}
     return tuple({**own, **inherited}.values())
 
