@@ -54,7 +54,7 @@ from agentfsm.core.settings import EXTRA_TOOLS, Settings
 from agentfsm.core.spend import Spend
 from agentfsm.core.trace_context import child_traceparent
 from agentfsm.core.usage import AgentCost, SessionCost
-from agentfsm.core.validation import COUNT, SECONDS, require_type
+from agentfsm.core.validation import BOOL, COUNT, SECONDS, require_type
 from agentfsm.decisions import as_attendant, wake_callers
 from agentfsm.engine.driver import LEASE_POLL_S, Driver
 from agentfsm.engine.execution import journal as journals
@@ -108,6 +108,8 @@ R = TypeVar("R")
 WORKER_PARALLEL: Final = 100
 # Seconds between two polls of a worker: a poll costs less than 1 ms, and a user can wait a second.
 WORKER_POLL_S: Final = 1.0
+# Fields that the header of a fork takes from that of the forked run. Its release is that of the agent.
+_FORKED_FIELDS: Final = ("tenant", "clearance", "traceparent")
 # Bytes of a run's nonce: enough that no two runs have the same one.
 NONCE_BYTES: Final = 8
 
@@ -772,8 +774,12 @@ class Agent(Generic[A_co]):
         edit: Mapping[int, Event] | None = None,
         prompt: Prompt | None = None,
         id: str | None = None,  # noqa: A002  the contract's name
+        withhold: bool = False,
     ) -> Run[A_co]:
         """Create a run in the store whose journal begins with the first events of another run.
+
+        A fork acts: once it is executed, it calls tools with their effects, like any other run, and its own model and
+        tools may do what the forked run did not. With `withhold` it only shows what it would do.
 
         Copied calls keep their idempotency keys; later calls get new ones. A copied call that was open and is not
         read-only waits for `settle`, because the original run may have completed it since. The fork has no session. If
@@ -785,14 +791,24 @@ class Agent(Generic[A_co]):
             edit: Replacements for copied events, by version: `{5: attrs.evolve(history[4], ...)}`.
             prompt: Replacement for the first message.
             id: Id of the fork; by default a new one.
+            withhold: Whether calls of tools that are not read-only are refused: the result says what would have been
+                called. Sub-agents run, and their calls are refused in the same way. Questions to people remain.
 
         Raises:
             RunNotFoundError: when the store has no such run.
-            MisuseError: when the run has no version `at`, the edited events are not a valid run, or the copy is over.
+            MisuseError: when the run has no version `at`, the edited events are not a valid run, or the copy is over;
+                and when calls cannot be withheld, because `settings` add tools that agentfsm does not know.
             ConflictError: when another run has the id.
         """
         check_run_id(run_id)
+        BOOL.check("fork", "withhold", withhold)
         stored = await self.store.read(run_id)
+        for settings in (self.settings, stored.header.settings) if withhold else ():
+            if isinstance(settings, Settings) and "tools" in settings.extra_body:
+                raise MisuseError(
+                    'fork(withhold=True): the provider executes the tools of Settings(extra_body={"tools": ...}) '
+                    "itself, so their calls cannot be withheld: fork with an agent without them"
+                )
         before = await journals.load_predecessor(self.store, stored.header)
         whole = begin_run(stored.header, before).fold(stored.events)
         at = len(stored.events) - whole.is_over if at is None else at
@@ -808,7 +824,8 @@ class Agent(Generic[A_co]):
             settings=stored.header.settings,
             metadata=stored.header.metadata,
             labels=stored.header.labels,
-            **{name: getattr(stored.header, name) for name in INHERITED_FIELDS if name not in {"release", "arms"}},
+            **{name: getattr(stored.header, name) for name in _FORKED_FIELDS},
+            withhold=withhold,
             release=release,
             arms=stored.header.arms if release == stored.header.release else {},
             forked_from=run_id,

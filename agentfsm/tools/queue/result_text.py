@@ -293,6 +293,14 @@ def withdrawn_text(name: str) -> str:
     return f"{name} is withdrawn for the rest of this run; go on without it"
 
 
+def withheld_text(name: str, arguments: str) -> str:
+    """Return the text for a call that a run only shows, and does not make."""
+    return (
+        f"withheld: {name}({arguments}) would have been called now. This run is a trial that changes nothing, so the "
+        "call was not made and has no result. Go on as far as you can without it, and do not call it again."
+    )
+
+
 def timeout_text(tool: Tool[..., Any], timeout_s: float) -> str:
     """Return the text for a call that timed out."""
     return f"no result within {timeout_s:g} s, so the call was cut off. {_retry_advice(tool)}"
