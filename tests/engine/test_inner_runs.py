@@ -33,7 +33,6 @@ from agentfsm.tools.queue.scheduler import ToolQueue
 from agentfsm.tools.registry import ToolRegistry
 from tests.support.checks import results_of
 
-
 BUSY = TransientError("busy", retry_after_s=0.0)
 
 
