@@ -778,8 +778,8 @@ class Agent(Generic[A_co]):
     ) -> Run[A_co]:
         """Create a run in the store whose journal begins with the first events of another run.
 
-        A fork acts: once it is executed, it calls tools with their effects, like any other run, and its own model and
-        tools may do what the forked run did not. With `withhold` it only shows what it would do.
+        A fork acts: once it is executed, it calls tools with their effects, like any other run, also such calls as the
+        forked run never made. With `withhold` it only shows these calls.
 
         Copied calls keep their idempotency keys; later calls get new ones. A copied call that was open and is not
         read-only waits for `settle`, because the original run may have completed it since. The fork has no session. If
@@ -791,8 +791,8 @@ class Agent(Generic[A_co]):
             edit: Replacements for copied events, by version: `{5: attrs.evolve(history[4], ...)}`.
             prompt: Replacement for the first message.
             id: Id of the fork; by default a new one.
-            withhold: Whether calls of tools that are not read-only are refused: the result says what would have been
-                called. Sub-agents run, and their calls are refused in the same way. Questions to people remain.
+            withhold: Whether calls of tools that are not read-only are refused, each with a result that shows the call.
+                Sub-agents run, and their calls are refused in the same way. Questions to people remain.
 
         Raises:
             RunNotFoundError: when the store has no such run.

@@ -113,8 +113,8 @@ class Header(Value):
     """Number of events that this run shares with that run."""
 
     withhold: bool = False
-    """Whether calls of tools that are not read-only are refused, because the run only shows what it would do: a fork
-    that was made with `withhold=True`, and the runs of its sub-agents and of its calls.
+    """Whether calls of tools that are not read-only are refused, because the run only shows them: a fork that was made
+    with `withhold=True`, and the runs of its sub-agents and of its calls.
     """
 
     instructions: str | None = None

@@ -155,7 +155,7 @@ class ForkBody(RequestBody):
     """Replacements of copied events by version, each in the form of `GET .../journal`."""
 
     withhold: bool = False
-    """Whether calls of tools that are not read-only are refused, so that the run only shows what it would do."""
+    """Whether calls of tools that are not read-only are refused, so that the run only shows them."""
 
 
 class FeedbackBody(RequestBody):

@@ -69,7 +69,7 @@ class ExecutingCall:
         number = next(self._counters.setdefault(name, count(1)))
         return build_inner_id(self.run.id, self.call, name, number)
 
-    def add_labels_of(self, run: Run[Any]) -> None:
+    def add_run_labels(self, run: Run[Any]) -> None:
         """Add the labels of a run that the function has read to those of the call."""
         if added := run.labels.keys() - self.run.labels.keys():
             self.on_labels(join_labels(added))
@@ -86,7 +86,7 @@ def current_call() -> ExecutingCall | None:
 
 
 def outside_calls(work: Awaitable[T]) -> Awaitable[T]:
-    """Return an awaitable for work of the engine: what that starts is not started by the function of a call."""
+    """Return an awaitable for work of the engine: no run that starts in it is one of the function of a call."""
     if executing_call.get() is None:
         return work
     context = copy_context()
@@ -101,4 +101,4 @@ def report_read_run(run: Run[Any]) -> None:
     """
     call = current_call()
     if call is not None and run.header.parent != call.run.id:
-        call.add_labels_of(run)
+        call.add_run_labels(run)

@@ -320,7 +320,7 @@ async def test_a_fork_that_withholds_its_calls():
     async with serving(paying()) as client:
         run = (await client.post("/v1/runs", json={"prompt": "pay", "wait_s": 30})).json()
         path = f"/v1/runs/{run['id']}"
-        assert (await client.post(f"{path}/fork", json={"at": 1, "withhold": {}})).status_code == 400
+        assert (await client.post(f"{path}/fork", json={"at": 1, "withhold": {}})).status_code == 422
         fork = (await client.post(f"{path}/fork", json={"at": 1, "withhold": True})).json()
         done = (await client.get(f"/v1/runs/{fork['id']}", params={"wait_s": 30})).json()
         assert (run["status"], done["status"], done["pending"]) == ("waiting", "done", [])

@@ -51,7 +51,7 @@ def fork(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     hint = build_hint(new, found.agent, found.store_location)
     terminal.err(f"forked from {args.id} at version {new.header.forked_at}. To continue: {hint.build_resume(new.id)}")
     terminal.err(
-        "The fork withholds calls of tools that are not read-only: their results say what would have been called."
+        "The fork withholds calls of tools that are not read-only: their results show the calls."
         if args.withhold
         else "The fork acts: its tools are called with their effects. For a fork that only shows them, add --withhold."
     )
