@@ -211,6 +211,45 @@ async def test_the_steps_of_a_plan_are_withheld(store, paid, pay):
     assert paid == []
 
 
+async def test_open_calls_of_the_forked_run_are_withheld_unless_they_had_started(store, paid, pay):
+    """Those that wait for a person are asked about no more; of a started one the outcome is unknown, as in any fork."""
+
+    @tool(external=True)
+    def deliver() -> str:
+        """Have it delivered by a person."""
+        raise AssertionError
+
+    @tool(requires_approval=True)
+    async def refund() -> str:
+        """Refund."""
+        paid.append("refund")
+        return "refunded"
+
+    tools = [look, refund, deliver, pay, ask_user]
+    calls = [call("refund"), call("deliver"), call("look", order=1), call("ask_user", question="Which?")]
+    agent = Agent(ScriptedModel(say("", *calls), "x"), store=store, tools=tools)
+    run = await agent.run("go")
+    assert len(run.pending) == 3
+    other = agent.with_(model=ScriptedModel("Done."))
+    fork = await other.finish(await other.fork(run.id, withhold=True))
+    assert [item.tool for item in fork.pending] == ["ask_user"]
+    await other.answer(fork.id, "t1.3", "this")
+    done = await other.resume(fork.id)
+    found = {each.tool: each.error_type for each in results_of(done.messages)}
+    assert found == {"refund": ErrorType.WITHHELD, "deliver": ErrorType.WITHHELD, "look": None, "ask_user": None}
+    assert (done.state, paid) == (State.DONE, [])
+    await agent.cancel(run.id)
+
+    agent = agent.with_(model=ScriptedModel(say("", call("pay", account="Ann", cents=5)), "x"))
+    run = await agent.run("go")
+    started = [type(each).__name__ for each in await agent.history(run.id)].index("ToolStarted") + 1
+    fork = await other.fork(run.id, at=started, withhold=True)
+    await other.finish(fork)
+    await other.settle(fork.id, "t1.0", rerun=True)
+    await other.with_(model=ScriptedModel("Done.")).resume(fork.id)
+    assert paid == [("Ann", 5)]  # by the forked run
+
+
 async def test_tools_that_the_provider_executes_are_not_offered_if_they_can_act(store):
     """A search of the web is; the MCP server of a provider is not, since nothing of ours stands before its calls."""
     seen = []
