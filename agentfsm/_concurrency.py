@@ -186,15 +186,21 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_idle_threads.clear)  # the threads exist only in the parent
 
 
-def start_in_thread(function: Callable[[], T], on_done: Callable[[], object] = lambda: None) -> ThreadFuture[T]:
+def start_in_thread(
+    function: Callable[[], T],
+    on_done: Callable[[], object] = lambda: None,
+    *,
+    context: contextvars.Context | None = None,
+) -> ThreadFuture[T]:
     """Start a plain function in a daemon thread, with a copy of the current context variables.
 
     Args:
         function: The function.
         on_done: Called in the thread when the function has ended, even if its result is no longer awaited.
+        context: Context variables for the function, changed by this call; None: a copy of the current ones.
     """
     handover: ThreadFuture[T] = ThreadFuture()
-    context = contextvars.copy_context()
+    context = context or contextvars.copy_context()
     context.run(current_async_library_cvar.set, None)  # no event loop runs in the thread
 
     def job() -> None:
@@ -227,7 +233,12 @@ def is_foreign_cancellation(cancellation: BaseException) -> bool:
     return task is not None and not task.cancelling()
 
 
-def in_copied_context(awaitable: Awaitable[T], on_first_suspend: Callable[[], None] | None = None) -> Awaitable[T]:
+def in_copied_context(
+    awaitable: Awaitable[T],
+    on_first_suspend: Callable[[], None] | None = None,
+    *,
+    context: contextvars.Context | None = None,
+) -> Awaitable[T]:
     """Await an object in a copy of the current context, so that changes of context variables do not leak out.
 
     A task would do the same at ten times the cost. Cancellations and values from the event loop pass through.
@@ -235,8 +246,9 @@ def in_copied_context(awaitable: Awaitable[T], on_first_suspend: Callable[[], No
     Args:
         awaitable: The object.
         on_first_suspend: Called when the awaitable first suspends; not called if it ends without suspending.
+        context: The copy, if the caller has made one.
     """
-    return _drive_coroutine(awaitable, contextvars.copy_context().run, on_first_suspend)
+    return _drive_coroutine(awaitable, (context or contextvars.copy_context()).run, on_first_suspend)
 
 
 def watch_first_suspend(awaitable: Awaitable[T], on_first_suspend: Callable[[], None]) -> Awaitable[T]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.inner_ids import find_caller
 from agentfsm.core.json_text import encode_json
 from agentfsm.core.labels import DATA_LEVELS
 from agentfsm.core.limits import Limits
@@ -193,15 +194,27 @@ def as_states(states: Iterable[State]) -> frozenset[State]:
     return chosen
 
 
-def check_new_id(run_id: str, parent: str | None) -> str:
-    """Return the id of a new run. The run of a sub-agent has a longer id, which begins with the id of its parent.
+def check_new_id(run_id: str, parent: str | None, caller: str | None = None) -> str:
+    """Return the id of a new run. A run that another run has started has a longer id, which begins with that one's.
+
+    Args:
+        run_id: The id.
+        parent: Id of the run that calls the agent as a tool; None if none does.
+        caller: Run and call, as `Header.caller`, whose function starts the run; None if none does.
 
     Raises:
-        MisuseError: when it is not a string, is too long, or has characters that cannot be printed.
+        MisuseError: when it is not a string, is too long, has characters that cannot be printed, or has the form of the
+            ids that another call gives to its runs.
     """
-    most = MAX_ID_CHARS + len(parent or "")
     if not isinstance(run_id, str):
         raise MisuseError(f"a run's id must be a string, not {type(run_id).__name__}: give str(...) of it")
+    call = None if parent is not None else find_caller(run_id)
+    if call is not None and caller != f"{call.run_id}/{call.call_id}":
+        raise MisuseError(
+            f"{run_id[:50]!r} has the form of ids of runs that the call of a tool starts: choose another id, or resume "
+            "the run of that call"
+        )
+    most = MAX_ID_CHARS + len((call.run_id if call is not None else parent) or "")
     if not 1 <= len(run_id) <= most or not run_id.isprintable():
         raise MisuseError(f"a run's id must have 1 to {most} printable characters, unlike {run_id[:50]!r}")
     return run_id

@@ -54,9 +54,9 @@ from agentfsm.core.settings import EXTRA_TOOLS, Settings
 from agentfsm.core.spend import Spend
 from agentfsm.core.trace_context import child_traceparent
 from agentfsm.core.usage import AgentCost, SessionCost
-from agentfsm.core.validation import COUNT, SECONDS, require_type
+from agentfsm.core.validation import BOOL, COUNT, SECONDS, require_type
 from agentfsm.decisions import as_attendant, wake_callers
-from agentfsm.engine.driver import Driver
+from agentfsm.engine.driver import LEASE_POLL_S, Driver
 from agentfsm.engine.execution import journal as journals
 from agentfsm.engine.execution.answer_cache import AnswerCache
 from agentfsm.engine.execution.config import EngineConfig, join_instructions
@@ -79,6 +79,7 @@ from agentfsm.stores.rules import check_run_id
 from agentfsm.streaming import log
 from agentfsm.streaming.stream import RunStream, TypedStream
 from agentfsm.tokens import load_counter
+from agentfsm.tools.executing_call import current_call
 from agentfsm.tools.permission import Permissions
 from agentfsm.tools.registry import ToolRegistry, ToolSource
 from agentfsm.tools.schema.binding import Arguments
@@ -103,12 +104,12 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Seconds between two attempts to take a lease that another worker holds. A lease lasts 10 s.
-LEASE_POLL_S: Final = 0.2
 # Runs that a worker executes at once: they wait for models most of the time.
 WORKER_PARALLEL: Final = 100
 # Seconds between two polls of a worker: a poll costs less than 1 ms, and a user can wait a second.
 WORKER_POLL_S: Final = 1.0
+# Fields that the header of a fork takes from that of the forked run. Its release is that of the agent.
+_FORKED_FIELDS: Final = ("tenant", "clearance", "traceparent")
 # Bytes of a run's nonce: enough that no two runs have the same one.
 NONCE_BYTES: Final = 8
 
@@ -121,7 +122,7 @@ class StartOptions(TypedDict, total=False):
     session: str | None
     messages: Sequence[Message] | None
     user: str | None
-    roles: Iterable[str]
+    roles: Iterable[str] | None
     settings: Settings | None
     metadata: Mapping[str, Any] | None
     tenant: str | None
@@ -480,7 +481,7 @@ class Agent(Generic[A_co]):
         session: str | None = None,
         messages: Sequence[Message] | None = None,
         user: str | None = None,
-        roles: Iterable[str] = (),
+        roles: Iterable[str] | None = None,
         settings: Settings | None = None,
         metadata: Mapping[str, Any] | None = None,
         tenant: str | None = None,
@@ -493,16 +494,21 @@ class Agent(Generic[A_co]):
     ) -> Run[A_co]:
         """Begin a run, in OBSERVE, without I/O. The first call that executes it creates it in the store.
 
+        The function of a tool or of a flow's step may start runs. Such a run has the labels of the calling run, and the
+        labels that it brings in become those of the call. Its user, with the roles, its tenant and its clearance are
+        those of the calling run unless they are given.
+
         Args:
             prompt: The task: text, or parts.
-            id: Id of the run, unique in the store; by default a new one. If the store has a run with this id and
-                prompt, that run is resumed.
+            id: Id of the run, unique in the store. If the store has a run with this id and prompt, that run is resumed.
+                By default a new id; in the function of a tool, an id made of its call, so that the call resumes the run
+                when it is repeated.
             after: A run that is over; this run continues its history.
             session: Id of a session; this run continues the history of the session's last run. With `after`, the
                 session is new and branches off after that run.
             messages: A history to continue that is not in the store.
             user: User on whose behalf the run works.
-            roles: Roles of the user.
+            roles: Roles of the user; by default none.
             settings: Settings of model requests for this run; set fields override the agent's.
             metadata: Metadata of your own, as plain JSON.
             tenant: Tenant that the user belongs to.
@@ -526,9 +532,16 @@ class Agent(Generic[A_co]):
             raise MisuseError("messages= is a history to go on from, as after= and session= are: give one of them")
         if after is not None and not after.is_over:
             raise MisuseError(f"run {after.id!r} is in {after.state.upper()}: finish it before you go on after it")
+        call = current_call() if parent is None else None
+        if call is not None:
+            own = call.run.header
+            roles = own.roles if roles is None and user in {None, own.user} else roles
+            user, tenant, clearance = user or own.user, tenant or own.tenant, clearance or own.clearance
         identity: dict[str, Any] = {}
         if not traceparent and parent is None and (tracer := self.driver.config.tracer) is not None:
             traceparent = tracer.current_traceparent()
+        if call is not None:
+            traceparent = traceparent or child_traceparent(call.run.header, call.call.id)
         if tenant or clearance or release or arms or traceparent:
             given = {"tenant": tenant, "clearance": clearance, "release": release, "arms": arms}
             identity = check_identity({**given, "traceparent": traceparent})
@@ -536,6 +549,9 @@ class Agent(Generic[A_co]):
             inherited = {name: getattr(parent.header, name) for name in INHERITED_FIELDS}
             called = next((each.call.id for each in parent.open if id == child_run_id(parent.id, each.call.id)), "")
             identity = inherited | {"traceparent": child_traceparent(parent.header, called)} | identity
+        elif call is not None:
+            identity |= {"caller": call.caller, "withhold": call.run.header.withhold}
+            id = call.next_run_id(self.name) if id is None else id  # noqa: A001
         header = self._build_header(
             parts,
             id,
@@ -543,15 +559,16 @@ class Agent(Generic[A_co]):
             after=None if after is None else after.id,
             history=history,
             user=user,
-            roles=as_roles(roles),
+            roles=() if roles is None else as_roles(roles),
             settings=settings,
             parent=None if parent is None else parent.id,
             depth=0 if parent is None else parent.header.depth + 1,
             metadata=to_plain_json(metadata, "metadata") if metadata else {},
             **identity,
         )
-        if labels or (parent is not None and parent.labels):
-            header = attrs.evolve(header, labels=_list_label_sources(header.id, as_labels(labels), parent))
+        inherited_labels = parent.labels if parent is not None else {} if call is None else call.labels
+        if labels or inherited_labels:
+            header = attrs.evolve(header, labels=_list_label_sources(header.id, as_labels(labels), inherited_labels))
         return self.driver.attach_decoder(begin_run(header, after))
 
     def _check_prompt(self, prompt: Prompt) -> tuple[Part, ...]:
@@ -567,7 +584,7 @@ class Agent(Generic[A_co]):
 
     def _build_header(self, prompt: tuple[Part, ...], run_id: str | None, **more: Any) -> Header:
         header = Header(
-            id=check_new_id(self.new_id() if run_id is None else run_id, more.get("parent")),
+            id=check_new_id(self.new_id() if run_id is None else run_id, more.get("parent"), more.get("caller")),
             nonce=urandom(NONCE_BYTES).hex(),
             prompt=prompt,
             created_at=round_timestamp(self.clock.now()),
@@ -757,8 +774,12 @@ class Agent(Generic[A_co]):
         edit: Mapping[int, Event] | None = None,
         prompt: Prompt | None = None,
         id: str | None = None,  # noqa: A002  the contract's name
+        withhold: bool = False,
     ) -> Run[A_co]:
         """Create a run in the store whose journal begins with the first events of another run.
+
+        A fork acts: once it is executed, it calls tools with their effects, like any other run, also such calls as the
+        forked run never made. With `withhold` it only shows these calls.
 
         Copied calls keep their idempotency keys; later calls get new ones. A copied call that was open and is not
         read-only waits for `settle`, because the original run may have completed it since. The fork has no session. If
@@ -770,14 +791,24 @@ class Agent(Generic[A_co]):
             edit: Replacements for copied events, by version: `{5: attrs.evolve(history[4], ...)}`.
             prompt: Replacement for the first message.
             id: Id of the fork; by default a new one.
+            withhold: Whether calls of tools that are not read-only are refused, each with a result that shows the call.
+                Sub-agents run, and their calls are refused in the same way. Questions to people remain.
 
         Raises:
             RunNotFoundError: when the store has no such run.
-            MisuseError: when the run has no version `at`, the edited events are not a valid run, or the copy is over.
+            MisuseError: when the run has no version `at`, the edited events are not a valid run, or the copy is over;
+                and when calls cannot be withheld, because `settings` add tools that agentfsm does not know.
             ConflictError: when another run has the id.
         """
         check_run_id(run_id)
+        BOOL.check("fork", "withhold", withhold)
         stored = await self.store.read(run_id)
+        for settings in (self.settings, stored.header.settings) if withhold else ():
+            if isinstance(settings, Settings) and "tools" in settings.extra_body:
+                raise MisuseError(
+                    'fork(withhold=True): the provider executes the tools of Settings(extra_body={"tools": ...}) '
+                    "itself, so their calls cannot be withheld: fork with an agent without them"
+                )
         before = await journals.load_predecessor(self.store, stored.header)
         whole = begin_run(stored.header, before).fold(stored.events)
         at = len(stored.events) - whole.is_over if at is None else at
@@ -793,7 +824,8 @@ class Agent(Generic[A_co]):
             settings=stored.header.settings,
             metadata=stored.header.metadata,
             labels=stored.header.labels,
-            **{name: getattr(stored.header, name) for name in INHERITED_FIELDS if name not in {"release", "arms"}},
+            **{name: getattr(stored.header, name) for name in _FORKED_FIELDS},
+            withhold=withhold,
             release=release,
             arms=stored.header.arms if release == stored.header.release else {},
             forked_from=run_id,
@@ -1112,9 +1144,10 @@ class _StepIterator(AsyncIterator[Run[A_co]]):
         return self._run
 
 
-def _list_label_sources(run_id: str, labels: Iterable[Label], parent: Run[Any] | None) -> tuple[LabelSource, ...]:
+def _list_label_sources(
+    run_id: str, labels: Iterable[Label], inherited: Mapping[Label, LabelSource]
+) -> tuple[LabelSource, ...]:
     """Return the labels that the prompt of a run has: those given for it, and those of the run that calls the agent."""
-    inherited = {} if parent is None else parent.labels
     own = {label: LabelSource(label=label, run_id=run_id, name="prompt") for label in labels}
     return tuple({**own, **inherited}.values())
 

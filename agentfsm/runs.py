@@ -60,6 +60,7 @@ from agentfsm.ports.store import (
 )
 from agentfsm.ports.stored import Feedback
 from agentfsm.stores.rules import check_run_id
+from agentfsm.tools.executing_call import report_read_run
 from agentfsm.tools.registry import ToolRegistry
 
 if TYPE_CHECKING:
@@ -119,7 +120,9 @@ class Runs:
             MisuseError: when the run does not have this version.
         """
         check_run_id(run_id)
-        return await load_run(self.store, run_id, at, self.ended_runs)
+        run = await load_run(self.store, run_id, at, self.ended_runs)
+        report_read_run(run)
+        return run
 
     async def header(self, run_id: str) -> Header:
         """Return the header of a run: its prompt, its agent and the options of its start. No events are read.
@@ -245,7 +248,9 @@ class Runs:
             RunNotFoundError: when the run does not exist or was deleted, even if a new run has its id.
         """
         check_run_id(run_id)
-        return await wait_until_blocked(self.store, run_id, self.ended_runs)
+        run = await wait_until_blocked(self.store, run_id, self.ended_runs)
+        report_read_run(run)
+        return run
 
     async def audit(self, run_id: str) -> tuple[AuditRecord, ...]:
         """Return a record of each call of a run, oldest first: who asked for it, who approved it, how it ended.

@@ -419,6 +419,9 @@ def _add_timetravel(add: AddParser) -> None:
     )
     fork.add_argument("--prompt", help="replace the first message")
     fork.add_argument("--id", dest="new_id", type=parse_new_id, help="id of the new run")
+    fork.add_argument(
+        "--withhold", action="store_true", help="refuse calls of tools that are not read-only; else the new run acts"
+    )
     replay = _add_command(add, timetravel.replay, text="check that the agent would repeat the requests of a run")
     _add_run_id(replay)
     for takes in (fork, replay):

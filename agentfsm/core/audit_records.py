@@ -54,6 +54,9 @@ class AuditRecord(Value):
     parent: str | None
     """Id of the run that called this agent as a tool; None for a top-level run."""
 
+    caller: str | None = None
+    """Run and call, as "RUN/CALL", whose tool started the run by itself; None if no tool did."""
+
     tool: str
     """Name of the tool."""
 
@@ -201,6 +204,7 @@ class _AuditBuilder:
             user=self.header.user,
             session=self.header.session,
             parent=self.header.parent,
+            caller=self.header.caller,
             tool=call.name,
             arguments=parse_arguments(call),
             asked_at=event.at,

@@ -17,7 +17,7 @@ from agentfsm.core.value import Value
 FORMAT: Final = 5
 
 # Fields that the header of a sub-agent's run takes from the run that called it.
-INHERITED_FIELDS: Final = ("tenant", "clearance", "release", "arms", "traceparent")
+INHERITED_FIELDS: Final = ("tenant", "clearance", "release", "arms", "traceparent", "withhold")
 
 
 def _copy(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,6 +100,7 @@ class Header(Value):
 
     caller: str | None = None
     """Run and call, as "RUN/CALL", whose tool started this run by itself; None if no tool did. Such a run is top-level.
+    Its id is made of both, unless one was given.
     """
 
     depth: int = 0
@@ -112,7 +113,9 @@ class Header(Value):
     """Number of events that this run shares with that run."""
 
     withhold: bool = False
-    """Whether calls of tools that are not read-only are refused, because the run only shows what would be done."""
+    """Whether calls of tools that are not read-only are refused, because the run only shows them: a fork that was made
+    with `withhold=True`, and the runs of its sub-agents and of its calls.
+    """
 
     instructions: str | None = None
     """Instructions of this run, if they were resolved at its start from a prompt or a function; None: the agent's."""

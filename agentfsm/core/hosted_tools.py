@@ -44,6 +44,11 @@ class HostedTool(Value):
     default_labels: ClassVar[tuple[Label, ...]] = ()
     """Labels of tools of this kind: those of a web search and of an MCP server read what strangers can write."""
 
+    read_only: ClassVar[bool] = True
+    """Whether tools of this kind change nothing outside of the provider's containers. A run that withholds calls is not
+    offered the others, since the provider would execute them.
+    """
+
     labels: tuple[Label, ...] = attrs.field(
         default=attrs.Factory(lambda tool: tool.default_labels, takes_self=True), converter=as_labels
     )
@@ -149,6 +154,9 @@ class HostedMCP(HostedTool):
     """
 
     kind = "mcp"
+    read_only: ClassVar[bool] = False
+    """Its server may do anything."""
+
     default_labels: ClassVar[tuple[Label, ...]] = (Label.UNTRUSTED,)
     """Results are texts from outside."""
 

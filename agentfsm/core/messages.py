@@ -46,6 +46,7 @@ class ErrorType(StrEnum):
     UNKNOWN_TOOL = "unknown_tool"
     NOT_PERMITTED = "not_permitted"
     WITHDRAWN = "withdrawn"
+    WITHHELD = "withheld"
     BLOCKED = "blocked"
     BUDGET = "budget"
     CIRCUIT_OPEN = "circuit_open"

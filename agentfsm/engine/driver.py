@@ -6,11 +6,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+import anyio
 import attrs
 
 from agentfsm._concurrency import is_foreign_cancellation
 from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
 from agentfsm.core.events import Resumed
+from agentfsm.core.inner_ids import find_caller
 from agentfsm.core.machine import State
 from agentfsm.core.run import A_co, Run
 from agentfsm.core.usage import Usage
@@ -26,11 +28,14 @@ from agentfsm.engine.unattended import apply_stop_requests
 from agentfsm.ports.store import Durability, Lease, Store
 from agentfsm.streaming.log import RunLogger
 from agentfsm.tokens.ledger import TokenLedger
+from agentfsm.tools.executing_call import current_call, outside_calls, report_read_run
 
 if TYPE_CHECKING:
     from agentfsm.streaming.stream import Listener
     from agentfsm.tools.attendance import Attendant
 
+# Seconds between two attempts to take a lease that another worker holds. A lease lasts 10 s.
+LEASE_POLL_S: Final = 0.2
 # Maximum of runs whose token counts are cached, so that each message is counted once.
 MAX_LEDGERS: Final = 1_000
 # Maximum of conversations whose last run is cached, so that the next run need not read the whole conversation.
@@ -123,7 +128,7 @@ class Driver(Generic[A_co]):
                 attendant=attendant,
             )
             steps, claim = run_steps(drive, throttle, once=once), drive.answer_claim
-            await (steps if claim is None else keep_answer(drive, claim, steps))
+            await outside_calls(steps if claim is None else keep_answer(drive, claim, steps))
             self._cache(journal.run, drive.ledger)
         except GeneratorExit:  # the coroutine was closed, perhaps after its event loop: awaiting is impossible
             journal.release()
@@ -138,6 +143,7 @@ class Driver(Generic[A_co]):
                 "validator's, was cancelled by other code; correct that code, then resume the run"
             ) from cancellation
         finally:
+            report_read_run(journal.run)
             if await journal.close() and journal.run.stop_reason is None:
                 journal.run = await self._apply_late_requests(journal.run, on_event, on_run)
         return journal.run
@@ -152,27 +158,36 @@ class Driver(Generic[A_co]):
         takeover: bool,
         must_be_new: bool,
     ) -> Journal:
-        try:
-            return await Journal.open(
-                self.store,
-                run,
-                self.config.clock,
-                on_event,
-                on_run,
-                lease=lease,
-                takeover=takeover,
-                must_be_new=must_be_new,
-                durability=self.durability,
-                pause_before=self.pause_before,
-                ended_runs=self.ended_runs,
-                watch=self.config.watch,
-            )
-        except LeaseHeldError:
-            raise
-        except ConflictError:  # the run has moved on: the lease was held briefly to check that
-            if isinstance(run, Run):
-                await self._apply_late_requests(run)
-            raise
+        # A repeated call finds the run that it started before, perhaps in the hands of another worker.
+        is_repeatable = isinstance(run, Run) and run.version == 0 and find_caller(run.id) is not None
+        while True:
+            try:
+                return await Journal.open(
+                    self.store,
+                    run,
+                    self.config.clock,
+                    on_event,
+                    on_run,
+                    lease=lease,
+                    takeover=takeover,
+                    must_be_new=must_be_new and not is_repeatable,
+                    durability=self.durability,
+                    pause_before=self.pause_before,
+                    ended_runs=self.ended_runs,
+                    watch=self.config.watch,
+                )
+            except LeaseHeldError:
+                if not is_repeatable:
+                    raise
+                call = current_call()
+                if isinstance(run, Run) and call is not None and call.takeover:
+                    run, takeover = run.id, True
+                else:
+                    await anyio.sleep(LEASE_POLL_S)
+            except ConflictError:  # the run has moved on: the lease was held briefly to check that
+                if isinstance(run, Run):
+                    await self._apply_late_requests(run)
+                raise
 
     async def _apply_late_requests(
         self,

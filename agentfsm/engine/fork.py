@@ -12,10 +12,12 @@ from agentfsm.core.calls import OpenCall, Phase, build_idempotency_key, replace_
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Input, InputKind
 from agentfsm.core.machine import State
-from agentfsm.core.messages import AssistantMessage, TextPart
+from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, TextPart
 from agentfsm.core.plans import ENGINE_TOOLS, PLAN_TOOL
 from agentfsm.core.run import Run, begin_run
+from agentfsm.engine.execution.tool_access import WITHHELD_CHARS, may_act
 from agentfsm.engine.tool_calls.call_guards import needs_approval_by_guard
+from agentfsm.tools.queue.result_text import build_decided_result, withheld_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -176,6 +178,13 @@ def _build_open_call_events(run: Run, entry: OpenCall, registry: ToolRegistry) -
     is_own = call.name in ENGINE_TOOLS  # which have no effect
     if entry.phase in (Phase.FINISHED, Phase.OUTCOME_UNKNOWN) or call.malformed is not None or call.invented or is_own:
         return ()
+    if run.header.withhold and tool is not None and not entry.attempts:  # nothing has happened to it at this version
+        if may_act(tool):
+            text = withheld_text(call.name, call.arguments[:WITHHELD_CHARS])
+            withheld = build_decided_result(entry, Outcome.SKIPPED, text)
+            return (e.ToolFinished(result=attrs.evolve(withheld, error_type=ErrorType.WITHHELD)),)
+        if entry.phase is Phase.INTENDED:
+            return ()
     if tool is not None and tool.waits_for is not None:
         pending = tuple([attrs.evolve(each, run_id=run.id) for each in entry.pending])
         return (e.ToolPaused(call_id=call.id, pending=pending),) if is_paused else ()

@@ -22,6 +22,7 @@ from agentfsm.releases.release import Release, save_release
 from agentfsm.releases.rollout_guard import watch_rollout
 from agentfsm.releases.rollout_log import HOLDOUT, UNIT, RolloutChange, RolloutControl, Unit
 from agentfsm.stores import MemoryStore
+from agentfsm.tools.executing_call import current_call
 from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
@@ -222,6 +223,10 @@ class Rollout:
             ConflictError: if a release was saved with other contents.
         """
         await self.save_releases()
+        call = current_call()
+        if call is not None:  # the function of a tool starts the run, as in `Agent.start`
+            user, tenant = user or call.run.header.user, tenant or call.run.header.tenant
+            id = call.next_run_id(self.base.name) if id is None else id  # noqa: A001
         run_id = self.base.new_id() if id is None else id
         options = StartOptions(user=user, session=session, id=run_id)
         if tenant is not None:

@@ -143,7 +143,7 @@ class StopBody(RequestBody):
 
 
 class ForkBody(RequestBody):
-    """A run that begins with the first events of another."""
+    """A run that begins with the first events of another. A worker executes it, with the effects of its calls."""
 
     at: int | None = Field(default=None, ge=0)
     """Number of events to copy; by default all, except the event that ended the run."""
@@ -153,6 +153,9 @@ class ForkBody(RequestBody):
 
     edit: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Replacements of copied events by version, each in the form of `GET .../journal`."""
+
+    withhold: bool = False
+    """Whether calls of tools that are not read-only are refused, so that the run only shows them."""
 
 
 class FeedbackBody(RequestBody):

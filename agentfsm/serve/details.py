@@ -14,11 +14,13 @@ from agentfsm.serve.agent_documents import build_full_agent_document
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.run_documents import JSONDocument, build_run_document
 from agentfsm.stores.rules import decision_word
+from agentfsm.tools.builtin import asks_only
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from agentfsm.agent import Agent
     from agentfsm.core.run import Run
     from agentfsm.serve.access import Caller
     from agentfsm.serve.gateway import Gateway
@@ -44,12 +46,21 @@ async def get_details(gateway: Gateway, request: Request, caller: Caller, _body:
             "answered_from": None if run.answered_from is None else attrs.asdict(run.answered_from),
             "forked_from": header.forked_from,
             "forked_at": header.forked_at,
+            "withhold": header.withhold,
+            "may_act": agent is not None and _may_act(agent),
             "duration_s": run.duration_s,
             "labels": [attrs.asdict(run.labels[label]) for label in join_labels(run.labels)],
             "limits": None if agent is None else attrs.asdict(agent.limits),
             "posted": await _list_posted(gateway, run),
         }
     )
+
+
+def _may_act(agent: Agent[Any]) -> bool:
+    """Return whether a run of an agent may have effects; True also if its tools are not known yet."""
+    tools = agent.tools
+    acts = any(not (tool.read_only or asks_only(tool)) for tool in tools)
+    return acts or bool(tools.sources) or any(not hosted.read_only for hosted in tools.hosted)
 
 
 async def _list_posted(gateway: Gateway, run: Run) -> list[dict[str, Any]]:

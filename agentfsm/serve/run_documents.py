@@ -52,6 +52,7 @@ def build_run_document(run: Run) -> dict[str, Any]:
         "session": read_session_name(header.session),
         "user": header.user,
         "parent": header.parent,
+        "caller": header.caller,
         "metadata": dict(header.metadata),
         "created_at": run.created_at,
         "updated_at": run.updated_at,

@@ -168,7 +168,7 @@ async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.
     await gateway.admission.admit_run(caller, agent.name)
     prompt = None if body.prompt is None else read_prompt(body.prompt)
     edit = parse_edits(body.edit, header, await gateway.runs.history(header.id), caller) if body.edit else {}
-    run = await agent.fork(header.id, at=body.at, prompt=prompt, edit=edit)
+    run = await agent.fork(header.id, at=body.at, prompt=prompt, edit=edit, withhold=body.withhold)
     return JSONDocument(build_run_document(run), 201, {"location": f"/v1/runs/{run.id}"})
 
 

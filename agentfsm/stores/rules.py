@@ -12,6 +12,7 @@ import attrs
 from agentfsm.core.errors import ClosedError, ConflictError, CorruptError, LeaseLostError, MisuseError, TooNewError
 from agentfsm.core.header import FORMAT
 from agentfsm.core.inbox import Approve, GiveInput, Input, Reject, Rerun, Settle
+from agentfsm.core.inner_ids import find_caller
 from agentfsm.core.json_text import encode_json
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
@@ -131,6 +132,12 @@ def check_same_prompt(stored: Header, header: Header) -> None:
         ConflictError: if the run in the store has another prompt.
     """
     if stored.prompt != header.prompt:
+        if (call := find_caller(header.id)) is not None:
+            raise ConflictError(
+                f"run {header.id!r} exists with another prompt: call {call.call_id} of run {call.run_id} started it "
+                "before it was repeated. A repeated call resumes its runs if it starts them in the same order and with "
+                "the same prompts; give id= to tell apart those for which this does not hold"
+            )
         raise ConflictError(f"run {header.id!r} exists with another prompt; choose another id")
 
 

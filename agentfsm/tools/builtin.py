@@ -141,6 +141,11 @@ def _wait(seconds: float, reason: str) -> str:
     raise AssertionError(seconds, reason)  # external tools are never called
 
 
+def asks_only(tool: Tool[..., Any]) -> bool:
+    """Return whether a tool is one of the two above, whose calls only wait: `ask_user` and `wait`."""
+    return tool.function in {_ask_user, _wait}
+
+
 @cache
 def note() -> Tool[..., Any]:
     """Return the tool with which a model makes notes for itself, which no compaction takes from it."""

@@ -6,7 +6,7 @@ import json
 import anyio
 import pytest
 
-from agentfsm import Agent, tool
+from agentfsm import Agent, ToolResult, tool
 from agentfsm.ports import SandboxEnd, SandboxOutcome
 from agentfsm.stores import SQLiteStore
 from agentfsm.testing import ScriptedModel, call, say
@@ -70,6 +70,30 @@ def test_the_sandbox_of_a_call(here):
     anyio.run(drive)
     assert "    sandbox: bubblewrap" in here("audit", "boxed").splitlines()
     assert [each["sandbox"] for each in here.json("audit", "boxed")["calls"]] == ["bubblewrap"]
+
+
+def test_the_caller_of_a_run_that_a_tool_started(here):
+    """`show`, `runs` and `audit` have a line with the call, and the documents the fields."""
+    store = SQLiteStore(here.folder / ".agentfsm" / "runs.db")
+    inner = Agent(ScriptedModel(say("", call("work")), say("done")), tools=[tool(work)], name="inner", store=store)
+
+    @tool
+    async def delegate() -> str:
+        """Delegate the work."""
+        return (await inner.run("Work.")).id
+
+    async def drive():
+        model = ScriptedModel(say("", call("delegate")), say("done"))
+        async with Agent(model, tools=[delegate], name="outer", store=store) as agent:
+            run = await agent.run("go", id="outer")
+            return next(each.content for each in run.messages if isinstance(each, ToolResult))
+
+    made = anyio.run(drive)
+    assert "caller   call t1.0 of run outer" in here("show", made).splitlines()
+    assert "    started by call t1.0 of run outer" in here("runs").splitlines()
+    assert "by inner, started by call t1.0 of run outer, 4 characters" in here("audit", made)
+    assert here.json("show", made)["caller"] == "outer/t1.0"
+    assert [each["caller"] for each in here.json("audit", made)["calls"]] == ["outer/t1.0"]
 
 
 def test_an_agent_below_is_told_behind_its_call(audited):

@@ -39,6 +39,22 @@ def test_a_fork_elsewhere(here):
     assert "is over" in here.err
 
 
+def test_a_fork_says_whether_it_acts(here):
+    """A fork calls its tools with their effects; one with `--withhold` shows the calls that it would make."""
+    here.run("app:payer", "--id", "paid", "Pay.", code=3)
+    here("fork", "paid", "--at", "1", "--id", "acts")
+    assert "The fork acts: its tools are called with their effects." in here.err
+    here("resume", "acts", code=3)
+    made = here.json("fork", "paid", "--at", "1", "--id", "shows", "--withhold")
+    assert made["withhold"]
+    assert "The fork withholds calls of tools that are not read-only" in here.err
+    here("resume", "shows")
+    assert "withheld calls of tools that are not read-only" in here("show", "shows").splitlines()
+    found = here.json("show", "shows")
+    assert (found["withhold"], found["tree"][0]["calls"][0]["status"]) == (True, "skipped")
+    assert not here.json("show", "acts")["withhold"]
+
+
 def test_a_fork_of_an_open_call_asks_what_became_of_it(here):
     """It may have had its effect in the run that was forked, and the line says so."""
     run_id = here.run("app:payer", code=3)

@@ -34,7 +34,7 @@ async def test_a_sub_agent_and_a_fork_have_the_identity_of_the_run(store):
     run = await agent.run("go", user="ann", roles=["lead"], **IDENTITY)
     child = await agent.load(f"{run.id}.t1.0")
     fork = await agent.fork(run.id, at=1)
-    assert set(INHERITED_FIELDS) == set(IDENTITY)
+    assert set(INHERITED_FIELDS) == {*IDENTITY, "withhold"}
     below = {**IDENTITY, "traceparent": child_traceparent(run.header, "t1.0")}
     for each, identity in ((run, IDENTITY), (child, below), (fork, IDENTITY)):
         assert {name: getattr(each.header, name) for name in IDENTITY} == identity

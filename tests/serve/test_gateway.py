@@ -315,6 +315,21 @@ async def test_control():
         assert (await client.get(path)).status_code == 404
 
 
+async def test_a_fork_that_withholds_its_calls():
+    """It needs no decision, since it makes no payment; the details say which runs may act."""
+    async with serving(paying()) as client:
+        run = (await client.post("/v1/runs", json={"prompt": "pay", "wait_s": 30})).json()
+        path = f"/v1/runs/{run['id']}"
+        assert (await client.post(f"{path}/fork", json={"at": 1, "withhold": {}})).status_code == 422
+        fork = (await client.post(f"{path}/fork", json={"at": 1, "withhold": True})).json()
+        done = (await client.get(f"/v1/runs/{fork['id']}", params={"wait_s": 30})).json()
+        assert (run["status"], done["status"], done["pending"]) == ("waiting", "done", [])
+        for each, withhold in ((run, False), (fork, True)):
+            details = (await client.get(f"/v1/runs/{each['id']}/details")).json()
+            assert (details["withhold"], details["may_act"], details["caller"]) == (withhold, True, None)
+        await client.post(f"{path}/cancel", json={})
+
+
 @pytest.mark.parametrize(
     ("content", "content_type", "status"),
     [

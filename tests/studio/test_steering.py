@@ -122,6 +122,7 @@ def test_fork_and_settle(open_page, studio, show):
     dialog = page.get_by_role("dialog")
     expect(dialog.get_by_label("Number of events")).to_have_value(str(started))
     dialog.get_by_role("button", name="Fork", exact=True).click()
+    dialog.get_by_role("button", name="Fork and act").click()
     expect(page.locator("header.run .line")).to_contain_text("forked from")
     made = re.search(r"#/runs/([^?]+)", page.url)[1]
     assert show("show", made)["forked_at"] == started
@@ -143,10 +144,40 @@ def test_fork_with_an_edited_event(open_page, studio, show):
     expect(record).to_contain_text("")
     record.fill(record.input_value().replace("I look up what is open.", "I was edited."))
     page.get_by_role("dialog").get_by_role("button", name="Fork", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Fork and act").click()
     expect(page.locator("header.run .line")).to_contain_text("forked from")
     made = re.search(r"#/runs/([^?]+)", page.url)[1]
     studio.request("GET", f"/v1/runs/{made}?wait_s=30")
     assert show("show", made)["tree"][0]["text"] == "I was edited."
+
+
+def test_a_fork_that_can_act_asks_first(open_page, studio, show):
+    """Nothing is forked before the choice; the withheld fork ends without a decision, and says that it is one."""
+    run_id, count = studio.runs["done"], len(show("runs", "--limit", "1000")["runs"])
+    page = open_run(open_page, f"{run_id}?v=1")
+    page.get_by_role("button", name="Fork here").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_text("This fork can act")).to_be_hidden()
+    dialog.get_by_role("button", name="Fork", exact=True).click()
+    expect(dialog.get_by_text("This fork can act")).to_be_visible()
+    assert len(show("runs", "--limit", "1000")["runs"]) == count
+    dialog.get_by_role("button", name="Withhold the calls").click()
+    expect(page.locator("header.run .line")).to_contain_text("calls withheld")
+    expect_status(page, "done")
+    made = show("show", re.search(r"#/runs/([^?]+)", page.url)[1])
+    [paid] = [call for turn in made["tree"] for call in turn["calls"] if call["name"] == "pay"]
+    assert (made["withhold"], paid["status"]) == (True, "skipped")
+
+
+def test_a_fork_that_cannot_act_asks_nothing(open_page, studio):
+    """All tools of the agent are read-only."""
+    run_id = studio.start("planner", "Look only")
+    page = open_run(open_page, run_id)
+    page.get_by_role("button", name="Fork here").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Number of events").fill("0")
+    dialog.get_by_role("button", name="Fork", exact=True).click()
+    expect(page.locator("header.run .line")).to_contain_text("forked from")
 
 
 def test_control_a_run(open_page, studio):

@@ -7,6 +7,7 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.header import Header
+from agentfsm.core.messages import ErrorType, Outcome, ToolResult
 from agentfsm.core.plan_kinds import PlanKind
 from agentfsm.core.tool_traits import ToolKind
 from tests.support.format_4 import FORMAT_4, PLANNED
@@ -22,6 +23,15 @@ FURTHER = (
     e.ApprovalAsked(call_id="p1", expires_at=1700604800.0, digest="aa", tools={"pay": "bb"}),
     e.ApprovalGiven(call_id="p1", by="ann", digest="aa"),
     e.Resumed(renamed={"refund": "give_back"}),
+    e.ToolFinished(
+        result=ToolResult(
+            call_id="t6.4",
+            tool="pay",
+            content="withheld: pay({}) would have been called now.",
+            outcome=Outcome.SKIPPED,
+            error_type=ErrorType.WITHHELD,
+        )
+    ),
 )
 
 FORMAT_5 = Format(
@@ -36,6 +46,7 @@ FORMAT_5 = Format(
             *((e.Planned, name) for name in ("kind", "continues", "maker")),
             *((e.ToolStarted, name) for name in ("kind", "on_unknown", "key")),
             *((e.ToolLost, name) for name in ("reason", "lacks_tool")),
+            ErrorType.WITHHELD,
             (e.ApprovalAsked, "tools"),
             (e.ApprovalGiven, "digest"),
             (e.Resumed, "renamed"),

@@ -21,7 +21,7 @@ from agentfsm.cli.render.formatting import (
     format_duration,
     format_time,
 )
-from agentfsm.cli.render.text import format_decisions
+from agentfsm.cli.render.text import format_caller, format_decisions
 from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.sensitive_text import redact_members, redact_sensitive
@@ -138,6 +138,7 @@ def _format_outcome(record: AuditRecord) -> str:
     tries = f", {record.attempts} attempts" if record.attempts > 1 else ""
     whom = f", for {record.user}" if record.user is not None else ""
     agent = f", by {record.agent}" if record.agent else ""
+    whom += f", started by {format_caller(record.caller)}" if record.caller is not None else ""
     if record.result is None:
         return f"{record.status}{tries}{agent}{whom}"
     result = f", {format_count(len(record.result), 'character')}, SHA-256 {record.digest[:12]}..."

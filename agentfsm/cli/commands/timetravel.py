@@ -45,13 +45,19 @@ def fork(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
     async def act() -> Run:
         async with found.agent as agent:
-            return await agent.fork(args.id, at=args.at, prompt=args.prompt, id=args.new_id)
+            return await agent.fork(args.id, at=args.at, prompt=args.prompt, id=args.new_id, withhold=args.withhold)
 
     new = anyio.run(act)
     hint = build_hint(new, found.agent, found.store_location)
     terminal.err(f"forked from {args.id} at version {new.header.forked_at}. To continue: {hint.build_resume(new.id)}")
+    terminal.err(
+        "The fork withholds calls of tools that are not read-only: their results show the calls."
+        if args.withhold
+        else "The fork acts: its tools are called with their effects. For a fork that only shows them, add --withhold."
+    )
     if terminal.json:
-        origin = {"forked_from": new.header.forked_from, "forked_at": new.header.forked_at}
+        header = new.header
+        origin = {"forked_from": header.forked_from, "forked_at": header.forked_at, "withhold": header.withhold}
         terminal.document(build_run_json(new, hint) | origin)
     else:
         terminal.out(new.id)

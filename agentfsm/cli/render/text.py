@@ -35,6 +35,7 @@ from agentfsm.core.events import (
 )
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.inbox import Approve
+from agentfsm.core.inner_ids import find_caller
 from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, ToolResult, format_part
@@ -363,8 +364,12 @@ def _format_header(run: Run) -> Iterator[str]:
     yield f"agent    {' '.join(filter(None, (header.agent, header.agent_version)))}{target}"
     if header.parent is not None:
         yield f"parent   {header.parent}"
+    if header.caller is not None:
+        yield f"caller   {format_caller(header.caller)}"
     if header.forked_from is not None:
         yield f"forked   from {header.forked_from} at version {header.forked_at}"
+    if header.withhold:
+        yield "withheld calls of tools that are not read-only"
     if (source := run.answered_from) is not None:
         yield f"answer   of run {source.run_id}, {format_time(source.at)}, from the answer cache"
     for name, version in sorted(header.fingerprint.prompts.items()):
@@ -375,6 +380,12 @@ def _format_header(run: Run) -> Iterator[str]:
     yield f"created  {format_time(run.created_at)}"
     yield f"prompt   {one_line(format_prompt(run), NOTE_CHARS)}"
     yield f"state    {format_state(run)}"
+
+
+def format_caller(caller: str) -> str:
+    """Return the call whose function started a run, given as in `Header.caller`."""
+    run_id, _, call_id = caller.rpartition("/")
+    return f"call {call_id} of run {run_id}"
 
 
 def _format_identity(header: Header) -> Iterator[str]:
@@ -533,8 +544,10 @@ def format_summaries(runs: Sequence[RunSummary], width: int | None = None) -> It
             shown.remove(name)
     for row in rows:
         cells = [row[each].rjust(widths[each]) if each in _NUMBERS else row[each].ljust(widths[each]) for each in shown]
-        line = "  ".join(cells).rstrip()
-        yield line if width is None else fit_columns(line, width)
+        lines = ["  ".join(cells).rstrip()]
+        if (call := find_caller(row["ID"])) is not None:
+            lines.append(f"    started by call {call.call_id} of run {call.run_id}")
+        yield from lines if width is None else [fit_columns(line, width) for line in lines]
 
 
 def _format_cells(run: RunSummary) -> dict[str, str]:

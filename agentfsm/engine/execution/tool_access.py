@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from typing import TYPE_CHECKING, Any, Final
 
 from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.engine.execution.execution import Execution
-from agentfsm.tools.builtin import FIND_TOOLS, find_builtin
+from agentfsm.tools.builtin import FIND_TOOLS, asks_only, find_builtin
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.dispatch import CallOutcome, failed_outcome
 from agentfsm.tools.run_context import RunContext
@@ -17,6 +18,9 @@ from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
+
+# Maximum of characters of the arguments in the result of a withheld call: the call itself has all of them.
+WITHHELD_CHARS: Final = 1_000
 
 
 def find_engine_tool(execution: Execution, name: str) -> Tool[..., Any] | None:
@@ -43,11 +47,28 @@ def check_available(execution: Execution, tool: Tool[..., Any]) -> CallOutcome |
 
 
 def check_permitted(execution: Execution, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
-    """Return the refusal of a call whose arguments no permission allows, or None."""
-    if (permissions := execution.config.permissions) is None or _needs_no_rule(execution, tool):
+    """Return the refusal of a call whose arguments no permission allows, or which this run withholds, or None."""
+    if _needs_no_rule(execution, tool):
         return None
-    reason = permissions.refusal_reason(tool, execution.journal.run.header.roles, tool.to_namespace(bound))
-    return None if reason is None else failed_outcome(result_text.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
+    header, permissions = execution.journal.run.header, execution.config.permissions
+    if permissions is not None:
+        reason = permissions.refusal_reason(tool, header.roles, tool.to_namespace(bound))
+        if reason is not None:
+            return failed_outcome(result_text.not_permitted_text(reason), ErrorType.NOT_PERMITTED)
+    if header.withhold and may_act(tool):
+        arguments = json.dumps(vars(tool.to_namespace(bound)), ensure_ascii=False, default=str)
+        text = result_text.withheld_text(tool.name, arguments[:WITHHELD_CHARS])
+        return CallOutcome(Outcome.SKIPPED, text, ErrorType.WITHHELD)
+    return None
+
+
+def may_act(tool: Tool[..., Any]) -> bool:
+    """Return whether a call of a tool may change something itself.
+
+    An agent changes nothing by itself: a run that withholds calls passes that on to the runs of its agents. A question
+    to a person changes nothing either.
+    """
+    return not (tool.read_only or tool.inner_agent is not None or asks_only(tool))
 
 
 def _needs_no_rule(execution: Execution, tool: Tool[..., Any]) -> bool:

@@ -188,6 +188,9 @@ def _build_request(prepared: PreparedRequest, cap_tokens: int | None) -> Request
         settings = attrs.evolve(settings, tool_choice=None)  # a provider refuses the name of a tool that it has not got
     run, messages = prepared.execution.journal.run, prepared.effect.messages
     has_added = engine.registry.instructions or engine.guard_instructions
+    hosted = engine.registry.hosted
+    if run.header.withhold:  # the provider would execute them
+        hosted = tuple([tool for tool in hosted if tool.read_only])
     note = run.closing_note if run.cutoff else run.reminder
     has_note = note != "" and not isinstance(messages[-1], AssistantMessage)  # a paused reply goes on
     return Request(
@@ -195,7 +198,7 @@ def _build_request(prepared: PreparedRequest, cap_tokens: int | None) -> Request
         messages=(*messages, SystemMessage(text=note)) if has_note else messages,
         passing=1 if has_note else 0,
         tools=prepared.tools,
-        hosted_tools=() if run.limit_reached is not None else engine.registry.hosted,
+        hosted_tools=() if run.limit_reached is not None else hosted,
         settings=settings if cap_tokens is None else attrs.evolve(settings, max_tokens=cap_tokens),
         output=None if answers is None else answers.output_form,
         timeout_s=engine.limits.model_timeout_s,

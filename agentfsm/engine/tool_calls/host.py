@@ -60,6 +60,7 @@ from agentfsm.engine.tool_calls.started_calls import find_other_kind, refuse_sta
 from agentfsm.ports.model import ProposedCall
 from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
 from agentfsm.tools.attendance import Attendance, Attendant, AttendedQuestions
+from agentfsm.tools.executing_call import ExecutingCall
 from agentfsm.tools.question_validation import MAX_ROUNDS
 from agentfsm.tools.queue.dispatch import CallOutcome, QueueHost, ToolJob, failed_outcome
 from agentfsm.tools.queue.result_text import too_many_rounds_text
@@ -168,6 +169,16 @@ class RunHost(QueueHost):
             attendance=None if attendant is None else self._build_attendance(attendant, call, tool),
             parent=self._build_parent() if tool.kind is ToolKind.AGENT else None,
             ask_model=partial(self._ask_model, call.id) if tool.name == QUESTION_TOOL else None,
+        )
+
+    def begin_attempt(self, call: ToolCall) -> ExecutingCall:
+        """Return the call as the runs see it that its function starts."""
+        return ExecutingCall(
+            run=self.execution.journal.run,
+            call=call,
+            takeover=self.execution.is_takeover,
+            own_labels=lambda: self.labels.get(call.id, ()),
+            on_labels=partial(self._add_labels, call.id),
         )
 
     def _add_cost(self, call_id: str, usd: float) -> None:

@@ -1,4 +1,4 @@
-// The dialog that forks a run, with another first message or with an edited event.
+// The dialog that forks a run, with another first message or with an edited event. A fork that can act is confirmed.
 import { api } from "./api.js";
 import { h } from "./dom.js";
 import { json } from "./format.js";
@@ -42,11 +42,25 @@ export function openFork(model, edited = null) {
     return body;
   }
   openDialog(t("Fork this run"), (dialog) => {
-    const act = async () => {
-      const made = await api.fork(model.id, read());
+    const make = async (withhold) => {
+      const made = await api.fork(model.id, { ...read(), withhold });
       dialog.close();
       location.hash = `#/runs/${encodeURIComponent(made.id)}`;
     };
+    const act = async () => {
+      if (!model.details.may_act) return make(false);
+      read();
+      buttons.hidden = true;
+      question.hidden = false;
+      question.querySelector("button").focus();
+    };
+    const buttons = h("div", { class: "buttons" }, actionButton(t("Fork"), act, { class: "primary" }));
+    const question = h("div", { role: "group", "aria-label": t("This fork can act"), hidden: true },
+      h("p", {}, h("strong", {}, t("This fork can act")), " ",
+        t("It is a run like any other: its tools are called with their effects. Or withhold the calls of tools that are not read-only, and see what it would do.")),
+      h("div", { class: "buttons" },
+        actionButton(t("Withhold the calls"), () => make(true), { class: "primary" }),
+        actionButton(t("Fork and act"), () => make(false))));
     const field = (label, input) => h("label", { class: "field" }, h("span", {}, label), input);
     return h("div", { class: "body" },
       h("p", { class: "soft" }, t("A new run begins with the first events of this one. Its calls keep their idempotency keys.")),
@@ -54,6 +68,7 @@ export function openFork(model, edited = null) {
       field(t("First message"), prompt),
       field(t("Edit an event"), place),
       record,
-      h("div", { class: "buttons" }, actionButton(t("Fork"), act, { class: "primary" })));
+      buttons,
+      question);
   });
 }

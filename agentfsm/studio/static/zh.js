@@ -29,7 +29,7 @@ export const ZH = {
   "Result or error": "结果或错误", "It succeeded": "已成功", "It failed": "已失败", "Run it again": "再次执行", "Write the result or the error first.": "请先写下结果或错误。",
   "Answer": "回答", "Decline": "拒答", "There is no answer": "没有答案", "Text for the model": "给模型的文字", "Send": "发送", "Write a text first.": "请先输入文字。", "Resume": "恢复",
   // A run.
-  "live": "实时", "reconnecting…": "正在重连…", "Loading…": "正在加载…", "past version": "历史版本", "called by": "调用者", "forked from": "分叉自", "answer of": "答案来自",
+  "live": "实时", "reconnecting…": "正在重连…", "Loading…": "正在加载…", "past version": "历史版本", "called by": "调用者", "started by": "启动者", "calls withheld": "调用被扣留", "forked from": "分叉自", "answer of": "答案来自",
   "turns": "轮次", "tokens": "词元", "cost": "费用", "active": "活动时间", "version": "版本", "of {limit}": "/ {limit}",
   "Machine": "状态机", "The run is in {state}.": "运行处于 {state}。", "The steps of the plan, and what each waits for.": "计划的步骤及其依赖。", "The six states and their transitions.": "六个状态及其转移。",
   "Timeline": "时间线", "active time, waits folded": "活动时间，等待已折叠", "No turn is complete yet.": "还没有完成的轮次。", "model": "模型", "lane {n}": "通道 {n}", "turn {n}": "第 {n} 轮",
@@ -42,6 +42,8 @@ export const ZH = {
   "Time travel": "时间旅行", "Version": "版本", "version {n} of {all}": "版本 {n} / {all}", "Previous version": "上一版本", "Next version": "下一版本", "Newest": "最新", "Fork here": "在此分叉",
   "Fork this run": "分叉此运行", "A new run begins with the first events of this one. Its calls keep their idempotency keys.": "新的运行从此运行的前若干事件开始，其调用保留幂等键。",
   "Number of events": "事件数", "First message": "第一条消息", "Fork": "分叉", "Edit an event": "修改一个事件", "Edit in a fork": "在分叉中修改",
+  "This fork can act": "此分叉会产生实际效果", "Withhold the calls": "扣留调用", "Fork and act": "分叉并执行",
+  "It is a run like any other: its tools are called with their effects. Or withhold the calls of tools that are not read-only, and see what it would do.": "它与其他运行一样：工具调用会产生实际效果。也可以扣留非只读工具的调用，只查看它会做什么。",
   // Panels.
   "user": "用户", "tools": "工具", "model failed": "模型失败", "compacted": "已压缩", "tools offered": "提供的工具", "plan": "计划", "steps": "步骤", "verdict": "评判", "note": "提示", "question": "提问", "paused": "已暂停", "resumed": "已恢复", "limit": "上限", "writing": "正在输出",
   "Show {n} earlier entries": "显示更早的 {n} 条", "Thinking": "思考", "empty result": "空结果",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import Context, copy_context
 from functools import partial
 from inspect import isawaitable
 from types import CoroutineType, GeneratorType
@@ -40,6 +41,7 @@ from agentfsm.ports.tool_sandbox import SandboxEnd, SandboxOutcome
 from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
 from agentfsm.tokens.ledger import estimate_tokens
 from agentfsm.tools.breaker import Ticket
+from agentfsm.tools.executing_call import ExecutingCall, executing_call
 from agentfsm.tools.queue import result_text
 from agentfsm.tools.queue.abandoned_threads import CallThread, find_abandoned
 from agentfsm.tools.queue.transient import TransientFailure, classify_failure
@@ -105,6 +107,10 @@ class QueueHost:
     def build_context(self, call: ToolCall, tool: Tool[..., Any], deadline: float) -> RunContext[Any]:  # noqa: ARG002  others need it
         """Build the context of a call; `deadline` is a Unix time in seconds."""
         return RunContext(deps=None, call_id=call.id, idempotency_key=call.key, deadline=deadline)
+
+    def begin_attempt(self, call: ToolCall) -> ExecutingCall | None:  # noqa: ARG002  no run is behind the call
+        """Return the call as the runs see it that its function starts; None if no run is behind the call."""
+        return None
 
     def check_available(self, tool: Tool[..., Any]) -> CallOutcome | None:  # noqa: ARG002  all tools are there
         """Return the refusal if no call of the tool can run, whatever its arguments, else None."""
@@ -364,6 +370,9 @@ class _RetryLoop:
     _run_context: RunContext[Any] | None = None
     """Context of the current attempt, if the tool takes one."""
 
+    _executing: ExecutingCall | None = None
+    """The current attempt, for the runs that the function starts."""
+
     _open_stops: int = 0
     """Number of blocks in progress that stop the timer."""
 
@@ -405,6 +414,9 @@ class _RetryLoop:
             value = await self._call_tool()
         except BaseException as error:  # noqa: BLE001  every exception of a tool is its result, even a panic in Rust
             return await self._handle_exception(_unwrap_group(error))
+        finally:
+            if self._executing is not None and self.job.abandoned_thread is None:
+                self._executing.is_over = True
         if type(value) is ToolReturn:
             return _read_returned(value)
         if type(value) is SandboxOutcome:
@@ -459,11 +471,17 @@ class _RetryLoop:
         self.job.attempts += 1
         if tool.sandbox is not None:
             return await in_copied_context(tool.sandbox.run(tool.function, args, kwargs), self.start_timer)
+        context = copy_context()
+        self._executing = self.dispatcher.host.begin_attempt(self.job.call)
+        if self._executing is not None:
+            context.run(executing_call.set, self._executing)
         if tool.is_async:
-            value = await in_copied_context(tool.function(*args, **kwargs), self.start_timer)
+            value = await in_copied_context(tool.function(*args, **kwargs), self.start_timer, context=context)
             # A returned coroutine that is not awaited has not run, but would be reported as done.
-            return await in_copied_context(value, self.start_timer) if type(value) is CoroutineType else value
-        return await self._run_in_thread(partial(tool.function, *args, **kwargs))
+            if type(value) is CoroutineType:
+                return await in_copied_context(value, self.start_timer, context=context)
+            return value
+        return await self._run_in_thread(partial(tool.function, *args, **kwargs), context)
 
     def _next_context(self) -> RunContext[Any]:
         if self._run_context is not None:
@@ -494,10 +512,10 @@ class _RetryLoop:
 
         return attrs.evolve(known, on_progress=report, on_event=on_event)
 
-    async def _run_in_thread(self, function: Callable[[], Any]) -> Any:
+    async def _run_in_thread(self, function: Callable[[], Any], context: Context) -> Any:
         """Run a plain function in a thread. A cancelled call leaves the thread running, registered as abandoned."""
         place = CallThread(self.tool.name, self.job.access)
-        handed = start_in_thread(function, place.mark_ended)
+        handed = start_in_thread(function, place.mark_ended, context=context.copy())
         self.start_timer()
         try:
             value = await handed.wait()
@@ -506,7 +524,7 @@ class _RetryLoop:
                 place.mark_abandoned(self.dispatcher.owner)
                 self.job.abandoned_thread = place
             raise
-        return await in_copied_context(value) if _is_awaitable(value) else value
+        return await in_copied_context(value, context=context) if _is_awaitable(value) else value
 
     async def _handle_failure(self, error: BaseException) -> CallOutcome | float:
         """Return the outcome for an exception, or the seconds to wait before the next attempt."""

@@ -64,6 +64,7 @@ _CHECK: Final = ": check before you call it again"
 _GO_ON: Final = "Go on with what you have, or try again later."
 _ELSE_GO_ON: Final = "Else go on with what you have."
 GO_ON_WITHOUT: Final = "Go on without it, with what you have."
+_WITHOUT_IT: Final = "Go on as far as you can without it, and do not call it again."
 NOT_UNASKED: Final = "Do not try it again unasked."
 _GENERATOR_TYPES: Final[frozenset[type]] = frozenset({GeneratorType, AsyncGeneratorType})
 
@@ -293,6 +294,14 @@ def withdrawn_text(name: str) -> str:
     return f"{name} is withdrawn for the rest of this run; go on without it"
 
 
+def withheld_text(name: str, arguments: str) -> str:
+    """Return the text for a call that a run only shows, and does not make."""
+    return (
+        f"withheld: {name}({arguments}) would have been called now. This run is a trial that changes nothing, so the "
+        f"call was not made and has no result. {_WITHOUT_IT}"
+    )
+
+
 def timeout_text(tool: Tool[..., Any], timeout_s: float) -> str:
     """Return the text for a call that timed out."""
     return f"no result within {timeout_s:g} s, so the call was cut off. {_retry_advice(tool)}"
@@ -316,7 +325,7 @@ def _retry_advice(tool: Tool[..., Any]) -> str:
 
 def remove_advice(text: str) -> str:
     """Return the text of a call that failed for people: without what it advises the model, on one line."""
-    for advice in (_AGAIN, _CHECK, _GO_ON, _ELSE_GO_ON, GO_ON_WITHOUT, NOT_UNASKED):
+    for advice in (_AGAIN, _CHECK, _GO_ON, _ELSE_GO_ON, GO_ON_WITHOUT, NOT_UNASKED, _WITHOUT_IT):
         text = text.replace(advice, "")
     return _drop_period(" ".join(text.split()))
 

@@ -111,8 +111,10 @@ function drawHeader(model, parts) {
       details.user && h("span", { class: "soft" }, details.user),
       details.session && h("a", { href: `#/runs?session=${encodeURIComponent(details.session)}` }, details.session),
       details.parent && h("span", {}, `${t("called by")} `, runLink(details.parent)),
+      details.caller && h("span", {}, `${t("started by")} `, runLink(details.caller.replace(/\/[^/]*$/, ""))),
       details.answered_from && h("span", {}, `${t("answer of")} `, runLink(details.answered_from.run_id)),
       details.forked_from && h("span", {}, `${t("forked from")} `, runLink(details.forked_from, null, details.forked_at), ` v${details.forked_at}`),
+      details.withhold && chip("past", t("calls withheld")),
       h("span", { class: "id" }, model.id),
       h("span", { class: "soft" }, date(details.created_at))));
 }

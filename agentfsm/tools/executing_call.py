@@ -1,0 +1,104 @@
+"""The tool call whose function is executing in a task or thread, for the runs that the function starts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextvars import ContextVar, copy_context
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import attrs
+
+from agentfsm._concurrency import in_copied_context
+from agentfsm.core.inner_ids import build_inner_id, shorten_agent_name
+from agentfsm.core.labels import Label, LabelSource, join_labels
+
+if TYPE_CHECKING:
+    from agentfsm.core.messages import ToolCall
+    from agentfsm.core.run import Run
+
+T = TypeVar("T")
+
+
+@attrs.define(eq=False, repr=False, kw_only=True)
+class ExecutingCall:
+    """An attempt at a call of a run, as the runs see it that the function of the tool starts."""
+
+    run: Run[Any]
+    """The run, as it was when the attempt began."""
+
+    call: ToolCall
+    """The call."""
+
+    takeover: bool = False
+    """Whether the run was taken over from another worker, so that the runs of its calls are, too."""
+
+    own_labels: Callable[[], tuple[Label, ...]]
+    """Function that returns the labels that the call has brought in so far."""
+
+    on_labels: Callable[[tuple[Label, ...]], None]
+    """Callback for labels of runs that the function has read; called from any thread."""
+
+    is_over: bool = False
+    """Whether the function has ended. Tasks that it left behind are then outside of the call."""
+
+    _counters: dict[str, Iterator[int]] = attrs.field(factory=dict, init=False)
+    """Numbers of the runs that the attempt starts, by name of the agent."""
+
+    @property
+    def caller(self) -> str:
+        """The run and the call, as `Header.caller` has them."""
+        return f"{self.run.id}/{self.call.id}"
+
+    @property
+    def labels(self) -> Mapping[Label, LabelSource]:
+        """Labels of the data that the function may have: those of the run, and those that the call has brought in."""
+        added = {
+            label: LabelSource(label=label, run_id=self.run.id, call_id=self.call.id, name=self.call.name)
+            for label in self.own_labels()
+        }
+        return {**added, **self.run.labels}
+
+    def next_run_id(self, agent: str) -> str:
+        """Return the id of the next run that the attempt starts; equal in each attempt. May be called in any thread.
+
+        Args:
+            agent: Name of the agent.
+        """
+        name = shorten_agent_name(agent)
+        number = next(self._counters.setdefault(name, count(1)))
+        return build_inner_id(self.run.id, self.call, name, number)
+
+    def add_run_labels(self, run: Run[Any]) -> None:
+        """Add the labels of a run that the function has read to those of the call."""
+        if added := run.labels.keys() - self.run.labels.keys():
+            self.on_labels(join_labels(added))
+
+
+# The call whose function runs in this context; None outside of calls, and while a run is executed within one.
+executing_call: Final[ContextVar[ExecutingCall | None]] = ContextVar("executing_call", default=None)
+
+
+def current_call() -> ExecutingCall | None:
+    """Return the call whose function is executing in this task or thread; None if there is none."""
+    call = executing_call.get()
+    return None if call is None or call.is_over else call
+
+
+def outside_calls(work: Awaitable[T]) -> Awaitable[T]:
+    """Return an awaitable for work of the engine: no run that starts in it is one of the function of a call."""
+    if executing_call.get() is None:
+        return work
+    context = copy_context()
+    context.run(executing_call.set, None)
+    return in_copied_context(work, context=context)
+
+
+def report_read_run(run: Run[Any]) -> None:
+    """Add the labels of a run to those of the executing call, because the function of its tool can read the run.
+
+    The run of a sub-agent reports its labels in the result of its call.
+    """
+    call = current_call()
+    if call is not None and run.header.parent != call.run.id:
+        call.add_run_labels(run)
