@@ -1,4 +1,4 @@
-"""Play pairs of programs again, and tell all that happens in them: `python -m tests.changed SEED...`."""
+"""Play pairs of programs again, and tell all that happens in them: `python -m tests.changed [POSTGRES_URL] SEED...`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def tell(line: str) -> None:
     sys.stdout.write(f"{line}\n")
 
 
-def main(seeds: list[str]) -> int:
+def main(words: list[str]) -> int:
     """Play each seed on the loop and the store that belong to it; return 1 where a promise was broken."""
-    broken = False
-    for seed in map(int, seeds):
-        with store_of(seed) as store:
+    broken, postgres = False, next((word for word in words if not word.isdecimal()), "")
+    for seed in [int(word) for word in words if word.isdecimal()]:
+        with store_of(seed, postgres) as store:
             world = play(seed, store, backend_of(seed), tell)
         tell(show(world))
         broken = broken or bool(world.wrong)

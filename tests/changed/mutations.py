@@ -84,23 +84,6 @@ def gated(names: Names, unit: Unit) -> Unit | None:
     return attrs.evolve(unit, **{field: not getattr(unit, field)})
 
 
-def of_another_kind(names: Names, unit: Unit) -> Unit | None:
-    """A function becomes an agent that has it as its tool, or the other way round."""
-    if unit.body == "function" and not unit.id.startswith("x"):
-        own = {"asks": False, "when": None, "undo": None, "after": (), "key": "", "name": f"{unit.name}i"}
-        inner = Program(id=names.new("p"), name=names.new("p"), is_flow=False, units=(attrs.evolve(unit, **own),))
-        return Unit(
-            id=unit.id,
-            name=unit.name,
-            body="agent",
-            inner=inner,
-            **{name: getattr(unit, name) for name in ("asks", "when", "undo", "after", "join")},
-        )
-    if unit.body != "function":
-        return attrs.evolve(unit, body="function", inner=None, item=None)
-    return None
-
-
 def condition_changed(names: Names, unit: Unit) -> Unit | None:
     """Another `when`."""
     return attrs.evolve(unit, when=names.dice.choice((None, True, False, False)))
@@ -138,7 +121,6 @@ UNIT_CHANGES: Final[tuple[UnitChange, ...]] = (
     gated,
     gated,
     gated,
-    of_another_kind,
     condition_changed,
     key_changed,
     undo_changed,
@@ -191,9 +173,26 @@ def rewired(names: Names, program: Program) -> Program | None:
     return attrs.evolve(program, units=(*program.units[:at], changed, *program.units[at + 1 :]))
 
 
-def planner_changed(_names: Names, program: Program) -> Program | None:
-    """A planner is added or removed."""
-    return None if program.is_flow else attrs.evolve(program, plans=not program.plans)
+def of_another_kind(names: Names, program: Program) -> Program | None:
+    """A function becomes an agent, a list, a loop or a flow that has its effect within, or the other way round."""
+    unit = names.dice.choice(program.units)
+    if unit.body != "function":
+        return _replace(program, unit, attrs.evolve(unit, body="function", inner=None, item=None))
+    kept = {name: getattr(unit, name) for name in ("asks", "when", "after", "join")}
+    own = {"asks": False, "when": None, "undo": None, "after": (), "join": JOINS[0], "key": "", "name": f"{unit.name}i"}
+    within = attrs.evolve(unit, **own)
+    body = names.dice.choice(("agent", "each", "until", "flow") if program.is_flow else ("agent",))
+    changed = Unit(id=unit.id, name=unit.name, body=body, **kept)
+    if body in ("each", "until"):
+        return _replace(program, unit, attrs.evolve(changed, item=within))
+    made = names.new("p")
+    inner = Program(id=made, name=f"{made}n", is_flow=body == "flow", units=(within,))
+    return _replace(program, unit, attrs.evolve(changed, inner=inner, undo=unit.undo))
+
+
+def planner_changed(names: Names, program: Program) -> Program | None:
+    """A planner is added or removed, or its plans are reviewed from now on."""
+    return None if program.is_flow else attrs.evolve(program, plans=names.dice.choice(("", "plans", "reviewed")))
 
 
 def limited(_names: Names, program: Program) -> Program | None:
@@ -207,6 +206,9 @@ PROGRAM_CHANGES: Final[tuple[ProgramChange, ...]] = (
     unit_removed,
     reordered,
     rewired,
+    of_another_kind,
+    of_another_kind,
+    planner_changed,
     planner_changed,
     limited,
 )

@@ -21,14 +21,14 @@ from agentfsm.core import events as e
 from agentfsm.core.errors import AgentError
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.ports import Store
-from agentfsm.stores import MemoryStore, SQLiteStore
+from agentfsm.stores import MemoryStore, PostgresStore, SQLiteStore
 from tests.changed.mutations import mutate
 from tests.changed.programs import INPUTS, Names, Program, Unit, build, describe, throw_program, walk
 from tests.changed.promises import broken_at, broken_in
 from tests.support.checks import Wrapped
 
 # Executions by which a run has to come to its end, once everything is decided that it asks for.
-ROUNDS: Final = 12
+ROUNDS: Final = 20
 # Seconds in which an execution ends, else it hangs: a guard, never a bound that a play relies on.
 HANG_S: Final = 60.0
 Read = dict[str, tuple[Run, tuple[e.Event, ...]]]
@@ -280,7 +280,8 @@ async def live(world: World, program: Program, how: str, kill_at: tuple[str, int
         if not world.is_dead:
             raise
     world.kill_at = None
-    if run is not None and not run.is_over and not run.pending:
+    is_idle = how == "worker" and before == await read(world)  # it sees a lease that was left until its time is up
+    if run is not None and not run.is_over and not run.pending and not is_idle:
         world.blame(f"6: {run.id} stops, and waits for nothing")
     for text in broken_at(world, await read(world)):
         world.blame(text)
@@ -309,9 +310,9 @@ def play(seed: int, store: Store, backend: str, tell: Callable[[str], None] = la
             how = dice.choice(("resume", "resume", "worker"))
             found = run(world.b, how, moment() if dice.random() < 0.4 else None)
             over = found is not None and found.is_over
-        turns = (world.a, world.b) if dice.random() < 0.4 else (world.b, world.b, world.a, world.a)
+        last = (world.a, world.b, world.a) if dice.random() < 0.4 else (world.b,) * 4
         for number in range(0 if over else ROUNDS):
-            found = run(turns[number % len(turns)], "resume", always=True)
+            found = run(last[number] if number < len(last) else world.a, "resume", always=True)
             over = found is not None and found.is_over
             if over:
                 break
@@ -335,10 +336,11 @@ def backend_of(seed: int) -> str:
 
 
 @contextmanager
-def store_of(seed: int) -> Iterator[Store]:
-    """Open the store of a seed, which is empty: in memory or in a file, in turns of two."""
+def store_of(seed: int, postgres: str = "") -> Iterator[Store]:
+    """Open the store of a seed: in memory or in a file, in turns of two; in a server if its address is given."""
     with tempfile.TemporaryDirectory() as folder:
-        store = SQLiteStore(f"{folder}/runs.db") if seed % 4 > 1 else MemoryStore()
+        file = SQLiteStore(f"{folder}/runs.db") if seed % 4 > 1 else MemoryStore()
+        store = PostgresStore(postgres, schema="changed") if postgres else file
         try:
             yield store
         finally:

@@ -88,8 +88,8 @@ class Program:
     name: str
     is_flow: bool
     units: tuple[Unit, ...]
-    plans: bool = False
-    # Whether the agent has a planner.
+    plans: str = ""
+    # Whether the agent has a planner: "plans", or "reviewed" where a person approves the plan.
     tool_calls: int | None = None
     # The limit.
 
@@ -103,8 +103,8 @@ def walk(units: tuple[Unit, ...]) -> Iterator[Unit]:
 
 def describe(program: Program, indent: str = "") -> str:
     """Return a program as text, one line for each unit, with what is not the default."""
-    traits = [name for name in ("plans", "tool_calls") if getattr(program, name)]
-    lines = [f"{indent}{'flow' if program.is_flow else 'agent'} {program.name} {' '.join(traits)}".rstrip()]
+    limit = "" if program.tool_calls is None else f"tool_calls={program.tool_calls}"
+    lines = [f"{indent}{'flow' if program.is_flow else 'agent'} {program.name} {program.plans} {limit}".rstrip()]
     for unit in program.units:
         lines.append(_describe_unit(unit, indent + "  "))
     return "\n".join(lines)
@@ -153,7 +153,8 @@ def throw_program(names: Names, *, depth: int = 0, is_flow: bool | None = None) 
         units.append(unit)
     if is_flow and dice.random() < 0.3:
         units[-1] = attrs.evolve(units[-1], body="function", inner=None, item=None, fails=True, undo=None)
-    return Program(id=made, name=f"{made}n", is_flow=is_flow, units=tuple(units), plans=not is_flow and dice.random() < 0.2)
+    plans = dice.choice(("", "", "", "plans", "reviewed")) if not is_flow else ""
+    return Program(id=made, name=f"{made}n", is_flow=is_flow, units=tuple(units), plans=plans)
 
 
 JOINS: Final = ("all_success", "all_success", "all_done", "any")
@@ -170,7 +171,7 @@ def throw_unit(names: Names, *, depth: int, is_step: bool, bodies: tuple[str, ..
     elif body in ("each", "until"):
         inside = ("function", "function", "agent") if depth < 2 else ("function",)
         item = throw_unit(names, depth=depth + 1, is_step=True, bodies=inside)
-        unit = attrs.evolve(unit, item=attrs.evolve(item, undo=None if body == "until" else item.undo, when=None))
+        unit = attrs.evolve(unit, item=attrs.evolve(item, when=None))
     else:
         unit = attrs.evolve(
             unit,
@@ -221,11 +222,17 @@ def _reply(program: Program, world: World, request: Request) -> Line:
     """Ask for what was never asked for and is not told as done, one or two calls at once; then answer."""
     told = " ".join(message.text for message in request.messages)
     calls = [each.name for message in request.messages for each in getattr(message, "calls", ())]
-    known = {world.ids.get(name) for name in calls} | set(re.findall(r"\b[ux]\d+(?=:)", told))
-    wanted = [unit for unit in program.units if unit.id not in known]
+    wanted = _untold(program, world, " ".join([told, *calls]))
     if not wanted:
         return say(f"{program.id}:answer")
     return say("", *[call(unit.name, **_arguments(unit)) for unit in wanted[: 1 + len(program.id) % 2]])
+
+
+def _untold(program: Program, world: World, told: str) -> list[Unit]:
+    """Return the units that a text tells nothing of: neither their names of any program, nor their results."""
+    known = {world.ids.get(name) for name in re.findall(r"\b[ux]\d+[a-z]+", told)}
+    known |= set(re.findall(r"\b[uxp]\d+(?=:)", told))
+    return [unit for unit in program.units if known.isdisjoint({unit.id, unit.inner.id if unit.inner else unit.id})]
 
 
 def _arguments(unit: Unit) -> dict[str, Any]:
@@ -239,16 +246,14 @@ def _build_planner(program: Program, world: World) -> Planner:
         told = " ".join(message.text for message in request.messages)
         first = re.search(r'"id": (\d+)', f"{request.instructions} {told}")
         work = told.partition('"tools": ')[0] + told.partition('"results": ')[2]
-        done = {world.ids.get(name) for name in re.findall(r"\b[ux]\d+[a-z]+", work)}
-        done |= set(re.findall(r"\b[ux]\d+(?=:)", work))
-        wanted = [unit for unit in program.units if unit.id not in done]
+        wanted = _untold(program, world, work)
         steps = [
             {"id": number, "tool": unit.name, "arguments": _arguments(unit)}
             for number, unit in enumerate(wanted, int(first[1]) if first else 1)
         ]
         return say(json.dumps({"steps": steps}))
 
-    return Planner(model=FunctionModel(plan), replans=1)
+    return Planner(model=FunctionModel(plan), replans=1, review=program.plans == "reviewed")
 
 
 def _declare(unit: Unit) -> dict[str, Any]:
@@ -324,7 +329,7 @@ def _build_step(unit: Unit, world: World, named: dict[str, str], taken: tuple[st
         case _:
             assert unit.item is not None
             own = unit.item.name
-            repeated = _build_step(unit.item, world, {}, (own,))
+            repeated = _build_step(attrs.evolve(unit.item, when=None, undo=None), world, {}, (own,))
             done = _with_parameters(lambda **results: f":{TIMES}" in str(results[own]), (own,))
             made = until(
                 repeated, done, times=TIMES, on_limit="accept", name=unit.name, compensate=undo, **order, **options

@@ -92,13 +92,24 @@ def _repeated(world: World, found: Read) -> Iterator[str]:
         if before is None:
             continue
         what = f"{effect.unit.id} ({effect.unit.name} {effect.run_id} {effect.call_id})"
-        by_person = any(place < seen <= at and unit == effect.unit.id for seen, unit in world.reruns)
+        by_person = _by_person(world, effect, place, at)
         if before.call != effect.call and not by_person:
             yield f"1: {what} happened before as {before.unit.name} {before.run_id} {before.call_id}"
         elif not by_person and not (_repeatable(before) and _repeatable(effect)):
             yield f"1: {what} happened twice, and its declarations forbid it"
         elif before.call == effect.call and (before.key, before.arguments) != (effect.key, effect.arguments):
             yield f"1: {what} was repeated as {effect.key} {effect.arguments}, and not {before.key} {before.arguments}"
+    for at, effect in enumerate(world.book):  # a call that was carried out by one kind of thing, and then by another
+        for place, before in enumerate(world.book[:at]):
+            one, other = (f"{each.run_id}.{each.call_id}." for each in (before, effect))
+            is_within = one != other and (one.startswith(other) or other.startswith(one))
+            if before.unit.id == effect.unit.id and is_within and not _by_person(world, effect, place, at):
+                yield f"1: {before.unit.id} happened as {one}, and again as {other}"
+
+
+def _by_person(world: World, effect: Effect, place: int, at: int) -> bool:
+    """Whether a person has had a unit run again between two places of the book."""
+    return any(place < seen <= at and unit == effect.unit.id for seen, unit in world.reruns)
 
 
 def _repeatable(effect: Effect) -> bool:
@@ -110,6 +121,7 @@ def broken_in(world: World, found: Read, audit: Sequence[AuditRecord]) -> Iterat
     """Yield what does not hold in the end."""
     yield from _arguments(world)
     yield from _compensations(world, found)
+    yield from _approved(world, found)
     told = {(each.run_id, each.call_id): each for each in audit}
     for effect in world.book:
         what = f"{effect.unit.name} {effect.run_id} {effect.call_id}"
@@ -134,6 +146,15 @@ def _arguments(world: World) -> Iterator[str]:
                 for text in _texts(value):
                     if text.partition(":")[0] not in allowed:
                         yield f"4: {effect.unit.name} {effect.run_id} {effect.call_id} took {value!r} as {name}"
+
+
+def _approved(world: World, found: Read) -> Iterator[str]:
+    """What a person has to let run, as the program is that runs it, was let run by one."""
+    for effect in world.book:
+        _, events = found[effect.run_id]
+        yes = {event.call_id for event in events if isinstance(event, e.ApprovalGiven)}
+        if effect.unit.asks and not yes & {effect.call_id, effect.call_id.partition(".")[0]}:
+            yield f"8: {effect.unit.name} {effect.run_id} {effect.call_id} acted, and nobody was asked"
 
 
 def _texts(value: Any) -> Iterator[str]:
