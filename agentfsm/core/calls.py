@@ -14,7 +14,8 @@ from agentfsm.core.events import Guarded
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.header import Header
 from agentfsm.core.messages import JSON, AssistantMessage, Message, Outcome, ToolCall, ToolResult
-from agentfsm.core.pending import Pending
+from agentfsm.core.pending import Pending, PendingKind
+from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.value import Value
 
 
@@ -34,6 +35,8 @@ class Phase(StrEnum):
 ERROR_OUTCOMES: Final = frozenset({Outcome.FAILED, Outcome.TIMED_OUT})
 # Phases that end only by a decision or input from outside.
 UNDECIDED_PHASES: Final = frozenset({Phase.AWAITING_APPROVAL, Phase.OUTCOME_UNKNOWN, Phase.PAUSED})
+# Policies for a call whose outcome is unknown, the strictest last. "check" is a function that finds the outcome out.
+POLICIES: Final = ("rerun", "check", "fail", "ask")
 
 
 @attrs.frozen(kw_only=True)
@@ -69,7 +72,17 @@ class OpenCall(Value):
     """Seconds from that start until the call was cut off; 0 if unknown or not cut off."""
 
     read_only: bool = False
-    """Whether its tool was declared read-only when the call started."""
+    """Whether its tool was declared read-only at all starts."""
+
+    kind: ToolKind = ToolKind.DIRECT
+    """Whether its tool called a function or an agent when the call started."""
+
+    on_unknown: str = ""
+    """Strictest of `POLICIES` that its tool declared at the starts since a person decided; empty if it never started.
+    """
+
+    approved: str = ""
+    """Hash of the tool and the arguments that a person has approved; empty if none was needed."""
 
     expires_at: float | None = None
     """Time at which the approval request expires, seconds since 1970; None if there is none."""
@@ -81,7 +94,9 @@ class OpenCall(Value):
     """Hash of the tool and the arguments that the person decides on."""
 
     error: str = ""
-    """Reason why the last approval was not carried out, while the person is asked again; else empty."""
+    """Reason why the last approval was not carried out, or why the call is not run again, while a person is asked; else
+    empty.
+    """
 
     pending: tuple[Pending, ...] = ()
     """Things that the call waits for in the phase PAUSED."""
@@ -95,6 +110,16 @@ class OpenCall(Value):
     result: ToolResult | None = None
     """Result of the call in the phase FINISHED, else None."""
 
+    @property
+    def lacks_tool(self) -> bool:
+        """Whether this is a step of a plan that waits for a program that has its tool."""
+        return self.phase is Phase.PAUSED and any(item.kind is PendingKind.MISSING for item in self.pending)
+
+    @property
+    def may_have_acted(self) -> bool:
+        """Whether the call has started and its tool may have had an effect, so that no record may deny that it ran."""
+        return self.attempts > 0 and not self.read_only
+
     def build_result(self, outcome: Outcome, content: str) -> ToolResult:
         """Build a result that does not come from the tool, with the call's start, duration and attempts."""
         return ToolResult(
@@ -107,6 +132,11 @@ class OpenCall(Value):
             duration_s=self.duration_s,
             attempts=self.attempts,
         )
+
+
+def stricter_policy(one: str, other: str) -> str:
+    """Return the stricter of two `POLICIES` for a call whose outcome is unknown."""
+    return max(one, other, key=POLICIES.index)
 
 
 @attrs.frozen(kw_only=True)

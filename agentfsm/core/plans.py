@@ -16,6 +16,7 @@ from agentfsm.core.calls import OpenCall, build_idempotency_key
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.header import Header
 from agentfsm.core.messages import JSON, ErrorType, MessageOrigin, Outcome, TextPart, ToolCall, ToolResult, UserMessage
+from agentfsm.core.plan_kinds import PlanKind
 from agentfsm.core.validation import ValueRule, require_tuple
 from agentfsm.core.value import Value
 
@@ -31,6 +32,17 @@ JOINS: Final = ("all_success", "all_done", "any")
 _STEP: Final = "$step"
 _PATH: Final = "path"
 _TEXT: Final = "$text"
+
+
+@attrs.frozen(kw_only=True)
+class Compensation(Value):
+    """The call that undoes a step, as it was declared when the plan was made."""
+
+    tool: str
+    """Name of the tool."""
+
+    arguments: Mapping[str, JSON] = attrs.field(factory=dict)
+    """Arguments of the tool, as in `PlanStep.arguments`. They may refer to the step and to those in its `after`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -71,6 +83,12 @@ class PlanStep(Value):
 
     description: str = ""
     """Purpose of the step, for people."""
+
+    compensation: Compensation | None = None
+    """Call that undoes the step if the flow fails after it; None if there is none. Only in plans of flows."""
+
+    undoes: int = 0
+    """Id of the step that this one undoes; 0 for a step that undoes none. Only in plans of flows."""
 
     def describe(self) -> str:
         """Return the step as one line."""
@@ -142,9 +160,7 @@ class Plan(Value):
         return flaws
 
 
-_STEP_FIELDS: Final = frozenset(
-    {"id", "tool", "arguments", "question", "goal", "tools", "after", "join", "description"}
-)
+_STEP_FIELDS: Final = frozenset(field.name for field in attrs.fields(PlanStep))
 
 
 def _write_step(step: PlanStep) -> JSON:
@@ -178,7 +194,30 @@ def _read_step(place: int, value: object, errors: list[str]) -> PlanStep:
         errors.append(f"step {place}: 'join' is one of {', '.join(JOINS)}")
     texts = {name: value.get(name) or "" for name in ("tool", "question", "goal", "description")}
     errors += [f"step {place}: {name!r} is a text" for name, text in texts.items() if not isinstance(text, str)]
-    return PlanStep(id=number, arguments=dict(arguments), tools=tuple(tools), after=tuple(after), join=join, **texts)
+    undoes = value.get("undoes", 0)
+    if type(undoes) is not int:
+        errors.append(f"step {place}: 'undoes' is the number of a step")
+    return PlanStep(
+        id=number,
+        arguments=dict(arguments),
+        tools=tuple(tools),
+        after=tuple(after),
+        join=join,
+        compensation=_read_compensation(place, value.get("compensation"), errors),
+        undoes=undoes,
+        **texts,
+    )
+
+
+def _read_compensation(place: int, value: object, errors: list[str]) -> Compensation | None:
+    if value is None:
+        return None
+    if isinstance(value, Mapping) and isinstance(value.get("tool"), str):
+        arguments = value.get("arguments", {})
+        if isinstance(arguments, Mapping):
+            return Compensation(tool=value["tool"], arguments=dict(arguments))
+    errors.append(f"step {place}: 'compensation' is an object with 'tool' and 'arguments'")
+    return None
 
 
 def ready(
@@ -312,6 +351,18 @@ class PlanProgress(Value):
     closed: tuple[OpenCall, ...] = ()
     """Closed calls of all plans, with their results, in the order of their start."""
 
+    kind: PlanKind = PlanKind.FORWARD
+    """Purpose of the newest plan, also before it is accepted."""
+
+    maker: str = ""
+    """Kind of program that the plans belong to: "flow", "each" or "until"; empty for those of a planner."""
+
+    forward: Plan | None = None
+    """The newest accepted plan that is not a compensation; None before one is accepted."""
+
+    approved_tools: Mapping[str, str] = attrs.field(factory=dict)
+    """Digests of the tools that the approval of the plan covers, by name; empty if no person has approved it."""
+
     @property
     def results(self) -> dict[int, JSON]:
         """Results of the finished steps, by id: JSON values, or texts."""
@@ -364,6 +415,39 @@ class PlanProgress(Value):
             return False
         others = 1 if opened and opened[0].call.name == PLAN_TOOL else 0
         return len(opened) - others >= len(self.plan.steps)
+
+
+def list_steps(plan: Plan | None, entries: Iterable[OpenCall]) -> list[OpenCall]:
+    """Return the calls that carry out steps of a plan, in their order."""
+    own = set() if plan is None else {step.id for step in plan.steps}
+    return [entry for entry in entries if entry.call.name != PLAN_TOOL and _step_id(entry.call) in own]
+
+
+def build_compensations(progress: PlanProgress, *, in_order: bool) -> Plan | None:
+    """Return the plan that undoes the steps that have succeeded, the last first; None if there is none to undo.
+
+    Args:
+        progress: The plans of the run. The compensations are those that the plan in the journal names.
+        in_order: Whether each waits for the end of the one before.
+    """
+    steps = {} if progress.forward is None else {step.id: step for step in progress.forward.steps}
+    done = [_step_id(entry.call) for entry in list_steps(progress.forward, progress.closed) if _has_succeeded(entry)]
+    undone = list[PlanStep]()
+    for number in reversed(done):
+        if (undo := steps[number].compensation) is None:
+            continue
+        after = {*_iter_references(undo.arguments), *([undone[-1].id] if in_order and undone else [])}
+        undone.append(
+            PlanStep(
+                id=progress.next_id + len(undone),
+                tool=undo.tool,
+                arguments=undo.arguments,
+                after=tuple(sorted(after)),
+                join="all_done",
+                undoes=number,
+            )
+        )
+    return Plan(steps=tuple(undone)) if undone else None
 
 
 def find_step_number(call_id: str) -> int | None:

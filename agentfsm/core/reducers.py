@@ -10,7 +10,15 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from agentfsm.core import events as e
-from agentfsm.core.calls import ERROR_OUTCOMES, UNDECIDED_PHASES, FailureRecord, Inquiry, OpenCall, Phase
+from agentfsm.core.calls import (
+    ERROR_OUTCOMES,
+    UNDECIDED_PHASES,
+    FailureRecord,
+    Inquiry,
+    OpenCall,
+    Phase,
+    stricter_policy,
+)
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.history import History
 from agentfsm.core.inbox import InputKind
@@ -20,12 +28,14 @@ from agentfsm.core.machine import next_state
 from agentfsm.core.messages import Outcome, SystemMessage, ToolResult, UserMessage
 from agentfsm.core.notes import NOTE_TOOL, Note, update_notes
 from agentfsm.core.pending import Pending, PendingKind
+from agentfsm.core.plan_kinds import PlanKind
 from agentfsm.core.plans import ENGINE_TOOLS, PlanProgress, accepted_plan, build_results_note
 from agentfsm.core.recalled_items import build_recall_note
 from agentfsm.core.run_fields import RunFields, find_open_call_index
 from agentfsm.core.segments import Span, default_segments, render_segments
 from agentfsm.core.text_safety import FENCE_NOTE
 from agentfsm.core.tier_choice import TierChoice
+from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.verdict import Action
 
 Changes = dict[str, Any]
@@ -190,8 +200,10 @@ def _locate_call(run: RunFields, event: e.Event, call_id: str) -> tuple[list[Ope
     """Return the open calls as a list, and the index of the event's call; raise if its phase refuses the event."""
     entries = list(run.open)
     index = find_open_call_index(run, call_id)
-    if entries[index].phase not in _ALLOWED_PHASES[type(event)]:
-        phase = entries[index].phase
+    phase = entries[index].phase
+    if phase is Phase.PAUSED and entries[index].lacks_tool:  # it has its tool again, and begins
+        phase = Phase.INTENDED
+    if phase not in _ALLOWED_PHASES[type(event)]:
         raise MisuseError(f"{type(event).__name__} does not fit the call {call_id} of run {run.id}: it is {phase}")
     return entries, index
 
@@ -231,6 +243,8 @@ def _reduce_planned(run: RunFields, event: e.Planned) -> Changes:
         is_approved=is_approved,
         is_stale=False,
         objection="",
+        kind=event.kind,
+        maker=event.maker,
     )
     return {"plan": plan, "open": (OpenCall(call=event.call),), "usage": run.usage + event.usage}
 
@@ -261,15 +275,25 @@ def add_counts(counts: Mapping[str, int], more: Mapping[str, int]) -> Mapping[st
 
 def _reduce_tool_started(run: RunFields, event: e.ToolStarted) -> Changes:
     entry = run.open_call(event.call_id)
+    policy = event.on_unknown or ("rerun" if event.repeatable else "ask")
+    facts: Changes = {} if not event.key else {"call": attrs.evolve(entry.call, key=event.key)}
+    if entry.attempts:  # the first start may have had an effect, whatever its tool is now
+        facts |= {"read_only": entry.read_only and event.read_only, "kind": entry.kind}
+        policy = stricter_policy(entry.on_unknown or policy, policy)
     changes = _evolve_call(
         run,
         event,
-        phase=Phase.RUNNING,
-        attempts=entry.attempts + event.attempts,
-        started_at=event.since or event.at,
-        duration_s=0.0,
-        read_only=event.read_only,
-        pending=(),
+        **{
+            "phase": Phase.RUNNING,
+            "attempts": entry.attempts + event.attempts,
+            "started_at": event.since or event.at,
+            "duration_s": 0.0,
+            "read_only": event.read_only,
+            "kind": event.kind,
+            "on_unknown": policy,
+            "pending": (),
+            **facts,
+        },
     )
     if event.labels:
         changes["labels"] = _add_labels(run, event.labels, name=entry.call.name, call_id=event.call_id)
@@ -279,10 +303,12 @@ def _reduce_tool_started(run: RunFields, event: e.ToolStarted) -> Changes:
 def _reduce_tool_cut_off(run: RunFields, event: e.ToolCutOff) -> Changes:
     if not event.undone:
         return _evolve_call(run, event, started_at=event.started_at, duration_s=event.duration_s)
-    attempts = run.open_call(event.call_id).attempts - 1
+    was = run.open_call(event.call_id)
+    attempts = was.attempts - 1
     if attempts:  # an earlier attempt has run
         return _evolve_call(run, event, attempts=attempts)
-    return _evolve_call(run, event, phase=Phase.APPROVED, attempts=0, started_at=0.0)
+    phase = Phase.APPROVED if was.approved or was.inquiry is not None else Phase.INTENDED
+    return _evolve_call(run, event, phase=phase, attempts=0, started_at=0.0, on_unknown="", kind=ToolKind.DIRECT)
 
 
 def _reduce_tool_finished(run: RunFields, event: e.ToolFinished) -> Changes:
@@ -309,14 +335,22 @@ def _reduce_tool_finished(run: RunFields, event: e.ToolFinished) -> Changes:
     if was.guarded is not None and was.guarded.counts and not result.attempts:
         changes["counted"] = add_counts(changes.get("counted", run.counted), {was.call.name: -1})
     if run.reply is None and run.plan is not None and (plan := accepted_plan(entries[index])) is not None:
-        changes["plan"] = attrs.evolve(run.plan, plan=plan)
+        forward = run.plan.forward if run.plan.kind is PlanKind.COMPENSATION else plan
+        changes["plan"] = attrs.evolve(run.plan, plan=plan, forward=forward)
     return changes
 
 
 def _reduce_tool_lost(run: RunFields, event: e.ToolLost) -> Changes:
     losses = run.open_call(event.call_id).losses + 1
     return _evolve_call(
-        run, event, phase=Phase.OUTCOME_UNKNOWN, losses=losses, expires_at=None, digest="", error="", pending=()
+        run,
+        event,
+        phase=Phase.OUTCOME_UNKNOWN,
+        losses=losses,
+        expires_at=None,
+        digest="",
+        error=event.reason,
+        pending=(),
     )
 
 
@@ -355,12 +389,19 @@ def _reduce_approval_asked(run: RunFields, event: e.ApprovalAsked) -> Changes:
 def _reduce_approval_given(run: RunFields, event: e.ApprovalGiven) -> Changes:
     if run.plan is not None and event.call_id == f"p{run.plan.number}":
         return _approve_plan(run, event, run.plan)
+    own = run.open_call(event.call_id)
+    facts: Changes = {
+        "phase": Phase.APPROVED,
+        "expires_at": None,
+        "error": "",
+        "on_unknown": "",  # a person has decided on the starts before
+        "approved": event.digest or own.digest,
+    }
     if event.arguments is None:
-        return _evolve_call(run, event, phase=Phase.APPROVED, expires_at=None, error="")
+        return _evolve_call(run, event, **facts)
     # The person's arguments also replace the model's in the message that asked for the call.
-    own = run.open_call(event.call_id).call
-    call = attrs.evolve(own, arguments=event.arguments, key=event.key or own.key)
-    changes = _evolve_call(run, event, phase=Phase.APPROVED, expires_at=None, error="", call=call)
+    call = attrs.evolve(own.call, arguments=event.arguments, key=event.key or own.call.key)
+    changes = _evolve_call(run, event, **facts, call=call)
     calls = tuple([entry.call for entry in changes["open"]])
     return {**changes, "reply": None if run.reply is None else attrs.evolve(run.reply, calls=calls)}
 

@@ -11,6 +11,7 @@ from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import AssistantMessage
+from agentfsm.core.plan_kinds import PlanKind
 from agentfsm.core.plans import Plan, PlanProgress, build_plan_call
 from agentfsm.core.usage import Purpose, Usage
 from agentfsm.engine.execution.outcome import StepOutcome
@@ -130,8 +131,20 @@ async def _make_plan(
     if plan is None:
         return StepOutcome((_drop_plan("No plan is needed.", spent),))
     journal.log.info("planned", turn=journal.run.turn, steps=len(plan.steps))
-    call = build_plan_call(journal.run.header, progress.number + 1, plan)
-    made = e.Planned(call=call, reason=failure, usage=usage, purpose=purpose, model=model, request=digest)
+    kind = PlanKind.FORWARD if not failure or not progress.number else PlanKind.REPLAN
+    if kind is PlanKind.REPLAN and planner.fixed:
+        kind = PlanKind.COMPENSATION
+    made = e.Planned(
+        call=build_plan_call(journal.run.header, progress.number + 1, plan),
+        reason=failure,
+        usage=usage,
+        purpose=purpose,
+        model=model,
+        request=digest,
+        kind=PlanKind.REPLAN if calls else kind,
+        continues=0 if progress.is_stale and not planner.fixed else progress.number,
+        maker=planner.maker,
+    )
     return StepOutcome((made,))
 
 

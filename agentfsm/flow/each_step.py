@@ -14,11 +14,21 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import JSON, ErrorType, Outcome
-from agentfsm.core.plans import Plan, PlanStep, find_step_number, is_skipped, read_content
+from agentfsm.core.plan_kinds import PlanKind
+from agentfsm.core.plans import (
+    Compensation,
+    Plan,
+    PlanProgress,
+    PlanStep,
+    build_compensations,
+    find_step_number,
+    is_skipped,
+    read_content,
+)
 from agentfsm.core.validation import FUNCTION, STRING, ValueRule
 from agentfsm.flow.agent_steps import check_json, make_child_step
 from agentfsm.flow.child_flows import REPEATED_TIMEOUT_S, build_repeating_agent, check_inputs, write_inputs
-from agentfsm.flow.flow_plan import has_outcome, is_failure, list_steps, read_inputs, shorten_reason
+from agentfsm.flow.flow_plan import find_steps, has_outcome, is_failure, read_inputs, shorten_reason
 from agentfsm.flow.steps import Condition, Names, Step, check_options, join_names, log
 from agentfsm.ports.policies import PlanAsk, PlanEnd, PlanMaker, PlanRequest
 from agentfsm.tools.run_context import RunContext, ToolReturn
@@ -180,12 +190,6 @@ def _make_each_step(
     )
 
 
-def _build_step(step: Step, number: int, values: Mapping[str, JSON], after: tuple[int, ...] = ()) -> PlanStep:
-    """Return the step of an item, with the values that it takes."""
-    arguments = {name: values[name] for name in step.names if name in values}
-    return PlanStep(id=number, tool=step.name, arguments=arguments, after=after)
-
-
 @attrs.define(eq=False, repr=False, kw_only=True)
 class EachPlan(PlanMaker):
     """Plans a step for each item of a list, and after a failure a compensation for each item that has succeeded."""
@@ -214,6 +218,7 @@ class EachPlan(PlanMaker):
     """Name of the list of these results among the inputs; empty if there is none."""
 
     fixed = True
+    maker = "each"
     replans = 1
 
     def __attrs_post_init__(self) -> None:
@@ -280,23 +285,34 @@ class EachPlan(PlanMaker):
     async def plan(self, request: PlanRequest, ask: PlanAsk) -> Plan | None:  # noqa: ARG002  no model is asked
         """Return a step for each item; after a failure, the compensations of the items that have succeeded."""
         values = read_inputs(request.run)
-        items: Any = values[self.over]
-        undo = self.step.compensate
-        if request.failure and undo is not None:
-            done = sorted(self._find_done(request.run), reverse=True)
-            return Plan(
-                steps=tuple(
-                    _build_step(
-                        undo, number, {**values, self.item: items[item - 1], self.step.name: {"$step": item}}, (item,)
-                    )
-                    for number, item in enumerate(done, request.next_id)
-                )
-            )
-        return Plan(
-            steps=tuple(
-                _build_step(self.step, number, self._read_values(values, number))
-                for number in self._list_numbers(values)
-            )
+        if request.failure:
+            return build_compensations(self._complete(request.run, values), in_order=False)
+        return Plan(steps=tuple([self._plan_item(values, number) for number in self._list_numbers(values)]))
+
+    def _complete(self, run: Run, values: Mapping[str, Any]) -> PlanProgress:
+        """Return the plans of a run. Format 4 did not record compensations, so that of the program is taken."""
+        progress = run.plan or PlanProgress()
+        if progress.maker or progress.forward is None:
+            return progress
+        steps = [
+            attrs.evolve(each, compensation=self._plan_item(values, each.id).compensation)
+            for each in progress.forward.steps
+        ]
+        return attrs.evolve(progress, forward=attrs.evolve(progress.forward, steps=tuple(steps)))
+
+    def _plan_item(self, values: Mapping[str, Any], number: int) -> PlanStep:
+        """Return the step of an item, with the call that undoes it."""
+        known = self._read_values(values, number)
+        compensation = None
+        if (undo := self.step.compensate) is not None:
+            found: dict[str, JSON] = {**known, self.step.name: {"$step": number}}
+            arguments = {name: found[name] for name in undo.names if name in found}
+            compensation = Compensation(tool=undo.name, arguments=arguments)
+        return PlanStep(
+            id=number,
+            tool=self.step.name,
+            arguments={name: known[name] for name in self.step.names if name in known},
+            compensation=compensation,
         )
 
     def _read_values(self, values: Mapping[str, Any], number: int) -> dict[str, JSON]:
@@ -312,32 +328,25 @@ class EachPlan(PlanMaker):
         condition = Condition(self.undoes.when)
         return [number for number, item in items if condition.holds({**values, self.item: item})]
 
-    def _find_done(self, run: Run) -> list[int]:
-        return [find_step_number(entry.call.id) or 0 for entry in list_steps(run) if has_outcome(entry, Outcome.DONE)]
-
     # The end.
 
     def conclude(self, run: Run) -> PlanEnd | None:
         """Return the results, or the failure of the items; None if compensations come first."""
         values = read_inputs(run)
         items: Any = values[self.over]
-        ended = {
-            find_step_number(entry.call.id) or 0: entry.result for entry in list_steps(run) if entry.result is not None
-        }
+        progress = self._complete(run, values)
+        steps = () if progress.forward is None else progress.forward.steps
+        ended = {find_step_number(entry.call.id) or 0: entry.result for entry in find_steps(run) if entry.result}
         try:
             keys = self._list_keys(items)
         except Exception:  # noqa: BLE001  the function has changed since the run began
             keys = list(map(str, range(len(items))))
-        if unstarted := [number for number in self._list_numbers(values) if number not in ended]:
-            return PlanEnd(failure=f"{len(unstarted):,} of {len(items):,} items did not run")
+        unstarted = [step.id for step in steps if step.id not in ended]
+        if unstarted or not steps:
+            return PlanEnd(failure=f"{len(unstarted) or len(items):,} of {len(items):,} items did not run")
         failed = {number: result for number, result in ended.items() if is_failure(result)}
         if failed and self.fallback is attrs.NOTHING:
-            if (
-                run.plan is not None
-                and run.plan.number == 1
-                and self.step.compensate is not None
-                and self._find_done(run)
-            ):
+            if progress.kind is PlanKind.FORWARD and build_compensations(progress, in_order=False) is not None:
                 return None
             return PlanEnd(failure=self._describe(run, len(items), keys, failed))
         answer = {
@@ -363,7 +372,7 @@ class EachPlan(PlanMaker):
         ]
         more = f" and {len(failed) - _NAMED_ITEMS:,} more" if len(failed) > _NAMED_ITEMS else ""
         text = f"{len(failed):,} of {count:,} items failed: {', '.join(first)}{more}"
-        undone = [entry for entry in list_steps(run, 2) if entry.result is not None]
+        undone = [entry for entry in find_steps(run, compensations=True) if entry.result is not None]
         if undone:
             done = len([entry for entry in undone if has_outcome(entry, Outcome.DONE)])
             text += f"; compensated: {done:,} of {len(undone):,} items that had succeeded"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +14,18 @@ from agentfsm.core.calls import UNDECIDED_PHASES, OpenCall, Phase
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.limits import Limits
 from agentfsm.core.messages import JSON, Outcome, Part, TextPart, ToolResult, as_parts
-from agentfsm.core.plans import JOINS, Plan, PlanStep, find_step_number, is_skipped, read_content
+from agentfsm.core.plan_kinds import PlanKind
+from agentfsm.core.plans import (
+    JOINS,
+    Compensation,
+    Plan,
+    PlanProgress,
+    PlanStep,
+    build_compensations,
+    is_skipped,
+    list_steps,
+    read_content,
+)
 from agentfsm.flow.steps import STEP_TIMEOUT_S, Step
 from agentfsm.ports.policies import PlanAsk, PlanEnd, PlanMaker, PlanRequest
 from agentfsm.tools.queue.result_text import remove_advice
@@ -30,8 +41,6 @@ _RESERVED_KEYS: Final = frozenset({"$step", "$text"})
 _REASON_CHARS: Final = 500
 # End of a reason that was longer.
 _CUT: Final = " ..."
-# Number of the plan with the steps; the compensations are the plan after it.
-_FORWARD: Final = 1
 
 
 class StepStatus(StrEnum):
@@ -127,6 +136,7 @@ class FlowPlan(PlanMaker):
     """Names of the inputs that have a default."""
 
     fixed = True
+    maker = "flow"
     replans = 1
 
     def __attrs_post_init__(self) -> None:
@@ -188,96 +198,99 @@ class FlowPlan(PlanMaker):
         return True
 
     async def plan(self, request: PlanRequest, ask: PlanAsk) -> Plan | None:  # noqa: ARG002  no model is asked
-        """Return the steps as a plan; after a failure, the compensations."""
+        """Return the steps as a plan; after a failure, the compensations that the plan in the journal names."""
+        if request.failure and request.run.plan is not None:
+            return build_compensations(self._complete(request.run.plan), in_order=True)
         values = read_inputs(request.run)
-        if request.failure:
-            return self._plan_compensations(request, values)
-        steps = [
-            PlanStep(
-                id=self.numbers[step.name],
-                tool=step.name,
-                arguments=self._build_arguments(step, values, self.numbers),
-                after=tuple(sorted([self.numbers[name] for name in step.depends_on])),
-                join=step.join,
+        return Plan(
+            steps=tuple(
+                [
+                    PlanStep(
+                        id=self.numbers[step.name],
+                        tool=step.name,
+                        arguments=self._build_arguments(step, values),
+                        after=tuple(sorted([self.numbers[name] for name in step.depends_on])),
+                        join=step.join,
+                        compensation=self._build_compensation(step, values),
+                    )
+                    for step in self.steps
+                ]
             )
-            for step in self.steps
-        ]
-        return Plan(steps=tuple(steps))
+        )
 
-    def _build_arguments(self, step: Step, values: Mapping[str, JSON], numbers: Mapping[str, int]) -> dict[str, JSON]:
-        """Return the arguments of a step: references by these numbers, null for other steps, and inputs."""
-        arguments: dict[str, JSON] = {}
-        for name in (*step.required, *step.optional):
-            if name in self.numbers:
-                arguments[name] = {"$step": numbers[name]} if name in numbers else None
-            elif name in values:
-                arguments[name] = values[name]
-        return arguments
+    def _build_arguments(self, step: Step, values: Mapping[str, JSON]) -> dict[str, JSON]:
+        """Return the arguments of a step: references to results of other steps, and inputs."""
+        found: dict[str, JSON] = {**values, **{name: {"$step": number} for name, number in self.numbers.items()}}
+        return {name: found[name] for name in step.names if name in found}
 
-    def _plan_compensations(self, request: PlanRequest, values: Mapping[str, JSON]) -> Plan:
-        steps = list[PlanStep]()
-        numbers = {  # those of the journal, since the flow may have changed
-            entry.call.name: find_step_number(entry.call.id) or 0
-            for entry in list_steps(request.run)
-            if has_outcome(entry, Outcome.DONE)
-        }
-        for number, step in enumerate(self._find_compensations(request.run), request.next_id):
-            arguments = self._build_arguments(step, values, numbers)
-            after = {numbers[name] for name in arguments if name in numbers} | ({number - 1} if steps else set())
-            steps.append(
-                PlanStep(id=number, tool=step.name, arguments=arguments, after=tuple(sorted(after)), join="all_done")
-            )
-        return Plan(steps=tuple(steps))
+    def _build_compensation(self, step: Step, values: Mapping[str, JSON]) -> Compensation | None:
+        if (undo := step.compensate) is None:
+            return None
+        return Compensation(tool=undo.name, arguments=self._build_arguments(undo, values))
 
-    def _find_compensations(self, run: Run) -> list[Step]:
-        """Return the compensations of the steps that have succeeded, in the reverse order of these."""
-        known = {step.name: step.compensate for step in self.steps}
-        done = [entry.call.name for entry in list_steps(run) if has_outcome(entry, Outcome.DONE)]
-        return [undo for name in reversed(done) if (undo := known.get(name)) is not None]
+    def _complete(self, progress: PlanProgress) -> PlanProgress:
+        """Return the plans of a run. Format 4 did not record compensations, so those of the program are taken."""
+        if progress.maker or progress.forward is None:
+            return progress
+        known = {each.name: self._build_compensation(each, {}) for each in self.steps}
+        steps = [attrs.evolve(each, compensation=known.get(each.tool)) for each in progress.forward.steps]
+        return attrs.evolve(progress, forward=attrs.evolve(progress.forward, steps=tuple(steps)))
 
     def conclude(self, run: Run) -> PlanEnd | None:
-        """Return the answer or the failure of a run whose steps have ended; None if compensations come first."""
+        """Return the answer or the failure of a run whose steps have ended; None if compensations come first.
+
+        The steps are those of the plan in the journal: another version of the flow changes nothing for a run that has
+        one.
+        """
+        if run.plan is None or run.plan.forward is None:
+            return PlanEnd(failure="its plan was not carried out")
+        progress, steps = self._complete(run.plan), run.plan.forward.steps
         statuses = self.find_statuses(run)
         unstarted = StepStatus.PENDING
         statuses = {name: StepStatus.NOT_RUN if each is unstarted else each for name, each in statuses.items()}
-        is_lost = any(name not in self.numbers for name, _ in list_failures(run, _FORWARD))  # no step of this version
-        if not is_lost and not any(self._fails(step, statuses) for step in self.steps):
-            needed = {name for step in self.steps for name in step.depends_on}
-            results = self.find_results(run)
-            last = {name: value for name, value in results.items() if name not in needed}
-            return PlanEnd(answer=json.dumps(last, ensure_ascii=False))
-        if run.plan is not None and run.plan.number == _FORWARD and run.plan.plan and self._find_compensations(run):
+        if not any(_fails(step, steps, statuses) for step in steps):
+            needed = {number for step in steps for number in step.after}
+            last = {step.tool for step in steps if step.id not in needed}
+            answer = {name: value for name, value in self.find_results(run).items() if name in last}
+            return PlanEnd(answer=json.dumps(answer, ensure_ascii=False))
+        if progress.kind is PlanKind.FORWARD and build_compensations(progress, in_order=True) is not None:
             return None
         return PlanEnd(failure=_describe_failure(run, statuses))
 
-    def _fails(self, step: Step, statuses: Mapping[str, StepStatus]) -> bool:
-        """Return whether the flow fails because of a step: it has not succeeded, and no "any" join stood in for it."""
-        if statuses[step.name] not in _ENDED_BADLY:
-            return False
-        behind = [each for each in self.steps if step.name in each.depends_on]
-        return not behind or any(each.join != "any" or statuses[each.name] in _ENDED_BADLY for each in behind)
-
     def find_statuses(self, run: Run) -> dict[str, StepStatus]:
-        """Return the status of each step, by name."""
-        is_past = run.is_over or (run.plan is not None and run.plan.number > _FORWARD)
-        found = dict.fromkeys(self.numbers, StepStatus.NOT_RUN if is_past else StepStatus.PENDING)
-        return found | {
-            entry.call.name: read_step_status(entry) for entry in list_steps(run) if entry.call.name in found
-        }
+        """Return the status of each step of the run, by name; without a plan, of each step of the flow."""
+        progress = run.plan
+        if progress is None or progress.forward is None:
+            return dict.fromkeys(self.numbers, StepStatus.NOT_RUN if run.is_over else StepStatus.PENDING)
+        is_past = run.is_over or progress.kind is PlanKind.COMPENSATION
+        names = [step.tool for step in progress.forward.steps]
+        found = dict.fromkeys(names, StepStatus.NOT_RUN if is_past else StepStatus.PENDING)
+        return found | {entry.call.name: read_step_status(entry) for entry in find_steps(run)}
 
     def find_results(self, run: Run) -> dict[str, JSON]:
         """Return the results of the steps that have succeeded, by name."""
         return {
             entry.call.name: read_content(entry.result.content)
-            for entry in list_steps(run)
+            for entry in find_steps(run)
             if entry.result is not None and entry.result.outcome is Outcome.DONE
         }
 
 
-def list_steps(run: Run, plan: int = _FORWARD) -> list[OpenCall]:
-    """Return the calls of the steps of a plan, in the order of their start."""
-    closed = () if run.plan is None else run.plan.closed
-    return [entry for entry in (*closed, *run.open) if entry.call.id.startswith(f"p{plan}.")]
+def _fails(step: PlanStep, steps: tuple[PlanStep, ...], statuses: Mapping[str, StepStatus]) -> bool:
+    """Return whether a flow fails because of a step: it has not succeeded, and no "any" join stood in for it."""
+    if statuses[step.tool] not in _ENDED_BADLY:
+        return False
+    behind = [each for each in steps if step.id in each.after]
+    return not behind or any(each.join != "any" or statuses[each.tool] in _ENDED_BADLY for each in behind)
+
+
+def find_steps(run: Run, *, compensations: bool = False) -> list[OpenCall]:
+    """Return the calls of the steps of a run, or of their compensations, in the order of their start."""
+    progress = run.plan
+    if progress is None:
+        return []
+    undoes = progress.plan if progress.kind is PlanKind.COMPENSATION else None
+    return list_steps(undoes if compensations else progress.forward, (*progress.closed, *run.open))
 
 
 def has_outcome(entry: OpenCall, outcome: Outcome) -> bool:
@@ -298,18 +311,19 @@ def read_step_status(entry: OpenCall) -> StepStatus:
 
 def _describe_failure(run: Run, statuses: Mapping[str, StepStatus]) -> str:
     """Return which steps failed and why, which did not run, and which were compensated."""
-    parts = [f"step {name} failed ({reason})" for name, reason in list_failures(run, _FORWARD)]
+    parts = [f"step {name} failed ({reason})" for name, reason in list_failures(find_steps(run))]
     if unstarted := [name for name, status in statuses.items() if status is StepStatus.NOT_RUN]:
         parts.append(f"not run: {', '.join(unstarted)}")
-    undone = [entry.call.name for entry in list_steps(run, _FORWARD + 1) if has_outcome(entry, Outcome.DONE)]
-    parts += [f"compensated by: {', '.join(undone)}"] if undone else []
-    parts += [f"compensation {name} failed ({reason})" for name, reason in list_failures(run, _FORWARD + 1)]
+    undone = find_steps(run, compensations=True)
+    done = [entry.call.name for entry in undone if has_outcome(entry, Outcome.DONE)]
+    parts += [f"compensated by: {', '.join(done)}"] if done else []
+    parts += [f"compensation {name} failed ({reason})" for name, reason in list_failures(undone)]
     return "; ".join(parts)
 
 
-def list_failures(run: Run, plan: int) -> list[tuple[str, str]]:
-    """Return the steps of a plan that have ended without success, with the reasons."""
-    ended = [(entry.call.name, entry.result) for entry in list_steps(run, plan) if entry.result is not None]
+def list_failures(entries: Iterable[OpenCall]) -> list[tuple[str, str]]:
+    """Return the steps that have ended without success, with the reasons."""
+    ended = [(entry.call.name, entry.result) for entry in entries if entry.result is not None]
     return [(name, shorten_reason(result)) for name, result in ended if is_failure(result)]
 
 

@@ -120,6 +120,7 @@ class UntilPlan(PlanMaker):
     """Whether the last result counts if the condition does not hold for it."""
 
     fixed = True
+    maker = "until"
     max_steps = 1
 
     def __attrs_post_init__(self) -> None:
@@ -147,7 +148,8 @@ class UntilPlan(PlanMaker):
         elif own in self.step.required:
             values[own] = None
         arguments = {name: values[name] for name in self.step.names if name in values}
-        step = PlanStep(id=request.next_id, tool=own, arguments=arguments, after=after if own in arguments else ())
+        tool = own if last is None else last.call.name  # that of the journal, since the step may have been renamed
+        step = PlanStep(id=request.next_id, tool=tool, arguments=arguments, after=after if own in arguments else ())
         return Plan(steps=(step,))
 
     def _find_last(self, run: Run) -> OpenCall | None:

@@ -231,6 +231,11 @@ class PlanMaker(Protocol):
     fixed: bool = False
     """Whether the plan belongs to the program: input does not replace it, and no person is asked for another one."""
 
+    maker: str = ""
+    """Kind of program that the plan belongs to, if `fixed`: "flow", "each" or "until". A run is not continued by a
+    program of another kind.
+    """
+
     frozen: bool = False
     """Whether results cannot lead to further calls: after the plan, the model is offered no tools."""
 

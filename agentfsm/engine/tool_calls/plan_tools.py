@@ -35,6 +35,8 @@ def build_plan_tools(planner: PlanMaker, registry: ToolRegistry) -> Mapping[str,
             plan = Plan.from_json(vars(arguments))
         except MisuseError as error:
             return str(error)
+        if planner.fixed:  # it comes from a program, and is carried out as it is in the journal
+            return None
         finished = range(1, plan.steps[0].id)  # an edited plan may refer to steps of the one before
         flaws = [*plan.find_flaws(finished, max_steps=planner.max_steps), *find_mode_flaws(plan, planner)]
         return "; ".join([*flaws, *find_tool_flaws(plan, registry)]) or None
@@ -61,9 +63,13 @@ def build_plan_tools(planner: PlanMaker, registry: ToolRegistry) -> Mapping[str,
 
 
 def find_mode_flaws(plan: Plan, planner: PlanMaker) -> Sequence[str]:
-    """Return the flaws of steps that the mode of the planner excludes."""
-    goals = [step.id for step in plan.steps if step.goal]
-    return [] if planner.mode == "hybrid" else [f"step {each}: plan the calls of tools, not goals" for each in goals]
+    """Return the flaws of steps that the mode of the planner excludes, or that only a flow may plan."""
+    goals = [step.id for step in plan.steps if step.goal and planner.mode != "hybrid"]
+    undone = [step.id for step in plan.steps if step.compensation is not None or step.undoes]
+    return [
+        *[f"step {each}: plan the calls of tools, not goals" for each in goals],
+        *[f"step {each}: leave out 'compensation' and 'undoes', which are for flows" for each in undone],
+    ]
 
 
 def find_tool_flaws(
