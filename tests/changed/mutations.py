@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 import attrs
 
 from tests.changed.programs import JOINS, Names, Program, Unit, throw_undo, throw_unit, walk
 
+# How likely a change is aimed at a call that is open.
+AIMED: Final = 0.7
 UnitChange = Callable[[Names, Unit], Unit | None]
 ProgramChange = Callable[[Names, Program], Program | None]
 
 
-def mutate(names: Names, program: Program) -> tuple[Program, list[str]]:
-    """Return a program that one or a few changes made of another one, and the names of the changes."""
+def mutate(names: Names, program: Program, aims: Collection[str]) -> tuple[Program, list[str]]:
+    """Return a program that one or a few changes made of another one, and the names of the changes.
+
+    Args:
+        names: Gives ids to what is new.
+        program: The program.
+        aims: Ids of the units that are changed rather than others.
+    """
     changes: list[str] = []
     wanted = names.dice.choice((1, 1, 2, 3))
     while len(changes) < wanted:
         change = names.dice.choice(UNIT_CHANGES) if names.dice.random() < 0.7 else names.dice.choice(PROGRAM_CHANGES)
-        changed = _apply(names, program, change)
+        changed = _apply(names, program, change, aims)
         if changed is not None and changed != program:
             program, changes = changed, [*changes, change.__name__]
     return program, changes
 
 
-def _apply(names: Names, program: Program, change: Any) -> Program | None:
+def _apply(names: Names, program: Program, change: Any, aims: Collection[str]) -> Program | None:
     """Apply a change to a unit or a program at a random place of a program."""
     programs = [program, *[unit.inner for unit in walk(program.units) if unit.inner is not None]]
     if change in PROGRAM_CHANGES:
         old: Any = names.dice.choice((program, *programs))
     else:
-        old = names.dice.choice(list(walk(names.dice.choice((program, *programs)).units)) or [None])
-    new = None if old is None else change(names, old)
+        units = list(walk(program.units))
+        old = names.dice.choice([each for each in units if each.id in aims and names.dice.random() < AIMED] or units)
+    new = change(names, old)
     return None if new is None else _replace(program, old, new)
 
 

@@ -65,6 +65,7 @@ class World:
     inner: Store
     tell: Callable[[str], None] = lambda _line: None
     dice: Random = attrs.field(init=False, default=attrs.Factory(lambda w: Random(w.seed), takes_self=True))
+    names: Names = attrs.field(init=False)
     a: Program = attrs.field(init=False)
     b: Program = attrs.field(init=False)
     changes: list[str] = attrs.field(init=False)
@@ -92,10 +93,14 @@ class World:
     # Whether the dead process leaves its leases behind.
 
     def __attrs_post_init__(self) -> None:
-        """Throw the programs."""
-        names = Names(self.dice)
-        self.a = throw_program(names)
-        self.b, self.changes = mutate(names, self.a)
+        """Throw the program that begins the run."""
+        self.names = Names(self.dice)
+        self.a = throw_program(self.names)
+        self.deploy(self.a, [])
+
+    def deploy(self, b: Program, changes: list[str]) -> None:
+        """Take a second program, and note what is where in both."""
+        self.b, self.changes = b, changes
         everything = list(walk((*self.a.units, *self.b.units)))
         self.ids = {unit.name: unit.id for unit in everything}
         lists = [each.item for each in everything if each.item is not None]
@@ -242,7 +247,7 @@ async def _decide_on(world: World, client: Any, item: Pending) -> None:
             else:
                 world.decided.add(which)
         case PendingKind.INPUT:
-            await client.send(item.run_id, "go on")
+            await (client.send(item.run_id, "go on") if dice.random() < 0.5 else client.cancel(item.run_id))
         case PendingKind.PAUSE | PendingKind.CRASH:
             pass
 
@@ -304,15 +309,24 @@ def play(seed: int, store: Store, backend: str, tell: Callable[[str], None] = la
         return dice.choice((("tool", dice.randint(1, 8)), ("append", dice.randint(1, 30))))
 
     with _quiet(seed):
-        run(world.a, "run", moment() if dice.random() < 0.8 else None)
-        over = False
+        async def deploy() -> None:
+            opened = [entry.call.name for run, _ in (await read(world)).values() for entry in run.open]
+            aims = sorted({world.ids[name] for name in opened if name in world.ids})
+            world.deploy(*mutate(world.names, world.a, aims))
+
+        found = run(world.a, "run", moment() if dice.random() < 0.8 else None)
+        anyio.run(deploy, backend=backend)
+        over = found is not None and found.is_over
         for _ in range(dice.choice((1, 1, 2))):
             how = dice.choice(("resume", "resume", "worker"))
             found = run(world.b, how, moment() if dice.random() < 0.4 else None)
             over = found is not None and found.is_over
         last = (world.a, world.b, world.a) if dice.random() < 0.4 else (world.b,) * 4
+        program = world.b
         for number in range(0 if over else ROUNDS):
-            found = run(last[number] if number < len(last) else world.a, "resume", always=True)
+            other = world.b if program is world.a else world.a
+            program = last[number] if number < len(last) else other if found is None else program
+            found = run(program, "resume", always=True)
             over = found is not None and found.is_over
             if over:
                 break

@@ -45,6 +45,9 @@ def broken_at(world: World, found: Read) -> Iterator[str]:
                 yield f"3: {run_id} is open, and {parent} is over"
             elif call_id in results_of(caller):
                 yield f"3: {run_id} is open, and {call_id} of {parent} has its result"
+        for result in results.values():
+            if "which this agent does not have" in result.content:
+                yield f"6: {run_id} {result.call_id} has a tool that is missing as its result"
     yield from _repeated(world, found)
 
 
