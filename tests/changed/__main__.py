@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.changed.play import backend_of, play, show, store_of
+from tests.changed.change_play import backend_of, play, show, store_of
 
 
 def tell(line: str) -> None:

@@ -26,7 +26,7 @@ def mutate(names: Names, program: Program, aims: Collection[str]) -> tuple[Progr
     changes: list[str] = []
     wanted = names.dice.choice((1, 1, 2, 3))
     while len(changes) < wanted:
-        change = names.dice.choice(UNIT_CHANGES) if names.dice.random() < 0.7 else names.dice.choice(PROGRAM_CHANGES)
+        change = names.dice.choice(UNIT_CHANGES) if names.dice.random() < 0.55 else names.dice.choice(PROGRAM_CHANGES)
         changed = _apply(names, program, change, aims)
         if changed is not None and changed != program:
             program, changes = changed, [*changes, change.__name__]
@@ -221,4 +221,3 @@ PROGRAM_CHANGES: Final[tuple[ProgramChange, ...]] = (
     planner_changed,
     limited,
 )
-

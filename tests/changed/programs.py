@@ -1,7 +1,7 @@
 """Programs as data: what describes an agent or a flow, how one is thrown, and how it is built.
 
-The id of a unit says what it does to the world, and stays when the unit is renamed or becomes another kind of thing. Ids
-and names are unique in all programs of a seed, so that a name alone says which effect is meant.
+The id of a unit says what it does to the world, and stays when the unit is renamed or becomes another kind of thing.
+Names are unique in all programs of a seed, so that a name alone says which effect is meant.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agentfsm.tools.breaker import FAILURE_THRESHOLD
 from agentfsm.tools.tool import Tool
 
 if TYPE_CHECKING:
-    from tests.changed.play import World
+    from tests.changed.change_play import World
 
 # What flows take.
 INPUTS: Final = {"order": "o1", "items": ["a", "b", "c"]}
@@ -105,9 +105,7 @@ def describe(program: Program, indent: str = "") -> str:
     """Return a program as text, one line for each unit, with what is not the default."""
     limit = "" if program.tool_calls is None else f"tool_calls={program.tool_calls}"
     lines = [f"{indent}{'flow' if program.is_flow else 'agent'} {program.name} {program.plans} {limit}".rstrip()]
-    for unit in program.units:
-        lines.append(_describe_unit(unit, indent + "  "))
-    return "\n".join(lines)
+    return "\n".join([*lines, *[_describe_unit(unit, indent + "  ") for unit in program.units]])
 
 
 def _describe_unit(unit: Unit, indent: str) -> str:
@@ -181,7 +179,9 @@ def throw_unit(names: Names, *, depth: int, is_step: bool, bodies: tuple[str, ..
             key=dice.choice(("", "", "", "k1")) if is_step else "",
         )
     undo = throw_undo(names) if is_step and not unit.read_only and body != "each" and dice.random() < 0.5 else None
-    return attrs.evolve(unit, asks=dice.random() < 0.2, when=True if is_step and dice.random() < 0.2 else None, undo=undo)
+    return attrs.evolve(
+        unit, asks=dice.random() < 0.2, when=True if is_step and dice.random() < 0.2 else None, undo=undo
+    )
 
 
 def throw_undo(names: Names) -> Unit:
@@ -297,7 +297,7 @@ def _build_step(unit: Unit, world: World, named: dict[str, str], taken: tuple[st
     """Return a step; `taken` are the first parameters of its function."""
     names = (*taken, *[named[each] for each in unit.after])
     order: dict[str, Any] = {"depends_on": [named[each] for each in unit.after]}
-    order |= {} if unit.when is None else {"when": lambda order: unit.when}  # noqa: ARG005  an input
+    order |= {} if unit.when is None else {"when": lambda order: unit.when}
     undo = None if unit.undo is None else _build_undo(unit, world, taken)
     options = _declare(unit)
     match unit.body:
@@ -306,9 +306,9 @@ def _build_step(unit: Unit, world: World, named: dict[str, str], taken: tuple[st
             key = (lambda order: f"{order}-{unit.id}-{unit.key}") if unit.key else None
             if taken[:1] == ("item",) and unit.key:
                 key = lambda item: f"{item}-{unit.id}-{unit.key}"  # noqa: E731  it reads best in place
-            made = step(
-                name=unit.name, join=_join(unit), key=key, compensate=undo, **order, **options
-            )(_signed(unit, world, names))
+            made = step(name=unit.name, join=_join(unit), key=key, compensate=undo, **order, **options)(
+                _signed(unit, world, names)
+            )
         case "agent":
             assert unit.inner is not None
             prompt = _with_parameters(lambda **_: "go", names) if names else "go"
@@ -324,9 +324,7 @@ def _build_step(unit: Unit, world: World, named: dict[str, str], taken: tuple[st
         case "each":
             assert unit.item is not None
             item = _build_step(unit.item, world, {}, ("item",))
-            made = each(
-                item, over="items", name=unit.name, max_items=unit.max_items, key=str, **order, **options
-            )
+            made = each(item, over="items", name=unit.name, max_items=unit.max_items, key=str, **order, **options)
         case _:
             assert unit.item is not None
             own = unit.item.name
@@ -366,9 +364,7 @@ def _with_parameters(
     function: Any, names: tuple[str, ...], kinds: dict[str, Any] | None = None, first: tuple[Parameter, ...] = ()
 ) -> Any:
     kinds = kinds or {}
-    parameters = [
-        Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=kinds.get(name, Any)) for name in names
-    ]
+    parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=kinds.get(name, Any)) for name in names]
     function.__signature__ = Signature([*first, *parameters], return_annotation=str)
     function.__annotations__ = {each.name: each.annotation for each in (*first, *parameters)} | {"return": str}
     return function

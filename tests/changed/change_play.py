@@ -16,15 +16,15 @@ import attrs
 import trio
 from anyio.lowlevel import checkpoint
 
-from agentfsm import Agent, Run, RunContext, Runs
+from agentfsm import Run, RunContext, Runs
 from agentfsm.core import events as e
 from agentfsm.core.errors import AgentError
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.ports import Store
 from agentfsm.stores import MemoryStore, PostgresStore, SQLiteStore
+from tests.changed.change_promises import broken_at, broken_in
 from tests.changed.mutations import mutate
 from tests.changed.programs import INPUTS, Names, Program, Unit, build, describe, throw_program, walk
-from tests.changed.promises import broken_at, broken_in
 from tests.support.checks import Wrapped
 
 # Executions by which a run has to come to its end, once everything is decided that it asks for.
@@ -230,7 +230,7 @@ async def _decide_on(world: World, client: Any, item: Pending) -> None:
     dice, which = world.dice, (item.run_id, item.call_id)
     world.tell(f"  a person decides on {item.kind} of {item.tool} {which}")
     match item.kind:
-        case PendingKind.APPROVAL if dice.random() < 0.75:
+        case PendingKind.APPROVAL if dice.random() < 0.85:
             await client.approve(*which, by="ann")
         case PendingKind.APPROVAL:
             await client.reject(*which, by="ann", message="no")
@@ -265,7 +265,9 @@ async def read(world: World) -> Read:
     return found
 
 
-async def live(world: World, program: Program, how: str, kill_at: tuple[str, int] | None, *, always: bool) -> Run | None:
+async def live(
+    world: World, program: Program, how: str, kill_at: tuple[str, int] | None, *, always: bool
+) -> Run | None:
     """Let a person decide, then a process execute the run until it stops or is killed; and see what holds then."""
     await decide(world, world.dice.choice((world.a, world.b)), always=always)
     world.kill_at, world.is_dead, world.moments = kill_at, False, Counter()
@@ -298,50 +300,41 @@ def play(seed: int, store: Store, backend: str, tell: Callable[[str], None] = la
     world = World(seed, backend, store, tell)
     dice = world.dice
 
-    def run(program: Program, how: str, kill_at: tuple[str, int] | None = None, *, always: bool = False) -> Run | None:
-        async def alone() -> Run | None:
-            _free_leases(store)
-            return await live(world, program, how, kill_at, always=always)
+    def run(program: Program, how: str, kills: float = 0.0, *, always: bool = False) -> Run | None:
+        moment = dice.choice((("tool", dice.randint(1, 8)), ("append", dice.randint(1, 30))))
+        _free_leases(store)
+        kill_at = moment if dice.random() < kills else None
+        return anyio.run(lambda: live(world, program, how, kill_at, always=always), backend=backend)
 
-        return anyio.run(alone, backend=backend)
-
-    def moment() -> tuple[str, int]:
-        return dice.choice((("tool", dice.randint(1, 8)), ("append", dice.randint(1, 30))))
+    async def deploy() -> None:
+        opened = [entry.call.name for run, _ in (await read(world)).values() for entry in run.open]
+        world.deploy(*mutate(world.names, world.a, sorted({world.ids[name] for name in opened if name in world.ids})))
 
     with _quiet(seed):
-        async def deploy() -> None:
-            opened = [entry.call.name for run, _ in (await read(world)).values() for entry in run.open]
-            aims = sorted({world.ids[name] for name in opened if name in world.ids})
-            world.deploy(*mutate(world.names, world.a, aims))
-
-        found = run(world.a, "run", moment() if dice.random() < 0.8 else None)
+        found = run(world.a, "run", kills=0.8)
         anyio.run(deploy, backend=backend)
-        over = found is not None and found.is_over
         for _ in range(dice.choice((1, 1, 2))):
-            how = dice.choice(("resume", "resume", "worker"))
-            found = run(world.b, how, moment() if dice.random() < 0.4 else None)
-            over = found is not None and found.is_over
-        last = (world.a, world.b, world.a) if dice.random() < 0.4 else (world.b,) * 4
+            found = run(world.b, dice.choice(("resume", "resume", "worker")), kills=0.4)
+        first = (world.a, world.b, world.a) if dice.random() < 0.4 else (world.b,) * 4
         program = world.b
-        for number in range(0 if over else ROUNDS):
-            other = world.b if program is world.a else world.a
-            program = last[number] if number < len(last) else other if found is None else program
-            found = run(program, "resume", always=True)
-            over = found is not None and found.is_over
-            if over:
+        for number in range(ROUNDS):
+            if found is not None and found.is_over:
                 break
-
-        async def end() -> None:
-            found = await read(world)
-            if not over and world.run_id in found:
-                pending = [(str(each.kind), each.run_id, each.call_id, each.tool) for each in found[world.run_id][0].pending]
-                world.blame(f"6: it does not come to an end: {found[world.run_id][0].state}, waits for {pending}")
-            audit = await Runs(store).audit(world.run_id) if world.run_id in found else ()
-            for text in broken_in(world, found, audit):
-                world.blame(text)
-
-        anyio.run(end, backend=backend)
+            other = world.b if program is world.a else world.a  # taken where the run is refused
+            program = first[number] if number < len(first) else other if found is None else program
+            found = run(program, "resume", always=True)
+        anyio.run(lambda: _end(world, found), backend=backend)
     return world
+
+
+async def _end(world: World, last: Run | None) -> None:
+    """See whether the run has come to its end, and what holds then."""
+    found = await read(world)
+    if last is None or not last.is_over:
+        waits = [(str(each.kind), each.run_id, each.call_id, each.tool) for each in last.pending] if last else ()
+        world.blame(f"6: {world.run_id} does not come to its end, waits for {waits}")
+    for text in broken_in(world, found, await Runs(world.inner).audit(world.run_id)):
+        world.blame(text)
 
 
 def backend_of(seed: int) -> str:
@@ -350,11 +343,11 @@ def backend_of(seed: int) -> str:
 
 
 @contextmanager
-def store_of(seed: int, postgres: str = "") -> Iterator[Store]:
+def store_of(seed: int, postgres: str = "", schema: str = "changed") -> Iterator[Store]:
     """Open the store of a seed: in memory or in a file, in turns of two; in a server if its address is given."""
     with tempfile.TemporaryDirectory() as folder:
         file = SQLiteStore(f"{folder}/runs.db") if seed % 4 > 1 else MemoryStore()
-        store = PostgresStore(postgres, schema="changed") if postgres else file
+        store = PostgresStore(postgres, schema=schema) if postgres else file
         try:
             yield store
         finally:

@@ -8,16 +8,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from agentfsm import Outcome, Run
+from agentfsm import Outcome, Run, StopReason
 from agentfsm.core import events as e
 from agentfsm.core.audit_records import AuditRecord
 from agentfsm.core.calls import Phase
-from agentfsm.core.messages import ToolResult
+from agentfsm.core.messages import ErrorType, ToolResult
 from agentfsm.core.plan_kinds import PlanKind
 from tests.support.checks import sound_run
 
 if TYPE_CHECKING:
-    from tests.changed.play import Effect, Read, World
+    from tests.changed.change_play import Effect, Read, World
 
 # Outcomes and words that say that nothing was done.
 DENIALS: Final = frozenset({Outcome.SKIPPED, Outcome.REJECTED})
@@ -135,7 +135,9 @@ def broken_in(world: World, found: Read, audit: Sequence[AuditRecord]) -> Iterat
         if record.key != effect.key:
             yield f"5: {what} was sent the key {effect.key}, and the audit has {record.key}"
         text = record.result or ""
-        is_told = record.status in (Outcome.DONE, Outcome.UNKNOWN, Outcome.TIMED_OUT) or isinstance(record.status, Phase)
+        is_told = record.status in (Outcome.DONE, Outcome.UNKNOWN, Outcome.TIMED_OUT) or isinstance(
+            record.status, Phase
+        )
         if not is_told and effect.call not in world.decided and "may have" not in text:
             yield f"5: {what} acted, and the audit says {record.status}: {text[:120]!r}"
 
@@ -188,10 +190,18 @@ def _compensations(world: World, found: Read) -> Iterator[str]:
         step = world.undone.get(effect.unit.id)
         if step is not None and step not in done:
             yield f"1: {effect.unit.name} {effect.run_id} {effect.call_id} undid {step}, which did not succeed"
-    for run_id, (_, events) in found.items():
-        plans = [event.call.id for event in events if isinstance(event, e.Planned) and event.kind is PlanKind.COMPENSATION]
+    for run_id, (run, events) in found.items():
+        undoing = [event for event in events if isinstance(event, e.Planned) and event.kind is PlanKind.COMPENSATION]
+        plans = [event.call.id for event in undoing]
         for event in events:
             for call in event.calls if isinstance(event, e.StepsReady) else ():
-                is_undo = world.ids.get(call.name, "") in world.undone or not world.ids.get(call.name)
-                if call.id.partition(".")[0] in plans and not is_undo and "compensate" not in call.name:
+                is_step = world.ids.get(call.name, "x") not in world.undone and call.name in world.ids
+                if call.id.partition(".")[0] in plans and is_step and "compensate" not in call.name:
                     yield f"1: {call.name} {run_id} {call.id} is a step, and was planned as a compensation"
+        has_ended_badly = bool(undoing) or run.stop_reason is StopReason.STEP_FAILED
+        if has_ended_badly and not any(_has_failed(each) for each in results_of(run).values()):
+            yield f"1: {run_id} was undone or has failed, and no step of it had"
+
+
+def _has_failed(result: ToolResult) -> bool:
+    return result.outcome is not Outcome.DONE and result.error_type is not ErrorType.CONDITION
