@@ -84,6 +84,10 @@ class World:
     # Calls whose outcome a person has recorded.
     cut: dict[tuple[str, str], int] = attrs.field(factory=dict)
     # Calls that had started when a process ended, and how many times.
+    asked: dict[tuple[str, str], dict[str, Unit]] = attrs.field(factory=dict)
+    # The units, by id, of the program that asked a person about a call or a plan.
+    units: dict[str, Unit] = attrs.field(factory=dict)
+    # Those of the program that executes the run now.
     wrong: list[str] = attrs.field(factory=list)
     kill_at: tuple[str, int] | None = None
     # A kind of moment, "append" or "tool", and its number, from 1.
@@ -138,10 +142,19 @@ class World:
         if unit.fails and item in ("", "c"):
             raise ValueError("no luck")
         if not unit.read_only:
+            self._compare(unit, ctx)
             self.book.append(Effect(unit, ctx.run_id, ctx.call_id, ctx.idempotency_key, arguments, item or before))
             self.tell(f"  EFFECT {unit.id} {unit.name} {ctx.run_id} {ctx.call_id} {ctx.idempotency_key} {arguments}")
         self.visit("tool")
         return f"{unit.id}:{2 if before.startswith(unit.id) else 1}"
+
+    def _compare(self, unit: Unit, ctx: RunContext[Any]) -> None:
+        """See whether a person who had to let it run, or the plan that it is a step of, saw what runs now."""
+        whole = ctx.call_id.partition(".")[0]
+        shown = self.asked.get((ctx.run_id, ctx.call_id), self.asked.get((ctx.run_id, whole), {})).get(unit.id, unit)
+        is_rerun = any(each == unit.id for _, each in self.reruns)
+        if (shown.description, shown.parameter) != (unit.description, unit.parameter) and not is_rerun:
+            self.blame(f"8: {unit.name} {ctx.run_id} {ctx.call_id} is not what was shown when a person let it run")
 
     def blame(self, text: str) -> None:
         """A promise is broken."""
@@ -162,6 +175,8 @@ class MortalStore(Wrapped):
         written = self.inner.append(lease, run, events, **options)
         for event in events:
             self.world.tell(f"    {run.id} {_told(event)}")
+            if isinstance(event, e.ApprovalAsked):
+                self.world.asked[run.id, event.call_id] = self.world.units
         self.world.visit("append")
         return written
 
@@ -271,6 +286,7 @@ async def live(
     """Let a person decide, then a process execute the run until it stops or is killed; and see what holds then."""
     await decide(world, world.dice.choice((world.a, world.b)), always=always)
     world.kill_at, world.is_dead, world.moments = kill_at, False, Counter()
+    world.units = {unit.id: unit for unit in walk(program.units)}
     world.keeps_leases = world.dice.random() < 0.5
     before = await read(world)
     world.tell(f"{how} by {'A' if program is world.a else 'B'}")

@@ -113,8 +113,8 @@ def undo_changed(names: Names, unit: Unit) -> Unit | None:
 
 
 def fewer_items(_names: Names, unit: Unit) -> Unit | None:
-    """A list may not be as long as it was."""
-    return attrs.evolve(unit, max_items=2) if unit.body == "each" else None
+    """A list may not be as long as it was, or a loop may not be repeated as often."""
+    return attrs.evolve(unit, max_items=1) if unit.body in ("each", "until") else None
 
 
 def failing(_names: Names, unit: Unit) -> Unit | None:
@@ -133,6 +133,8 @@ UNIT_CHANGES: Final[tuple[UnitChange, ...]] = (
     condition_changed,
     key_changed,
     undo_changed,
+    fewer_items,
+    fewer_items,
     fewer_items,
     failing,
 )

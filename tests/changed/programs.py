@@ -331,7 +331,14 @@ def _build_step(unit: Unit, world: World, named: dict[str, str], taken: tuple[st
             repeated = _build_step(attrs.evolve(unit.item, when=None, undo=None), world, {}, (own,))
             done = _with_parameters(lambda **results: f":{TIMES}" in str(results[own]), (own,))
             made = until(
-                repeated, done, times=TIMES, on_limit="accept", name=unit.name, compensate=undo, **order, **options
+                repeated,
+                done,
+                times=min(TIMES, unit.max_items),
+                on_limit="accept",
+                name=unit.name,
+                compensate=undo,
+                **order,
+                **options,
             )
     _open_breaker(made.tool, unit)
     return made
