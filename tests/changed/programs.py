@@ -57,7 +57,7 @@ class Unit:
     # Whether its price can be told.
     description: str = "Act."
     parameter: str = "n"
-    # Of a function that is a tool of an agent.
+    # Of a function that is a tool of an agent; "m" is an input of a flow that no run has.
     is_down: bool = False
     # Whether its breaker is open.
     rule: str = ""
@@ -302,7 +302,7 @@ def _build_step(unit: Unit, world: World, named: dict[str, str], taken: tuple[st
     options = _declare(unit)
     match unit.body:
         case "function":
-            names = names if taken else ("order", *names)
+            names = names if taken else ("order", *(["m"] if unit.parameter == "m" else []), *names)
             key = (lambda order: f"{order}-{unit.id}-{unit.key}") if unit.key else None
             if taken[:1] == ("item",) and unit.key:
                 key = lambda item: f"{item}-{unit.id}-{unit.key}"  # noqa: E731  it reads best in place
