@@ -14,6 +14,7 @@ from agentfsm.core.audit_records import AuditRecord
 from agentfsm.core.calls import Phase
 from agentfsm.core.messages import ErrorType, ToolResult
 from agentfsm.core.plan_kinds import PlanKind
+from agentfsm.core.tool_traits import ToolKind
 from tests.support.checks import sound_run
 
 if TYPE_CHECKING:
@@ -31,24 +32,29 @@ def broken_at(world: World, found: Read) -> Iterator[str]:
             sound_run(run)
         except AssertionError as error:
             yield f"7: {run_id} is not sound: {error}"
-        results = results_of(run)
-        started = starts_of(events)
-        for (owner, call_id), times in world.cut.items():
-            if owner == run_id and call_id in results and (owner, call_id) not in world.decided:
-                yield from _hidden(run_id, results[call_id], times)
-        world.cut |= {(run_id, each): times for each, times in started.items() if times > 0 and each not in results}
+        yield from _told(world, run, events)
         parent = run.header.parent
         if parent is not None and not run.is_over:
-            caller = found[parent][0]
-            call_id = run_id.removeprefix(f"{parent}.")
-            if caller.is_over:
-                yield f"3: {run_id} is open, and {parent} is over"
-            elif call_id in results_of(caller):
-                yield f"3: {run_id} is open, and {call_id} of {parent} has its result"
-        for result in results.values():
-            if "which this agent does not have" in result.content:
-                yield f"6: {run_id} {result.call_id} has a tool that is missing as its result"
-    yield from _repeated(world, found)
+            caller, call_id = found[parent][0], run_id.removeprefix(f"{parent}.")
+            if caller.is_over or call_id in results_of(caller):
+                what = "is over" if caller.is_over else f"has a result of {call_id}"
+                yield f"3: {run_id} is open, and {parent} {what}"
+    yield from _repeated(world)
+
+
+def _told(world: World, run: Run, events: Sequence[e.Event]) -> Iterator[str]:
+    """Whatever had started is not told as not run, and no missing tool is told as a result, which ends its call."""
+    results, started = results_of(run), starts_of(events)
+    agents = {each.call_id for each in events if isinstance(each, e.ToolStarted) and each.kind is ToolKind.AGENT}
+    for call_id, result in results.items():
+        times = world.cut.get((run.id, call_id), 0)
+        below = f"{run.id}.{call_id}."  # the journal of an agent says what it did, which may be nothing
+        may_have_acted = call_id not in agents or any(f"{each.run_id}.".startswith(below) for each in world.book)
+        if times and may_have_acted and (run.id, call_id) not in world.decided:
+            yield from _hidden(run.id, result, times)
+        if "which this agent does not have" in result.content:
+            yield f"6: {run.id} {call_id} has a tool that is missing as its result"
+    world.cut |= {(run.id, each): times for each, times in started.items() if times > 0 and each not in results}
 
 
 def starts_of(events: Sequence[e.Event]) -> Counter[str]:
@@ -84,7 +90,7 @@ def denies(text: str) -> bool:
     return DENYING.match(text) is not None
 
 
-def _repeated(world: World, found: Read) -> Iterator[str]:
+def _repeated(world: World) -> Iterator[str]:
     """Each effect happens once, unless its declarations or a person allow more."""
     last: dict[tuple[Any, ...], tuple[int, Effect]] = {}
     for at, effect in enumerate(world.book):
