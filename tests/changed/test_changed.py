@@ -102,7 +102,7 @@ def deny_what_had_started(patch: Any) -> None:
     async def refuse(_host: RunHost, _job: Any, end: Any) -> Any:
         return end
 
-    patch.setattr(RunHost, "on_refused", refuse, raising=False)
+    patch.setattr(RunHost, "on_refused", refuse)
 
 
 def conclude_from_the_program(patch: Any) -> None:
