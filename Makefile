@@ -18,6 +18,7 @@ SOAK_histories := $(SWEEPS)/test_valid_history.py $(SWEEPS)/test_true_record.py 
 SOAK_sweeps := $(SWEEPS) $(patsubst %,--ignore=%,$(SOAK_schedules) $(SOAK_histories))  ## 6 min
 SOAK_crash := tests/crash  ## 11 min
 SOAK_simulation := tests/simulation  ## 32 min
+SOAK_changed := tests/changed  ## 35 min
 SOAK_stores := tests/stores  ## 7 min
 SOAK_models := tests/models tests/recordings tests/tokens  ## 2 min
 SOAK_mcp := tests/mcp  ## 5 min
@@ -25,7 +26,7 @@ SOAK_cli := tests/cli  ## 3 min
 SOAK_engines := tests/engines  ## 4 min
 SOAK_packaging := tests/packaging  ## 3 min
 SOAK_serve := $(SERVE)  ## 13 min
-SOAK_rest := $(filter-out $(patsubst %,tests/%,core engine engines crash simulation stores models recordings tokens mcp cli packaging),$(TRACED) $(DOORS) $(REST))  ## 10 min
+SOAK_rest := $(filter-out $(patsubst %,tests/%,core engine engines crash simulation changed stores models recordings tokens mcp cli packaging),$(TRACED) $(DOORS) $(REST))  ## 10 min
 PARTS := $(patsubst SOAK_%,%,$(filter SOAK_%,$(.VARIABLES)))
 
 .PHONY: help demo test check types lowest matrix bench soak docs site reference diagram format clean
