@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -202,14 +203,18 @@ class _SubagentTool:
     async def call(self, ctx: RunContext[Any], **arguments: Any) -> ToolReturn:
         """Run the agent on the arguments, and return the result."""
         parent: Parent | None = ctx.parent
-        if parent is not None and parent.run.header.depth >= parent.depth_limit:
+        known: Run | None = None
+        if parent is not None and ctx.attempt > 1:  # a child run that exists goes on, whatever has changed since
+            with suppress(RunNotFoundError):
+                known = await load_child_run(parent.store, ctx.run_id, ctx.call_id)
+        if parent is not None and known is None and parent.run.header.depth >= parent.depth_limit:
             text = f"agents may call agents {parent.depth_limit} deep, and this call would be deeper: answer yourself"
             return ToolReturn(outcome=Outcome.FAILED, content=text, error_type=ErrorType.AGENT)
         agent = self._build_variant(ctx, parent)
         if self.vary is not None and parent is not None:
             agent = self.vary(agent, parent, Arguments(**arguments))
         call = _SubagentCall(agent, ctx, parent, accepts_partial=self.accepts_partial)
-        return await call.run(self._build_prompt(arguments))
+        return await call.run(self._build_prompt(arguments) if known is None else known)
 
     async def end_run(self, store: Store, clock: Clock, caller: str, call_id: str) -> ToolReturn:
         """Cancel the child run of a call, because the parent run or the call ends. Return the result of its work."""
@@ -279,27 +284,20 @@ class _SubagentCall:
     turn: int = 0
     """The newest turn that an event has reported, from 1; 0 before the first."""
 
-    async def run(self, message: str) -> ToolReturn:
+    async def run(self, message: str | Run) -> ToolReturn:
         """Execute the child run until it is over or waits.
+
+        Args:
+            message: The first message of the child run, or the child run that an earlier attempt began.
 
         Raises:
             CallPaused: when the child run waits for external input.
         """
-        ctx, parent = self.ctx, self.parent
-        run = self.agent.start(
-            message,
-            id=child_run_id(ctx.run_id, ctx.call_id) if parent is not None else None,
-            user=ctx.user,
-            roles=ctx.roles,
-            metadata=ctx.metadata,
-            parent=None if parent is None else parent.run,
-        )
-        if parent is not None:
-            run = _with_derived_nonce(run, ctx.idempotency_key)
+        run = self._begin(message) if isinstance(message, str) else message
         since = self.agent.clock.monotonic()
         self._emit(AgentEventType.STARTED, run)
         try:
-            run = await self._execute_child(run)
+            run = await self._execute_child(run, is_known=run is message)
         except _IdTakenError as error:
             return ToolReturn(outcome=Outcome.FAILED, content=str(error), error_type=ErrorType.AGENT)
         finally:
@@ -311,6 +309,18 @@ class _SubagentCall:
             return result
         return attrs.evolve(result, outcome=Outcome.FAILED, error_type=ErrorType.AGENT)
 
+    def _begin(self, message: str) -> Run:
+        ctx, parent = self.ctx, self.parent
+        run = self.agent.start(
+            message,
+            id=child_run_id(ctx.run_id, ctx.call_id) if parent is not None else None,
+            user=ctx.user,
+            roles=ctx.roles,
+            metadata=ctx.metadata,
+            parent=None if parent is None else parent.run,
+        )
+        return run if parent is None else _with_derived_nonce(run, ctx.idempotency_key)
+
     def _emit_end(self, run: Run, since: float) -> None:
         """Report that the child run has ended or waits; `since` is the monotonic time of its start."""
         duration_s = self.agent.clock.monotonic() - since
@@ -319,7 +329,7 @@ class _SubagentCall:
         else:
             self._emit(AgentEventType.COMPLETED, run, duration_s=duration_s, success=run.state is State.DONE)
 
-    async def _execute_child(self, run: Run) -> Run:
+    async def _execute_child(self, run: Run, *, is_known: bool) -> Run:
         # Only the engine pauses a child run, after crashes. To resume the parent run is to resume the child run.
         execute = partial(
             self.agent.driver.run_until_blocked,
@@ -331,7 +341,7 @@ class _SubagentCall:
             attendant=None if self.ctx.attendance is None else self.ctx.attendance.attendant,
         )
         try:
-            return await execute(run)
+            return await execute(run.id if is_known else run)
         except ConflictError as error:
             if self.parent is None:
                 raise

@@ -174,7 +174,8 @@ class _AuditBuilder:
                 since = record.started_at or event.since or event.at
                 labels = join_labels(record.labels, event.labels)
                 attempts = record.attempts + event.attempts
-                self._update(event.call_id, started_at=since, attempts=attempts, labels=labels)
+                key = event.key or record.key
+                self._update(event.call_id, started_at=since, attempts=attempts, labels=labels, key=key)
             case e.ToolCutOff():
                 self._record_cut_off(event)
             case e.ToolPaused():

@@ -116,7 +116,7 @@ class OpenCall(Value):
     @property
     def may_have_acted(self) -> bool:
         """Whether the call has started and its tool may have had an effect, so that no record may deny that it ran."""
-        return self.attempts > 0 and not self.read_only
+        return self.attempts > 0 and (not self.read_only or self.kind is ToolKind.AGENT)  # or its child run is open
 
     def build_result(self, outcome: Outcome, content: str) -> ToolResult:
         """Build a result that does not come from the tool, with the call's start, duration and attempts."""

@@ -242,6 +242,7 @@ def _reduce_planned(run: RunFields, event: e.Planned) -> Changes:
         is_approved=is_approved,
         is_stale=False,
         objection="",
+        approved_tools=before.approved_tools if is_approved else {},
         kind=event.kind,
         maker=event.maker,
     )
@@ -376,7 +377,7 @@ def _reduce_input_given(run: RunFields, event: e.InputGiven) -> Changes:
 
 
 def _reduce_approval_asked(run: RunFields, event: e.ApprovalAsked) -> Changes:
-    return _evolve_call(
+    changes = _evolve_call(
         run,
         event,
         phase=Phase.AWAITING_APPROVAL,
@@ -386,6 +387,9 @@ def _reduce_approval_asked(run: RunFields, event: e.ApprovalAsked) -> Changes:
         digest=event.digest,
         error=event.error,
     )
+    if event.tools and run.plan is not None:
+        changes["plan"] = attrs.evolve(run.plan, approved_tools=event.tools)
+    return changes
 
 
 def _reduce_approval_given(run: RunFields, event: e.ApprovalGiven) -> Changes:
@@ -410,9 +414,12 @@ def _reduce_approval_given(run: RunFields, event: e.ApprovalGiven) -> Changes:
 
 
 def _approve_plan(run: RunFields, event: e.ApprovalGiven, plan: PlanProgress) -> Changes:
-    own = run.open_call(event.call_id).call
+    entry = run.open_call(event.call_id)
+    own, approved = entry.call, event.digest or entry.digest
     call = own if event.arguments is None else attrs.evolve(own, arguments=event.arguments, key=event.key or own.key)
-    changes = _evolve_call(run, event, phase=Phase.APPROVED, expires_at=None, error="", call=call)
+    changes = _evolve_call(
+        run, event, phase=Phase.APPROVED, expires_at=None, error="", call=call, lacks_tool=False, approved=approved
+    )
     return {**changes, "plan": attrs.evolve(plan, is_approved=True)}
 
 

@@ -19,17 +19,31 @@ from agentfsm.engine.execution.run_end import fail
 from agentfsm.engine.execution.tool_access import check_available
 from agentfsm.engine.model_calls.side_request import SideSpending, send_side_request
 from agentfsm.engine.tool_calls.plan_tools import find_mode_flaws, find_tool_flaws
-from agentfsm.ports.policies import PlanRequest
+from agentfsm.ports.policies import PlanAsk, PlanMaker, PlanRequest
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolCall, ToolResult
+    from agentfsm.core.run import Run
     from agentfsm.engine.execution.execution import Execution
-    from agentfsm.ports.policies import PlanMaker
     from agentfsm.tools.tool import Tool
 
 
 # Characters of a failed step's result in the reason for a new plan.
 MAX_FAILURE_CHARS: Final = 200
+
+
+class RecordedPlan(PlanMaker):
+    """Carries out the plan in the journal of a run whose agent has no planner any more."""
+
+    replan = "never"
+
+    def wants(self, run: Run) -> bool:  # noqa: ARG002  there is nothing to plan with
+        """Return False."""
+        return False
+
+    async def plan(self, request: PlanRequest, ask: PlanAsk) -> Plan | None:  # noqa: ARG002  as above
+        """Return None."""
+        return None
 
 
 async def advance_plan(execution: Execution, planner: PlanMaker) -> StepOutcome | None:

@@ -28,7 +28,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, HostedContent, replace_surrogates
 from agentfsm.core.stops import find_near_limits
 from agentfsm.core.usage import Purpose, Usage
-from agentfsm.engine.advance_plan import advance_plan
+from agentfsm.engine.advance_plan import RecordedPlan, advance_plan
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import end_after_last_answer, fail, stop_at_limit
@@ -64,7 +64,8 @@ async def think(execution: Execution, effect: AskModel, calls: ToolCalls) -> Ste
         return stop_at_limit(execution, *stop)
     if near := find_near_limits(journal.run, config.limits):
         _warn_of_limits(execution, near)
-    has_more = config.memory is not None or config.planner is not None or execution.answer_claim is not None
+    has_plans = config.planner is not None or journal.run.plan is not None
+    has_more = has_plans or config.memory is not None or execution.answer_claim is not None
     if has_more and (earlier := await _act_before_request(execution)) is not None:
         return earlier
     digest = ""
@@ -89,7 +90,9 @@ async def _act_before_request(execution: Execution) -> StepOutcome | None:
         return repeated
     if config.memory is not None and (recalled := await recall(execution, config.memory)) is not None:
         return recalled
-    return None if config.planner is None else await _plan(execution, config.planner)
+    if config.planner is None and execution.journal.run.plan is None:
+        return None
+    return await _plan(execution, config.planner or RecordedPlan())
 
 
 async def _plan(execution: Execution, planner: PlanMaker) -> StepOutcome | None:

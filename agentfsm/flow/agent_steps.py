@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
     from agentfsm._runnable_agent import RunnableAgent
+    from agentfsm.tools.schema.binding import Arguments as Bound
 
 # Tool calls of an agent in a turn, for which the limit of a flow has room: as in `Limits.tool_calls`.
 _CALLS_OF_A_TURN: Final = 10
@@ -172,10 +173,11 @@ def make_child_step(
         turns=turns,
         timeout_s=timeout_s,
         accepts_partial=False,
-        **prepare_options(condition, {"concurrency_safe": True, **options}, repeatable=True),
+        **prepare_options(condition, {"concurrency_safe": True, **options}),
     )
     work = _ChildRunStep(name, inner.function, condition, check_arguments, read_result, has_fallback)
-    return build_step(attrs.evolve(inner, function=work.call), order, names, compensate=compensate)
+    rule = None if condition.when is None and check_arguments is None else work.decide_start
+    return build_step(attrs.evolve(inner, function=work.call, start_rule=rule), order, names, compensate=compensate)
 
 
 @attrs.define(eq=False, repr=False)
@@ -189,12 +191,13 @@ class _ChildRunStep:
     read_result: Callable[[RunContext[Any], ToolReturn], ToolReturn]
     has_fallback: bool
 
+    def decide_start(self, ctx: RunContext[Any], arguments: Bound) -> ToolReturn | None:
+        """Return the result of a step that is not needed, before it starts."""
+        known = self.condition.check(ctx, self.name, vars(arguments))
+        return known if known is not None or self.check_arguments is None else self.check_arguments(vars(arguments))
+
     async def call(self, ctx: RunContext[Any], **arguments: Any) -> ToolReturn:
-        """Run the agent, if the condition holds and the arguments need it, and read its result."""
-        if (known := self.condition.check(ctx, self.name, arguments)) is not None:
-            return known
-        if self.check_arguments is not None and (known := self.check_arguments(arguments)) is not None:
-            return known
+        """Run the agent, and read its result."""
         try:
             found = await self.work(ctx, **arguments)
         except Exception as error:

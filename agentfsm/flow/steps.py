@@ -224,8 +224,9 @@ def _make_function_step(
         name=inner.name,
         description=inner.description,
         parameters=build_schema(*names),
-        **prepare_options(condition, {"concurrency_safe": True, **options}, repeatable=repeatable),
+        **prepare_options(condition, {"concurrency_safe": True, **options}),
     )
+    made.start_rule = None if order.get("when") is None and key is None else work.decide_start
     return build_step(made, order, names, retry=retry, compensate=compensate)
 
 
@@ -314,12 +315,12 @@ class _FunctionStep:
     """Whether other steps can read the result; those of compensations are not read."""
 
     async def call(self, ctx: RunContext[Any], **arguments: Any) -> Any:
-        """Call an async function, if the condition holds."""
+        """Call an async function."""
         result = self.start(ctx, **arguments)
         return await result if hasattr(type(result), "__await__") else result
 
     def start(self, ctx: RunContext[Any], **arguments: Any) -> Any:
-        """Call the function, if the condition holds, and return the result, or an awaitable of it."""
+        """Call the function, and return the result, or an awaitable of it."""
         bound = self._bind(ctx, arguments)
         if isinstance(bound, ToolReturn):
             return bound
@@ -353,12 +354,21 @@ class _FunctionStep:
             log.warning("step %s of run %s has no JSON as its result", self.inner.name, ctx.run_id, exc_info=error)
             return build_unwritable_result(value, error)
 
+    def decide_start(self, ctx: RunContext[Any], arguments: Arguments) -> ToolReturn | str | None:
+        """Return the result of a step that is not needed, or the key of one that has a `key=`, before it starts."""
+        given = vars(arguments)
+        if (known := self.condition.check(ctx, self.inner.name, given)) is not None or self.key is None:
+            return known
+        try:
+            return str(self.key(**pick(given, self.key_names)))
+        except Exception as error:
+            log.warning("the key= of step %s of run %s raised", self.inner.name, ctx.run_id, exc_info=error)
+            return build_uncalled_result("its key= raised ", error)
+
     def _bind(
         self, ctx: RunContext[Any], arguments: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | ToolReturn:
-        """Return the arguments of the function; a result if it is not called."""
-        if (known := self.condition.check(ctx, self.inner.name, arguments)) is not None:
-            return known
+        """Return the arguments of the function; a result if they do not fit its type hints."""
         shape: Any = self.inner.parameters
         own = {name: arguments[name] for name in shape.get("properties", ()) if name in arguments}
         try:
@@ -366,16 +376,7 @@ class _FunctionStep:
         except Exception as error:  # noqa: BLE001  types of the user's validate themselves
             log.warning("the arguments of step %s of run %s do not fit: %s", self.inner.name, ctx.run_id, error)
             return build_uncalled_result("", error)
-        if not self.inner.takes_context:
-            return args, kwargs
-        if self.key is not None:
-            try:
-                key = str(self.key(**pick(arguments, self.key_names)))
-            except Exception as error:
-                log.warning("the key= of step %s of run %s raised", self.inner.name, ctx.run_id, exc_info=error)
-                return build_uncalled_result("its key= raised ", error)
-            ctx = attrs.evolve(ctx, idempotency_key=key)
-        return (ctx, *args), kwargs
+        return ((ctx, *args) if self.inner.takes_context else args), kwargs
 
     def _allow_retry(self, ctx: RunContext[Any], error: Exception) -> None:
         """Raise an error that the queue retries, if the step has an attempt left."""
@@ -386,25 +387,16 @@ class _FunctionStep:
             raise TransientError(f"{type(error).__name__}: {error}") from error
 
 
-def prepare_options(condition: Condition, options: dict[str, Any], *, repeatable: bool) -> dict[str, Any]:
-    """Return the options of a tool, with those that ask a person limited to calls that are not skipped."""
-    if condition.when is None:
+def prepare_options(condition: Condition, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a tool, with an approval only for calls that are not skipped."""
+    asks = options.get("requires_approval")
+    if condition.when is None or not asks:
         return options
-    changed = dict(options)
-    if asks := options.get("requires_approval"):
-        changed["requires_approval"] = lambda arguments: (
+    return options | {
+        "requires_approval": lambda arguments: (
             condition.holds(vars(arguments)) and (asks(arguments) if callable(asks) else True)
         )
-    if not repeatable:  # a step that was about to be skipped has had no effect
-        policy = options.get("on_unknown", "ask")
-
-        def settle(ctx: RunContext[Any], arguments: Arguments) -> Any:
-            if not condition.holds(vars(arguments)):
-                return "rerun"
-            return policy(ctx, arguments) if callable(policy) else policy
-
-        changed["on_unknown"] = settle
-    return changed
+    }
 
 
 def read_names(function: Callable[..., Any]) -> Names:

@@ -372,6 +372,8 @@ class Tool(Generic[P, R]):
         shape: list[Any] = [self.name, self.description, self.read_only, self.idempotent, self.strict]
         if self.labels:
             shape.append(self.labels)
+        if self.kind is not ToolKind.DIRECT or self.recorded_policy:
+            shape.append([self.kind, self.recorded_policy])
         return short_hash(
             json.dumps([*shape, to_mutable_json(self.parameters)], sort_keys=True, default=str), DIGEST_CHARS
         )

@@ -31,6 +31,7 @@ from agentfsm.core.inbox import (
 )
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.core.pending import Pending, PendingKind, Question
+from agentfsm.core.plans import PLAN_TOOL
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.execution import Execution
@@ -225,8 +226,11 @@ def _request_decision(execution: Execution, entry: OpenCall, now: float) -> e.Ev
     """Return the items that a call waits for before it counts; None if there are none, or it will be refused."""
     call = entry.call
     tool = None if call.invented else execution.config.find_tool(call.name)
-    must_ask = is_outside_plan(execution.journal.run) or needs_approval_by_guard(entry)
-    if tool is None or not (tool.is_interactive or must_ask):
+    run = execution.journal.run
+    if tool is None:
+        return None
+    must_ask = is_outside_plan(run) or needs_approval_by_guard(entry) or differs_from_plan(run, tool)
+    if not (tool.is_interactive or must_ask):
         return None
     arguments = _bind_if_runnable(execution, tool, call)
     if arguments is None:
@@ -234,7 +238,7 @@ def _request_decision(execution: Execution, entry: OpenCall, now: float) -> e.Ev
     if tool.waits_for is not None and not needs_approval_by_guard(entry):
         return _begin_wait(execution.journal.run, tool, call, arguments, now)
     asks = must_ask or needs_approval(tool, arguments)
-    return _build_approval_request(tool, call, arguments, now) if asks else None
+    return _build_approval_request(execution.config, tool, call, arguments, now) if asks else None
 
 
 def is_missing_step(execution: Execution, entry: OpenCall) -> bool:
@@ -274,7 +278,7 @@ def _begin_approved_wait(execution: Execution, entry: OpenCall, row: PostedItem,
         if (found := _bind_if_runnable(execution, tool, call)) is None
         else _begin_wait(run, tool, call, found, now)
     )
-    return [] if wait is None else [build_approval(run, entry, row.item, tool), wait]
+    return [] if wait is None else [build_approval(execution, entry, row.item), wait]
 
 
 def edit_call(run: Run, call: ToolCall, decision: InboxItem) -> ToolCall:
@@ -283,15 +287,40 @@ def edit_call(run: Run, call: ToolCall, decision: InboxItem) -> ToolCall:
     return call if edited is None else replace_arguments(run.header, call, edited)
 
 
-def build_approval(
-    run: Run, entry: OpenCall, decision: Approve | Rerun, tool: Tool[..., Any] | None
-) -> e.ApprovalGiven:
+def build_approval(execution: Execution, entry: OpenCall, decision: Approve | Rerun) -> e.ApprovalGiven:
     """Return the event by which a call spends a person's approval."""
-    call = edit_call(run, entry.call, decision)
-    fact = e.ApprovalGiven(call_id=entry.call.id, by=decision.by, digest="" if tool is None else tool.digest_call(call))
+    call = edit_call(execution.journal.run, entry.call, decision)
+    tool = execution.config.find_tool(call.name)
+    digest = "" if tool is None else digest_call(execution.config, tool, call)
+    fact = e.ApprovalGiven(call_id=call.id, by=decision.by, digest=digest)
     if not isinstance(decision, Approve) or decision.arguments is None:
         return fact
     return attrs.evolve(fact, arguments=call.arguments, key=call.key)
+
+
+def digest_call(config: EngineConfig, tool: Tool[..., Any], call: ToolCall) -> str:
+    """Return the hash of all that an approval of a call covers: the tool, the arguments, and the tools of a plan."""
+    own = tool.digest_call(call)
+    used = list_plan_tools(config, call)
+    return short_hash(f"{own}\n{json.dumps(used, sort_keys=True)}", DIGEST_CHARS) if used else own
+
+
+def list_plan_tools(config: EngineConfig, call: ToolCall) -> dict[str, str]:
+    """Return the digests of the tools that the steps of a plan use, by name; empty for any other call."""
+    if call.name != PLAN_TOOL or call.malformed is not None:
+        return {}
+    steps = parse_arguments(call).get("steps")
+    names = [step.get("tool") for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
+    found = {name: config.registry.get(name) for name in names if isinstance(name, str) and name}
+    return {name: tool.digest for name, tool in found.items() if tool is not None}
+
+
+def differs_from_plan(run: Run, tool: Tool[..., Any]) -> bool:
+    """Return whether a tool is another than when a person approved the plan whose steps run now."""
+    plan = run.plan
+    if plan is None or run.reply is not None or not plan.is_approved:
+        return False
+    return plan.approved_tools.get(tool.name, tool.digest) != tool.digest
 
 
 def is_outside_plan(run: Run) -> bool:
@@ -299,12 +328,15 @@ def is_outside_plan(run: Run) -> bool:
     return run.plan is not None and run.plan.guards_calls and run.reply is not None
 
 
-def _build_approval_request(tool: Tool[..., Any], call: ToolCall, arguments: Arguments, now: float) -> e.ApprovalAsked:
+def _build_approval_request(
+    config: EngineConfig, tool: Tool[..., Any], call: ToolCall, arguments: Arguments, now: float
+) -> e.ApprovalAsked:
     return e.ApprovalAsked(
         call_id=call.id,
         expires_at=now + tool.approval_expires_s,
         description=describe_call(tool, arguments),
-        digest=tool.digest_call(call),
+        digest=digest_call(config, tool, call),
+        tools=list_plan_tools(config, call),
     )
 
 
@@ -313,7 +345,7 @@ def _request_decision_again(execution: Execution, entry: OpenCall, now: float) -
     call, tool = entry.call, execution.config.find_tool(entry.call.name)
     arguments = None if tool is None else _bind_if_runnable(execution, tool, call)
     if tool is not None and arguments is not None:
-        return _build_approval_request(tool, call, arguments, now)
+        return _build_approval_request(execution.config, tool, call, arguments, now)
     content = "not run: the tool has changed since a person was asked about this call. Call it again, as it is now."
     return e.ToolFinished(result=build_decided_result(entry, Outcome.SKIPPED, content))
 
@@ -338,7 +370,7 @@ def _ask_again_if_misfit(execution: Execution, entry: OpenCall, row: PostedItem,
         # questions.
         expires_at=max(now + tool.approval_expires_s, nextafter(entry.expires_at or 0.0, inf)),
         description=entry.description,
-        digest=entry.digest or tool.digest_call(entry.call),  # a question of format 1 has none
+        digest=entry.digest or digest_call(execution.config, tool, entry.call),  # a question of format 1 has none
         error=replace_surrogates(text[:DESCRIPTION_CHARS]),
     )
 
@@ -369,7 +401,7 @@ def _bind_if_runnable(execution: Execution, tool: Tool[..., Any], call: ToolCall
 def _has_tool_changed(config: EngineConfig, entry: OpenCall) -> bool:
     """Return whether the tool has changed since a person was asked about the call."""
     tool = config.find_tool(entry.call.name)
-    return bool(entry.digest) and tool is not None and tool.digest_call(entry.call) != entry.digest
+    return bool(entry.digest) and tool is not None and digest_call(config, tool, entry.call) != entry.digest
 
 
 def needs_approval(tool: Tool[..., Any], arguments: Arguments) -> bool:

@@ -46,7 +46,14 @@ from agentfsm.engine.execution.tool_access import (
 from agentfsm.engine.model_calls.eager_calls import EagerAttempt, EagerCalls
 from agentfsm.engine.model_calls.side_request import SideSpending, send_side_request
 from agentfsm.engine.model_calls.tool_selection import search_tools
-from agentfsm.engine.tool_calls.approvals import build_approval, build_pending_question, is_outside_plan, needs_approval
+from agentfsm.engine.tool_calls.approvals import (
+    build_approval,
+    build_pending_question,
+    differs_from_plan,
+    digest_call,
+    is_outside_plan,
+    needs_approval,
+)
 from agentfsm.engine.tool_calls.call_guards import (
     check_data,
     fence_result,
@@ -355,16 +362,19 @@ class RunHost(QueueHost):
     def _check_approved(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
         """Refuse a call that needs an approval that it does not have: a person was not asked, or about another one."""
         run = self.execution.journal.run
-        is_guarded = run.plan is not None and is_outside_plan(run)
-        if not (tool.is_interactive or is_guarded) or call.id in self.approvals:
+        must_ask = run.plan is not None and (is_outside_plan(run) or differs_from_plan(run, tool))
+        if not (tool.is_interactive or must_ask) or call.id in self.approvals:
             return None
         entry = run.open_call(call.id)
         is_new = entry.phase is Phase.INTENDED or entry.lacks_tool
-        if not is_new and (tool.waits_for is not None or entry.approved == tool.digest_call(call)):
+        if not is_new and (
+            tool.waits_for is not None or entry.approved == digest_call(self.execution.config, tool, call)
+        ):
             return None
-        if tool.waits_for is None and not is_guarded and not needs_approval(tool, tool.to_namespace(bound)):
+        if tool.waits_for is None and not must_ask and not needs_approval(tool, tool.to_namespace(bound)):
             return None
-        return failed_outcome(_format_unasked(call), ErrorType.BLOCKED, retryable=True)
+        text = _format_unasked(call) if is_new else f"{call.name} needs an approval in this program"
+        return failed_outcome(text, ErrorType.BLOCKED, retryable=True)
 
     def has_started(self, call: ToolCall) -> bool:
         """Return whether the journal has a start of the call, before this execution of it."""
@@ -399,12 +409,13 @@ class RunHost(QueueHost):
         read_only, granted, journal = tool.read_only, call.id in self.approvals, self.execution.journal
         is_known, config = call.id in self.restarted_calls, self.execution.config
         is_guarded = bool(config.guards) and tool.name in config.guarded_tools
-        if read_only and not granted and not is_known:
+        is_agent = tool.kind is ToolKind.AGENT  # its child run must not exist without a record
+        if read_only and not granted and not is_known and not is_agent:
             if is_guarded:
                 await journal.flush()
             return
         facts, taken = self._spend_decision(call.id)
-        if is_known or not read_only:
+        if is_known or not read_only or is_agent:
             facts.append(
                 e.ToolStarted(
                     call_id=call.id,
@@ -417,7 +428,7 @@ class RunHost(QueueHost):
                 )
             )
         self.record(*facts, taken=taken)
-        if not read_only or granted or is_guarded:
+        if not read_only or granted or is_guarded or is_agent:
             await journal.flush()
         if not read_only:
             journal.check_lease()
@@ -435,8 +446,7 @@ class RunHost(QueueHost):
             return [e.InputGiven(call_id=call_id, by=row.item.by, answers=row.item.answers)], [row.number]
         run = self.execution.journal.run
         entry = run.open_call(call_id)
-        tool = self.find_tool(self.execution.config.registry, entry.call.name)
-        return [build_approval(run, entry, row.item, tool)], [row.number]
+        return [build_approval(self.execution, entry, row.item)], [row.number]
 
     def on_tool_error(self, call: ToolCall, error: BaseException) -> None:
         """Log an exception of a tool, which no result of a call contains."""
@@ -512,7 +522,9 @@ class RunHost(QueueHost):
         guarded = self.execution.config.guarded_tools
         for call in steps:
             tool = self.execution.config.find_tool(call.name)
-            if call.id not in refused and tool is not None and not (tool.is_interactive or tool.name in guarded):
+            if call.id in refused or tool is None or differs_from_plan(journal.run, tool):
+                continue
+            if not (tool.is_interactive or tool.name in guarded):
                 session.add(call)
 
     def on_cut_off(self, job: ToolJob, duration_s: float) -> None:

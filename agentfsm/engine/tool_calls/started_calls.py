@@ -25,7 +25,7 @@ from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.tool_calls.call_guards import fence_result
 from agentfsm.engine.tool_calls.child_runs import end_interrupted_child
 from agentfsm.tools.queue.dispatch import CallOutcome, QueueHost
-from agentfsm.tools.queue.result_text import build_decided_result, count_shown_chars, render_result
+from agentfsm.tools.queue.result_text import build_decided_result, count_shown_chars, remove_advice, render_result
 from agentfsm.tools.run_context import Found, RunContext
 from agentfsm.tools.tool import UNKNOWN_OUTCOME_POLICIES, Tool
 
@@ -40,6 +40,17 @@ _UNKNOWN_TEXT: Final = (
 _FIRST_WITH_KIND: Final = 5
 # Refusals that hold for the rest of the run. After others, such as an open circuit, the call may go on later.
 _LASTING_REFUSALS: Final = frozenset({ErrorType.NOT_PERMITTED, ErrorType.WITHDRAWN, ErrorType.ARGUMENTS})
+
+# Reasons in place of the texts for the model, which say that nothing was run.
+_REASONS: Final = {
+    ErrorType.NOT_PERMITTED: "it is not permitted any more",
+    ErrorType.WITHDRAWN: "its tool is not available any more",
+    ErrorType.ARGUMENTS: "its arguments do not fit the tool as it is now",
+    ErrorType.CIRCUIT_OPEN: "the last calls of the tool all failed, so it is not called for a while",
+    ErrorType.BUDGET: "its cost is beyond a limit",
+    ErrorType.WITHHELD: "the run withholds calls that are not read-only",
+    ErrorType.UNKNOWN_TOOL: "there is no tool of this name any more",
+}
 
 
 async def settle_cut_off_call(execution: Execution, entry: OpenCall, host: QueueHost) -> e.Event | None:
@@ -73,15 +84,19 @@ async def refuse_started_call(
     execution: Execution, entry: OpenCall, tool: Tool[..., Any] | None, refusal: CallOutcome, host: QueueHost
 ) -> CallOutcome | str:
     """Return the outcome of a call that had started and is refused now; a reason if a person has to decide."""
-    if tool is not None and tool.kind is entry.kind is ToolKind.AGENT and refusal.error_type in _LASTING_REFUSALS:
-        return await end_interrupted_child(execution, tool, entry.call, refusal)
+    reason = _REASONS.get(refusal.error_type or ErrorType.TOOL) or remove_advice(refusal.text)
+    is_agent = tool is not None and tool.kind is entry.kind is ToolKind.AGENT
+    if tool is not None and is_agent and (entry.read_only or refusal.error_type in _LASTING_REFUSALS):
+        text = f"the call of {tool.name} had started, and was ended: {reason}."
+        end = CallOutcome(Outcome.CANCELLED, text, refusal.error_type)
+        return await end_interrupted_child(execution, tool, entry.call, end)
     found = "ask" if tool is None else await find_outcome(execution, entry, tool, host)
     if isinstance(found, Found):
         content, parts = render_result(found.result)
         return CallOutcome(Outcome.DONE, content, parts=parts)
     if found == "fail":
-        return CallOutcome(Outcome.UNKNOWN, f"{_UNKNOWN_TEXT} It was not repeated: {refusal.text}", refusal.error_type)
-    return f"it had started before, and is not run again: {refusal.text}"
+        return CallOutcome(Outcome.UNKNOWN, f"{_UNKNOWN_TEXT} It was not repeated: {reason}.", refusal.error_type)
+    return f"it had started before, and is not run again: {reason}"
 
 
 async def find_outcome(execution: Execution, entry: OpenCall, tool: Tool[..., Any], host: QueueHost) -> str | Found:
