@@ -47,7 +47,7 @@ class RunEffects(Value):
 
 
 def list_effects(run: Run) -> RunEffects:
-    """Return the effects of a run as far as its journal tells. Calls of read-only tools with a result count as done."""
+    """Return the effects of a run as far as its journal has them. Finished calls of read-only tools count as done."""
     steps = () if run.plan is None else run.plan.closed
     closed = [each for each in run.messages[run.own_start :] if isinstance(each, ToolResult)]
     ended = [*closed, *[entry.result for entry in (*steps, *run.open) if entry.result is not None]]

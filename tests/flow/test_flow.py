@@ -12,6 +12,7 @@ import pytest
 from agentfsm import Agent, MisuseError, RunContext, State, StopReason, TransientError, tool
 from agentfsm.core import events as e
 from agentfsm.core.messages import ErrorType
+from agentfsm.core.pending import PendingKind
 from agentfsm.flow import Flow, Step, StepStatus, agent_step, each, step
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
@@ -510,7 +511,7 @@ async def test_an_agent_step_waits_for_a_person_and_goes_on():
 
 
 async def test_a_changed_flow_carries_out_the_plan_of_the_journal():
-    """A step that it no longer has fails, and a compensation is given the results under their old numbers."""
+    """A step that it no longer has waits, until it is settled or a program has it; the compensation is the old one."""
     undone = []
 
     def undo(first: str) -> None:
@@ -521,6 +522,11 @@ async def test_a_changed_flow_carries_out_the_plan_of_the_journal():
     run = await Flow([first, named("gone", "first")], store=store).run({})
     flow = Flow([named("new"), named("newer"), first], store=store)
     await flow.approve(run.id, run.pending[0].call_id)
+    run = await flow.resume(run.id)
+    [item] = run.pending
+    assert (item.kind, item.tool, undone) == (PendingKind.OUTCOME, "gone", [])
+    assert "this program has no tool 'gone'" in item.error
+    await flow.settle(run.id, item.call_id, failed="there is no courier")
     run = await flow.resume(run.id)
     assert run.stop_reason is StopReason.STEP_FAILED
     assert "step gone failed" in run.stop_message

@@ -381,7 +381,7 @@ class RunHost(QueueHost):
         return _find_entry(self.execution.journal.run, call).attempts > 0
 
     async def on_refused(self, job: ToolJob, end: CallOutcome) -> CallOutcome | None:
-        """Apply the start rules to a call that is refused: nobody may say of one that had started that it did not run.
+        """Apply the start rules to a call that is refused: if it had started, no result may say that it did not run.
 
         If a person has to decide, the call gets no result now.
         """

@@ -3,7 +3,7 @@
 Once the start of a call that may have an effect is in the journal, no path may say that nothing was run. A call that is
 cut off follows its tool's `on_unknown`, the stricter of the declaration in the journal and the present one. If the call
 is refused instead, because the program or something around it has changed, a person decides. The run of an agent is
-ended first, which tells what it had done.
+ended first, so that the result names its effects.
 """
 
 from __future__ import annotations
