@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, overlo
 
 import attrs
 
-from agentfsm.core.errors import MisuseError, ModelRetry, TransientError
+from agentfsm.core.errors import MisuseError, ModelRetry, OutcomeUnknownError, TransientError
 from agentfsm.core.messages import JSON, ErrorType, Outcome, Part
 from agentfsm.core.plans import JOINS
 from agentfsm.core.validation import COUNT_OR_ZERO, FUNCTION, SECONDS, ValueRule, require_choice
@@ -380,7 +380,9 @@ class _FunctionStep:
 
     def _allow_retry(self, ctx: RunContext[Any], error: Exception) -> None:
         """Raise an error that the queue retries, if the step has an attempt left."""
-        if ctx.attempt <= self.retry and not isinstance(error, CallPaused | ModelRetry | TransientError):
+        if ctx.attempt <= self.retry and not isinstance(
+            error, CallPaused | ModelRetry | TransientError | OutcomeUnknownError
+        ):
             log.warning(
                 "attempt %d of step %s of run %s failed", ctx.attempt, self.inner.name, ctx.run_id, exc_info=error
             )
