@@ -80,7 +80,7 @@ def make_agent_tool(
     """
     COUNT.check("as_tool", "turns", turns)
     SECONDS.check("as_tool", "timeout_s", timeout_s)
-    if derived := {"read_only", "idempotent", "kind", "grace_s"} & options.keys():
+    if derived := {"read_only", "idempotent", "on_unknown", "kind", "grace_s"} & options.keys():
         raise MisuseError(f"as_tool() derives {', '.join(sorted(derived))} from the agent's own tools: leave it out")
     config = agent.driver.config
     config.model.prepare()  # it may block, so not in the event loop of the parent run
