@@ -258,8 +258,8 @@ def test_the_bill_lists_every_specialist():
     assert (cost.turns, cost.tool_calls) == (2, ORDER)
 
 
-def test_the_journal_says_whose_call_may_have_written():
-    """Only the memory manager's call is marked as started: the others change nothing, and may simply run again."""
+def test_the_journal_says_which_agents_were_called():
+    """Each call of an agent is marked as started, since its run is begun, also if its tools change nothing."""
 
     async def story(store, clock) -> list[int]:
         agent = coordinator(asking(*ORDER), Office().specialists(), store, clock)
@@ -267,4 +267,4 @@ def test_the_journal_says_whose_call_may_have_written():
         events = await agent.history("mine")
         return [starts_of(events, f"t1.{n}") for n in range(4)]
 
-    assert virtually(story) == [0, 0, 1, 0]
+    assert virtually(story) == [1, 1, 1, 1]

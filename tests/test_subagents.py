@@ -209,7 +209,7 @@ async def test_a_limit_before_the_first_word_says_so():
     run = await Agent(asks("child"), tools=[child.as_tool()]).run("go")
     result = the_result(run)
     assert (result.outcome, result.error_type) == (Outcome.FAILED, ErrorType.AGENT)
-    assert "nothing yet" in result.content
+    assert "no answer yet" in result.content
     assert result.child is not None
     assert result.child.turns == 3
 

@@ -249,7 +249,7 @@ class RefusedError(TransientError):
 
 
 class OutcomeUnknownError(ToolError):
-    """Raise this in a tool whose call broke off, so that nobody knows whether it had its effect.
+    """Raise this in a tool whose call broke off, so that it is unknown whether it had its effect.
 
     The call follows the `on_unknown` of its tool, as one whose worker died. Sandboxes and MCP servers raise it when a
     process or connection is lost in the middle of a call.

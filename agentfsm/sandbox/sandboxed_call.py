@@ -101,7 +101,7 @@ async def _supervise(given: bytes, proxy_fd: int) -> bytes:
     assert process.stdin is not None  # noqa: S101  for the type checker: both are pipes
     assert process.stdout is not None  # noqa: S101  as above
     try:
-        with suppress(anyio.BrokenResourceError, OSError):  # it has ended; its output tells whether it had started
+        with suppress(anyio.BrokenResourceError, OSError):  # it has ended; its output shows whether it had started
             await process.stdin.send(given)
         return b"".join([chunk async for chunk in process.stdout])
     except (anyio.BrokenResourceError, OSError) as error:
@@ -154,7 +154,7 @@ def _fail(isolation: Isolation, error: str, trace: str = "") -> SandboxOutcome:
 def _read_death(sandbox: Rights, isolation: Isolation, exit_code: int, cpu_s: float, output: str) -> SandboxOutcome:
     """Return the outcome of a function whose process ended without a result.
 
-    The kernel tells the end by the limit of processor time and by the filter of system calls. It does not tell whether
+    The kernel shows the end by the limit of processor time and by the filter of system calls. It does not show whether
     a process died because of memory that it did not get, so every other death is of unknown cause.
     """
     limit = sandbox.cpu_s or max(1, round(sandbox.seconds))

@@ -119,7 +119,8 @@ def _starts(story: Story) -> Iterator[str]:
     started = {entry.call.id for entry in story.versions[story.run.header.forked_at].open}
     for run, event in story.own():
         if isinstance(event, e.ToolStarted) and calls[event.call_id].name in UNSAFE:
-            if event.call_id in started and run.open_call(event.call_id).phase is not Phase.APPROVED:
+            entry = run.open_call(event.call_id)
+            if event.call_id in started and entry.attempts and entry.phase is not Phase.APPROVED:
                 again[event.call_id] += 1
             started.add(event.call_id)
     again.subtract(each.call_id for each in story.attempts if each.refused)

@@ -234,7 +234,7 @@ def repeat_after_a_crash(patch: Any) -> None:
     async def again(*_: Any) -> None:
         return
 
-    patch.setattr(approvals, "_recover_call", again)
+    patch.setattr(approvals, "settle_cut_off_call", again)
 
 
 def mint_keys_anew(patch: Any) -> None:
@@ -307,7 +307,7 @@ FAULTS: dict[Callable[[Any], None], tuple[int, int, str, dict[str, Any]]] = {
     leave_children: (75, 500, "P6", {"faults": 0.0}),
     lose_input: (1, 300, "P1", {}),
     trust_the_lease: (10, 100, "P4", {"stalls": 0.3}),
-    share_a_nonce: (274, 300, "P3", {"reuses": True}),
+    share_a_nonce: (405, 300, "P3", {"reuses": True}),
     park_for_the_deaths_of_others: (258, 1000, "P11", {"poison": True, "runs": 4}),
 }
 

@@ -133,5 +133,5 @@ async def test_another_format(store, tmp_path, monkeypatch):
     await pay_in(store, "r1")
     await seal(store, seals)
     monkeypatch.setattr("agentfsm.seals.FORMAT", 9)
-    with pytest.raises(MisuseError, match="has seals of format 4, and this agentfsm hashes format 9"):
+    with pytest.raises(MisuseError, match="has seals of format 5, and this agentfsm hashes format 9"):
         await check(store, seals)

@@ -48,9 +48,9 @@ def check_available(execution: Execution, tool: Tool[..., Any]) -> CallOutcome |
 
 def check_permitted(execution: Execution, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
     """Return the refusal of a call whose arguments no permission allows, or which this run withholds, or None."""
-    if _needs_no_rule(execution, tool):
-        return None
     header, permissions = execution.journal.run.header, execution.config.permissions
+    if (permissions is None and not header.withhold) or _needs_no_rule(execution, tool):
+        return None
     if permissions is not None:
         reason = permissions.refusal_reason(tool, header.roles, tool.to_namespace(bound))
         if reason is not None:

@@ -272,7 +272,7 @@ class RunHost(QueueHost):
         """Return the refusal of a valid call that is not permitted with its arguments or not approved, else None."""
         refusal = (
             check_permitted(self.execution, tool, bound)
-            or self._check_kind(call, tool)
+            or (self._check_kind(call, tool) if call.id in self.restarted_calls else None)
             or self._check_guarded(call, tool)
             or self._check_approved(call, tool, bound)
         )
@@ -335,8 +335,6 @@ class RunHost(QueueHost):
 
     def _check_kind(self, call: ToolCall, tool: Tool[..., Any]) -> CallOutcome | None:
         """Refuse a call that has started as a function and would go on as an agent, or the other way round."""
-        if call.id not in self.restarted_calls:
-            return None
         run = self.execution.journal.run
         change = find_other_kind(run, run.open_call(call.id), tool)
         return failed_outcome(change, ErrorType.BLOCKED) if change else None

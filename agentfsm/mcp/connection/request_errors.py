@@ -102,7 +102,7 @@ class Disposition(StrEnum):
     """The server answered that it has trouble. The call may have been executed, and may be retried if it is safe."""
 
     UNKNOWN = "unknown"
-    """There is no answer, and nobody knows whether the call was executed: the tool's `on_unknown` decides."""
+    """There is no answer, and it is unknown whether the call was executed: the tool's `on_unknown` decides."""
 
     HINT = "hint"
     """The model gets a hint for a correct call."""

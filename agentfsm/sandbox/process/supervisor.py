@@ -216,7 +216,7 @@ def _read_input(size: int) -> bytes:
 def main() -> None:
     """Read the sizes of the specification and of the request, then both; run the function; write how it ended.
 
-    The output has `STARTED` before the function can start, so that the death of this process tells whether it had.
+    The output has `STARTED` before the function can start, so that the death of this process shows whether it had.
     """
     proxy_fd = int(sys.argv[-1])
     spec_bytes, request_bytes = map(int, _read_input(32).split())

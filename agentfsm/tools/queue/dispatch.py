@@ -153,7 +153,7 @@ class QueueHost:
 
         Args:
             job: The call.
-            end: The outcome if the model is told that it is unknown.
+            end: The outcome if the model has to read that it is unknown.
             reason: Reason why the call broke off, for people.
 
         Returns:
