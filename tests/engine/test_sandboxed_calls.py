@@ -34,9 +34,9 @@ class Elsewhere:
         return self.outcome
 
 
-async def ended(sandbox, calls=1):
+async def ended(sandbox, calls=1, **options):
     """Have a model call the tool; return it, its last result and the last record of the audit."""
-    working = tool(sandbox=sandbox)(work)
+    working = tool(sandbox=sandbox, **options)(work)
     model = ScriptedModel(*[say("", call("work", n=3)) for _ in range(calls)], say("done"))
     async with Agent(model, tools=[working]) as agent:
         run = await agent.run("go")
@@ -74,6 +74,23 @@ async def test_the_ends_of_a_function(end, fields, outcome, error_type, text):
     assert result.sandbox == record.sandbox == ("" if end is SandboxEnd.NOT_STARTED else "elsewhere")
     assert working.timeout_s == 5.0  # the sandbox's
     assert working(3) == 3  # the function itself
+
+
+async def test_a_lost_process_follows_the_tools_policy():
+    """Its result names the sandbox, and the text has the reason."""
+    _, result, record = await ended(Elsewhere(SandboxEnd.LOST, error="killed by \ud800"), on_unknown="fail")
+    assert (result.outcome, result.error_type) == (Outcome.UNKNOWN, ErrorType.UNAVAILABLE)
+    assert result.content.startswith("outcome unknown: killed by \ufffd. Its effect may have happened")
+    assert result.sandbox == record.sandbox == "elsewhere"
+
+
+async def test_lost_processes_open_the_breaker():
+    """Unlike calls that take long: what kills the processes of one call may kill those of the next."""
+    working = tool(sandbox=Elsewhere(SandboxEnd.LOST, error="killed"), on_unknown="fail")(work)
+    model = ScriptedModel(say("", *[call("work", n=3) for _ in range(FAILURE_THRESHOLD)]), say("done"))
+    async with Agent(model, tools=[working]) as agent:
+        await agent.run("go")
+    assert working.breaker.state is BreakerState.OPEN
 
 
 async def test_slow_calls_do_not_open_the_breaker():

@@ -5,7 +5,7 @@ import pytest
 from mcp import MCPError
 from pydantic import BaseModel, ValidationError
 
-from agentfsm.core.errors import AgentError, ModelRetry, RefusedError, TransientError
+from agentfsm.core.errors import AgentError, ModelRetry, OutcomeUnknownError, RefusedError, TransientError
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.mcp import MCPServerError
 from agentfsm.mcp.connection import request_errors
@@ -67,8 +67,8 @@ def test_what_came_instead_of_a_response_tells_the_fault(error, fault):
         (429, -32603, RequestFault.BUSY),
         (500, -32603, RequestFault.DOWN),
         (504, -32603, RequestFault.DOWN),
-        (None, -32000, RequestFault.LOST),
-        (None, -32001, RequestFault.LATE),
+        (None, -32000, RequestFault.DOWN),
+        (None, -32001, RequestFault.DOWN),
         (None, -32700, RequestFault.MALFORMED),
         (None, -32600, RequestFault.REQUEST),
         (None, -32022, RequestFault.OTHER),
@@ -79,6 +79,21 @@ def test_what_came_instead_of_a_response_tells_the_fault(error, fault):
 def test_the_status_and_the_code_tell_the_fault(status, code, fault):
     """Whichever of them says more."""
     assert classify_error(MCPError(code, "said"), WireStatus(status=status)).fault is fault
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "fault"),
+    [
+        (-32000, "Connection closed", RequestFault.LOST),
+        (-32000, "SSE stream ended without a response", RequestFault.LOST),
+        (-32000, "SSE stream failed: gone", RequestFault.LOST),
+        (-32001, "Request 'tools/call' timed out", RequestFault.LATE),
+    ],
+)
+def test_an_answer_that_the_sdk_has_made_up_is_none(code, said, fault):
+    """It is known by its words; a server may answer with the same codes, and has then answered."""
+    assert classify_error(MCPError(code, said), WireStatus(status=200)).fault is fault
+    assert isinstance(told(classify_error(MCPError(code, said), WireStatus())), OutcomeUnknownError)
 
 
 def test_a_connection_that_has_ended_is_lost_with_its_last_words():
@@ -113,7 +128,12 @@ def test_each_fault_goes_the_way_of_its_row(fault):
     """And its words name the server and what was said; where it ends the call, also what to do."""
     came = told(request_errors.RequestError(MCPError(1, "m"), fault, "so and so", 7.0))
     row = FAULT_RULES[fault]
-    expected = {Disposition.REFUSED: RefusedError, Disposition.PASSING: TransientError, Disposition.HINT: ModelRetry}
+    expected = {
+        Disposition.REFUSED: RefusedError,
+        Disposition.PASSING: TransientError,
+        Disposition.UNKNOWN: OutcomeUnknownError,
+        Disposition.HINT: ModelRetry,
+    }
     text = came.content if row.disposition is Disposition.FAILED else str(came)
     assert "'shop'" in text
     assert "so and so" in text
@@ -158,7 +178,7 @@ def test_an_answer_that_does_not_fit_is_told_by_the_places():
     came = told(caught.value)
     assert "invalid fields: content.0, content.1, content.2, content.3, content.4 and 2 more." in came.content
     assert "has an output schema" in told(RuntimeError("Tool buy has an output schema but ...")).content
-    assert isinstance(told(TimeoutError()), TransientError)
+    assert isinstance(told(TimeoutError()), OutcomeUnknownError)
 
 
 def test_an_error_of_another_kind_is_the_caller_s():

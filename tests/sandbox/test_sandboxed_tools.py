@@ -56,18 +56,22 @@ async def test_a_function_asks_for_other_arguments(level):
 
 
 @pytest.mark.parametrize(
-    ("function", "options", "words"),
+    ("function", "options", "end", "words"),
     [
-        (sandbox_functions.crash, {}, "ended by SIGSEGV"),
-        (sandbox_functions.leave_by_exit, {}, "exit code 3 before it returned"),
-        (sandbox_functions.answer_otherwise, {}, "set is not JSON serializable"),
-        (sandbox_functions.compute, {"cpu_s": 1}, "more than 1 s of processor time"),
+        (sandbox_functions.crash, {}, SandboxEnd.LOST, "ended by SIGSEGV"),
+        (sandbox_functions.leave_by_exit, {}, SandboxEnd.LOST, "exit code 3 before it returned"),
+        (sandbox_functions.answer_otherwise, {}, SandboxEnd.FAILED, "set is not JSON serializable"),
+        (sandbox_functions.compute, {"cpu_s": 1}, SandboxEnd.FAILED, "more than 1 s of processor time"),
+        (sandbox_functions.take_memory, {"memory_mb": 128}, SandboxEnd.FAILED, "MemoryError (the sandbox has 128 MB)"),
+        (sandbox_functions.open_many_files, {}, SandboxEnd.FAILED, "Too many open files"),
+        (sandbox_functions.call_otherwise, {}, SandboxEnd.FAILED, "system call of another architecture"),
+        (sandbox_functions.compute, {"seconds": 0.5, "cpu_s": 60}, SandboxEnd.TIMED_OUT, "no result within 0.5 s"),
     ],
 )
-async def test_how_a_function_failed(level, function, options, words):
-    """The reason is in the outcome, whatever the process died of."""
+async def test_how_a_function_ended(level, function, options, end, words):
+    """A limit of the sandbox is a result; of any other death nobody knows what was done before. The reason is told."""
     ended = await Sandbox(**options).run(function, (), {})
-    assert (ended.end, ended.level) == (SandboxEnd.FAILED, level)
+    assert (ended.end, ended.level) == (end, level)
     assert words in ended.error
 
 

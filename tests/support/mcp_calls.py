@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 
-from agentfsm import Agent
+from agentfsm import Agent, PendingKind
 from agentfsm.core.messages import ToolResult, check_history
 from agentfsm.mcp import MCPServer
 from agentfsm.mcp.connection import connection_thread
@@ -61,10 +61,18 @@ def at_home():
 
 
 async def one_call(server, turns=1, calls=1):
-    """Run an agent whose model calls `rude__act` in each turn; check what must hold, and return the results."""
+    """Run an agent whose model calls `rude__act` in each turn; check what must hold, and return the results.
+
+    A call whose server was lost waits for a person, who settles it as failed, with the reason that is shown.
+    """
     turns = [say("", *[call("rude__act") for _ in range(calls)]) for _ in range(turns)]
     async with Agent(ScriptedModel(*turns, say("so be it")), tools=[server]) as agent:
-        run = await agent.run("act")
+        run = await agent.finish(agent.start("act"))
+        while run.is_waiting:
+            for item in run.pending:
+                assert item.kind is PendingKind.OUTCOME
+                await agent.settle(run.id, item.call_id, failed=f"settled: {item.error}")
+            run = await agent.resume(run.id)
     assert run.output == "so be it"
     check_history(run.messages)
     return [message for message in run.messages if isinstance(message, ToolResult)]

@@ -188,6 +188,31 @@ def crash() -> None:
     ctypes.string_at(0)
 
 
+def take_memory() -> int:
+    """Take a gigabyte."""
+    return len(bytearray(1 << 30))
+
+
+def open_many_files() -> int:
+    """Open a thousand files."""
+    return len([os.open(os.devnull, os.O_RDONLY) for _ in range(1_000)])
+
+
+def call_otherwise() -> None:
+    """Make a system call of the second interface of x86-64."""
+    call(0x40000027)
+
+
+def pay_and_wait(folder: str) -> str:
+    """Write into the book that is the effect, and wait for ever the first time."""
+    book = Path(folder) / "book"
+    with book.open("a") as file:
+        file.write("paid\n")
+    if book.read_text() == "paid\n":
+        time.sleep(600)
+    return "paid"
+
+
 def answer_at_length(chars: int) -> str:
     """Return a long text."""
     return "x" * chars

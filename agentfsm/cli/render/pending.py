@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 MAX_QUESTION_CHARS: Final = 1_000
 # Name of the built-in tool that asks the user.
 ASK_USER: Final = "ask_user"
-# Explains why the outcome of a call is unknown.
-OUTCOME_UNKNOWN_TEXT: Final = "was running when its worker died or was stopped, or when the run was forked"
 
 
 def format_call(item: Pending, run_id: str = "") -> str:
@@ -92,8 +90,15 @@ def format_pending(item: Pending, run_id: str) -> str:
     return f"{format_call(item, run_id)}: {text}"
 
 
+def describe_unknown_outcome(item: Pending) -> str:
+    """Return that the outcome of a call is unknown, and why unless the item has a reason of its own."""
+    if item.error:
+        return f"the outcome of {item.tool} is unknown"
+    return f"{item.tool} was running when its worker died or was stopped, or when the run was forked"
+
+
 def format_error_lines(item: Pending) -> list[str]:
-    """Return the reason why the last approval was not executed, as lines; empty if there is no reason."""
+    """Return the reason why an approval was not executed, or an outcome is unknown, as lines; empty without one."""
     return [one_line(line, NOTE_CHARS) for line in item.error.splitlines() if line.strip()]
 
 
@@ -110,7 +115,7 @@ def _format_approval(item: Pending) -> str:
 
 
 def _format_outcome(item: Pending) -> str:
-    return f"{item.tool} {OUTCOME_UNKNOWN_TEXT}; how did it end?"
+    return f"{describe_unknown_outcome(item)}; how did it end?"
 
 
 def _format_question(item: Pending) -> str:

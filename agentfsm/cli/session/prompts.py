@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_check
 
 from agentfsm.cli.render.formatting import format_time
 from agentfsm.cli.render.pending import (
-    OUTCOME_UNKNOWN_TEXT,
+    describe_unknown_outcome,
     find_question,
     format_call,
     format_error_lines,
@@ -153,8 +153,8 @@ def _allow_always(terminal: Terminal, rule: ApprovalRule, scope: str) -> None:
 
 def _ask_outcome(terminal: Terminal, item: Pending, run_id: str) -> Submission | None:
     terminal.err(
-        f"\n{item.tool} ({format_call(item, run_id)}) {OUTCOME_UNKNOWN_TEXT}.\n"
-        "It is unknown whether it took effect, and the tool is not declared safe to repeat.\n"
+        "\n".join([f"\n{describe_unknown_outcome(item)} ({format_call(item, run_id)}).", *format_error_lines(item), ""])
+        + "It is unknown whether it took effect, and the tool is not declared safe to repeat.\n"
         "Check the system that it acts on, then answer. Its exact arguments:",
     )
     terminal.err(format_exact_arguments(item.arguments))
