@@ -707,6 +707,7 @@ class Agent(Generic[A_co]):
         elicit: Elicit | None = None,
         wait: bool = True,
         takeover: bool = False,
+        renamed: Mapping[str, str] | None = None,
     ) -> Run[A_co]:
         """Continue a run from its journal, in any process.
 
@@ -718,13 +719,21 @@ class Agent(Generic[A_co]):
             takeover: Take the run from the worker that executes it, without waiting for its lease to end. Use it
                 when you know that the other worker hangs. That worker can no longer write to the run's journal. A call
                 that it has in flight is treated as after a crash, and may still have its effect.
+            renamed: New names of tools by their names in the journal, if this program has renamed tools or steps that
+                the run still needs. It is recorded, and applies to calls, steps and compensations that have not
+                started. None: nothing was renamed.
 
         Raises:
             RunNotFoundError: when the store has no such run.
             LeaseHeldError: when another worker executes it and `wait` is False.
-            MisuseError: when a tool of an open call is gone, or the run was begun with a release other than the
-                `version` of this agent; nothing was changed.
+            IncompatibleProgramError: when a tool of an open call is gone, or the run was begun by a program of another
+                kind; nothing was changed.
+            MisuseError: when the run was begun with a release other than the `version` of this agent, or this agent has
+                no tool of a new name; nothing was changed.
         """
+        for old, new in (renamed or {}).items():
+            if self.driver.config.find_tool(new) is None:
+                raise MisuseError(f"renamed={{{old!r}: {new!r}}}: this agent has no tool {new!r}; nothing was changed")
         check_run_id(run_id)
         attendant = as_attendant(elicit)
         if self.version:
@@ -732,7 +741,7 @@ class Agent(Generic[A_co]):
         while True:
             try:
                 run = await self.driver.run_until_blocked(
-                    run_id, deps, resume=True, takeover=takeover, attendant=attendant
+                    run_id, deps, resume=True, takeover=takeover, attendant=attendant, renamed=renamed or {}
                 )
             except LeaseHeldError:
                 if not wait:

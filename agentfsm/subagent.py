@@ -21,6 +21,7 @@ from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Outcome
 from agentfsm.core.plans import GOAL_TOOL, build_goal_prompt
+from agentfsm.core.run import Run
 from agentfsm.core.tool_traits import Level, ToolKind
 from agentfsm.core.validation import COUNT, SECONDS
 from agentfsm.engine.execution.parent import Parent, child_run_id
@@ -38,7 +39,6 @@ from agentfsm.tools.schema.binding import Arguments
 from agentfsm.tools.tool import Tool, make_tool
 
 if TYPE_CHECKING:
-    from agentfsm.core.run import Run
     from agentfsm.ports.policies import PlanMaker
     from agentfsm.ports.store import Clock, Store
     from agentfsm.tools.registry import ToolRegistry
@@ -80,7 +80,7 @@ def make_agent_tool(
     """
     COUNT.check("as_tool", "turns", turns)
     SECONDS.check("as_tool", "timeout_s", timeout_s)
-    if derived := {"read_only", "idempotent", "kind", "grace_s"} & options.keys():
+    if derived := {"read_only", "idempotent", "on_unknown", "kind", "grace_s"} & options.keys():
         raise MisuseError(f"as_tool() derives {', '.join(sorted(derived))} from the agent's own tools: leave it out")
     config = agent.driver.config
     config.model.prepare()  # it may block, so not in the event loop of the parent run
@@ -293,7 +293,7 @@ class _SubagentCall:
         Raises:
             CallPaused: when the child run waits for external input.
         """
-        run = self._begin(message) if isinstance(message, str) else message
+        run = message if isinstance(message, Run) else self._begin(message)
         since = self.agent.clock.monotonic()
         self._emit(AgentEventType.STARTED, run)
         try:

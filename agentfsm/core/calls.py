@@ -63,7 +63,7 @@ class OpenCall(Value):
     """Number of attempts, as far as the journal records them."""
 
     losses: int = 0
-    """Number of times that its worker died or gave up the call while it ran."""
+    """Number of times that its worker or its executor died, or the worker gave up the call, while it ran."""
 
     started_at: float = 0.0
     """Time of the last start, seconds since 1970; 0 if it never started."""

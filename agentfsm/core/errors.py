@@ -25,6 +25,7 @@ AgentError
         ModelRetry               raised by a tool: the model should call it differently
         TransientError           raised by a tool: it failed for a temporary reason
             RefusedError             the same, and the tool has had no effect
+        OutcomeUnknownError      raised by a tool: its call broke off, and may have had its effect
         ArgumentsError           the arguments do not fit the tool's schema
 
 Cancellation is not among them: it stays the exception of the event loop.
@@ -245,6 +246,14 @@ class TransientError(ToolError):
 
 class RefusedError(TransientError):
     """Raise this in a tool whose request was refused before it had an effect, so that any tool may be retried."""
+
+
+class OutcomeUnknownError(ToolError):
+    """Raise this in a tool whose call broke off, so that nobody knows whether it had its effect.
+
+    The call follows the `on_unknown` of its tool, as one whose worker died. Sandboxes and MCP servers raise it when a
+    process or connection is lost in the middle of a call.
+    """
 
 
 class ArgumentsError(ToolError):

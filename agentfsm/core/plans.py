@@ -450,6 +450,23 @@ def build_compensations(progress: PlanProgress, *, in_order: bool) -> Plan | Non
     return Plan(steps=tuple(undone)) if undone else None
 
 
+def rename_tools(progress: PlanProgress, names: Mapping[str, str], opened: Iterable[OpenCall]) -> PlanProgress:
+    """Return the plans with new names of tools, for steps that have not started and for compensations."""
+    fixed = {_step_id(entry.call) for entry in (*progress.closed, *opened) if entry.attempts or entry.result}
+
+    def rename(plan: Plan | None) -> Plan | None:
+        return None if plan is None else attrs.evolve(plan, steps=tuple([rename_step(step) for step in plan.steps]))
+
+    def rename_step(step: PlanStep) -> PlanStep:
+        undo = step.compensation
+        if undo is not None:
+            undo = attrs.evolve(undo, tool=names.get(undo.tool, undo.tool))
+        tool = step.tool if step.id in fixed else names.get(step.tool, step.tool)
+        return attrs.evolve(step, tool=tool, compensation=undo)
+
+    return attrs.evolve(progress, plan=rename(progress.plan), forward=rename(progress.forward))
+
+
 def find_step_number(call_id: str) -> int | None:
     """Return the number of the step that a call carries out; None if a reply requested it."""
     return int(call_id.partition(".")[2] or 0) if call_id.startswith("p") else None

@@ -29,7 +29,7 @@ from agentfsm.core.messages import Outcome, SystemMessage, ToolResult, UserMessa
 from agentfsm.core.notes import NOTE_TOOL, Note, update_notes
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.plan_kinds import PlanKind
-from agentfsm.core.plans import ENGINE_TOOLS, PlanProgress, accepted_plan, build_results_note
+from agentfsm.core.plans import ENGINE_TOOLS, PlanProgress, accepted_plan, build_results_note, rename_tools
 from agentfsm.core.recalled_items import build_recall_note
 from agentfsm.core.run_fields import RunFields, find_open_call_index
 from agentfsm.core.segments import Span, default_segments, render_segments
@@ -488,7 +488,23 @@ def _reduce_paused(run: RunFields, event: e.Paused) -> Changes:
 
 
 def _reduce_resumed(run: RunFields, event: e.Resumed) -> Changes:
-    return {"paused": None, "fingerprint": event.fingerprint or run.fingerprint}
+    changes: Changes = {"paused": None, "fingerprint": event.fingerprint or run.fingerprint}
+    if not event.renamed:
+        return changes
+    names = event.renamed
+    entries = tuple([_rename_call(entry, names) for entry in run.open])
+    changes["open"] = entries
+    if run.reply is not None:
+        changes["reply"] = attrs.evolve(run.reply, calls=tuple([entry.call for entry in entries]))
+    if run.plan is not None:
+        changes["plan"] = rename_tools(run.plan, names, entries)
+    return changes
+
+
+def _rename_call(entry: OpenCall, names: Mapping[str, str]) -> OpenCall:
+    if entry.attempts or entry.result is not None or entry.call.name not in names:
+        return entry
+    return attrs.evolve(entry, call=attrs.evolve(entry.call, name=names[entry.call.name]))
 
 
 def _reduce_limit_reached(run: RunFields, event: e.LimitReached) -> Changes:

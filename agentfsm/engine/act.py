@@ -18,6 +18,7 @@ from agentfsm.engine.tool_calls.approvals import Decisions, decide_open_calls, e
 from agentfsm.engine.tool_calls.call_guards import guard_calls, needs_approval_by_guard
 from agentfsm.engine.tool_calls.host import RunHost, ToolCalls
 from agentfsm.engine.tool_calls.text_screens import screen_texts
+from agentfsm.engine.unattended import end_child_run
 from agentfsm.tools.queue.result_text import build_decided_result
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ async def _apply_guards(execution: Execution, host: RunHost) -> list[OpenCall]:
 async def _apply_decisions(execution: Execution, calls: ToolCalls) -> tuple[ToolCall, ...]:
     """Commit settled decisions of open calls, and return the calls that may run now."""
     host = calls.host
-    decisions = await decide_open_calls(execution, host, calls.last_waits)
+    decisions = await decide_open_calls(execution, host, calls.last_waits, end_child_run)
     if decisions.events:
         host.record(*decisions.events, taken=decisions.taken)
     run = execution.journal.run

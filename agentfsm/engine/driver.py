@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
@@ -78,6 +79,7 @@ class Driver(Generic[A_co]):
         parent_budget: Budget | None = None,
         throttle: StepThrottle | None = None,
         attendant: Attendant | None = None,
+        renamed: Mapping[str, str] = MappingProxyType({}),
     ) -> Run[A_co]:
         """Take the lease, perform effects until the run is over or waits, and give the lease back.
 
@@ -93,6 +95,7 @@ class Driver(Generic[A_co]):
             parent_budget: Budget of the parent run.
             throttle: Throttle of this event loop, if the caller has passed it already.
             attendant: Asks the person who attends the execution; None if there is none.
+            renamed: New names of tools by their names in the journal.
 
         Raises:
             ConflictError: if the run has moved on, or another worker executes it; nothing was changed.
@@ -115,8 +118,9 @@ class Driver(Generic[A_co]):
             if (is_stored or journal.run.version) and not journal.run.is_over:
                 if is_stored:
                     self.check_price()
-                await check_program(self.config, self.store, journal.run)
-                self._record_resumption(journal, resume=resume)
+                known = journal.run.apply(Resumed(renamed=renamed)) if renamed else journal.run
+                await check_program(self.config, self.store, known)
+                self._record_resumption(journal, resume=resume, renamed=renamed)
             drive = build_execution(
                 engine,
                 journal,
@@ -259,8 +263,8 @@ class Driver(Generic[A_co]):
             return run
         return attrs.evolve(run, header=attrs.evolve(run.header, fingerprint=fingerprint))
 
-    def _record_resumption(self, journal: Journal, *, resume: bool) -> None:
-        """Record the end of a pause, or a change of the agent."""
+    def _record_resumption(self, journal: Journal, *, resume: bool, renamed: Mapping[str, str]) -> None:
+        """Record the end of a pause, a change of the agent, or new names of tools."""
         run = journal.run
         fingerprint = self.config.for_run(run.header).fingerprint
         before = run.fingerprint or run.header.fingerprint
@@ -269,8 +273,8 @@ class Driver(Generic[A_co]):
         changes = fingerprint.changes_since(before)
         if changes:
             journal.log.warning("agent_changed", changes="; ".join(changes))
-        if resume if run.paused is not None else changes:
-            journal.commit(Resumed(fingerprint=fingerprint if changes else None, changes=changes))
+        if renamed or (resume if run.paused is not None else changes):
+            journal.commit(Resumed(fingerprint=fingerprint if changes else None, changes=changes, renamed=renamed))
 
     def _take_ledger(self, run: Run[Any]) -> TokenLedger:
         own = self._ledgers.pop((run.id, run.created_at), None)

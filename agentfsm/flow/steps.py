@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, overlo
 
 import attrs
 
-from agentfsm.core.errors import MisuseError, ModelRetry, TransientError
+from agentfsm.core.errors import MisuseError, ModelRetry, OutcomeUnknownError, TransientError
 from agentfsm.core.messages import JSON, ErrorType, Outcome, Part
 from agentfsm.core.plans import JOINS
 from agentfsm.core.validation import COUNT_OR_ZERO, FUNCTION, SECONDS, ValueRule, require_choice
@@ -373,14 +373,18 @@ class _FunctionStep:
         own = {name: arguments[name] for name in shape.get("properties", ()) if name in arguments}
         try:
             args, kwargs = self.inner.bind(json.dumps(own))
-        except Exception as error:  # noqa: BLE001  types of the user's validate themselves
+        except Exception as error:
             log.warning("the arguments of step %s of run %s do not fit: %s", self.inner.name, ctx.run_id, error)
+            if ctx.attempt > 1:
+                raise OutcomeUnknownError(f"its arguments do not fit {self.inner.name} as it is now") from error
             return build_uncalled_result("", error)
         return ((ctx, *args) if self.inner.takes_context else args), kwargs
 
     def _allow_retry(self, ctx: RunContext[Any], error: Exception) -> None:
         """Raise an error that the queue retries, if the step has an attempt left."""
-        if ctx.attempt <= self.retry and not isinstance(error, CallPaused | ModelRetry | TransientError):
+        if ctx.attempt <= self.retry and not isinstance(
+            error, CallPaused | ModelRetry | TransientError | OutcomeUnknownError
+        ):
             log.warning(
                 "attempt %d of step %s of run %s failed", ctx.attempt, self.inner.name, ctx.run_id, exc_info=error
             )

@@ -18,13 +18,16 @@ class SandboxEnd(StrEnum):
     """The function returned a value."""
 
     FAILED = "failed"
-    """The function raised an error, or its process was ended by a limit."""
+    """The function raised an error, or a limit of the sandbox ended its process."""
 
     TIMED_OUT = "timed_out"
     """The time was up, and the processes of the call were ended."""
 
     RETRY = "retry"
     """The function raised `ModelRetry`: the model should call it differently."""
+
+    LOST = "lost"
+    """The process ended without a result, and not by a limit of the sandbox: the call may have had its effect."""
 
     NOT_STARTED = "not_started"
     """The sandbox could not be set up, and nothing was run."""

@@ -16,7 +16,7 @@ import attrs
 from agentfsm.core.value import Value
 from agentfsm.sandbox import bubblewrap
 from agentfsm.sandbox.mounts import Mount, list_mounts, list_python_paths
-from agentfsm.sandbox.process import function_call, syscalls, system_call_filter
+from agentfsm.sandbox.process import function_call, supervisor, syscalls, system_call_filter
 from agentfsm.sandbox.rights import Rights
 
 PACKAGE_FOLDER: Final = Path(__file__).parent.parent
@@ -130,14 +130,14 @@ def _find_obstacle(level: Isolation, program: str | None) -> str | None:
 def _try(given: bytes) -> dict[str, Any]:
     """Run a supervisor and return its report. Its input stays open until then."""
     pipe, command = subprocess.PIPE, [*supervisor_command(), "-1"]
-    supervisor = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, env=BASE_ENVIRONMENT)  # noqa: S603  our own
-    with supervisor:
-        assert supervisor.stdin is not None  # noqa: S101  for the type checker: both are pipes
-        assert supervisor.stdout is not None  # noqa: S101  as above
-        supervisor.stdin.write(given)
-        supervisor.stdin.flush()
-        written = supervisor.stdout.read()
-    report: dict[str, Any] = json.loads(written)
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, env=BASE_ENVIRONMENT)  # noqa: S603  our own
+    with process:
+        assert process.stdin is not None  # noqa: S101  for the type checker: both are pipes
+        assert process.stdout is not None  # noqa: S101  as above
+        process.stdin.write(given)
+        process.stdin.flush()
+        written = process.stdout.read()
+    report: dict[str, Any] = json.loads(written.partition(supervisor.STARTED)[2])
     return report
 
 

@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import anyio
 import anyio.to_thread
 
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import MisuseError, OutcomeUnknownError
 from agentfsm.ports.tool_sandbox import SandboxEnd, SandboxOutcome
 from agentfsm.sandbox import bubblewrap
 from agentfsm.sandbox.egress_proxy import open_proxy
@@ -27,7 +28,7 @@ from agentfsm.sandbox.levels import (
     find_isolation,
     supervisor_command,
 )
-from agentfsm.sandbox.process import function_call, namespaces
+from agentfsm.sandbox.process import function_call, namespaces, supervisor
 from agentfsm.sandbox.rights import Rights
 
 # Seconds in which a supervisor has to end its processes and itself, before it is killed.
@@ -100,10 +101,11 @@ async def _supervise(given: bytes, proxy_fd: int) -> bytes:
     assert process.stdin is not None  # noqa: S101  for the type checker: both are pipes
     assert process.stdout is not None  # noqa: S101  as above
     try:
-        await process.stdin.send(given)
+        with suppress(anyio.BrokenResourceError, OSError):  # it has ended; its output tells whether it had started
+            await process.stdin.send(given)
         return b"".join([chunk async for chunk in process.stdout])
-    except (anyio.BrokenResourceError, OSError):  # it has ended before it read its input
-        return b""
+    except (anyio.BrokenResourceError, OSError) as error:
+        raise OutcomeUnknownError(f"the output of the sandbox cannot be read: {error}") from error
     finally:
         # Its input ends, so it kills its processes, and ends when they are gone.
         with anyio.CancelScope(shield=True):
@@ -116,11 +118,15 @@ async def _supervise(given: bytes, proxy_fd: int) -> bytes:
 
 
 def _read_report(sandbox: Rights, isolation: Isolation, written: bytes) -> SandboxOutcome:
+    before, started, reported = written.partition(supervisor.STARTED)
     try:
-        report = json.loads(written)
+        report = json.loads(reported)
     except ValueError:
-        text = written.decode("utf-8", "replace").strip()[-_MAX_REASON_CHARS:]
-        return _fail(isolation, f"the process that watches the sandbox was ended ({text or 'no output'})")
+        text = (before + reported).decode("utf-8", "replace").strip()[-_MAX_REASON_CHARS:]
+        error = f"the process that watches the sandbox was ended ({text or 'no output'})"
+        if not started:
+            return SandboxOutcome(end=SandboxEnd.NOT_STARTED, level="", error=f"{error} before the function started")
+        return SandboxOutcome(end=SandboxEnd.LOST, level=isolation.value, error=error)
     ready, result = report["result"][:1], report["result"][1:]
     output = report["output"][-_MAX_TRACE_CHARS:]
     if ready != function_call.READY.decode() and report["end"] == "ended":
@@ -138,22 +144,31 @@ def _read_report(sandbox: Rights, isolation: Isolation, written: bytes) -> Sandb
             return _read_error(sandbox, isolation, ended["error"], output)
         return SandboxOutcome(end=SandboxEnd.DONE, level=isolation.value, value=ended["value"])
     except (ValueError, TypeError, LookupError, RecursionError):  # no result, or one that the function has forged
-        return _fail(isolation, _describe_death(sandbox, report["exit_code"], report["cpu_s"]), output)
+        return _read_death(sandbox, isolation, report["exit_code"], report["cpu_s"], output)
 
 
 def _fail(isolation: Isolation, error: str, trace: str = "") -> SandboxOutcome:
     return SandboxOutcome(end=SandboxEnd.FAILED, level=isolation.value, error=error, trace=trace)
 
 
-def _describe_death(sandbox: Rights, exit_code: int, cpu_s: float) -> str:
+def _read_death(sandbox: Rights, isolation: Isolation, exit_code: int, cpu_s: float, output: str) -> SandboxOutcome:
+    """Return the outcome of a function whose process ended without a result.
+
+    The kernel tells the end by the limit of processor time and by the filter of system calls. It does not tell whether
+    a process died because of memory that it did not get, so every other death is of unknown cause.
+    """
     limit = sandbox.cpu_s or max(1, round(sandbox.seconds))
     number = exit_code - namespaces.SIGNAL_EXIT
     if number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_s >= limit):
-        return f"the function used more than {limit} s of processor time and was ended"
+        return _fail(isolation, f"the function used more than {limit} s of processor time and was ended", output)
+    if number == signal.SIGSYS and isolation is not Isolation.UNSANDBOXED:
+        return _fail(isolation, "the function made a system call of another architecture and was ended", output)
     if number > 0:
         known = {each.value: each.name for each in signal.Signals}
-        return f"the process of the function was ended by {known.get(number, f'signal {number}')}"
-    return f"the process of the function ended with exit code {exit_code} before it returned"
+        died = f"the process of the function was ended by {known.get(number, f'signal {number}')}"
+    else:
+        died = f"the process of the function ended with exit code {exit_code} before it returned"
+    return SandboxOutcome(end=SandboxEnd.LOST, level=isolation.value, error=died, trace=output)
 
 
 def _read_error(sandbox: Rights, isolation: Isolation, error: Mapping[str, Any], output: str) -> SandboxOutcome:

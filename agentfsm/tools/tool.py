@@ -92,6 +92,7 @@ class InnerAgent(Protocol):
         Raises:
             RunNotFoundError: if the child run never began.
         """
+        ...
 
     async def check_run(self, store: Store, caller: str, call_id: str) -> None:
         """Check that this program can continue the child run of a call, and the runs below.
@@ -99,6 +100,7 @@ class InnerAgent(Protocol):
         Raises:
             IncompatibleProgramError: if it cannot.
         """
+        ...
 
 
 def _name_policy(tool: Tool[..., Any]) -> str:

@@ -666,15 +666,19 @@ async def test_a_worker_that_dies_when_the_question_was_written():
 
 
 async def test_a_tool_that_is_refused_after_the_answer(store):
-    """The answer is spent in the append that says why the call did not run."""
+    """The call had begun before it asked: the answer is spent in the append that hands it to a person."""
     desk = Desk(enabled=lambda ctx: ctx.deps is not False)
     agent = desk.agent(store=store)
     run = await agent.run("go")
     await agent.answer(run.id, "t1.0", "Ann", by="bob")
     done = await agent.resume(run.id, deps=False)
-    (result,) = results_of(done.messages)
-    assert (result.outcome, desk.booked, done.output) == (Outcome.SKIPPED, [], "done")
+    [item] = done.pending
+    assert (item.kind, desk.booked) == (PendingKind.OUTCOME, [])
+    assert "its tool is not available any more" in item.error
     assert [event.by for event in await agent.history(run.id) if isinstance(event, InputGiven)] == ["bob"]
+    assert await store.inbox(run.id) == ()
+    await agent.settle(run.id, "t1.0", failed="nothing was booked")
+    assert (await agent.resume(run.id)).output == "done"
     assert await store.inbox(run.id) == ()
 
 

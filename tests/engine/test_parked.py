@@ -150,8 +150,10 @@ async def test_an_agent_below_is_paused_in_sight_of_its_caller(store):
 
     class HauntedBelow(Haunted):
         async def lease(self, run_id: str, **options: object) -> Lease:
-            """Pass on."""
-            return await self.inner.lease(run_id, **options)
+            """Pass on; it is the run below that its workers died of."""
+            lease = await self.inner.lease(run_id, **options)
+            lease.crashes = self.crashes if ".t" in run_id else 0
+            return lease
 
         async def create(self, header: object, **options: object) -> tuple[object, Lease]:
             """Pass on; it is the run below that its workers died of."""

@@ -12,6 +12,7 @@ import pytest
 from agentfsm import Agent, MisuseError, RunContext, State, StopReason, TransientError, tool
 from agentfsm.core import events as e
 from agentfsm.core.messages import ErrorType
+from agentfsm.core.pending import PendingKind
 from agentfsm.flow import Flow, Step, StepStatus, agent_step, each, step
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel, call, say
@@ -510,7 +511,7 @@ async def test_an_agent_step_waits_for_a_person_and_goes_on():
 
 
 async def test_a_changed_flow_carries_out_the_plan_of_the_journal():
-    """A step that it no longer has fails, and a compensation is given the results under their old numbers."""
+    """A step that it no longer has waits, until it is settled or a program has it; the compensation is the old one."""
     undone = []
 
     def undo(first: str) -> None:
@@ -522,6 +523,47 @@ async def test_a_changed_flow_carries_out_the_plan_of_the_journal():
     flow = Flow([named("new"), named("newer"), first], store=store)
     await flow.approve(run.id, run.pending[0].call_id)
     run = await flow.resume(run.id)
+    [item] = run.pending
+    assert (item.kind, item.tool, undone) == (PendingKind.OUTCOME, "gone", [])
+    assert "this program has no tool 'gone'" in item.error
+    await flow.settle(run.id, item.call_id, failed="there is no courier")
+    run = await flow.resume(run.id)
     assert run.stop_reason is StopReason.STEP_FAILED
     assert "step gone failed" in run.stop_message
     assert undone == ["first"]
+
+
+async def test_a_renamed_step_and_compensation_are_named_at_the_resume():
+    """The names that the journal has stand for those of the program; the rename is an event, and nothing runs twice."""
+    done = []
+
+    def program(suffix):
+        def undo(order: str) -> None:
+            done.append(f"undo{suffix}")
+
+        def charge(order: str) -> str:
+            done.append(f"charge{suffix}")
+            return "charged"
+
+        def ship(order: str) -> str:
+            raise RuntimeError("no courier")
+
+        first = step(name=f"charge{suffix}", requires_approval=True, compensate=step(name=f"undo{suffix}")(undo))(
+            charge
+        )
+        return Flow([first, step(name=f"ship{suffix}", depends_on=[first])(ship)], store=store)
+
+    store = MemoryStore()
+    run = await program("").run({"order": "o1"})
+    await program("").approve(run.id, run.pending[0].call_id)
+    renamed = {"charge": "charge_2", "ship": "ship_2", "undo": "undo_2"}
+    with pytest.raises(MisuseError, match="no tool 'nothing'"):
+        await program("_2").resume(run.id, renamed={"ship": "nothing"})
+    run = await program("_2").resume(run.id, renamed=renamed)
+    assert [item.kind for item in run.pending] == [PendingKind.APPROVAL]  # that of another tool does not count
+    await program("_2").approve(run.id, run.pending[0].call_id)
+    run = await program("_2").resume(run.id)
+    assert (run.stop_reason, done) == (StopReason.STEP_FAILED, ["charge_2", "undo_2"])
+    assert [dict(each.renamed) for each in await program("_2").history(run.id) if isinstance(each, e.Resumed)] == [
+        renamed
+    ]

@@ -59,7 +59,7 @@ def notify(method, **params):
     say({"method": method, "params": params})
 
 
-def act(id_, message):  # noqa: PLR0912  a table of habits reads best in one place
+def act(id_, message):
     answer = {"id": id_, "result": text("acted")}
     match HABIT:
         case "dies":
@@ -116,7 +116,7 @@ def act(id_, message):  # noqa: PLR0912  a table of habits reads best in one pla
     say(answer)
 
 
-def serve():  # noqa: PLR0912  as above
+def serve():
     for line in sys.stdin:
         message = json.loads(line)
         record(message)

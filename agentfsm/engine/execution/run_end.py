@@ -9,14 +9,15 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.calls import OpenCall, Phase
+from agentfsm.core.limits import StopReason
 from agentfsm.core.messages import Outcome
 from agentfsm.core.reducers import build_interrupted_result
+from agentfsm.core.run_effects import RunEffects, list_effects
 from agentfsm.engine.execution.call_costs import bill_settled_call
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.tools.queue.result_text import build_decided_result
 
 if TYPE_CHECKING:
-    from agentfsm.core.limits import StopReason
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.execution import Execution
     from agentfsm.engine.execution.journal import Journal
@@ -77,7 +78,12 @@ def build_failure(
         *before: Events that are committed before the end.
     """
     journal.log.error("run_failed", reason=reason.value, turn=journal.run.turn)
-    return StepOutcome((*before, *doubtful, e.Failed(reason=reason, message=message)))
+    before = (*before, *doubtful)
+    effects = list_effects(journal.run.fold(before))
+    if journal.run.plan is None or not journal.run.plan.maker or reason is StopReason.STEP_FAILED:
+        effects = RunEffects(unknown=effects.unknown if journal.run.open else ())  # the rest is no news
+    text = effects.describe()
+    return StepOutcome((*before, e.Failed(reason=reason, message=f"{message}; {text}" if text else message)))
 
 
 def _find_doubtful_ends(execution: Execution, reason: StopReason, before: Iterable[e.Event]) -> list[e.Event]:

@@ -29,6 +29,7 @@ from agentfsm.core.inbox import (
     Rerun,
     Settle,
 )
+from agentfsm.core.labels import join_labels
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.core.pending import Pending, PendingKind, Question
 from agentfsm.core.plans import PLAN_TOOL
@@ -40,7 +41,6 @@ from agentfsm.engine.execution.tool_access import check_available, check_permitt
 from agentfsm.engine.tool_calls.call_guards import decide_call, needs_approval_by_guard
 from agentfsm.engine.tool_calls.child_runs import build_missing_result, has_child_run, waits_on_child
 from agentfsm.engine.tool_calls.started_calls import build_settled_result, settle_cut_off_call
-from agentfsm.engine.unattended import end_child_run
 from agentfsm.ports.store import Store
 from agentfsm.tools import callback_errors
 from agentfsm.tools.queue import result_text
@@ -50,7 +50,11 @@ from agentfsm.tools.schema.binding import Arguments
 from agentfsm.tools.tool import ANSWER_EXPIRES_S, DIGEST_CHARS, Tool
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from agentfsm.core.run import Run
+    from agentfsm.engine.execution.journal import Journal
+    from agentfsm.tools.run_context import ToolReturn
 
 # Maximum of characters of a tool's description of a call: a sentence, not a whole letter.
 DESCRIPTION_CHARS: Final = 2_000
@@ -83,15 +87,19 @@ class Decisions(Value):
 
 
 LastWaits: TypeAlias = dict[str, tuple[Pending, ...]]
+EndChildRun: TypeAlias = "Callable[[Journal, Tool[..., Any] | None, OpenCall], Awaitable[ToolReturn | None]]"
 
 
-async def decide_open_calls(execution: Execution, host: QueueHost, last_waits: LastWaits) -> Decisions:
+async def decide_open_calls(
+    execution: Execution, host: QueueHost, last_waits: LastWaits, end_child_run: EndChildRun
+) -> Decisions:
     """Settle open calls before any call runs, and return the outcome.
 
     Args:
         execution: The execution of the run.
         host: The host of its calls.
         last_waits: The items that paused calls waited for when they were last resumed, by call id; updated.
+        end_child_run: Cancels the child run of a call that gets its result otherwise, if there is one.
     """
     arrived = await _read_decisions(execution)
     events: list[e.Event] = []
@@ -125,6 +133,9 @@ async def decide_open_calls(execution: Execution, host: QueueHost, last_waits: L
                 events.append(event)
             else:
                 resumable.add(call_id)
+        elif row is not None and isinstance(row.item, Settle) and entry.phase in _SETTLED_PHASES:
+            events.append(await _settle(execution, entry, row.item, end_child_run))
+            taken.append(row.number)
         elif (event := await _resolve_open_call(execution, entry, row, arrived, host)) is not None:
             events.append(event)
             taken += [row.number] if row is not None else []
@@ -212,14 +223,25 @@ async def _resolve_open_call(
             return e.ToolFinished(result=_build_rejection(entry, "a person was asked, and no answer came in time"))
         case Phase.AWAITING_APPROVAL, _ if row is not None or _has_tool_changed(execution.config, entry):
             return _request_decision_again(execution, entry, now)
-        case ((Phase.OUTCOME_UNKNOWN | Phase.PAUSED), Settle(by=by, outcome=outcome, content=content)):
-            ended = await end_child_run(execution.journal, execution.config.find_tool(entry.call.name), entry)
-            content = content if ended is None else f"{content}\n{ended.content}".lstrip()
-            result = build_settled_result(execution, entry, outcome, content)
-            return e.ToolFinished(result=result if ended is None else attrs.evolve(result, child=ended.child), by=by)
         case Phase.PAUSED, None:
             return _resolve_wait(entry, arrived)
     return None
+
+
+_SETTLED_PHASES: Final = frozenset({Phase.OUTCOME_UNKNOWN, Phase.PAUSED})
+
+
+async def _settle(
+    execution: Execution, entry: OpenCall, decision: Settle, end_child_run: EndChildRun
+) -> e.ToolFinished:
+    """Return the result that a person has recorded. The child run of the call, if it has one, is ended first."""
+    tool = execution.config.find_tool(entry.call.name)
+    ended = await end_child_run(execution.journal, tool, entry)
+    content = decision.content if ended is None else f"{decision.content}\n{ended.content}".lstrip()
+    result = build_settled_result(execution, entry, decision.outcome, content)
+    if ended is not None:
+        result = attrs.evolve(result, child=ended.child, labels=join_labels(result.labels, ended.labels))
+    return e.ToolFinished(result=result, by=decision.by)
 
 
 def _request_decision(execution: Execution, entry: OpenCall, now: float) -> e.Event | None:

@@ -58,7 +58,8 @@ def guard_calls(execution: Execution, found: Sequence[Finding] = ()) -> tuple[e.
         if decided.verdict is GuardVerdict.REFUSE and is_new:
             events.append(e.ToolFinished(result=_build_refusal(entry, decided)))
         elif decided.verdict is not GuardVerdict.ALLOW and entry.phase is Phase.RUNNING:
-            events.append(e.ToolLost(call_id=entry.call.id))
+            reason = f"it had started before, and is not run again: {decided.reason}"
+            events.append(e.ToolLost(call_id=entry.call.id, reason=reason))
     return tuple(events)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import attrs
@@ -14,7 +14,9 @@ from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.limits import BUDGET_REASONS, StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
+from agentfsm.core.plans import PLAN_TOOL
 from agentfsm.core.reducers import add_counts
+from agentfsm.core.run_effects import format_names, may_have_happened
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import AgentCost
 from agentfsm.engine.execution.budget import RunSpending
@@ -209,7 +211,7 @@ def _build_partial_result(run: Run, name: str, cost: AgentCost) -> ToolReturn:
     outcome, kind = (Outcome.DONE, None) if said else (Outcome.FAILED, ErrorType.AGENT)
     if run.stop_reason is StopReason.TIMEOUT:
         outcome, kind = Outcome.TIMED_OUT, ErrorType.TIMEOUT
-    text = f"{head}\nThis is what it had so far:\n{said}" if said else f"{head}\n(it had written nothing yet)"
+    text = f"{head}\nThis is what it had so far:\n{said}" if said else f"{head}\n(it had written no answer yet)"
     return ToolReturn(outcome=outcome, content=text, error_type=kind, child=cost)
 
 
@@ -218,30 +220,16 @@ def _describe_effects(run: Run) -> str:
 
     The parent has no other record of them, and a repeated call of the agent makes its calls under other keys.
     """
-    said = (*run.messages[run.own_start :], *[entry.result for entry in run.open])
-    results = [each for each in said if isinstance(each, ToolResult)]
+    steps = () if run.plan is None else run.plan.steps
+    said = (*run.messages[run.own_start :], *[entry.result for entry in (*steps, *run.open)])
+    results = [each for each in said if isinstance(each, ToolResult) and each.tool != PLAN_TOOL]
     whole = [each.tool for each in results if each.outcome is Outcome.DONE]
-    done = _format_names(whole + [f"{each.tool} in part" for each in results if _is_interrupted_agent(each)])
-    unseen = _format_names([each.tool for each in results if _may_have_happened(each)])
+    done = format_names(whole + [f"{each.tool} in part" for each in results if _is_interrupted_agent(each)])
+    unseen = format_names([each.tool for each in results if may_have_happened(each)])
     did = f" It had done: {done}." if done else ""
     return f"{did} May have happened all the same, so check before repeating: {unseen}." if unseen else did
-
-
-# Error types of calls whose tool was running.
-_TOOL_ERROR_TYPES: Final = (ErrorType.TOOL, ErrorType.TIMEOUT, ErrorType.UNAVAILABLE, ErrorType.RATE_LIMITED)
-
-
-def _may_have_happened(result: ToolResult) -> bool:
-    """Return whether the effect of a call is unknown; False for one that may simply be repeated."""
-    broke = result.error_type in _TOOL_ERROR_TYPES and not result.retryable and result.child is None
-    return broke or result.outcome is Outcome.UNKNOWN
 
 
 def _is_interrupted_agent(result: ToolResult) -> bool:
     """Return whether this is the result of a child run that has called tools but gave no answer."""
     return result.outcome is not Outcome.DONE and result.child is not None and result.child.calls > 0
-
-
-def _format_names(names: list[str]) -> str:
-    """Return each name once, with its count."""
-    return ", ".join([name if times == 1 else f"{name} ({times} times)" for name, times in Counter(names).items()])

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
 import attrs
@@ -63,7 +63,7 @@ from agentfsm.engine.tool_calls.call_guards import (
     withhold_forbidden,
 )
 from agentfsm.engine.tool_calls.child_runs import add_child_cost, end_interrupted_child
-from agentfsm.engine.tool_calls.started_calls import find_other_kind, refuse_started_call
+from agentfsm.engine.tool_calls.started_calls import apply_policy, find_other_kind, refuse_started_call
 from agentfsm.ports.model import ProposedCall
 from agentfsm.streaming.stream import StreamEvent, ToolEvent, ToolEventType
 from agentfsm.tools.attendance import Attendance, Attendant, AttendedQuestions
@@ -381,7 +381,7 @@ class RunHost(QueueHost):
         return _find_entry(self.execution.journal.run, call).attempts > 0
 
     async def on_refused(self, job: ToolJob, end: CallOutcome) -> CallOutcome | None:
-        """Apply the start rules to a call that is refused: nobody may say of one that had started that it did not run.
+        """Apply the start rules to a call that is refused: if it had started, no result may say that it did not run.
 
         If a person has to decide, the call gets no result now.
         """
@@ -398,6 +398,20 @@ class RunHost(QueueHost):
         facts, taken = self._spend_decision(job.call.id)
         self.execution.journal.log.warning("call_not_repeated", call=job.call.id, tool=job.call.name, why=found)
         self.record(*facts, e.ToolLost(call_id=job.call.id, reason=found), taken=taken)
+        return None
+
+    async def on_broken_off(self, job: ToolJob, end: CallOutcome, reason: str) -> CallOutcome | Literal["rerun"] | None:
+        """Apply the tool's policy to a call that broke off. If a person has to decide, it gets no result now."""
+        assert job.tool is not None  # the call has run  # noqa: S101
+        entry = _find_entry(self.execution.journal.run, job.call)
+        found = await apply_policy(self.execution, entry, job.tool, self, end)
+        if isinstance(found, CallOutcome):
+            return found
+        if found == "rerun":
+            return "rerun"
+        self._release_cost(job.call.id, None)  # it is billed when it is settled
+        self.execution.journal.log.warning("call_unknown", call=job.call.id, policy="ask")
+        self.record(e.ToolLost(call_id=job.call.id, reason=reason))
         return None
 
     async def on_start(self, call: ToolCall, tool: Tool[..., Any]) -> None:
@@ -421,7 +435,7 @@ class RunHost(QueueHost):
                     call_id=call.id,
                     repeatable=tool.repeatable,
                     read_only=read_only,
-                    labels=tool.effect_labels,
+                    labels=() if read_only and not is_known and not granted else tool.effect_labels,
                     kind=tool.kind,
                     on_unknown=tool.recorded_policy,
                     key="" if tool.start_rule is None else self._find_new_key(call),

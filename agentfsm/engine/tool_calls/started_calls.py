@@ -3,7 +3,7 @@
 Once the start of a call that may have an effect is in the journal, no path may say that nothing was run. A call that is
 cut off follows its tool's `on_unknown`, the stricter of the declaration in the journal and the present one. If the call
 is refused instead, because the program or something around it has changed, a person decides. The run of an agent is
-ended first, which tells what it had done.
+ended first, so that the result names its effects. A call whose executor dies follows `on_unknown`, too.
 """
 
 from __future__ import annotations
@@ -90,13 +90,20 @@ async def refuse_started_call(
         text = f"the call of {tool.name} had started, and was ended: {reason}."
         end = CallOutcome(Outcome.CANCELLED, text, refusal.error_type)
         return await end_interrupted_child(execution, tool, entry.call, end)
-    found = "ask" if tool is None else await find_outcome(execution, entry, tool, host)
+    unknown = CallOutcome(Outcome.UNKNOWN, f"{_UNKNOWN_TEXT} It was not repeated: {reason}.", refusal.error_type)
+    found = "ask" if tool is None else await apply_policy(execution, entry, tool, host, unknown)
+    return found if isinstance(found, CallOutcome) else f"it had started before, and is not run again: {reason}"
+
+
+async def apply_policy(
+    execution: Execution, entry: OpenCall, tool: Tool[..., Any], host: QueueHost, unknown: CallOutcome
+) -> CallOutcome | str:
+    """Return the outcome of a call by its tool's policy, `unknown` for "fail"; or the policy: "rerun" or "ask"."""
+    found = await find_outcome(execution, entry, tool, host)
     if isinstance(found, Found):
         content, parts = render_result(found.result)
         return CallOutcome(Outcome.DONE, content, parts=parts)
-    if found == "fail":
-        return CallOutcome(Outcome.UNKNOWN, f"{_UNKNOWN_TEXT} It was not repeated: {reason}.", refusal.error_type)
-    return f"it had started before, and is not run again: {reason}"
+    return unknown if found == "fail" else found
 
 
 async def find_outcome(execution: Execution, entry: OpenCall, tool: Tool[..., Any], host: QueueHost) -> str | Found:

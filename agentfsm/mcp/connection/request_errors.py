@@ -26,7 +26,7 @@ from mcp.types import (
 )
 from pydantic import ValidationError
 
-from agentfsm.core.errors import AgentError, ModelRetry, RefusedError, TransientError
+from agentfsm.core.errors import AgentError, ModelRetry, OutcomeUnknownError, RefusedError, TransientError
 from agentfsm.core.messages import ErrorType, Outcome, replace_surrogates
 from agentfsm.core.value import Value
 from agentfsm.mcp.errors import LoginRequiredError, MCPServerError, NoAnswerError, ServerCircuitOpenError
@@ -99,7 +99,10 @@ class Disposition(StrEnum):
     """The call was not executed, and may be retried."""
 
     PASSING = "passing"
-    """The call may have been executed, and may be retried if it is safe to repeat."""
+    """The server answered that it has trouble. The call may have been executed, and may be retried if it is safe."""
+
+    UNKNOWN = "unknown"
+    """There is no answer, and nobody knows whether the call was executed: the tool's `on_unknown` decides."""
 
     HINT = "hint"
     """The model gets a hint for a correct call."""
@@ -122,9 +125,9 @@ class FaultRule(Value):
 FAULT_RULES: Final[dict[RequestFault, FaultRule]] = {
     RequestFault.UNREACHABLE: FaultRule(Disposition.REFUSED, "the MCP server {server!r} cannot be reached: {said}"),
     RequestFault.LOST: FaultRule(
-        Disposition.PASSING, "the connection to the MCP server {server!r} was lost during the call: {said}"
+        Disposition.UNKNOWN, "the connection to the MCP server {server!r} was lost during the call: {said}"
     ),
-    RequestFault.LATE: FaultRule(Disposition.PASSING, "the MCP server {server!r} did not answer in time: {said}"),
+    RequestFault.LATE: FaultRule(Disposition.UNKNOWN, "the MCP server {server!r} did not answer in time: {said}"),
     RequestFault.BUSY: FaultRule(Disposition.REFUSED, "the MCP server {server!r} has too many requests: {said}"),
     RequestFault.DOWN: FaultRule(Disposition.PASSING, "the MCP server {server!r} is having trouble: {said}"),
     RequestFault.SESSION: FaultRule(
@@ -221,8 +224,8 @@ _REFUSAL_CODES: Final = frozenset({CONNECTION_CLOSED, INVALID_REQUEST})
 
 # All other codes are defined by the server, and do not show whether the call was executed.
 FAULT_BY_CODE: Final[dict[int, RequestFault]] = {
-    CONNECTION_CLOSED: RequestFault.LOST,
-    REQUEST_TIMEOUT: RequestFault.LATE,
+    CONNECTION_CLOSED: RequestFault.DOWN,  # an answer of the server; what the SDK makes up is known by its texts
+    REQUEST_TIMEOUT: RequestFault.DOWN,  # as above
     PARSE_ERROR: RequestFault.MALFORMED,
     INVALID_REQUEST: RequestFault.REQUEST,
     METHOD_NOT_FOUND: RequestFault.UNKNOWN,
@@ -233,6 +236,10 @@ FAULT_BY_CODE: Final[dict[int, RequestFault]] = {
 # Beginnings of the SDK's texts for faults without a code of their own.
 FAULT_BY_MESSAGE: Final[dict[str, RequestFault]] = {
     "SSE stream failed: Server-sent event exceeded": RequestFault.TOO_LONG,
+    "SSE stream failed": RequestFault.LOST,
+    "SSE stream ended": RequestFault.LOST,
+    "Connection closed": RequestFault.LOST,
+    "Request 'tools/call' timed out": RequestFault.LATE,
     "Unexpected content type": RequestFault.MALFORMED,
     "server answered a request with 202 Accepted": RequestFault.MALFORMED,
 }
@@ -261,7 +268,11 @@ class RequestError(MCPError):
     @property
     def is_passing(self) -> bool:
         """Whether the fault concerns the server's health, and not this request."""
-        return FAULT_RULES[self.fault].disposition in {Disposition.REFUSED, Disposition.PASSING}
+        return FAULT_RULES[self.fault].disposition in {
+            Disposition.REFUSED,
+            Disposition.PASSING,
+            Disposition.UNKNOWN,
+        }
 
 
 class TooManyRequestsError(RefusedError):
@@ -377,7 +388,8 @@ def resolve_failure(error: Exception, server: str, asked: str, *, is_sent: bool 
 
     Raises:
         RefusedError: when nothing was executed, and a retry may succeed.
-        TransientError: when the call may have been executed; it may be retried if it is safe to repeat.
+        OutcomeUnknownError: when the call was sent, and the connection was lost or no answer came in time.
+        TransientError: when the server has trouble, and may have executed the call.
         ModelRetry: when other arguments may succeed.
         Exception: the error itself, when it does not come from a request.
     """
@@ -402,6 +414,8 @@ def resolve_failure(error: Exception, server: str, asked: str, *, is_sent: bool 
             raise refused(text, getattr(error, "retry_after_s", None)) from error
         case Disposition.PASSING:
             raise TransientError(text, getattr(error, "retry_after_s", None)) from error
+        case Disposition.UNKNOWN:
+            raise OutcomeUnknownError(text) from error
         case Disposition.HINT:
             raise ModelRetry(text) from error
         case Disposition.FAILED:
@@ -409,7 +423,7 @@ def resolve_failure(error: Exception, server: str, asked: str, *, is_sent: bool 
 
 
 def _resolve_listing_failure(error: Exception, rule: FaultRule, text: str) -> ToolReturn:
-    if rule.disposition in {Disposition.REFUSED, Disposition.PASSING}:
+    if rule.disposition in {Disposition.REFUSED, Disposition.PASSING, Disposition.UNKNOWN}:
         raise RefusedError(text, getattr(error, "retry_after_s", None)) from error
     return _build_failed_result(f"{text}. Nothing was run: use another tool, or tell the user.", rule.error_type)
 

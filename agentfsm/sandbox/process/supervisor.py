@@ -19,6 +19,8 @@ from typing import Any, Final
 from agentfsm.sandbox.process import function_call, namespaces, syscalls
 from agentfsm.sandbox.process.function_call import write_all
 
+# Begins the report. What precedes it is of Python itself.
+STARTED: Final = b"\n+started+\n"
 _INPUT, _OUTPUT = 0, 1
 _READ_BYTES: Final = 1 << 16
 # Highest file descriptor to look for: the limit may be far above those in use.
@@ -212,9 +214,13 @@ def _read_input(size: int) -> bytes:
 
 
 def main() -> None:
-    """Read the sizes of the specification and of the request, then both; run the function; write how it ended."""
+    """Read the sizes of the specification and of the request, then both; run the function; write how it ended.
+
+    The output has `STARTED` before the function can start, so that the death of this process tells whether it had.
+    """
     proxy_fd = int(sys.argv[-1])
     spec_bytes, request_bytes = map(int, _read_input(32).split())
     spec, request = json.loads(_read_input(spec_bytes)), _read_input(request_bytes)
+    write_all(_OUTPUT, STARTED)
     report = Supervisor(spec).run(request, proxy_fd)
     write_all(_OUTPUT, json.dumps(report).encode("ascii"))

@@ -13,7 +13,7 @@ from contextvars import Context, copy_context
 from functools import partial
 from inspect import isawaitable
 from types import CoroutineType, GeneratorType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import anyio
 import attrs
@@ -29,6 +29,7 @@ from agentfsm.core.errors import (
     ArgumentsError,
     IncompatibleProgramError,
     ModelRetry,
+    OutcomeUnknownError,
     RefusedError,
     StoreError,
     ToolError,
@@ -147,6 +148,19 @@ class QueueHost:
         """Return the outcome of a call that is refused before its tool runs; None if it gets no result now."""
         return end
 
+    async def on_broken_off(self, job: ToolJob, end: CallOutcome, reason: str) -> CallOutcome | Literal["rerun"] | None:  # noqa: ARG002  a queue without a run has nobody to ask
+        """Apply the tool's policy to a call that broke off in its attempt, so that its outcome is unknown.
+
+        Args:
+            job: The call.
+            end: The outcome if the model is told that it is unknown.
+            reason: Reason why the call broke off, for people.
+
+        Returns:
+            The outcome; "rerun" if the call may be repeated; None if it gets no result now.
+        """
+        return "rerun" if job.tool is not None and job.tool.on_unknown == "rerun" else end
+
     async def on_pause(self, job: ToolJob, pause: CallPaused) -> CallOutcome | None:  # noqa: ARG002  a queue without a run cannot pause
         """Record that a call is paused on external input.
 
@@ -194,6 +208,9 @@ class ToolJob:
 
     attempts: int = 0
     """Number of times that the tool was called."""
+
+    broke_off: bool = False
+    """Whether the last attempt broke off, so that its outcome is unknown."""
 
     abandoned_thread: CallThread | None = None
     """Thread of the call that still runs after the call has ended."""
@@ -250,8 +267,10 @@ class ToolDispatcher:
     on_event: Callable[[StreamEvent], None] | None
     """Function that receives progress events; None without a listener."""
 
-    async def run_call(self, job: ToolJob) -> CallOutcome:
-        """Run a call and return its outcome. If `job.announced_attempts` is 0 then, the call was refused.
+    async def run_call(self, job: ToolJob) -> CallOutcome | None:
+        """Run a call and return its outcome; None if it gets no result now, because it broke off.
+
+        If `job.announced_attempts` is 0 then, the call was refused.
 
         Raises:
             CallPaused: if it waits for external input.
@@ -296,7 +315,7 @@ class ToolDispatcher:
         except BaseException:
             tool.breaker.discard(ticket)
             raise
-        if end.error_type in _BREAKER_ERRORS and tool.sandbox is None:
+        if end is None or job.broke_off or (end.error_type in _BREAKER_ERRORS and tool.sandbox is None):
             tool.breaker.record_failure(ticket, self.clock.monotonic())
         else:
             tool.breaker.record_success(ticket)
@@ -315,7 +334,7 @@ class ToolDispatcher:
 
     async def _run_within_timeout(
         self, job: ToolJob, tool: Tool[..., Any], bound: BoundArguments, timeout_s: float
-    ) -> CallOutcome:
+    ) -> CallOutcome | None:
         """Run the attempts within the call's timeout."""
         if job.permits:
             job.start_permits()
@@ -329,16 +348,19 @@ class ToolDispatcher:
             else:
                 with self.host.activate_span(job.call):
                     end = await tries.run()
-        if end is None:
+        if scope.cancelled_caught:
             text = result_text.timeout_text(tool, timeout_s)
             end = CallOutcome(Outcome.TIMED_OUT, text, ErrorType.TIMEOUT, tool.read_only)
-        if tool.kind is ToolKind.AGENT and end.child is None:
+        if tool.kind is ToolKind.AGENT and end is not None and end.child is None:
             return await self.host.end_interrupted_child(job.call, tool, end)
         return end
 
     def claim_retry(self, tool: Tool[..., Any], error: BaseException, attempt: int, *, rate_limited: bool) -> bool:
-        """Return whether a call may be retried after a transient failure; count the retry if so."""
-        if not tool.repeatable and not isinstance(error, RefusedError):
+        """Return whether a call may be retried after a transient failure; count the retry if so.
+
+        The policy of the tool has allowed it already for a call that broke off.
+        """
+        if not tool.repeatable and not isinstance(error, RefusedError | OutcomeUnknownError):
             return False
         if rate_limited and attempt > RATE_LIMIT_RETRIES:
             return False
@@ -350,7 +372,7 @@ class ToolDispatcher:
 
 
 # Errors that suggest that the service is down; wrong arguments, bugs and refusals do not. A function in a sandbox has
-# none: the time of one call says nothing of the next.
+# none: the time of one call says nothing of the next. The death of its process counts, as that of any executor.
 _BREAKER_ERRORS: Final = frozenset({ErrorType.TIMEOUT, ErrorType.UNAVAILABLE, ErrorType.RATE_LIMITED})
 
 
@@ -379,11 +401,11 @@ class _RetryLoop:
     _time_left_s: float = 0.0
     """Seconds that the timer had left when it was stopped."""
 
-    async def run(self) -> CallOutcome:
-        """Make attempts until there is a result, or no retry is left."""
+    async def run(self) -> CallOutcome | None:
+        """Make attempts until there is a result, or no retry is left; None if there is no result now."""
         while True:
             end = await self._attempt()
-            if isinstance(end, CallOutcome):
+            if end is None or isinstance(end, CallOutcome):
                 return end
             await anyio.sleep(end)
             self.job.announced_attempts += 1
@@ -408,8 +430,8 @@ class _RetryLoop:
             if not self._open_stops:
                 self.scope.deadline = self.current_time() + self._time_left_s
 
-    async def _attempt(self) -> CallOutcome | float:
-        """Make one attempt. Return the outcome, or the seconds to wait before the next attempt."""
+    async def _attempt(self) -> CallOutcome | float | None:
+        """Make one attempt. Return the outcome, or the seconds to wait before the next attempt; None for neither."""
         try:
             value = await self._call_tool()
         except BaseException as error:  # noqa: BLE001  every exception of a tool is its result, even a panic in Rust
@@ -420,18 +442,23 @@ class _RetryLoop:
         if type(value) is ToolReturn:
             return _read_returned(value)
         if type(value) is SandboxOutcome:
-            return self._read_sandboxed(value)
+            return await self._read_sandboxed(value)
         text, parts = result_text.render_result(value)
         return CallOutcome(Outcome.DONE, text, parts=parts)
 
-    def _read_sandboxed(self, ended: SandboxOutcome) -> CallOutcome:
-        """Return the outcome of a call that ran in a sandbox."""
+    async def _read_sandboxed(self, ended: SandboxOutcome) -> CallOutcome | float | None:
+        """Return the outcome of a call that ran in a sandbox, or the seconds to wait; None for neither."""
         tool, error, level = self.tool, replace_surrogates(ended.error), ended.level
         if ended.end is SandboxEnd.DONE:
             text, parts = result_text.render_result(ended.value)
             return CallOutcome(Outcome.DONE, text, parts=parts, sandbox=level)
         if ended.end is SandboxEnd.RETRY:
             return failed_outcome(error, ErrorType.RETRY, retryable=True)._replace(sandbox=level)
+        if ended.end is SandboxEnd.LOST:
+            lost = OutcomeUnknownError(error)
+            lost.add_note(replace_surrogates(ended.trace))
+            end = await self._handle_broken_off(lost)
+            return end._replace(sandbox=level) if isinstance(end, CallOutcome) else end
         self.dispatcher.host.on_tool_error(self.job.call, ToolError(f"{error}\n{replace_surrogates(ended.trace)}"))
         if ended.end is SandboxEnd.NOT_STARTED:
             return failed_outcome(result_text.not_sandboxed_text(error), ErrorType.UNAVAILABLE, retryable=True)
@@ -440,8 +467,8 @@ class _RetryLoop:
             return CallOutcome(Outcome.TIMED_OUT, text, ErrorType.TIMEOUT, tool.read_only, sandbox=level)
         return failed_outcome(text, ErrorType.TOOL, retryable=tool.read_only)._replace(sandbox=level)
 
-    async def _handle_exception(self, error: BaseException) -> CallOutcome | float:
-        """Return the outcome for a tool's exception, or the seconds to wait; re-raise other exceptions."""
+    async def _handle_exception(self, error: BaseException) -> CallOutcome | float | None:
+        """Return the outcome for a tool's exception, the seconds to wait, or None; re-raise other exceptions."""
         if isinstance(error, GeneratorExit):  # the coroutine was closed, perhaps after its event loop
             raise error
         if isinstance(error, ModelRetry):
@@ -526,9 +553,13 @@ class _RetryLoop:
             raise
         return await in_copied_context(value, context=context) if _is_awaitable(value) else value
 
-    async def _handle_failure(self, error: BaseException) -> CallOutcome | float:
-        """Return the outcome for an exception, or the seconds to wait before the next attempt."""
+    async def _handle_failure(self, error: BaseException) -> CallOutcome | float | None:
+        """Return the outcome for an exception, or the seconds to wait before the next attempt; None for neither."""
         await checkpoint_if_cancelled()  # the tool may have converted its cancellation
+        if isinstance(error, OutcomeUnknownError) or (
+            isinstance(error, BaseExceptionGroup) and error.subgroup(OutcomeUnknownError) is not None
+        ):
+            return await self._handle_broken_off(error)
         tool, passing = self.tool, classify_failure(error)
         if passing is None:
             self.dispatcher.host.on_tool_error(self.job.call, error)
@@ -542,6 +573,28 @@ class _RetryLoop:
         if not isinstance(error, RefusedError):
             self.dispatcher.host.on_tool_error(self.job.call, error)
         return self._unavailable_outcome(error, passing)
+
+    async def _handle_broken_off(self, error: BaseException) -> CallOutcome | float | None:
+        """Follow the tool's policy for a call whose outcome is unknown, because its executor died."""
+        tool, host = self.tool, self.dispatcher.host
+        reason = result_text.describe_broken_off(error)
+        unknown = CallOutcome(Outcome.UNKNOWN, result_text.broken_off_text(reason, tool), ErrorType.UNAVAILABLE)
+        with self._stop_timer():  # the function that finds the outcome out has a time of its own
+            found = await host.on_broken_off(self.job, unknown, reason)
+        wait_s = RETRY_WAIT_S * self.job.attempts
+        if (
+            found == "rerun"
+            and self._has_time(wait_s)
+            and self.dispatcher.claim_retry(tool, error, self.job.attempts, rate_limited=False)
+        ):
+            return wait_s
+        self.job.broke_off = True
+        host.on_tool_error(self.job.call, error)
+        if found != "rerun":
+            return found
+        return (
+            self._unavailable_outcome(error, TransientFailure(None, rate_limited=False)) if tool.read_only else unknown
+        )
 
     def _has_time(self, wait_s: float) -> bool:
         self.start_timer()

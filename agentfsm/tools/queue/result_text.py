@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from agentfsm.core.calls import OpenCall
-from agentfsm.core.errors import RefusedError
+from agentfsm.core.errors import OutcomeUnknownError, RefusedError
 from agentfsm.core.messages import (
     AudioPart,
     FilePart,
@@ -264,6 +264,16 @@ def unavailable_text(error: BaseException, tool: Tool[..., Any], attempts: int, 
     is_safe = nothing or tool.read_only
     advice = _GO_ON if is_safe else f"{_retry_advice(tool)} {_ELSE_GO_ON}"
     return f"{tool.name} is not available right now{tried} ({describe_error(error)}).{later} {nothing}{advice}"
+
+
+def describe_broken_off(error: BaseException) -> str:
+    """Return why a call broke off, for people: the text of the error, or what is known of a group of them."""
+    return _drop_period((_error_text(error) if isinstance(error, OutcomeUnknownError) else "") or describe_error(error))
+
+
+def broken_off_text(reason: str, tool: Tool[..., Any]) -> str:
+    """Return the text for a call that broke off, so that its outcome is unknown."""
+    return f"outcome unknown: {reason}. {_retry_advice(tool)}"
 
 
 def circuit_open_text(tool: Tool[..., Any], wait_s: float) -> str:

@@ -221,7 +221,7 @@ class ToolQueue:
             await self.listen.drain()
 
     async def run_job(self, job: ToolJob) -> ToolResult | None:
-        """Run one call. Return None if it waits for external input."""
+        """Run one call. Return None if it waits for external input, or a person has to find out its outcome."""
         clock = self.clock
         since, job.started_at = clock.monotonic(), clock.now()
         events = _CallEvents(self, job) if self.is_watched else None
@@ -253,7 +253,7 @@ class ToolQueue:
         """Run one call and return its outcome; None if it waits."""
         try:
             end = await self._dispatcher.run_call(job)
-            return end if job.announced_attempts else await self.host.on_refused(job, end)
+            return end if end is None or job.announced_attempts else await self.host.on_refused(job, end)
         except CallPaused as pause:
             return await self.host.on_pause(job, pause)
 
