@@ -191,8 +191,10 @@ class _ChildRunStep:
     read_result: Callable[[RunContext[Any], ToolReturn], ToolReturn]
     has_fallback: bool
 
-    def decide_start(self, ctx: RunContext[Any], arguments: Bound) -> ToolReturn | None:
-        """Return the result of a step that is not needed, before it starts."""
+    def decide_start(self, ctx: RunContext[Any], arguments: Bound, *, has_started: bool) -> ToolReturn | None:
+        """Return the result of a step that is not needed. Once it has started, its child run exists and goes on."""
+        if has_started:
+            return None
         known = self.condition.check(ctx, self.name, vars(arguments))
         return known if known is not None or self.check_arguments is None else self.check_arguments(vars(arguments))
 

@@ -226,7 +226,7 @@ def _make_function_step(
         parameters=build_schema(*names),
         **prepare_options(condition, {"concurrency_safe": True, **options}),
     )
-    made.start_rule = None if order.get("when") is None and key is None else work.decide_start
+    made.start_rule = work.decide_start
     return build_step(made, order, names, retry=retry, compensate=compensate)
 
 
@@ -354,11 +354,15 @@ class _FunctionStep:
             log.warning("step %s of run %s has no JSON as its result", self.inner.name, ctx.run_id, exc_info=error)
             return build_unwritable_result(value, error)
 
-    def decide_start(self, ctx: RunContext[Any], arguments: Arguments) -> ToolReturn | str | None:
-        """Return the result of a step that is not needed, or the key of one that has a `key=`, before it starts."""
+    def decide_start(self, ctx: RunContext[Any], arguments: Arguments, *, has_started: bool) -> ToolReturn | str | None:
+        """Return the result of a step that is not needed or does not fit, or the key of one that has a `key=`."""
         given = vars(arguments)
-        if (known := self.condition.check(ctx, self.inner.name, given)) is not None or self.key is None:
+        if not has_started and (known := self.condition.check(ctx, self.inner.name, given)) is not None:
             return known
+        if isinstance(bound := self._bind(ctx, given), ToolReturn):
+            return bound
+        if has_started or self.key is None:
+            return None
         try:
             return str(self.key(**pick(given, self.key_names)))
         except Exception as error:
@@ -375,8 +379,6 @@ class _FunctionStep:
             args, kwargs = self.inner.bind(json.dumps(own))
         except Exception as error:
             log.warning("the arguments of step %s of run %s do not fit: %s", self.inner.name, ctx.run_id, error)
-            if ctx.attempt > 1:
-                raise OutcomeUnknownError(f"its arguments do not fit {self.inner.name} as it is now") from error
             return build_uncalled_result("", error)
         return ((ctx, *args) if self.inner.takes_context else args), kwargs
 

@@ -80,7 +80,12 @@ OnUnknown: TypeAlias = (
 )
 
 
-StartRule: TypeAlias = "Callable[[RunContext[Any], Arguments], ToolReturn | str | None]"
+class StartRule(Protocol):
+    """Decides before each start of a call whether it is needed and possible."""
+
+    def __call__(self, ctx: RunContext[Any], arguments: Arguments, *, has_started: bool) -> ToolReturn | str | None:
+        """Return the result of a call that need not or cannot start, the idempotency key of a first start, or None."""
+        ...
 
 
 class InnerAgent(Protocol):
@@ -309,9 +314,7 @@ class Tool(Generic[P, R]):
     """The agent that the tool calls; None for a function."""
 
     start_rule: StartRule | None = None
-    """Function of the context and the arguments that decides before the first start of a call whether it is needed: it
-    returns the result of one that is not, the idempotency key, or None. A call that has started is not decided again.
-    """
+    """Decides before each start of a call, given the context and the arguments; None: nothing is decided."""
 
     recorded_policy: str = attrs.field(default=attrs.Factory(_name_policy, takes_self=True), init=False)
     """`on_unknown` as it is recorded at each start: a word, "check" for a function, or empty for the default."""

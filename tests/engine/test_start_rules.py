@@ -94,8 +94,10 @@ REFUSALS: Final = {
         said="beyond a limit", options={"cost_usd": 5.0}, fields={"spend": Spend(per="day", usd=1.0)}, **PAID
     ),
     "thread": Refusal(said="write", options={"timeout_s": 0.001}, prepare=block),
-    "guard refuses": Refusal(said="", fields={"guards": (Guard(refuse("pay")),)}, is_for_person=True),
-    "guard asks": Refusal(said="", fields={"guards": (Guard(ask("pay")),)}, is_for_person=True),
+    "guard refuses": Refusal(
+        said="it had started before", fields={"guards": (Guard(refuse("pay")),)}, is_for_person=True
+    ),
+    "guard asks": Refusal(said="it had started before", fields={"guards": (Guard(ask("pay")),)}, is_for_person=True),
     "approval": Refusal(said="needs an approval", options={"requires_approval": True}),
     "description": Refusal(
         said="needs an approval",
@@ -171,29 +173,14 @@ async def judge(name: str, kind: str, first: str, second: str) -> list[str]:
     return [f"{first} to {second}: {each}" for each in wrong]
 
 
-KNOWN: Final = {
-    ("retyped", "step"): "a step converts its arguments after its start",
-    **{
-        (name, "settled agent"): "its call gets the outcome while its run is open"
-        for name, refusal in REFUSALS.items()
-        if not refusal.is_for_person
-    },
-}
-TABLE: Final = [
-    pytest.param(name, kind, marks=[pytest.mark.xfail(strict=True, reason=known)] if known else [])
-    for name, refusal in REFUSALS.items()
-    for kind in (*refusal.kinds, *(["settled agent"] if "agent" in refusal.kinds else []))
-    for known in [KNOWN.get((name, kind))]
-]
+TABLE: Final = [(name, kind) for name, refusal in REFUSALS.items() for kind in refusal.kinds]
 
 
 @pytest.mark.parametrize(("name", "kind"), TABLE)
 async def test_a_call_that_had_started_is_told_as_started(name, kind):
     """A person is asked, with the reason; or the outcome is unknown, or was found. Nothing is repeated or denied."""
-    pairs = list(product(DECLARATIONS, DECLARATIONS))
-    if "agent" in kind:  # those whose call may get an outcome while the agent is still open
-        pairs = [each for each in pairs if ("settled" in kind) == bool({"fail", "function"} & {*each})]
-    wrong = [text for pair in pairs for text in await judge(name, kind.split()[-1], *pair)]
+    pairs = product(DECLARATIONS, DECLARATIONS)
+    wrong = [text for pair in pairs for text in await judge(name, kind, *pair)]
     assert not wrong, "\n".join(wrong)
 
 

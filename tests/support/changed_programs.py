@@ -97,8 +97,6 @@ def build_function(world: World, store: Any, declared: dict[str, Any], more: dic
 def build_agent(world: World, store: Any, declared: dict[str, Any], more: dict[str, Any], fields: dict[str, Any]):
     """An agent as a tool, whose own tool has the effect; it takes the declarations that an agent cannot have."""
     options, own = dict(more), {key: value for key, value in declared.items() if key != "on_unknown"}
-    if "on_unknown" in declared:
-        options["on_unknown"] = declared["on_unknown"]
     if options.pop("retyped", False):
         properties = {"query": {"type": "integer"}}
         options["parameters"] = {"type": "object", "properties": properties, "required": ["query"]}

@@ -322,11 +322,11 @@ class ToolDispatcher:
         return end
 
     def _apply_start_rule(self, job: ToolJob, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
-        """Set the key of a call that has not started, or return its outcome if it need not start."""
-        if tool.start_rule is None or self.host.has_started(job.call):
+        """Set the key of a call that has not started, or return its outcome if it need not or cannot start."""
+        if tool.start_rule is None:
             return None
         ctx = self.host.build_context(job.call, tool, self.clock.now())
-        decided = tool.start_rule(ctx, tool.to_namespace(bound))
+        decided = tool.start_rule(ctx, tool.to_namespace(bound), has_started=self.host.has_started(job.call))
         if isinstance(decided, str):
             job.call = attrs.evolve(job.call, key=decided)
             return None
