@@ -377,7 +377,7 @@ class _FunctionStep:
         own = {name: arguments[name] for name in shape.get("properties", ()) if name in arguments}
         try:
             args, kwargs = self.inner.bind(json.dumps(own))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  types of the user's validate themselves
             log.warning("the arguments of step %s of run %s do not fit: %s", self.inner.name, ctx.run_id, error)
             return build_uncalled_result("", error)
         return ((ctx, *args) if self.inner.takes_context else args), kwargs
