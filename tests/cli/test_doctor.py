@@ -3,7 +3,16 @@
 import hashlib
 import sqlite3
 
+import anyio
+
+from agentfsm import Agent, tool
 from agentfsm.cli.commands import doctor
+from agentfsm.core.events import Failed
+from agentfsm.core.limits import StopReason
+from agentfsm.engine.execution.journal import Journal
+from agentfsm.ports.store import SystemClock
+from agentfsm.stores import SQLiteStore
+from agentfsm.testing.models import ScriptedModel, call, say
 
 
 def checks(here, *words, code=0):
@@ -44,6 +53,34 @@ def test_a_store_that_opens(here):
     here.run("app:adder")
     detail = checks(here)["store"]["detail"]
     assert detail.startswith(".agentfsm/runs.db opens and contains runs; acknowledged events survive a power cut")
+
+
+def test_an_open_run_below_a_finished_one(here):
+    """It is named, with the command that ends it; a run whose caller is open is none."""
+
+    @tool(requires_approval=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    async def leave() -> None:
+        below = Agent(ScriptedModel(*[say("", call("pay"))] * 2), tools=[pay], name="payer").as_tool()
+        script = say("", call("payer", query="x"))
+        async with Agent(
+            ScriptedModel(script, script), tools=[below], store=SQLiteStore(here.folder / ".agentfsm/runs.db")
+        ) as top:
+            for run_id in ("waits", "over"):
+                await top.run("go", id=run_id)
+            journal = await Journal.open(top.store, "over", SystemClock(), None, None)
+            journal.commit(Failed(reason=StopReason.CANCELLED, message="planted"))
+            await journal.close()
+
+    (here.folder / ".agentfsm").mkdir()
+    anyio.run(leave)
+    detail = checks(here, code=1)["store"]["detail"]
+    assert "over.t1.0;" in detail
+    assert "waits" not in detail
+    assert "agentfsm cancel RUN" in detail
 
 
 def test_a_store_that_is_none(here):

@@ -26,7 +26,10 @@ from agentfsm.cli.resolve.mcp_servers import join_servers
 from agentfsm.cli.resolve.store_location import is_url, open_existing_store, resolve_location
 from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.header import FORMAT
+from agentfsm.core.machine import State
 from agentfsm.core.value import Value
+from agentfsm.engine.execution.journal import load_run
+from agentfsm.ports.store import Filter
 from agentfsm.prompts import PromptFinding, Prompts, lint_prompts
 from agentfsm.sandbox import find_isolation
 from agentfsm.stores.loading import mask_password
@@ -215,9 +218,12 @@ def _check_store(place: str) -> DoctorCheck:
     if not is_url(place) and not Path(place).exists():
         return DoctorCheck(name="store", ok=True, detail=f"{place} does not exist yet: the first run creates it")
     try:
-        runs, durability = anyio.run(_query_store, open_existing_store(place))
+        runs, orphans, durability = anyio.run(_query_store, open_existing_store(place))
     except AgentError as error:
         return DoctorCheck(name="store", ok=False, detail=str(error))
+    if orphans:
+        detail = f"the run that called them is over, and these runs of agents are open: {', '.join(orphans)}"
+        return DoctorCheck(name="store", ok=False, detail=f"{detail}; end them with `agentfsm cancel RUN`")
     newest = max([run.format for run in runs if run.is_too_new], default=0)
     content = "runs" if runs else "no runs"
     if newest:
@@ -227,14 +233,25 @@ def _check_store(place: str) -> DoctorCheck:
     )
 
 
-async def _query_store(store: Store) -> tuple[tuple[RunSummary, ...], str]:
-    """Return the newest runs of the store, and its durability. Redis reports its own, from its settings."""
+async def _query_store(store: Store) -> tuple[tuple[RunSummary, ...], list[str], str]:
+    """Return the newest runs of the store, the orphans, and its durability. Redis reports its own, from its settings.
+
+    Orphans are the ids of open runs of sub-agents whose caller is over, among the newest open runs in each state.
+    """
     try:
         runs = await store.runs()
+        states = (State.OBSERVE, State.THINK, State.ACT, State.REFLECT)
+        found = [each for state in states for each in await store.runs(Filter(state=state), limit=_OPEN_RUNS)]
+        below = [(each.id, each.parent) for each in found if each.parent is not None and not each.is_too_new]
+        orphans = [run_id for run_id, caller in below if (await load_run(store, caller)).is_over]
         ask = getattr(store, "describe_durability", None)
-        return runs, _DURABILITY[type(store).__name__] if ask is None else await ask()
+        return runs, orphans, _DURABILITY[type(store).__name__] if ask is None else await ask()
     finally:
         await store.aclose()
+
+
+# Open runs in each state that are looked at for runs of sub-agents without their caller.
+_OPEN_RUNS: Final = 1_000
 
 
 # Durability by class of the store.
