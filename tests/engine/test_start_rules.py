@@ -6,6 +6,8 @@ the call with the declarations of both programs, and with all that can carry out
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from collections.abc import Callable
 from itertools import product
@@ -94,8 +96,8 @@ REFUSALS: Final = {
         said="beyond a limit", options={"cost_usd": 5.0}, fields={"spend": Spend(per="day", usd=1.0)}, **PAID
     ),
     "thread": Refusal(said="write", options={"timeout_s": 0.001}, prepare=block),
-    "guard refuses": Refusal(said="", fields={"guards": (Guard(refuse("pay")),)}, is_for_person=True),
-    "guard asks": Refusal(said="", fields={"guards": (Guard(ask("pay")),)}, is_for_person=True),
+    "guard refuses": Refusal(said="is not run again", fields={"guards": (Guard(refuse("pay")),)}, is_for_person=True),
+    "guard asks": Refusal(said="is not run again", fields={"guards": (Guard(ask("pay")),)}, is_for_person=True),
     "approval": Refusal(said="needs an approval", options={"requires_approval": True}),
     "description": Refusal(
         said="needs an approval",
@@ -171,29 +173,24 @@ async def judge(name: str, kind: str, first: str, second: str) -> list[str]:
     return [f"{first} to {second}: {each}" for each in wrong]
 
 
-KNOWN: Final = {
-    ("retyped", "step"): "a step converts its arguments after its start",
-    **{
-        (name, "settled agent"): "its call gets the outcome while its run is open"
-        for name, refusal in REFUSALS.items()
-        if not refusal.is_for_person
-    },
-}
+KNOWN: Final = {("retyped", "step"): "a step converts its arguments after its start"}
 TABLE: Final = [
     pytest.param(name, kind, marks=[pytest.mark.xfail(strict=True, reason=known)] if known else [])
     for name, refusal in REFUSALS.items()
-    for kind in (*refusal.kinds, *(["settled agent"] if "agent" in refusal.kinds else []))
+    for kind in refusal.kinds
     for known in [KNOWN.get((name, kind))]
 ]
 
 
 @pytest.mark.parametrize(("name", "kind"), TABLE)
-async def test_a_call_that_had_started_is_told_as_started(name, kind):
+async def test_a_call_that_had_started_is_told_as_started(name, kind, anyio_backend_name, caplog):
     """A person is asked, with the reason; or the outcome is unknown, or was found. Nothing is repeated or denied."""
-    pairs = list(product(DECLARATIONS, DECLARATIONS))
-    if "agent" in kind:  # those whose call may get an outcome while the agent is still open
-        pairs = [each for each in pairs if ("settled" in kind) == bool({"fail", "function"} & {*each})]
-    wrong = [text for pair in pairs for text in await judge(name, kind.split()[-1], *pair)]
+    caplog.set_level(logging.CRITICAL, "agentfsm")  # thousands of tracebacks
+    every = (
+        1 if os.environ.get("EVERYWHERE") else 2 if kind == "function" else 4
+    )  # a loop has every second pair, or 4th
+    pairs = list(product(DECLARATIONS, DECLARATIONS))[(anyio_backend_name == "trio") % every :: every]
+    wrong = [text for pair in pairs for text in await judge(name, kind, *pair)]
     assert not wrong, "\n".join(wrong)
 
 
