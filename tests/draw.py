@@ -1,6 +1,7 @@
-"""Draw the machine into README and docs from the table, the roles from their example, and timelines: `make diagram`.
+"""Draw the machine into README and docs from the table, and pictures and tables from the programs that make them.
 
-Tests compare with what it would write.
+`make diagram` does so, and tests compare with what it would write: the machine, the roles of an example, the timelines,
+and the tables of what becomes of a run whose program has changed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import anyio
 
 from agentfsm.core import diagram
 from tests.draw_svg import PICTURES
+from tests.support.change_tables import PAGE, build_tables, write_tables
 from tests.support.example_modules import example
 
 ROOT = Path(__file__).parent.parent
@@ -49,3 +51,4 @@ if __name__ == "__main__":
     ROLES_PAGE.write_text(with_roles(ROLES_PAGE.read_text(), run_roles()))
     for name, draw_picture in PICTURES.items():
         (ROOT / "docs" / name).write_text(draw_picture())
+    PAGE.write_text(write_tables(PAGE.read_text(), anyio.run(build_tables)))

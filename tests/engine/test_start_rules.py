@@ -6,6 +6,8 @@ the call with the declarations of both programs, and with all that can carry out
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from collections.abc import Callable
 from itertools import product
@@ -94,10 +96,8 @@ REFUSALS: Final = {
         said="beyond a limit", options={"cost_usd": 5.0}, fields={"spend": Spend(per="day", usd=1.0)}, **PAID
     ),
     "thread": Refusal(said="write", options={"timeout_s": 0.001}, prepare=block),
-    "guard refuses": Refusal(
-        said="it had started before", fields={"guards": (Guard(refuse("pay")),)}, is_for_person=True
-    ),
-    "guard asks": Refusal(said="it had started before", fields={"guards": (Guard(ask("pay")),)}, is_for_person=True),
+    "guard refuses": Refusal(said="is not run again", fields={"guards": (Guard(refuse("pay")),)}, is_for_person=True),
+    "guard asks": Refusal(said="is not run again", fields={"guards": (Guard(ask("pay")),)}, is_for_person=True),
     "approval": Refusal(said="needs an approval", options={"requires_approval": True}),
     "description": Refusal(
         said="needs an approval",
@@ -177,9 +177,13 @@ TABLE: Final = [(name, kind) for name, refusal in REFUSALS.items() for kind in r
 
 
 @pytest.mark.parametrize(("name", "kind"), TABLE)
-async def test_a_call_that_had_started_is_told_as_started(name, kind):
+async def test_a_call_that_had_started_is_told_as_started(name, kind, anyio_backend_name, caplog):
     """A person is asked, with the reason; or the outcome is unknown, or was found. Nothing is repeated or denied."""
-    pairs = product(DECLARATIONS, DECLARATIONS)
+    caplog.set_level(logging.CRITICAL, "agentfsm")  # thousands of tracebacks
+    every = (
+        1 if os.environ.get("EVERYWHERE") else 2 if kind == "function" else 4
+    )  # a loop has every second pair, or 4th
+    pairs = list(product(DECLARATIONS, DECLARATIONS))[(anyio_backend_name == "trio") % every :: every]
     wrong = [text for pair in pairs for text in await judge(name, kind, *pair)]
     assert not wrong, "\n".join(wrong)
 
@@ -254,11 +258,7 @@ async def test_a_rerun_that_is_refused_is_decided_on_again(kind, is_fork):
         assert (await list_denials(world, run, call_id), len(world.book)) == ([], 1)
 
 
-WAITING: Final = [
-    pytest.param(name, marks=[pytest.mark.xfail(strict=True)] if name == "guard asks" else [])  # it is not asked
-    for name, refusal in REFUSALS.items()
-    if "agent" in refusal.kinds
-]
+WAITING: Final = [name for name, refusal in REFUSALS.items() if "agent" in refusal.kinds]
 
 
 @pytest.mark.parametrize("name", WAITING)

@@ -95,12 +95,12 @@ def build_function(world: World, store: Any, declared: dict[str, Any], more: dic
 
 
 def build_agent(world: World, store: Any, declared: dict[str, Any], more: dict[str, Any], fields: dict[str, Any]):
-    """An agent as a tool, whose own tool has the effect; it takes the declarations that an agent cannot have."""
-    options, own = dict(more), {key: value for key, value in declared.items() if key != "on_unknown"}
+    """An agent as a tool; the declarations are those of its own tool, which has the effect."""
+    options = dict(more)
     if options.pop("retyped", False):
         properties = {"query": {"type": "integer"}}
         options["parameters"] = {"type": "object", "properties": properties, "required": ["query"]}
-    made = make_payer(world, **own).as_tool(**options)
+    made = make_payer(world, **declared).as_tool(**options)
     return Agent(Free(*world.script("pay", "query", "done")), tools=[made], store=store, **fields)
 
 

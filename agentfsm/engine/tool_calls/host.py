@@ -349,12 +349,10 @@ class RunHost(QueueHost):
             return failed_outcome(text, ErrorType.BLOCKED, retryable=True)
         if entry.guarded.verdict is GuardVerdict.REFUSE:
             return failed_outcome(format_refusal(entry.guarded), ErrorType.NOT_PERMITTED)
-        if (
-            needs_approval_by_guard(entry)
-            and (entry.phase is Phase.INTENDED or entry.lacks_tool)
-            and call.id not in self.approvals
-        ):
-            return failed_outcome(_format_unasked(call), ErrorType.BLOCKED, retryable=True)
+        if not needs_approval_by_guard(entry) or call.id in self.approvals:
+            return None
+        if entry.approved != digest_call(self.execution.config, tool, call):
+            return failed_outcome(_format_unasked(entry), ErrorType.BLOCKED, retryable=True)
         return None
 
     def _check_approved(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
@@ -371,8 +369,7 @@ class RunHost(QueueHost):
             return None
         if tool.waits_for is None and not must_ask and not needs_approval(tool, tool.to_namespace(bound)):
             return None
-        text = _format_unasked(call) if is_new else f"{call.name} needs an approval in this program"
-        return failed_outcome(text, ErrorType.BLOCKED, retryable=True)
+        return failed_outcome(_format_unasked(entry), ErrorType.BLOCKED, retryable=True)
 
     def has_started(self, call: ToolCall) -> bool:
         """Return whether the journal has a start of the call, before this execution of it."""
@@ -680,8 +677,11 @@ class EagerHost(RunHost):
             self.held_records.append(event)
 
 
-def _format_unasked(call: ToolCall) -> str:
-    return f"{call.name} needs an approval that was not requested: call it again to request it."
+def _format_unasked(entry: OpenCall) -> str:
+    name = entry.call.name
+    if entry.may_have_acted:
+        return f"{name} needs an approval in this program"
+    return f"{name} needs an approval that was not requested: call it again to request it."
 
 
 def _mark_discarded(event: ToolEvent) -> ToolEvent:
