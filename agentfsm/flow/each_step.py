@@ -261,7 +261,7 @@ class EachPlan(PlanMaker):
     def _find_flaw(self, items: Any) -> str | None:
         if not isinstance(items, list):
             return f"{self.over} is not a list of items, but {json.dumps(items, ensure_ascii=False)[:80]}"
-        if len(items) > self.max_items:
+        if len(items) > self.max_items and self.undoes is None:  # a list that was carried out is undone as a whole
             return f"{self.over} has {len(items):,} items, and max_items= allows {self.max_items:,}"
         try:
             keys = self._list_keys(items)
