@@ -74,6 +74,8 @@ def broken_in(world: World) -> Iterator[str]:
         for check in CHECKS:
             for text in check(story):
                 yield f"{text} ({run_id})"
+    if not world.faults:  # where the disk fails, it is told to the log alone
+        yield from (f"P12: {run_id} is open in {at}, where its call is over" for run_id, at in world.disk.left.items())
     yield from _keys(world)
     yield from _acknowledged(world, stories)
 

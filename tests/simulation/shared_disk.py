@@ -18,9 +18,11 @@ import attrs
 from seeded import at_once
 
 from agentfsm._concurrency import boot_clock
+from agentfsm.core.calls import Phase
 from agentfsm.core.errors import AgentError, LeaseLostError, StoreError
 from agentfsm.core.events import ToolFinished, ToolStarted
 from agentfsm.core.inbox import Cancel, InboxItem, PostedItem
+from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.ports import ALL_RUNS, Claim, Durability, Filter, Lease, LeaseTerm, RunSummary, Store, StoredRun
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.rules import suspect_group_size
@@ -101,6 +103,8 @@ class Disk(MemoryStore):
     deaths: dict[str, Deaths] = attrs.field(factory=dict, init=False)
     alone: Counter[str] = attrs.field(factory=Counter, init=False)
     # How many owners of a run died ever that drove no other one.
+    left: dict[str, str] = attrs.field(factory=dict, init=False)
+    # Open runs of agents that nobody had told to end when their caller, or its call of them, did; and where that was.
     accepted: list[Accepted] = attrs.field(factory=list, init=False)
 
     def taken(self, handle: Handle, run_id: str, take: Callable[[], Any], *, takeover: bool = False) -> Any:
@@ -176,9 +180,20 @@ class Disk(MemoryStore):
         written = at_once(self.append(lease, run, events, taken=taken, final=final).wait())
         if run.turn != turn or run.paused is not None:
             self._deaths_of(lease.run_id).crashes = 0
+        if written and (run.is_over or any(isinstance(event, ToolFinished) for event in events)):
+            self._list_left(run)
         if (tenure := self.tenures.get(lease.run_id)) is not None and tenure.lease is lease:
             tenure.tell(record)
         return written
+
+    def _list_left(self, run: Run) -> None:
+        """Note the open runs of agents whose calls have their results, and that nobody has told to end."""
+        unfinished = {child_run_id(run.id, entry.call.id) for entry in run.open if entry.phase is not Phase.FINISHED}
+        told = {each.run_id for each in self.accepted if isinstance(each.row.item, Cancel)}
+        for run_id, record in self._records.items():
+            below = record.run
+            if below.header.parent == run.id and not below.is_over and run_id not in unfinished | told:
+                self.left.setdefault(run_id, f"version {run.version} of {run.id}")
 
     def give_back(self, lease: Lease) -> bool:
         """Release."""

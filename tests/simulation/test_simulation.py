@@ -27,6 +27,8 @@ from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Approve
+from agentfsm.core.messages import Outcome
+from agentfsm.core.tool_traits import ToolKind
 from agentfsm.engine import stop_requests, unattended
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.engine.tool_calls import approvals
@@ -258,6 +260,18 @@ def leave_children(patch: Any) -> None:
     patch.setattr(stop_requests, "end_child_runs", nobody)
 
 
+def settle_agents_without_their_runs(patch: Any) -> None:
+    """A call of an agent that was cut off is told as unknown, and the agent goes on."""
+    settle = approvals.settle_cut_off_call
+
+    async def settle_at_once(execution: Any, entry: Any, host: Any) -> Any:
+        if entry.kind is not ToolKind.AGENT:
+            return await settle(execution, entry, host)
+        return e.ToolFinished(result=entry.build_result(Outcome.UNKNOWN, "outcome unknown"), by="on_unknown")
+
+    patch.setattr(approvals, "settle_cut_off_call", settle_at_once)
+
+
 def lose_input(patch: Any) -> None:
     """The last append of a run does not look at the inbox."""
     append = MemoryStore.append
@@ -305,6 +319,7 @@ FAULTS: dict[Callable[[Any], None], tuple[int, int, str, dict[str, Any]]] = {
     repeat_after_a_crash: (5, 50, "P2", {}),
     mint_keys_anew: (0, 20, "P3", {}),
     leave_children: (75, 500, "P6", {"faults": 0.0}),
+    settle_agents_without_their_runs: (10, 50, "P12", {"faults": 0.0}),
     lose_input: (1, 300, "P1", {}),
     trust_the_lease: (10, 100, "P4", {"stalls": 0.3}),
     share_a_nonce: (405, 300, "P3", {"reuses": True}),

@@ -24,7 +24,7 @@ from agentfsm.cli.render.formatting import list_declarations
 from agentfsm.cli.resolve.agent_target import load_agent
 from agentfsm.cli.resolve.mcp_servers import join_servers
 from agentfsm.cli.resolve.store_location import is_url, open_existing_store, resolve_location
-from agentfsm.core.errors import AgentError, MisuseError
+from agentfsm.core.errors import AgentError, MisuseError, RunNotFoundError
 from agentfsm.core.header import FORMAT
 from agentfsm.core.machine import State
 from agentfsm.core.value import Value
@@ -222,7 +222,7 @@ def _check_store(place: str) -> DoctorCheck:
     except AgentError as error:
         return DoctorCheck(name="store", ok=False, detail=str(error))
     if orphans:
-        detail = f"the run that called them is over, and these runs of agents are open: {', '.join(orphans)}"
+        detail = f"the runs that called these runs of agents are over or gone, and these are open: {', '.join(orphans)}"
         return DoctorCheck(name="store", ok=False, detail=f"{detail}; end them with `agentfsm cancel RUN`")
     newest = max([run.format for run in runs if run.is_too_new], default=0)
     content = "runs" if runs else "no runs"
@@ -243,11 +243,20 @@ async def _query_store(store: Store) -> tuple[tuple[RunSummary, ...], list[str],
         states = (State.OBSERVE, State.THINK, State.ACT, State.REFLECT)
         found = [each for state in states for each in await store.runs(Filter(state=state), limit=_OPEN_RUNS)]
         below = [(each.id, each.parent) for each in found if each.parent is not None and not each.is_too_new]
-        orphans = [run_id for run_id, caller in below if (await load_run(store, caller)).is_over]
+        over = {caller: await _is_over(store, caller) for caller in {caller for _, caller in below}}
+        orphans = [run_id for run_id, caller in below if over[caller]]
         ask = getattr(store, "describe_durability", None)
         return runs, orphans, _DURABILITY[type(store).__name__] if ask is None else await ask()
     finally:
         await store.aclose()
+
+
+async def _is_over(store: Store, run_id: str) -> bool:
+    """Return whether a run is over, or is not in the store any more."""
+    try:
+        return (await load_run(store, run_id)).is_over
+    except RunNotFoundError:
+        return True
 
 
 # Open runs in each state that are looked at for runs of sub-agents without their caller.
