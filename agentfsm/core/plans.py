@@ -451,18 +451,37 @@ def build_compensations(progress: PlanProgress, *, in_order: bool) -> Plan | Non
 
 
 def rename_tools(progress: PlanProgress, names: Mapping[str, str], opened: Iterable[OpenCall]) -> PlanProgress:
-    """Return the plans with new names of tools, for steps that have not started and for compensations."""
-    fixed = {_step_id(entry.call) for entry in (*progress.closed, *opened) if entry.attempts or entry.result}
+    """Return the plans with new names of tools, for steps that have not started and for compensations.
 
-    def rename(plan: Plan | None) -> Plan | None:
-        return None if plan is None else attrs.evolve(plan, steps=tuple([rename_step(step) for step in plan.steps]))
+    A step of a flow takes results by the names of their steps, so those change, too.
+
+    Raises:
+        MisuseError: if a new name is that of another tool of the plans.
+    """
+    fixed = {_step_id(entry.call) for entry in (*progress.closed, *opened) if entry.attempts or entry.result}
+    steps = [step for plan in (progress.plan, progress.forward) if plan is not None for step in plan.steps]
+    known = {step.tool for step in steps} | {step.compensation.tool for step in steps if step.compensation}
+    if taken := sorted(new for old, new in names.items() if new in known and new not in names and old != new):
+        raise MisuseError(f"{taken[0]!r} is another tool of the plan already, so no tool can be renamed to it")
+
+    def rename_arguments(arguments: Mapping[str, JSON]) -> dict[str, JSON]:
+        return {
+            names.get(name, name) if isinstance(value, Mapping) and _is_reference(value) else name: value
+            for name, value in arguments.items()
+        }
 
     def rename_step(step: PlanStep) -> PlanStep:
         undo = step.compensation
         if undo is not None:
-            undo = attrs.evolve(undo, tool=names.get(undo.tool, undo.tool))
-        tool = step.tool if step.id in fixed else names.get(step.tool, step.tool)
-        return attrs.evolve(step, tool=tool, compensation=undo)
+            tool = names.get(undo.tool, undo.tool)
+            undo = attrs.evolve(undo, tool=tool, arguments=rename_arguments(undo.arguments))
+        if step.id in fixed:
+            return attrs.evolve(step, compensation=undo)
+        tool, arguments = names.get(step.tool, step.tool), rename_arguments(step.arguments)
+        return attrs.evolve(step, tool=tool, arguments=arguments, compensation=undo)
+
+    def rename(plan: Plan | None) -> Plan | None:
+        return None if plan is None else attrs.evolve(plan, steps=tuple([rename_step(step) for step in plan.steps]))
 
     return attrs.evolve(progress, plan=rename(progress.plan), forward=rename(progress.forward))
 

@@ -261,7 +261,9 @@ class EachPlan(PlanMaker):
     def _find_flaw(self, items: Any) -> str | None:
         if not isinstance(items, list):
             return f"{self.over} is not a list of items, but {json.dumps(items, ensure_ascii=False)[:80]}"
-        if len(items) > self.max_items and self.undoes is None:  # a list that was carried out is undone as a whole
+        if self.undoes is not None:  # a list that was carried out is undone, whatever the program says of it now
+            return None
+        if len(items) > self.max_items:
             return f"{self.over} has {len(items):,} items, and max_items= allows {self.max_items:,}"
         try:
             keys = self._list_keys(items)
@@ -325,8 +327,14 @@ class EachPlan(PlanMaker):
         items = list(enumerate(values[self.over], 1))
         if self.undoes is None:
             return [number for number, _ in items]
-        condition = Condition(self.undoes.when)
-        return [number for number, item in items if condition.holds({**values, self.item: item})]
+        condition, results = Condition(self.undoes.when), values.get(self.results)
+        return [
+            number
+            for number, item in items
+            # A result shows that the item was carried out. Without one, it was skipped, or has none.
+            if (isinstance(results, list) and results[number - 1] is not None)
+            or condition.holds({**values, self.item: item})
+        ]
 
     # The end.
 

@@ -567,3 +567,60 @@ async def test_a_renamed_step_and_compensation_are_named_at_the_resume():
     assert [dict(each.renamed) for each in await program("_2").history(run.id) if isinstance(each, e.Resumed)] == [
         renamed
     ]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"when": lambda item: False}, {"key": lambda item: "same"}, {"max_items": 1}],
+    ids=["when", "key", "max_items"],
+)
+async def test_a_list_that_was_carried_out_is_undone_whatever_the_program_says_now(changed):
+    """The results show the items that were carried out; conditions, keys and bounds are those of the start."""
+    done, store = [], MemoryStore()
+
+    def program(**more):
+        def undo(item: str) -> None:
+            done.append(f"undo {item}")
+
+        def load(item: str) -> str:
+            done.append(f"load {item}")
+            return item
+
+        def ship(rows: list[str]) -> str:
+            raise RuntimeError("no courier")
+
+        inner = {name: more.pop(name) for name in ("when",) if name in more}
+        loads = each(step(name="load", compensate=undo, **inner)(load), over="items", name="rows", **more)
+        return Flow([loads, step(depends_on=["rows"], requires_approval=True)(ship)], store=store)
+
+    run = await program().run({"items": ["a", "b"]})
+    await program(**changed).approve(run.id, run.pending[0].call_id)
+    run = await program(**changed).resume(run.id)
+    assert (run.stop_reason, sorted(done)) == (StopReason.STEP_FAILED, ["load a", "load b", "undo a", "undo b"])
+
+
+async def test_a_rename_reaches_the_steps_behind_and_takes_no_other_step():
+    """A step takes results by the names of their steps. Two steps cannot have one name."""
+    store = MemoryStore()
+
+    def program(name):
+        def charge() -> str:
+            return "C"
+
+        def ship(charge: str) -> str:
+            return f"ship {charge}"
+
+        def ship_renamed(charge_card: str) -> str:
+            return f"ship {charge_card}"
+
+        last = ship if name == "charge" else ship_renamed
+        return Flow(
+            [step(name=name, requires_approval=True)(charge), step(name="ship", depends_on=[name])(last)], store=store
+        )
+
+    run = await program("charge").run({})
+    with pytest.raises(MisuseError, match="'ship' is another tool of the plan already"):
+        await program("charge_card").resume(run.id, renamed={"charge": "ship"})
+    run = await program("charge_card").resume(run.id, renamed={"charge": "charge_card"})
+    await program("charge_card").approve(run.id, run.pending[0].call_id)
+    assert (await program("charge_card").resume(run.id)).output == '{"ship": "ship C"}'

@@ -237,7 +237,9 @@ async def _settle(
     """Return the result that a person has recorded. The child run of the call, if it has one, is ended first."""
     tool = execution.config.find_tool(entry.call.name)
     ended = await end_child_run(execution.journal, tool, entry)
-    content = decision.content if ended is None else f"{decision.content}\n{ended.content}".lstrip()
+    content, is_value = decision.content, execution.journal.run.reply is None and decision.outcome is Outcome.DONE
+    if ended is not None and not is_value:  # the result of a step is read by others, as it is
+        content = f"{content}\n{ended.content}".lstrip()
     result = build_settled_result(execution, entry, decision.outcome, content)
     if ended is not None:
         result = attrs.evolve(result, child=ended.child, labels=join_labels(result.labels, ended.labels))
