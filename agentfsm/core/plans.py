@@ -556,6 +556,15 @@ def _build_step_call(header: Header, number: int, step: PlanStep, results: Mappi
     return attrs.evolve(call, key=build_idempotency_key(header, call))
 
 
+def list_plan_tools(call: ToolCall) -> list[str]:
+    """Return the names of the tools that the steps of a plan call; none for any other call."""
+    if call.name != PLAN_TOOL or call.malformed is not None:
+        return []
+    steps = json.loads(call.arguments).get("steps")
+    names = [step.get("tool") for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
+    return [name for name in names if isinstance(name, str) and name]
+
+
 def accepted_plan(entry: OpenCall) -> Plan | None:
     """Return the plan that a closed plan call has accepted, as edited by a person; None if it was refused."""
     if entry.call.name != PLAN_TOOL or entry.result is None or entry.result.outcome is not Outcome.DONE:

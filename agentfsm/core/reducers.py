@@ -275,26 +275,24 @@ def add_counts(counts: Mapping[str, int], more: Mapping[str, int]) -> Mapping[st
 
 def _reduce_tool_started(run: RunFields, event: e.ToolStarted) -> Changes:
     entry = run.open_call(event.call_id)
+    read_only, kind = event.read_only, event.kind
     policy = event.on_unknown or ("rerun" if event.repeatable else "ask")
-    facts: Changes = {} if not event.key else {"call": attrs.evolve(entry.call, key=event.key)}
     if entry.attempts:  # the first start may have had an effect, whatever its tool is now
-        facts |= {"read_only": entry.read_only and event.read_only, "kind": entry.kind}
+        read_only, kind = entry.read_only and read_only, entry.kind
         policy = stricter_policy(entry.on_unknown or policy, policy)
     changes = _evolve_call(
         run,
         event,
-        **{
-            "phase": Phase.RUNNING,
-            "attempts": entry.attempts + event.attempts,
-            "started_at": event.since or event.at,
-            "duration_s": 0.0,
-            "read_only": event.read_only,
-            "kind": event.kind,
-            "on_unknown": policy,
-            "pending": (),
-            "lacks_tool": False,
-            **facts,
-        },
+        call=attrs.evolve(entry.call, key=event.key) if event.key else entry.call,
+        phase=Phase.RUNNING,
+        attempts=entry.attempts + event.attempts,
+        started_at=event.since or event.at,
+        duration_s=0.0,
+        read_only=read_only,
+        kind=kind,
+        on_unknown=policy,
+        pending=(),
+        lacks_tool=False,
     )
     if event.labels:
         changes["labels"] = _add_labels(run, event.labels, name=entry.call.name, call_id=event.call_id)
@@ -393,34 +391,27 @@ def _reduce_approval_asked(run: RunFields, event: e.ApprovalAsked) -> Changes:
 
 
 def _reduce_approval_given(run: RunFields, event: e.ApprovalGiven) -> Changes:
-    if run.plan is not None and event.call_id == f"p{run.plan.number}":
-        return _approve_plan(run, event, run.plan)
     own = run.open_call(event.call_id)
-    facts: Changes = {
-        "phase": Phase.APPROVED,
-        "expires_at": None,
-        "error": "",
-        "lacks_tool": False,
-        "on_unknown": "",  # a person has decided on the starts before
-        "approved": event.digest or own.digest,
-    }
-    if event.arguments is None:
-        return _evolve_call(run, event, **facts)
-    # The person's arguments also replace the model's in the message that asked for the call.
-    call = attrs.evolve(own.call, arguments=event.arguments, key=event.key or own.call.key)
-    changes = _evolve_call(run, event, **facts, call=call)
-    calls = tuple([entry.call for entry in changes["open"]])
-    return {**changes, "reply": None if run.reply is None else attrs.evolve(run.reply, calls=calls)}
-
-
-def _approve_plan(run: RunFields, event: e.ApprovalGiven, plan: PlanProgress) -> Changes:
-    entry = run.open_call(event.call_id)
-    own, approved = entry.call, event.digest or entry.digest
-    call = own if event.arguments is None else attrs.evolve(own, arguments=event.arguments, key=event.key or own.key)
+    call = own.call
+    if event.arguments is not None:
+        call = attrs.evolve(call, arguments=event.arguments, key=event.key or call.key)
     changes = _evolve_call(
-        run, event, phase=Phase.APPROVED, expires_at=None, error="", call=call, lacks_tool=False, approved=approved
+        run,
+        event,
+        call=call,
+        phase=Phase.APPROVED,
+        expires_at=None,
+        error="",
+        lacks_tool=False,
+        on_unknown="",  # a person has decided on the starts before
+        approved=event.digest or own.digest,
     )
-    return {**changes, "plan": attrs.evolve(plan, is_approved=True)}
+    if run.plan is not None and event.call_id == f"p{run.plan.number}":
+        changes["plan"] = attrs.evolve(run.plan, is_approved=True)
+    elif event.arguments is not None and run.reply is not None:
+        # The person's arguments also replace the model's in the message that asked for the call.
+        changes["reply"] = attrs.evolve(run.reply, calls=tuple([entry.call for entry in changes["open"]]))
+    return changes
 
 
 def _reduce_tools_returned(run: RunFields, _event: e.ToolsReturned) -> Changes:

@@ -10,7 +10,7 @@ import attrs
 
 from agentfsm.core.messages import ErrorType, Outcome, ToolResult
 from agentfsm.core.plan_kinds import PlanKind
-from agentfsm.core.plans import PLAN_TOOL, find_step_number
+from agentfsm.core.plans import PLAN_TOOL, PlanProgress, find_step_number
 from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
@@ -46,40 +46,35 @@ class RunEffects(Value):
         return "; ".join(parts)
 
 
+def list_results(run: Run) -> list[ToolResult]:
+    """Return the results of the calls of a run and of the steps of its plans, without those of plans themselves."""
+    entries = (*(() if run.plan is None else run.plan.closed), *run.open)
+    found = (*run.messages[run.own_start :], *[entry.result for entry in entries])
+    return [each for each in found if isinstance(each, ToolResult) and each.tool != PLAN_TOOL]
+
+
 def list_effects(run: Run) -> RunEffects:
     """Return the effects of a run as far as its journal has them. Finished calls of read-only tools count as done."""
-    steps = () if run.plan is None else run.plan.closed
-    closed = [each for each in run.messages[run.own_start :] if isinstance(each, ToolResult)]
-    ended = [*closed, *[entry.result for entry in (*steps, *run.open) if entry.result is not None]]
-    ended = [each for each in ended if each.tool != PLAN_TOOL]
-    undoes = _find_undone_steps(run)
-    forward = [each for each in ended if find_step_number(each.call_id) not in undoes]
-    succeeded = {find_step_number(each.call_id) for each in ended if each.outcome is Outcome.DONE}
-    undone = {undoes[number] for number in undoes if number in succeeded}
-    compensated = (
-        {}
-        if run.plan is None or run.plan.forward is None
-        else {
-            step.id: step.tool
-            for step in run.plan.forward.steps
-            if step.compensation is not None and step.id in succeeded
-        }
-    )
-    is_compensating = run.plan is not None and run.plan.kind is PlanKind.COMPENSATION
+    plan, results = run.plan or PlanProgress(), list_results(run)
+    is_compensating = plan.kind is PlanKind.COMPENSATION
+    undoes = {step.id: step.undoes for step in plan.plan.steps} if is_compensating and plan.plan is not None else {}
+    succeeded = {find_step_number(each.call_id) for each in results if each.outcome is Outcome.DONE}
+    undone = {number for undo, number in undoes.items() if undo in succeeded}
+    steps = () if plan.forward is None else plan.forward.steps
+    compensated = [step for step in steps if step.compensation is not None and step.id in succeeded]
     running = [entry.call.name for entry in run.open if entry.result is None and entry.may_have_acted]
     return RunEffects(
-        done=tuple([each.tool for each in forward if each.outcome is Outcome.DONE]),
-        undone=tuple([name for number, name in compensated.items() if number in undone]),
-        left=tuple([name for number, name in compensated.items() if is_compensating and number not in undone]),
-        unknown=(*[each.tool for each in ended if may_have_happened(each)], *running),
+        done=tuple(
+            [
+                each.tool
+                for each in results
+                if each.outcome is Outcome.DONE and find_step_number(each.call_id) not in undoes
+            ]
+        ),
+        undone=tuple([step.tool for step in compensated if step.id in undone]),
+        left=tuple([step.tool for step in compensated if is_compensating and step.id not in undone]),
+        unknown=(*[each.tool for each in results if may_have_happened(each)], *running),
     )
-
-
-def _find_undone_steps(run: Run) -> dict[int | None, int]:
-    """Return the ids of steps that compensations undo, by the ids of these."""
-    if run.plan is None or run.plan.kind is not PlanKind.COMPENSATION or run.plan.plan is None:
-        return {}
-    return {step.id: step.undoes for step in run.plan.plan.steps}
 
 
 def may_have_happened(result: ToolResult) -> bool:

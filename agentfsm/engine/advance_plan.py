@@ -145,9 +145,9 @@ async def _make_plan(
     if plan is None:
         return StepOutcome((_drop_plan("No plan is needed.", spent),))
     journal.log.info("planned", turn=journal.run.turn, steps=len(plan.steps))
-    kind = PlanKind.FORWARD if not failure or not progress.number else PlanKind.REPLAN
-    if kind is PlanKind.REPLAN and planner.fixed:
-        kind = PlanKind.COMPENSATION
+    kind = PlanKind.FORWARD
+    if calls or failure:  # there is a plan already
+        kind = PlanKind.COMPENSATION if planner.fixed else PlanKind.REPLAN
     made = e.Planned(
         call=build_plan_call(journal.run.header, progress.number + 1, plan),
         reason=failure,
@@ -155,7 +155,7 @@ async def _make_plan(
         purpose=purpose,
         model=model,
         request=digest,
-        kind=PlanKind.REPLAN if calls else kind,
+        kind=kind,
         continues=0 if progress.is_stale and not planner.fixed else progress.number,
         maker=planner.maker,
     )

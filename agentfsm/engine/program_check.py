@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agentfsm.core.calls import Phase, parse_arguments
+from agentfsm.core.calls import Phase
 from agentfsm.core.errors import IncompatibleProgramError
-from agentfsm.core.plans import PLAN_TOOL, Plan
+from agentfsm.core.plans import list_plan_tools
 from agentfsm.tools.builtin import find_builtin
 
 if TYPE_CHECKING:
@@ -51,12 +51,11 @@ async def check_program(config: EngineConfig, store: Store, run: Run[Any]) -> No
                 f"run {run.id!r} has an open call {call.id} of the tool {call.name!r}, which this agent does not have: "
                 f"resume it with an agent that has it, or cancel it; {_NOTHING_CHANGED}"
             )
-        if call.name == PLAN_TOOL and entry.phase is Phase.AWAITING_APPROVAL:
-            steps = Plan.from_json(parse_arguments(call)).steps
-            if gone := [step.tool for step in steps if step.tool and config.registry.get(step.tool) is None]:
-                raise IncompatibleProgramError(
-                    f"run {run.id!r} has a plan under review ({call.id}) with the tool {gone[0]!r}, which this agent "
-                    f"does not have: resume it with an agent that has it, or cancel it; {_NOTHING_CHANGED}"
-                )
+        gone = [name for name in list_plan_tools(call) if config.registry.get(name) is None]
+        if gone and entry.phase is Phase.AWAITING_APPROVAL:
+            raise IncompatibleProgramError(
+                f"run {run.id!r} has a plan under review ({call.id}) with the tool {gone[0]!r}, which this agent does "
+                f"not have: resume it with an agent that has it, or cancel it; {_NOTHING_CHANGED}"
+            )
         if tool is not None and entry.attempts and tool.inner_agent is not None:
             await tool.inner_agent.check_run(store, run.id, call.id)

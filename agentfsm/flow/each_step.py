@@ -28,7 +28,7 @@ from agentfsm.core.plans import (
 from agentfsm.core.validation import FUNCTION, STRING, ValueRule
 from agentfsm.flow.agent_steps import check_json, make_child_step
 from agentfsm.flow.child_flows import REPEATED_TIMEOUT_S, build_repeating_agent, check_inputs, write_inputs
-from agentfsm.flow.flow_plan import find_steps, has_outcome, is_failure, read_inputs, shorten_reason
+from agentfsm.flow.flow_plan import add_compensations, find_steps, has_outcome, is_failure, read_inputs, shorten_reason
 from agentfsm.flow.steps import Condition, Names, Step, check_options, join_names, log
 from agentfsm.ports.policies import PlanAsk, PlanEnd, PlanMaker, PlanRequest
 from agentfsm.tools.run_context import RunContext, ToolReturn
@@ -292,15 +292,7 @@ class EachPlan(PlanMaker):
         return Plan(steps=tuple([self._plan_item(values, number) for number in self._list_numbers(values)]))
 
     def _complete(self, run: Run, values: Mapping[str, Any]) -> PlanProgress:
-        """Return the plans of a run. Format 4 did not record compensations, so that of the program is taken."""
-        progress = run.plan or PlanProgress()
-        if progress.maker or progress.forward is None:
-            return progress
-        steps = [
-            attrs.evolve(each, compensation=self._plan_item(values, each.id).compensation)
-            for each in progress.forward.steps
-        ]
-        return attrs.evolve(progress, forward=attrs.evolve(progress.forward, steps=tuple(steps)))
+        return add_compensations(run.plan or PlanProgress(), lambda step: self._plan_item(values, step.id).compensation)
 
     def _plan_item(self, values: Mapping[str, Any], number: int) -> PlanStep:
         """Return the step of an item, with the call that undoes it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, Final
@@ -229,12 +229,8 @@ class FlowPlan(PlanMaker):
         return Compensation(tool=undo.name, arguments=self._build_arguments(undo, values))
 
     def _complete(self, progress: PlanProgress) -> PlanProgress:
-        """Return the plans of a run. Format 4 did not record compensations, so those of the program are taken."""
-        if progress.maker or progress.forward is None:
-            return progress
         known = {each.name: self._build_compensation(each, {}) for each in self.steps}
-        steps = [attrs.evolve(each, compensation=known.get(each.tool)) for each in progress.forward.steps]
-        return attrs.evolve(progress, forward=attrs.evolve(progress.forward, steps=tuple(steps)))
+        return add_compensations(progress, lambda step: known.get(step.tool))
 
     def conclude(self, run: Run) -> PlanEnd | None:
         """Return the answer or the failure of a run whose steps have ended; None if compensations come first.
@@ -274,6 +270,14 @@ class FlowPlan(PlanMaker):
             for entry in find_steps(run)
             if entry.result is not None and entry.result.outcome is Outcome.DONE
         }
+
+
+def add_compensations(progress: PlanProgress, find: Callable[[PlanStep], Compensation | None]) -> PlanProgress:
+    """Return the plans of a run. Format 4 did not record compensations, so those of the program are found."""
+    if progress.maker or progress.forward is None:
+        return progress
+    steps = [attrs.evolve(step, compensation=find(step)) for step in progress.forward.steps]
+    return attrs.evolve(progress, forward=attrs.evolve(progress.forward, steps=tuple(steps)))
 
 
 def _fails(step: PlanStep, steps: tuple[PlanStep, ...], statuses: Mapping[str, StepStatus]) -> bool:

@@ -32,7 +32,7 @@ from agentfsm.core.inbox import (
 from agentfsm.core.labels import join_labels
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.core.pending import Pending, PendingKind, Question
-from agentfsm.core.plans import PLAN_TOOL
+from agentfsm.core.plans import list_plan_tools
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.execution import Execution
@@ -209,9 +209,8 @@ async def _resolve_open_call(
     is_late = entry.expires_at is not None and now >= entry.expires_at
     match entry.phase, row.item if row is not None else None:
         case (Phase.INTENDED, _) | (Phase.OUTCOME_UNKNOWN, Rerun()) if is_missing_step(execution, entry):
-            text = f"it has not started: this program has no tool {entry.call.name!r}"
-            text += "; settle it, or resume with a program that has it"
-            return e.ToolLost(call_id=entry.call.id, reason=text, lacks_tool=True)
+            text = f"it has not started: this program has no tool {entry.call.name!r}; settle it, or resume with a "
+            return e.ToolLost(call_id=entry.call.id, reason=f"{text}program that has it", lacks_tool=True)
         case Phase.INTENDED, _:
             return _request_decision(execution, entry, now)
         case Phase.RUNNING, _:
@@ -325,17 +324,13 @@ def build_approval(execution: Execution, entry: OpenCall, decision: Approve | Re
 def digest_call(config: EngineConfig, tool: Tool[..., Any], call: ToolCall) -> str:
     """Return the hash of all that an approval of a call covers: the tool, the arguments, and the tools of a plan."""
     own = tool.digest_call(call)
-    used = list_plan_tools(config, call)
+    used = digest_plan_tools(config, call)
     return short_hash(f"{own}\n{json.dumps(used, sort_keys=True)}", DIGEST_CHARS) if used else own
 
 
-def list_plan_tools(config: EngineConfig, call: ToolCall) -> dict[str, str]:
+def digest_plan_tools(config: EngineConfig, call: ToolCall) -> dict[str, str]:
     """Return the digests of the tools that the steps of a plan use, by name; empty for any other call."""
-    if call.name != PLAN_TOOL or call.malformed is not None:
-        return {}
-    steps = parse_arguments(call).get("steps")
-    names = [step.get("tool") for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
-    found = {name: config.registry.get(name) for name in names if isinstance(name, str) and name}
+    found = {name: config.registry.get(name) for name in list_plan_tools(call)}
     return {name: tool.digest for name, tool in found.items() if tool is not None}
 
 
@@ -360,7 +355,7 @@ def _build_approval_request(
         expires_at=now + tool.approval_expires_s,
         description=describe_call(tool, arguments),
         digest=digest_call(config, tool, call),
-        tools=list_plan_tools(config, call),
+        tools=digest_plan_tools(config, call),
     )
 
 

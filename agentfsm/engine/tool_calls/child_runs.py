@@ -14,9 +14,8 @@ from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.limits import BUDGET_REASONS, StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
-from agentfsm.core.plans import PLAN_TOOL
 from agentfsm.core.reducers import add_counts
-from agentfsm.core.run_effects import format_names, may_have_happened
+from agentfsm.core.run_effects import format_names, list_results, may_have_happened
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import AgentCost
 from agentfsm.engine.execution.budget import RunSpending
@@ -220,9 +219,7 @@ def _describe_effects(run: Run) -> str:
 
     The parent has no other record of them, and a repeated call of the agent makes its calls under other keys.
     """
-    steps = () if run.plan is None else run.plan.steps
-    said = (*run.messages[run.own_start :], *[entry.result for entry in (*steps, *run.open)])
-    results = [each for each in said if isinstance(each, ToolResult) and each.tool != PLAN_TOOL]
+    results = list_results(run)
     whole = [each.tool for each in results if each.outcome is Outcome.DONE]
     done = format_names(whole + [f"{each.tool} in part" for each in results if _is_interrupted_agent(each)])
     unseen = format_names([each.tool for each in results if may_have_happened(each)])

@@ -425,6 +425,8 @@ class RunHost(QueueHost):
             return
         facts, taken = self._spend_decision(call.id)
         if is_known or not read_only or is_agent:
+            # The tool of a step of a flow may have set another key.
+            is_rekeyed = tool.start_rule is not None and call.key != journal.run.open_call(call.id).call.key
             facts.append(
                 e.ToolStarted(
                     call_id=call.id,
@@ -433,7 +435,7 @@ class RunHost(QueueHost):
                     labels=() if read_only and not is_known and not granted else tool.effect_labels,
                     kind=tool.kind,
                     on_unknown=tool.recorded_policy,
-                    key="" if tool.start_rule is None else self._find_new_key(call),
+                    key=call.key if is_rekeyed else "",
                 )
             )
         self.record(*facts, taken=taken)
@@ -442,10 +444,6 @@ class RunHost(QueueHost):
         if not read_only:
             journal.check_lease()
 
-    def _find_new_key(self, call: ToolCall) -> str:
-        """Return the key of a call if its tool has set another one than that in the journal, else an empty text."""
-        return "" if call.key == _find_entry(self.execution.journal.run, call).call.key else call.key
-
     def _spend_decision(self, call_id: str) -> tuple[list[e.Event], list[int]]:
         """Consume the approval of a call: return its event, and its inbox row."""
         row = self.approvals.pop(call_id, None)
@@ -453,8 +451,7 @@ class RunHost(QueueHost):
             return [], []
         if isinstance(row.item, GiveInput):
             return [e.InputGiven(call_id=call_id, by=row.item.by, answers=row.item.answers)], [row.number]
-        run = self.execution.journal.run
-        entry = run.open_call(call_id)
+        entry = self.execution.journal.run.open_call(call_id)
         return [build_approval(self.execution, entry, row.item)], [row.number]
 
     def on_tool_error(self, call: ToolCall, error: BaseException) -> None:

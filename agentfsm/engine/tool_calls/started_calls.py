@@ -49,7 +49,7 @@ _REASONS: Final = {
     ErrorType.CIRCUIT_OPEN: "the last calls of the tool all failed, so it is not called for a while",
     ErrorType.BUDGET: "its cost is beyond a limit",
     ErrorType.WITHHELD: "the run withholds calls that are not read-only",
-    ErrorType.UNKNOWN_TOOL: "there is no tool of this name any more",
+    ErrorType.UNKNOWN_TOOL: "this program no longer has its tool",
 }
 
 
