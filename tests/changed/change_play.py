@@ -58,7 +58,7 @@ class Effect:
 
 @attrs.define(eq=False)
 class World:
-    """A seed's two programs, the book of effects that outlives processes, and whoever kills them."""
+    """The two programs of a seed, the book of effects, which survives crashes, and the source of the crashes."""
 
     seed: int
     backend: str
@@ -379,7 +379,7 @@ def _free_leases(store: Any) -> None:
 
 @contextmanager
 def _quiet(seed: int) -> Iterator[None]:
-    """Have trio order its tasks by the seed, and nobody write logs."""
+    """Make the order of trio's tasks depend on the seed, and turn logging off."""
     log, inside = logging.getLogger("agentfsm"), trio._core._run
     level, log.level = log.level, logging.CRITICAL + 1
     before, inside._ALLOW_DETERMINISTIC_SCHEDULING = inside._ALLOW_DETERMINISTIC_SCHEDULING, True

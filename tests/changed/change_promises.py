@@ -1,4 +1,4 @@
-"""What was promised, read off the journals, the audit and the book of effects."""
+"""The promises, checked against the journals, the audit and the book of effects."""
 
 from __future__ import annotations
 
@@ -160,12 +160,12 @@ def _arguments(world: World) -> Iterator[str]:
 
 
 def _approved(world: World, found: Read) -> Iterator[str]:
-    """What a person has to let run, as the program is that runs it, was let run by one."""
+    """A call that needs an approval in the program that runs it has been approved by a person."""
     for effect in world.book:
         _, events = found[effect.run_id]
         yes = {event.call_id for event in events if isinstance(event, e.ApprovalGiven)}
         if effect.unit.asks and not yes & {effect.call_id, effect.call_id.partition(".")[0]}:
-            yield f"8: {effect.unit.name} {effect.run_id} {effect.call_id} acted, and nobody was asked"
+            yield f"8: {effect.unit.name} {effect.run_id} {effect.call_id} acted, and no person was asked"
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a deploy changes: each mutation takes a description and returns another one, or None if it does not fit."""
+"""Mutations of programs: each takes a description and returns a changed one, or None if it does not apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call whose executor dies under it: nobody knows whether it had its effect, so its tool's `on_unknown` decides.
+"""Calls whose executor dies: it is unknown whether they had their effect, so the tool's `on_unknown` decides.
 
 The executor is a function that raises `OutcomeUnknownError`, as users' tools may; sandboxes are in
 tests/sandbox/test_killed_sandboxes.py and MCP servers in tests/mcp/test_killed_servers.py.
@@ -106,7 +106,7 @@ def test_a_call_that_may_be_repeated_is(options):
 
 @REPEATED
 def test_a_call_that_dies_each_time_ends(options):
-    """The retries are as many as for any failure. What only reads has failed; of the rest nobody knows."""
+    """It is retried as after any failure. Then a read-only call has failed, and the outcome of others is unknown."""
     bank = Bank(deaths=9)
     _, result = played(bank, **options)
     assert (result.error_type, result.attempts, len(bank.paid)) == (ErrorType.UNAVAILABLE, 3, 3)
@@ -348,7 +348,7 @@ async def test_deaths_that_a_person_is_asked_about_open_the_breaker(store):
 
 @pytest.mark.parametrize("policy", ["ask", "fail", "found", "rerun by a person"])
 async def test_a_paid_call_is_charged_once(store, policy):
-    """When it has its result, whoever gave it; a call that waits to be settled is not charged yet."""
+    """It is charged when it has its result, from a tool or a person. A call that waits to be settled is not."""
     bank = Bank()
     options = {"on_unknown": {"fail": "fail", "found": lambda _ctx, _arguments: Found("paid")}.get(policy, "ask")}
     model = ScriptedModel(say("", call("pay")), "done")

@@ -60,7 +60,7 @@ async def test_a_run_in_a_queue_without_workers_is_moved(shared_postgres, schema
 
 
 async def test_a_release_that_no_worker_has_is_named_and_waits_for_one(shared_postgres, schema, caplog):
-    """The runs of a release are executed by its workers only, whoever queued them."""
+    """Only the workers of a release execute its runs, also those that another release has queued."""
     caplog.set_level(logging.WARNING, "agentfsm.worker")
     async with make_agent(shared_postgres, schema, "2") as new, make_agent(shared_postgres, schema, "1") as old:
         async with make_engine(new) as engine:

@@ -69,7 +69,7 @@ async def test_a_function_asks_for_other_arguments(level):
     ],
 )
 async def test_how_a_function_ended(level, function, options, end, words):
-    """A limit of the sandbox is a result; of any other death nobody knows what was done before. The reason is told."""
+    """A limit of the sandbox ends in a result. After any other death the outcome is unknown, with its reason."""
     ended = await Sandbox(**options).run(function, (), {})
     assert (ended.end, ended.level) == (end, level)
     assert words in ended.error

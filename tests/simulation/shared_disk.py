@@ -104,7 +104,7 @@ class Disk(MemoryStore):
     alone: Counter[str] = attrs.field(factory=Counter, init=False)
     # How many owners of a run died ever that drove no other one.
     left: dict[str, str] = attrs.field(factory=dict, init=False)
-    # Open runs of agents that nobody had told to end when their caller, or its call of them, did; and where that was.
+    # Open runs of agents without a request to end, whose caller or call has ended, with the version at which it ended.
     accepted: list[Accepted] = attrs.field(factory=list, init=False)
 
     def taken(self, handle: Handle, run_id: str, take: Callable[[], Any], *, takeover: bool = False) -> Any:
@@ -187,7 +187,7 @@ class Disk(MemoryStore):
         return written
 
     def _list_left(self, run: Run) -> None:
-        """Note the open runs of agents whose calls have their results, and that nobody has told to end."""
+        """Note the open runs of agents whose calls have their results, and for which no end was requested."""
         unfinished = {child_run_id(run.id, entry.call.id) for entry in run.open if entry.phase is not Phase.FINISHED}
         told = {each.run_id for each in self.accepted if isinstance(each.row.item, Cancel)}
         for run_id, record in self._records.items():

@@ -148,7 +148,7 @@ class QueueHost:
         """Return the outcome of a call that is refused before its tool runs; None if it gets no result now."""
         return end
 
-    async def on_broken_off(self, job: ToolJob, end: CallOutcome, reason: str) -> CallOutcome | Literal["rerun"] | None:  # noqa: ARG002  a queue without a run has nobody to ask
+    async def on_broken_off(self, job: ToolJob, end: CallOutcome, reason: str) -> CallOutcome | Literal["rerun"] | None:  # noqa: ARG002  a queue without a run cannot ask a person
         """Apply the tool's policy to a call that broke off in its attempt, so that its outcome is unknown.
 
         Args:
