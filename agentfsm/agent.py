@@ -551,7 +551,7 @@ class Agent(Generic[A_co]):
             identity = inherited | {"traceparent": child_traceparent(parent.header, called)} | identity
         elif call is not None:
             identity |= {"caller": call.caller, "withhold": call.run.header.withhold}
-            id = call.next_run_id(self.name) if id is None else id  # noqa: A001
+            id = call.next_run_id() if id is None else id  # noqa: A001
         header = self._build_header(
             parts,
             id,

@@ -1,6 +1,7 @@
-"""Ids of the runs that the function of a call starts: `RUN.CALL~AGENT.N.HASH`, so that a repeated call finds them.
+"""Ids of the runs that the function of a call starts: `RUN.CALL~N.HASH`, so that a repeated call finds them.
 
-N counts the runs of an agent in an attempt at the call. The hash is that of the call's arguments: a call that started
+N counts the runs that an attempt at the call starts, whatever their agents: an agent may be renamed between two
+attempts, and the run must be found then, too. The hash is that of the call's arguments: a call that started
 early, of a reply that was then dropped, has the same id as the call that the next reply requests. No other run has an
 id of this form.
 """
@@ -17,9 +18,7 @@ if TYPE_CHECKING:
 
 # Hexadecimal digits of the hash of the arguments: it tells a few calls apart, and the id stays short.
 HASH_DIGITS: Final = 6
-# Characters of the agent's name in an id.
-NAME_CHARS: Final = 40
-_INNER_ID: Final = re.compile(r"(.+)\.([a-z]+[0-9.]+)~[\w-]+\.\d+\.[0-9a-f]{6}")
+_INNER_ID: Final = re.compile(r"(.+)\.([a-z]+[0-9.]+)~\d+\.[0-9a-f]{6}")
 
 
 class CallOfRun(NamedTuple):
@@ -35,18 +34,12 @@ def find_caller(run_id: str) -> CallOfRun | None:
     return None if found is None else CallOfRun(found[1], found[2])
 
 
-def shorten_agent_name(name: str) -> str:
-    """Return the name of an agent as ids have it."""
-    return re.sub(r"[^\w-]", "_", name)[:NAME_CHARS]
-
-
-def build_inner_id(run_id: str, call: ToolCall, name: str, number: int) -> str:
+def build_inner_id(run_id: str, call: ToolCall, number: int) -> str:
     """Return the id of a run that the function of a call starts.
 
     Args:
         run_id: Id of the run that made the call.
         call: The call.
-        name: Name of the agent of the new run, as `shorten_agent_name` returns it.
-        number: Number of the new run among those of this agent in the attempt, from 1.
+        number: Number of the new run among those of the attempt, from 1.
     """
-    return f"{run_id}.{call.id}~{name}.{number}.{short_hash(call.arguments, HASH_DIGITS)}"
+    return f"{run_id}.{call.id}~{number}.{short_hash(call.arguments, HASH_DIGITS)}"

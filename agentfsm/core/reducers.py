@@ -558,7 +558,7 @@ def build_interrupted_result(entry: OpenCall, reason: StopReason) -> ToolResult:
 def _interrupted_outcome(entry: OpenCall, reason: StopReason) -> tuple[Outcome, str]:
     """Return the outcome and the text of the result for a call that the end of the run closes."""
     stopped = f"the run was stopped ({reason})"
-    was_running = entry.phase is Phase.RUNNING or entry.phase is Phase.OUTCOME_UNKNOWN
+    was_running = entry.phase is Phase.RUNNING or (entry.phase is Phase.OUTCOME_UNKNOWN and not entry.lacks_tool)
     if not entry.attempts and entry.phase is Phase.PAUSED:
         return Outcome.CANCELLED, f"no answer: {stopped} while the call waited"
     if not entry.attempts and not was_running:

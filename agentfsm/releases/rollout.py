@@ -226,7 +226,7 @@ class Rollout:
         call = current_call()
         if call is not None:  # the function of a tool starts the run, as in `Agent.start`
             user, tenant = user or call.run.header.user, tenant or call.run.header.tenant
-            id = call.next_run_id(self.base.name) if id is None else id  # noqa: A001
+            id = call.next_run_id() if id is None else id  # noqa: A001
         run_id = self.base.new_id() if id is None else id
         options = StartOptions(user=user, session=session, id=run_id)
         if tenant is not None:

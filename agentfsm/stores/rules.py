@@ -129,15 +129,18 @@ def check_same_prompt(stored: Header, header: Header) -> None:
     """Refuse a second run with the same id; the same prompt means the same run.
 
     Raises:
-        ConflictError: if the run in the store has another prompt.
+        ConflictError: if the run in the store has another prompt; for a run that the function of a call starts, also if
+            it is of another agent.
     """
+    call = find_caller(header.id)
+    if call is not None and (stored.prompt, stored.agent) != (header.prompt, header.agent):
+        other = "another prompt" if stored.agent == header.agent else f"agent {stored.agent!r}, not {header.agent!r}"
+        raise ConflictError(
+            f"run {header.id!r} exists with {other}: call {call.call_id} of run {call.run_id} started it before it was "
+            "repeated. A repeated call resumes its runs if it starts the same agents in the same order and with the "
+            "same prompts; give id= to tell apart those for which this does not hold"
+        )
     if stored.prompt != header.prompt:
-        if (call := find_caller(header.id)) is not None:
-            raise ConflictError(
-                f"run {header.id!r} exists with another prompt: call {call.call_id} of run {call.run_id} started it "
-                "before it was repeated. A repeated call resumes its runs if it starts them in the same order and with "
-                "the same prompts; give id= to tell apart those for which this does not hold"
-            )
         raise ConflictError(f"run {header.id!r} exists with another prompt; choose another id")
 
 

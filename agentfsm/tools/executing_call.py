@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import attrs
 
 from agentfsm._concurrency import in_copied_context
-from agentfsm.core.inner_ids import build_inner_id, shorten_agent_name
+from agentfsm.core.inner_ids import build_inner_id
 from agentfsm.core.labels import Label, LabelSource, join_labels
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ class ExecutingCall:
     is_over: bool = False
     """Whether the function has ended. Tasks that it left behind are then outside of the call."""
 
-    _counters: dict[str, Iterator[int]] = attrs.field(factory=dict, init=False)
-    """Numbers of the runs that the attempt starts, by name of the agent."""
+    _numbers: Iterator[int] = attrs.field(factory=lambda: count(1), init=False)
+    """Numbers of the runs that the attempt starts."""
 
     @property
     def caller(self) -> str:
@@ -59,15 +59,9 @@ class ExecutingCall:
         }
         return {**added, **self.run.labels}
 
-    def next_run_id(self, agent: str) -> str:
-        """Return the id of the next run that the attempt starts; equal in each attempt. May be called in any thread.
-
-        Args:
-            agent: Name of the agent.
-        """
-        name = shorten_agent_name(agent)
-        number = next(self._counters.setdefault(name, count(1)))
-        return build_inner_id(self.run.id, self.call, name, number)
+    def next_run_id(self) -> str:
+        """Return the id of the next run that the attempt starts; equal in each attempt. May be called in any thread."""
+        return build_inner_id(self.run.id, self.call, next(self._numbers))
 
     def add_run_labels(self, run: Run[Any]) -> None:
         """Add the labels of a run that the function has read to those of the call."""

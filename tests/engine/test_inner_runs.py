@@ -92,23 +92,15 @@ async def test_a_retried_step_resumes_the_run_that_it_started(store):
 
 
 async def test_several_runs_of_a_call_are_found_in_their_order(store):
-    """Each agent has numbers of its own, so runs of two agents may start in any order."""
+    """Also those of two agents."""
     (one, first), (two, second) = helper(store, "one"), helper(store, "two")
     attempts = []
 
     @tool(read_only=True)
     async def go() -> str:
         """Go."""
-        found = {}
-
-        async def ask(agent):
-            found[agent.name] = (await agent.run("side by side")).id
-
-        async with anyio.create_task_group() as tasks:
-            for agent in (one, two) if not attempts else (two, one):
-                tasks.start_soon(ask, agent)
-        again = [(await one.run(prompt)).id for prompt in ("a", "b")]
-        attempts.append([found["one"], found["two"], *again])
+        asked = [(one, "a"), (two, "a"), (one, "b"), (one, "a")]
+        attempts.append([(await agent.run(prompt)).id for agent, prompt in asked])
         if len(attempts) == 1:
             raise BUSY
         return "gone"
@@ -117,7 +109,7 @@ async def test_several_runs_of_a_call_are_found_in_their_order(store):
     assert results_of(run.messages)[0].outcome is Outcome.DONE
     assert attempts[0] == attempts[1]
     assert len(set(attempts[0])) == 4
-    assert (first.asked, second.asked) == (["side by side", "a", "b"], ["side by side"])
+    assert (first.asked, second.asked) == (["a", "b", "a"], ["a"])
     assert await inner_runs(store) == sorted(attempts[0])
 
 
@@ -294,6 +286,29 @@ async def test_another_prompt_is_a_conflict_that_says_what_to_do(store):
     assert len(model.asked) == 1
 
 
+async def test_a_renamed_agent_is_a_conflict_that_names_both(store):
+    """A repeat of the call finds the run of the agent's old name, so the work is not begun a second time."""
+    (old, done), (new, never) = helper(store, "payer"), helper(store, "cashier")
+    errors = []
+
+    @tool(idempotent=True)
+    async def go() -> str:
+        """Go."""
+        if not done.asked:
+            await old.run("pay")
+            raise BUSY
+        try:
+            await new.run("pay")
+        except ConflictError as error:
+            errors.append(str(error))
+        return "refused"
+
+    await caller(store, go).run("x")
+    assert "exists with agent 'payer', not 'cashier'" in errors[0]
+    assert (done.asked, never.asked) == (["pay"], [])
+    assert len(await inner_runs(store)) == 1
+
+
 async def test_an_early_call_of_a_dropped_reply_leaves_nothing_in_the_way(store):
     """The next reply's call has the same id, and other arguments: its run is another one."""
     agent, model = helper(store)
@@ -307,7 +322,7 @@ async def test_an_early_call_of_a_dropped_reply_leaves_nothing_in_the_way(store)
     for what in ("a", "b", "a"):
         run = agent.start("x", id="same")
         one = attempt_at(run, call("look", what=what))
-        ids.append(one.next_run_id("helper"))
+        ids.append(one.next_run_id())
     assert ids[0] == ids[2] != ids[1]
     assert not model.asked
 
@@ -321,7 +336,7 @@ def attempt_at(run, scripted):
 async def test_nobody_can_take_the_id_of_an_inner_run(store):
     """Ids of this form are refused at every start, so a client cannot prepare the answer of a call."""
     agent, _ = helper(store)
-    taken = attempt_at(agent.start("x", id="r1"), call("look")).next_run_id("helper")
+    taken = attempt_at(agent.start("x", id="r1"), call("look")).next_run_id()
     with pytest.raises(MisuseError, match="has the form of ids of runs that the call of a tool starts"):
         agent.start("y", id=taken)
     run = await agent.run("z")

@@ -151,8 +151,11 @@ async def test_idle_streams_are_bounded(monkeypatch):
 
 async def test_slow_headers_lose_their_connection(monkeypatch):
     """A request that does not arrive in time is dropped, and the server answers others meanwhile."""
-    monkeypatch.setattr(http_connections, "RECEIVE_TIMEOUT_S", 0.3)
-    async with serving(paying()) as client:
+    monkeypatch.setattr(http_connections, "RECEIVE_TIMEOUT_S", 1.0)
+    # A connection that waits for its next request is dropped at that time, too, so each request has its own.
+    async with serving(paying()) as client, httpx.AsyncClient(
+        base_url=client.base_url, limits=httpx.Limits(max_keepalive_connections=0), timeout=30
+    ) as client:  # fmt: skip
         stream = await anyio.connect_tcp("127.0.0.1", client.base_url.port)
         async with stream:
             await stream.send(b"GET /v1/runs HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")

@@ -39,7 +39,7 @@ _UNKNOWN_TEXT: Final = (
 # The format from which starts record the kind of the tool.
 _FIRST_WITH_KIND: Final = 5
 # Refusals that hold for the rest of the run. After others, such as an open circuit, the call may go on later.
-_LASTING_REFUSALS: Final = frozenset({ErrorType.NOT_PERMITTED, ErrorType.WITHDRAWN, ErrorType.ARGUMENTS})
+_LASTING_REFUSALS: Final = frozenset({ErrorType.NOT_PERMITTED, ErrorType.WITHDRAWN})
 
 # Reasons in place of the texts for the model, which say that nothing was run.
 _REASONS: Final = {
@@ -124,7 +124,7 @@ def find_other_kind(run: Run, entry: OpenCall, tool: Tool[..., Any]) -> str:
     if entry.kind is tool.kind or not entry.may_have_acted or run.header.format < _FIRST_WITH_KIND:
         return ""
     was, now = ("an agent", "a function") if entry.kind is ToolKind.AGENT else ("a function", "an agent")
-    return f"it had started as {was}, and {entry.call.name} is {now} here: settle it, or resume with the other program"
+    return f"it had started as {was}, and {entry.call.name} is {now} here: settle it, with rerun=True if the other program goes on with it"
 
 
 async def _ask_tool(execution: Execution, entry: OpenCall, tool: Tool[..., Any], host: QueueHost) -> str | Found:
