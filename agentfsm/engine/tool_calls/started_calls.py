@@ -124,7 +124,7 @@ def find_other_kind(run: Run, entry: OpenCall, tool: Tool[..., Any]) -> str:
     if entry.kind is tool.kind or not entry.may_have_acted or run.header.format < _FIRST_WITH_KIND:
         return ""
     was, now = ("an agent", "a function") if entry.kind is ToolKind.AGENT else ("a function", "an agent")
-    return f"it had started as {was}, and {entry.call.name} is {now} here: settle it, with rerun=True for the other program"
+    return f"it had started as {was}, and {entry.call.name} is {now} here: settle it, or rerun it by the other program"
 
 
 async def _ask_tool(execution: Execution, entry: OpenCall, tool: Tool[..., Any], host: QueueHost) -> str | Found:
