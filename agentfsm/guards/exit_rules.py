@@ -108,7 +108,7 @@ class ExitFilter(CallGuard, Value):
         """Return the verdict if the arguments have data that must not leave."""
         text = "\n".join(_iter_leaves(vars(call.arguments)))
         spans = find_sensitive(text, self.arguments, secrets=self.secrets)
-        found = _describe_spans(spans) if spans else self._describe_hidden(text, call.header)
+        found = _describe_spans(spans) if spans else self._describe_hidden(text, text, call.header)
         if found is None:
             return None
         reason = f"the rule {self}: the arguments of {call.tool.name} contain {found}"
@@ -134,7 +134,9 @@ class ExitFilter(CallGuard, Value):
         text, header = outgoing.text, outgoing.header
         spans = find_sensitive(text, self.kinds, secrets=self.secrets)
         left = replace_spans(text, spans, lambda kind, data: self._write(kind, data, header))
-        hidden = self._describe_hidden(replace_spans(text, spans, lambda *_: " "), header)
+        # A part of an encoded mark may look like a card number, so the mark is looked for in the whole text. A secret in
+        # clear is one of the spans.
+        hidden = self._describe_hidden(text, replace_spans(text, spans, lambda *_: " "), header)
         if hidden is not None or (spans and self.mode == "refuse"):
             reason = hidden or _describe_spans(spans)
             return FilteredText(text=WITHHELD, rule=str(self), reason=f"{reason}, all withheld", is_withheld=True)
@@ -152,13 +154,12 @@ class ExitFilter(CallGuard, Value):
             return redaction_mark(kind)
         return self.vault.tokenise(kind, data, header)
 
-    def _describe_hidden(self, text: str, header: Header) -> str | None:
-        """Return a name for the instructions or an encoded secret in a text; None if it has none."""
+    def _describe_hidden(self, text: str, rest: str, header: Header) -> str | None:
+        """Return a name for the instructions in a text, or for an encoded secret in the rest of it; None if neither."""
         marks = (build_canary(header), *self.caller_marks) if self.canary else ()
-        found = find_encoded(text, (*marks, *self.secrets))
-        if found is None:
-            return None
-        return "the mark of the instructions" if found in marks else "an encoded secret"
+        if marks and find_encoded(text, marks) is not None:
+            return "the mark of the instructions"
+        return "an encoded secret" if self.secrets and find_encoded(rest, self.secrets) is not None else None
 
 
 def _describe_spans(spans: Sequence[SensitiveSpan]) -> str:

@@ -13,11 +13,14 @@ from pydantic import BaseModel
 
 from agentfsm import Agent, Limits, MisuseError, Outcome, RunNotFoundError, State, StopReason, ask_user, tool
 from agentfsm.core import events as e
+from agentfsm.core.header import Header
 from agentfsm.core.hosted_tools import WebSearch
 from agentfsm.core.messages import AssistantMessage, Citation, HostedCall, HostedContent
+from agentfsm.core.sensitive_text import find_sensitive
 from agentfsm.core.text_safety import build_fence_mark
 from agentfsm.guards import DataKind, Guard, Vault, exit_filter
 from agentfsm.guards.exit_rules import LINK_MARK, WITHHELD, build_canary
+from agentfsm.ports.guards import OutgoingText
 from agentfsm.ports.model import FinishChunk, FinishReason, Model, Reply, Request, TextChunk, ThinkingChunk
 from agentfsm.streaming.stream import TextDelta, ThinkingDelta
 from agentfsm.testing import ScriptedModel, call, say
@@ -357,6 +360,25 @@ class Gullible(Model):
 
     async def reply(self, request: Request, emit=None) -> Reply:
         return Reply(text=self.form(request.instructions))
+
+
+def test_a_mark_that_looks_like_a_card_number_is_found():
+    """Sixteen digits of it pass for a bank card, which would be redacted alone."""
+    rule, header = exit_filter(), next(each for each in map(_header_of, range(10_000)) if _has_card(each))
+    outgoing = OutgoingText(text=_encode_mark(header), labels=frozenset(), messages=(), hosted=None, header=header)
+    assert rule.filter_text(outgoing).is_withheld
+
+
+def _header_of(number):
+    return Header(id=f"r{number}", prompt=(), created_at=0.0)
+
+
+def _encode_mark(header):
+    return build_canary(header).encode().hex()
+
+
+def _has_card(header):
+    return any(span.kind is DataKind.BANK_CARD for span in find_sensitive(_encode_mark(header), {DataKind.BANK_CARD}))
 
 
 async def test_no_answer_with_the_instructions_leaves(store):
