@@ -134,7 +134,7 @@ class ExitFilter(CallGuard, Value):
         text, header = outgoing.text, outgoing.header
         spans = find_sensitive(text, self.kinds, secrets=self.secrets)
         left = replace_spans(text, spans, lambda kind, data: self._write(kind, data, header))
-        # A part of an encoded mark may look like a card number, so the mark is looked for in the whole text. A secret in
+        # A part of an encoded mark may look like a card number, so it is looked for in the whole text. A secret in
         # clear is one of the spans.
         hidden = self._describe_hidden(text, replace_spans(text, spans, lambda *_: " "), header)
         if hidden is not None or (spans and self.mode == "refuse"):
