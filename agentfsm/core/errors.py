@@ -109,7 +109,8 @@ class ModelError(StepError):
 
     Attributes:
         refusal: As given.
-        usage: Usage of replies that could not be used but were billed; None if there were none.
+        usage: Usage of replies that could not be used but were billed; None if it is not known: it is then estimated if
+            the request may have been billed.
         tier: Tier of a `Tiered` that failed, with which a retry begins; None from other models.
     """
 
@@ -117,11 +118,13 @@ class ModelError(StepError):
     """Reason for which the provider refused the request; None if the failure is another one."""
 
     usage: Usage | None = None
-    """Usage of replies that could not be used but were billed; None if there were none."""
+    """Usage of replies that could not be used but were billed; None if it is not known: it is then estimated if the
+    request may have been billed. `Usage()` says that nothing was billed.
+    """
 
     tier: TierChoice | None = None
     """Tier of a `Tiered` that failed, with which a retry begins; None from other models. The usage of its `spent` is
-    part of the usage of this error, or of those of earlier attempts.
+    part of the usage of this error.
     """
 
     def __init__(self, message: str = "", *, refusal: Refusal | None = None) -> None:

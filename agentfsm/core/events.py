@@ -132,6 +132,22 @@ class ModelFaltered(Event):
 
 
 @attrs.frozen(kw_only=True)
+class AttemptFailed(Event):
+    """An attempt at a model request failed and is retried, or a request was cut off. It is no turn."""
+
+    error: str
+    usage: Usage = Usage()
+    """Usage of the attempt: that which the provider reported, or an estimate if it may have been billed."""
+
+    request: str = ""
+    purpose: Purpose | None = None
+    """Purpose of the request if it was not a turn; None: a turn."""
+
+    tier: TierChoice | None = None
+    """Tier of a `Tiered` that failed; None from other models."""
+
+
+@attrs.frozen(kw_only=True)
 class Compacted(Event):
     """Earlier messages were removed from or shortened in requests. The journal and `run.messages` keep them."""
 
@@ -565,6 +581,7 @@ EVENTS: tuple[type[Event], ...] = (
     AnswerGiven,
     AnswerDrafted,
     ModelFaltered,
+    AttemptFailed,
     Compacted,
     ToolsOffered,
     Recalled,

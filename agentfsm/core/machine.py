@@ -51,6 +51,7 @@ TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
         e.AnswerGiven:   State.DONE,
         e.AnswerDrafted: State.REFLECT,
         e.ModelFaltered: State.THINK,
+        e.AttemptFailed: State.THINK,
         e.Compacted:     State.THINK,
         e.ToolsOffered:  State.THINK,
         e.Reminded:      State.THINK,
@@ -74,6 +75,7 @@ TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
         e.ApprovalAsked: State.ACT,
         e.ApprovalGiven: State.ACT,
         e.StepsReady:    State.ACT,
+        e.AttemptFailed: State.ACT,
         e.ToolsReturned: State.REFLECT,
         e.Paused:        State.ACT,
         e.Resumed:       State.ACT,
@@ -82,6 +84,7 @@ TABLE: Mapping[State, Mapping[type[e.Event], State]] = MappingProxyType({
     }),
     State.REFLECT: MappingProxyType({
         e.Judged:        State.REFLECT,
+        e.AttemptFailed: State.REFLECT,
         e.Continued:     State.OBSERVE,
         e.Accepted:      State.DONE,
         e.Paused:        State.REFLECT,

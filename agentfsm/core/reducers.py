@@ -162,6 +162,10 @@ def _reduce_model_faltered(run: RunFields, event: e.ModelFaltered) -> Changes:
     }
 
 
+def _reduce_attempt_failed(run: RunFields, event: e.AttemptFailed) -> Changes:
+    return {"usage": run.usage + event.usage}
+
+
 def _reduce_compacted(run: RunFields, event: e.Compacted) -> Changes:
     layout = event.head if event.head is not None else default_segments(event.start, _find_task(run, event.start))
     is_cut = any(isinstance(entry, Span) and entry.chars is not None for entry in layout)
@@ -577,6 +581,7 @@ REDUCERS: Final[Mapping[type[e.Event], Callable[[RunFields, Any], Changes]]] = M
         e.AnswerGiven: _reduce_answer_given,
         e.AnswerDrafted: _reduce_answer_drafted,
         e.ModelFaltered: _reduce_model_faltered,
+        e.AttemptFailed: _reduce_attempt_failed,
         e.Compacted: _reduce_compacted,
         e.ToolsOffered: _reduce_tools_offered,
         e.Reminded: _reduce_reminded,

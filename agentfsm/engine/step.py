@@ -16,7 +16,6 @@ import anyio
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
 from agentfsm.core.effects import AskModel, Effect, ReadInbox, Reflect, RunTools, Wait
-from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
@@ -103,10 +102,9 @@ async def run_steps(execution: Execution, throttle: StepThrottle, *, once: bool 
     try:
         while await _run_until_limit(execution, calls, throttle, once=once):
             pass
-    except MisuseError as error:
-        usage, purpose = execution.budget.unjournalled_usage, execution.budget.unjournalled_purpose
-        if usage.tokens and journal.run.state is State.THINK:  # paid for, also if the run is resumed
-            journal.commit(e.ModelFaltered(error=str(error), usage=usage, purpose=purpose))
+    except BaseException:
+        if not journal.lease.lost and (paid := build_usage_events(execution)):  # also if the run is resumed
+            journal.commit(*paid)
         raise
     finally:
         if execution.budget.spend is not None:

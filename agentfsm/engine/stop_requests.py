@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Final
 from agentfsm.core import events as e
 from agentfsm.core.inbox import Cancel, PostedItem
 from agentfsm.core.limits import StopReason
-from agentfsm.core.machine import State
-from agentfsm.core.verdict import Action, Verdict
 from agentfsm.engine.execution.outcome import StepOutcome
 from agentfsm.engine.execution.run_end import fail
 from agentfsm.engine.tool_calls.child_runs import add_child_cost
@@ -18,7 +16,7 @@ from agentfsm.engine.unattended import build_pause, end_child_runs, format_cance
 if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
 
-# Recorded for model requests that were paid for but gave no reply.
+# Recorded for requests that were paid for but gave no reply that is in the journal.
 _CUT_OFF_ERROR: Final = "cut off before a usable reply came"
 
 
@@ -48,7 +46,4 @@ def build_usage_events(execution: Execution) -> tuple[e.Event, ...]:
     usage, purpose = execution.budget.unjournalled_usage, execution.budget.unjournalled_purpose
     if not usage.tokens:
         return ()
-    if execution.journal.run.state is State.REFLECT:
-        verdict = Verdict(action=Action.ESCALATE, note=_CUT_OFF_ERROR)
-        return (e.Judged(verdict=verdict, usage=usage, purpose=purpose),)
-    return (e.ModelFaltered(error=_CUT_OFF_ERROR, usage=usage, purpose=purpose),)
+    return (e.AttemptFailed(error=_CUT_OFF_ERROR, usage=usage, purpose=purpose),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from types import UnionType
@@ -10,7 +11,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
 
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import MisuseError, ModelUnavailableError
 from agentfsm.core.hosted_tools import HostedTool
 from agentfsm.core.messages import JSON, HostedContent, Message, NativeReply, Part
 from agentfsm.core.run import Run
@@ -498,6 +499,14 @@ def check_call(method: str, call: object) -> None:
     if not isinstance(call, ProposedCall):
         raise MisuseError(f"{subject} calls that are {type(call).__name__}: give a tuple of ProposedCall")
     check_fields(f"{subject} a call whose", call, _CALL_FIELDS)
+
+
+def build_os_failure(model: Model, error: OSError) -> ModelUnavailableError:
+    """Build the error of a request whose model, one of the user's own, raised an error of the operating system."""
+    return ModelUnavailableError(
+        f"{model.name} cannot be reached: {str(error) or type(error).__name__}",
+        is_unreachable=isinstance(error, ConnectionRefusedError | socket.gaierror),
+    )
 
 
 def check_fields(subject: str, given: object, fields: FieldRules) -> None:

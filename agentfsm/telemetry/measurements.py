@@ -251,7 +251,7 @@ class _RunMeter:
                 return  # no model was asked
             case e.ToolsChosen() | e.AnswerGiven() | e.AnswerDrafted():
                 yield from self._measure_reply(event, model)
-            case e.ModelFaltered():
+            case e.ModelFaltered() | e.AttemptFailed():
                 yield self._build(REQUESTS, event.took_s, event.at, model, "failed")
             case e.ToolFinished():
                 yield from self._measure_call(event.result, event.at)

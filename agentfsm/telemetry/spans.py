@@ -175,7 +175,7 @@ class _SpanBuilder:
                 return [self._build_request(n.REPEAT_ANSWER, {n.ANSWERED_FROM: event.answered_from.run_id})]
             case e.ToolsChosen() | e.AnswerGiven() | e.AnswerDrafted():
                 return [self._build_chat(event)]
-            case e.ModelFaltered():
+            case e.ModelFaltered() | e.AttemptFailed():
                 return [self._build_request(n.CHAT, error=event.error)]
             case e.ToolFinished():
                 return [self._build_call(event.result)]

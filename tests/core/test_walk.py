@@ -44,7 +44,7 @@ def check_counts(run, events):
     assert run.version == len(events)
     assert run.turn == sum(isinstance(event, replies) for event in events)
     assert run.duration_s == sum(event.took_s for event in events)
-    beside = (e.ToolsOffered, e.Judged, e.Planned, e.PlanDropped, e.StepsReady, e.Recalled)
+    beside = (e.AttemptFailed, e.ToolsOffered, e.Judged, e.Planned, e.PlanDropped, e.StepsReady, e.Recalled)
     paid = [event.usage for event in events if isinstance(event, (*replies, *beside))]
     below = [result.child.usage for result in results_in(events) if result.child]
     own = [each.usage for result in results_in(events) for each in result.spent]

@@ -4,7 +4,7 @@ import pytest
 
 from agentfsm import Agent, Limits, Purpose, Settings, Spend, TextDelta, tool, usage_by_purpose
 from agentfsm.core.errors import MisuseError, ModelReplyError, ModelUnavailableError
-from agentfsm.core.events import AnswerGiven
+from agentfsm.core.events import AnswerGiven, AttemptFailed
 from agentfsm.core.messages import HostedCall, HostedContent, TextPart, UserMessage
 from agentfsm.core.purposes import list_spending
 from agentfsm.core.usage import Usage
@@ -42,7 +42,7 @@ def tiers(small=(), large=(), **more):
 async def tiers_of(agent, run):
     """Return the tier, the reason and the model of each reply."""
     events = [each for each in await agent.history(run.id) if getattr(each, "tier", None) is not None]
-    return [(each.tier.name, each.tier.reason, each.model) for each in events]
+    return [(each.tier.name, each.tier.reason, getattr(each, "model", "failed")) for each in events]
 
 
 async def test_without_a_rule_the_last_tier_answers_turns_and_the_first_one_the_rest():
@@ -136,7 +136,7 @@ async def test_an_outage_does_not_escalate():
     model = tiers(small=[fail(ModelUnavailableError("529", retry_after_s=0)), "Rome."], choose=lambda _: "small")
     agent = Agent(model)
     run = await agent.run("The capital of Italy?")
-    assert [row[:2] for row in await tiers_of(agent, run)] == [("small", "rule")]
+    assert await tiers_of(agent, run) == [("small", "rule", "failed"), ("small", "rule", "mini")]
 
 
 async def test_a_retry_begins_with_the_tier_that_failed():
@@ -163,9 +163,10 @@ async def test_a_retry_begins_with_the_tier_that_failed():
     run = await agent.run("The capital of Italy?")
     # Of 2 US dollars, 0.5 are spent: 48 tokens of both tiers together cost the rest.
     assert asked == [("small", 64), ("large", 64), ("large", 48), ("large", 48)]
-    [event] = [each for each in await agent.history(run.id) if isinstance(each, AnswerGiven)]
-    assert (event.tier.name, event.tier.reason) == ("large", "escalated from small: refusal")
-    assert [part.usage.cost_usd for part in list_spending(event)] == [0.5, 0.5]
+    events = [each for each in await agent.history(run.id) if isinstance(each, AttemptFailed | AnswerGiven)]
+    assert {(event.tier.name, event.tier.reason) for event in events} == {("large", "escalated from small: refusal")}
+    paid = [part for event in events for part in list_spending(event) if part.usage.cost_usd]
+    assert [part.usage.cost_usd for part in paid] == [0.5, 0.5]
     assert run.usage.cost_usd == 1.0
 
 

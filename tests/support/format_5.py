@@ -9,7 +9,9 @@ from agentfsm.core import events as e
 from agentfsm.core.header import Header
 from agentfsm.core.messages import ErrorType, Outcome, ToolResult
 from agentfsm.core.plan_kinds import PlanKind
+from agentfsm.core.tier_choice import TierChoice
 from agentfsm.core.tool_traits import ToolKind
+from agentfsm.core.usage import Purpose, Usage
 from tests.support.format_4 import FORMAT_4, PLANNED
 from tests.support.formats import Format
 
@@ -23,6 +25,13 @@ FURTHER = (
     e.ApprovalAsked(call_id="p1", expires_at=1700604800.0, digest="aa", tools={"pay": "bb"}),
     e.ApprovalGiven(call_id="p1", by="ann", digest="aa"),
     e.Resumed(renamed={"refund": "give_back"}),
+    e.AttemptFailed(
+        error="the connection broke",
+        usage=Usage(input_tokens=90, output_tokens=12_000, cost_usd=0.12, estimated=True),
+        request="ab12",
+        purpose=Purpose.SUMMARY,
+        tier=TierChoice(name="small", reason="rule"),
+    ),
     e.ToolFinished(
         result=ToolResult(
             call_id="t6.4",
@@ -47,6 +56,7 @@ FORMAT_5 = Format(
             *((e.ToolStarted, name) for name in ("kind", "on_unknown", "key")),
             *((e.ToolLost, name) for name in ("reason", "lacks_tool")),
             ErrorType.WITHHELD,
+            e.AttemptFailed,
             (e.ApprovalAsked, "tools"),
             (e.ApprovalGiven, "digest"),
             (e.Resumed, "renamed"),

@@ -50,7 +50,7 @@ reasons = st.sampled_from([reason for reason in StopReason if reason is not Stop
 thoughts = st.sampled_from(
     [
         *(e.ToolsChosen, e.ToolsChosen, e.AnswerDrafted, e.ModelFaltered, e.Compacted, e.ToolsOffered, e.Reminded),
-        *(e.Planned, e.PlanDropped, e.StepsReady, e.Recalled),
+        *(e.AttemptFailed, e.Planned, e.PlanDropped, e.StepsReady, e.Recalled),
     ]
 )
 
@@ -109,7 +109,7 @@ def new_calls(event):
 def ask(run, draw):
     """Draw what may come of asking the model, short of an answer that ends the run."""
     kind = draw(thoughts)
-    if kind is e.ModelFaltered:
+    if kind in (e.ModelFaltered, e.AttemptFailed):
         return kind(error=draw(text), usage=draw(usage))
     if kind is e.StepsReady and run.plan is not None and (ready := run.plan.build_ready_calls(run.header)):
         return kind(calls=ready, usage=draw(usage))

@@ -147,6 +147,7 @@ SAMPLES = {
     e.AnswerGiven: e.AnswerGiven(message=answer(), usage=USAGE),
     e.AnswerDrafted: e.AnswerDrafted(message=answer(), usage=USAGE),
     e.ModelFaltered: e.ModelFaltered(error="overloaded"),
+    e.AttemptFailed: e.AttemptFailed(error="the connection broke", usage=USAGE),
     e.Judged: e.Judged(verdict=Verdict(action=Action.ACCEPT)),
     e.Compacted: e.Compacted(start=0, tokens_before=9, tokens_after=8, why="full"),
     e.ToolsOffered: e.ToolsOffered(tools=("search",), how="by their words", usage=USAGE),

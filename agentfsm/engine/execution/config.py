@@ -30,6 +30,7 @@ from agentfsm.ports.model import Model, TokenCounter, ToolDefinition, to_mutable
 from agentfsm.ports.policies import Judge, PlanMaker, ToolSelector
 from agentfsm.ports.screening import TextScreen
 from agentfsm.ports.store import Clock
+from agentfsm.tokens.billed import BilledExcess, find_billed_excess
 from agentfsm.tokens.ledger import MESSAGE_TOKENS, TokenLedger
 from agentfsm.tokens.tool_prompts import count_tools
 from agentfsm.tools.permission import Permissions
@@ -130,6 +131,11 @@ class EngineConfig(Value):
 
     _fingerprints: dict[int, Fingerprint] = attrs.field(factory=dict, init=False)
     """Fingerprints by the registry's version, since tools may be registered later."""
+
+    billed: BilledExcess = attrs.field(
+        default=attrs.Factory(lambda config: find_billed_excess(config.model), takes_self=True), init=False
+    )
+    """By how much the model bills more than is counted."""
 
     _unpriced_models: set[str] = attrs.field(factory=set, init=False)
     """Names of models already logged as having no price."""

@@ -28,6 +28,7 @@ from agentfsm.ports.model import (
     Reply,
     TextChunk,
     ThinkingChunk,
+    build_os_failure,
     check_call,
     check_fields,
     check_reply,
@@ -108,8 +109,8 @@ async def _call_model(model: Model, request: Request, emit: Emit | None) -> Repl
         if error.usage is not None:
             _check_usage(model, f"raised {type(error).__name__}", error.usage)
         raise
-    except OSError as error:  # a model of the user's own, which does not translate it
-        raise ModelUnavailableError(f"{model.name} cannot be reached: {str(error) or type(error).__name__}") from error
+    except OSError as error:
+        raise build_os_failure(model, error) from error
     except anyio.get_cancelled_exc_class() as cancellation:
         if not is_foreign_cancellation(cancellation):
             raise

@@ -11,7 +11,8 @@ import anyio
 import attrs
 
 from agentfsm._http import parse_wait_s
-from agentfsm.core.errors import LimitError, MisuseError, ModelError, ModelReplyError, ModelUnavailableError
+from agentfsm.core import events as e
+from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.messages import AssistantMessage, SystemMessage
 from agentfsm.core.trace_context import event_context
 from agentfsm.core.usage import Purpose, Usage
@@ -21,6 +22,7 @@ from agentfsm.engine.model_calls.reply import calculate_usd, check_chunk, fetch_
 from agentfsm.ports.model import CallChunk, Chunk, FinishChunk, FinishReason, Reply, Request, TextChunk, ThinkingChunk
 from agentfsm.streaming.log import redact
 from agentfsm.streaming.stream import CallDelta, Listener, TextDelta, ThinkingDelta, build_delta_factory
+from agentfsm.tokens.failed_attempts import find_failed_usage
 from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
@@ -83,20 +85,15 @@ async def ask_model(prepared: PreparedRequest, eager: EagerCalls | None = None) 
     engine, journal, effect = prepared.execution.config, prepared.execution.journal, prepared.effect
     if engine.log_prompts:
         journal.log.debug("prompt", turn=effect.turn, text=redact(str(effect.messages[-1:])))
-    attempt, wasted = 1, NO_USAGE
+    attempt = 1
     while True:
         if eager is not None:
             eager.begin_attempt()
         try:
-            reply, usage = await _attempt_once(prepared, _ChunkReceiver.for_attempt(prepared, attempt, eager))
-        except LimitError as error:
-            error.usage = wasted
-            raise
+            return await _attempt_once(prepared, _ChunkReceiver.for_attempt(prepared, attempt, eager))
         except (ModelUnavailableError, ModelReplyError) as error:
             if eager is not None:
                 eager.discard()
-            wasted += error.usage or Usage()
-            error.usage = wasted
             prepared.tier = error.tier or prepared.tier
             wait_s = _retry_wait_s(engine, error, attempt)
             if not _should_retry(journal, engine.limits, attempt, wait_s):
@@ -104,13 +101,17 @@ async def ask_model(prepared: PreparedRequest, eager: EagerCalls | None = None) 
             facts = {"wait_s": round(wait_s, 6), "error": type(error).__name__, "why": _describe_failure(error)}
             notice = _describe_unreachable(error, wait_s) if attempt == 1 else ""
             journal.log.warning("model_retry", notice=notice, turn=effect.turn, attempt=attempt, **facts)
+            # Not waited for: the next attempt may begin before it is durable.
+            journal.commit(
+                e.AttemptFailed(
+                    error=str(error),
+                    usage=error.usage or NO_USAGE,
+                    request=prepared.digest,
+                    tier=error.tier,
+                )
+            )
             await anyio.sleep(wait_s)
             attempt += 1
-        except ModelError as error:
-            error.usage = wasted + (error.usage or Usage())
-            raise
-        else:
-            return reply, usage + wasted if wasted.tokens else usage
 
 
 def _should_retry(journal: Journal, limits: Limits, attempt: int, wait_s: float) -> bool:
@@ -143,10 +144,19 @@ async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | No
     longest = settings.max_tokens or MAX_ANSWER_TOKENS
     # Anthropic refuses a cap that is not above the tokens for thinking.
     least = min(1 + settings.thinking_tokens, wanted) if settings.extra_body else 1
-    price = partial(calculate_usd, engine.model)
+    price, ledger, billed = partial(calculate_usd, engine.model), drive.ledger, engine.billed
+    is_first = not billed.is_known and drive.budget.is_money_limited and await billed.wait_for_first()
+    asked = ledger.request_tokens
+    if billed.tokens:
+        asked = max(asked, billed.correct(asked - ledger.correction_tokens))
     if drive.config.last_answer:
-        drive.budget.reserve_last_answer(drive.ledger.request_tokens, wanted, price)
-    granted, held = await drive.budget.reserve(drive.ledger.request_tokens, wanted, longest, price, least)
+        drive.budget.reserve_last_answer(asked, wanted, price)
+    try:
+        granted, held = await drive.budget.reserve(asked, wanted, longest, price, least)
+    except BaseException:
+        if is_first:
+            billed.end_first()
+        raise
     usage = None
     try:
         request = _build_request(prepared, granted if granted < wanted else None)
@@ -158,20 +168,22 @@ async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | No
             with engine.tracer.activate(event_context(run.header, run.version + 1)):  # the reply will be that version
                 reply = await fetch_reply(engine.model, request, receive)
         if engine.log_prompts:
-            asked = [(call.name, call.arguments) for call in reply.calls]
-            text, calls = redact(reply.text), redact(str(asked))
+            wished = [(call.name, call.arguments) for call in reply.calls]
+            text, calls = redact(reply.text), redact(str(wished))
             drive.journal.log.debug("reply", turn=prepared.effect.turn, text=text, calls=calls)
         reply = _check_not_empty(engine, reply)
         usage = _resolve_usage(prepared, reply)
-    except ModelError as error:
-        usage = error.usage = price_usage(drive, engine.model, error.usage or Usage())
-        raise
-    except MisuseError as error:
-        usage = error.usage
+    except BaseException as error:
+        received = 0 if receiver is None else receiver.received_bytes
+        usage = price_usage(drive, engine.model, find_failed_usage(error, ledger.request_tokens, received))
+        if isinstance(error, ModelError):
+            error.usage = usage
         raise
     else:
         return reply, usage
     finally:
+        if is_first:
+            billed.end_first()
         if receiver is not None:
             receiver.is_closed = True
         drive.budget.settle(held, usage or NO_USAGE)
@@ -235,8 +247,11 @@ def _resolve_usage(prepared: PreparedRequest, reply: Reply) -> Usage:
         written = written if reply.native is None else max(written, len(reply.native.content))
         asked = drive.ledger.request_tokens
         usage = Usage(input_tokens=asked, output_tokens=max(1, written // BYTES_PER_TOKEN), estimated=True)
-    elif drive.ledger.counter is not BYTE_COUNTER and _is_of_one_request(reply, usage):
-        drive.ledger.calibrate(usage.input_tokens)
+    elif _is_of_one_request(reply, usage):
+        ledger = drive.ledger
+        drive.config.billed.record(ledger.request_tokens - ledger.correction_tokens, usage.input_tokens)
+        if ledger.counter is not BYTE_COUNTER:
+            ledger.calibrate(usage.input_tokens)
     return price_usage(drive, drive.config.model, usage)
 
 
@@ -265,6 +280,9 @@ class _ChunkReceiver:
     is_closed: bool = False
     """Whether the reply has ended; later chunks would appear in the next reply."""
 
+    received_bytes: int = 0
+    """Bytes of text, thinking and arguments so far."""
+
     @classmethod
     def for_attempt(cls, prepared: PreparedRequest, attempt: int, eager: EagerCalls | None) -> _ChunkReceiver | None:
         """Return a receiver, or None if nothing needs to be streamed."""
@@ -287,10 +305,13 @@ class _ChunkReceiver:
                 f"{method} emitted a chunk after it had ended: await all emitting tasks before it returns"
             )
         if isinstance(chunk, TextChunk) and chunk.text.__class__ is str:  # nearly all
+            self.received_bytes += BYTE_COUNTER.count(chunk.text)
             if self.on_event is not None:
                 self.on_event(self.make_text_delta(chunk.text))
             return
         check_chunk(self.prepared.execution.config.model, chunk)
+        if not isinstance(chunk, FinishChunk):
+            self.received_bytes += BYTE_COUNTER.count(chunk.arguments if isinstance(chunk, CallChunk) else chunk.text)
         if self.eager is not None:
             self.eager.feed(chunk)
         if self.on_event is None or isinstance(chunk, FinishChunk):

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from agentfsm.core.errors import LimitError, MisuseError, ModelError
+from agentfsm.core.errors import LimitError, ModelError
 from agentfsm.core.messages import TextPart, UserMessage
 from agentfsm.core.usage import Purpose, Usage
 from agentfsm.engine.model_calls.reply import calculate_usd, fetch_reply
 from agentfsm.engine.model_calls.request import price_usage
 from agentfsm.ports.model import Request
+from agentfsm.tokens.billed import find_billed_excess
+from agentfsm.tokens.failed_attempts import find_failed_usage
 from agentfsm.tokens.ledger import estimate_tokens
 
 if TYPE_CHECKING:
@@ -78,7 +80,8 @@ async def send_side_request(
     engine, asked = execution.config, estimate_tokens(instructions + question)
     who = engine.model if model is None else model
     try:
-        granted, held = await execution.budget.reserve(asked, max_tokens, max_tokens, partial(calculate_usd, who))
+        corrected = find_billed_excess(who).correct(asked)
+        granted, held = await execution.budget.reserve(corrected, max_tokens, max_tokens, partial(calculate_usd, who))
     except LimitError as error:  # the rest may suffice for an answer
         raise ModelError(f"the budget has no room for a question beside the run: {error}") from error
     usage, name = None, who.name
@@ -98,11 +101,10 @@ async def send_side_request(
         name = reply.model or name
         for part in () if reply.tier is None else reply.tier.spent:
             spending.add(part.model, Usage())  # the sum is in the usage of the reply
-    except ModelError as error:
-        usage = error.usage = price_usage(execution, who, error.usage or Usage())
-        raise
-    except MisuseError as error:
-        usage = error.usage
+    except BaseException as error:
+        usage = price_usage(execution, who, find_failed_usage(error, asked, 0))
+        if isinstance(error, ModelError):
+            error.usage = usage
         raise
     else:
         return reply.text, usage

@@ -711,6 +711,8 @@ class AnthropicStreamAssembler(StreamAssembler):
                 message = read_field(event, "message", dict, {})
                 self.container = _read_container(message)
                 self._add_usage(message)
+                if self.usage is not None:  # the output is not known before the end
+                    self.usage = attrs.evolve(self.usage, estimated=True)
             case "content_block_start":
                 return self._begin_block(
                     _read_index(event), _ContentBlock.of(read_field(event, "content_block", dict, {}))

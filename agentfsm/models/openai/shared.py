@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import logging
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 from agentfsm.core.usage import Usage
 from agentfsm.models.wire import WireFormatError, read_field, read_token_count
@@ -11,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agentfsm.ports.model import Request
+
+_log: Final = logging.getLogger("agentfsm.models")
 
 
 def tool_fields(request: Request, named_choice: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
@@ -57,6 +61,10 @@ def _build_usage(usage: dict[str, Any], input_name: str, output_name: str) -> Us
         read_token_count(usage, f"{input_name}_tokens"),
         read_token_count(usage, f"{output_name}_tokens"),
     )
+    more = read_token_count(usage, "total_tokens") - input_tokens - output_tokens
+    if more > 0:  # xAI, for example, counts reasoning beside the output
+        _warn_of_total(", ".join(sorted(usage)))
+        output_tokens += more
     cached_tokens = min(read_token_count(of_input, "cached_tokens"), input_tokens)
     return Usage(
         input_tokens=input_tokens,
@@ -64,4 +72,12 @@ def _build_usage(usage: dict[str, Any], input_name: str, output_name: str) -> Us
         cached_tokens=cached_tokens,
         cache_write_tokens=min(read_token_count(of_input, "cache_write_tokens"), input_tokens - cached_tokens),
         reasoning_tokens=min(read_token_count(of_output, "reasoning_tokens"), output_tokens),
+    )
+
+
+@cache
+def _warn_of_total(names: str) -> None:
+    """Log once for each form of a usage that its total is more than the sum of its parts."""
+    _log.warning(
+        "a usage whose total is more than input and output (fields: %s): the rest counts as output, and as paid", names
     )

@@ -7,10 +7,22 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from agentfsm.core.errors import MisuseError, ModelError, ModelUnavailableError
+from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.usage import Usage
 from agentfsm.models.model_names import resolve_model
-from agentfsm.ports.model import Emit, Model, OutputMode, Reply, Request
+from agentfsm.ports.model import (
+    CallChunk,
+    Chunk,
+    Emit,
+    FinishChunk,
+    Model,
+    OutputMode,
+    Reply,
+    Request,
+    build_os_failure,
+)
+from agentfsm.tokens.failed_attempts import estimate_request_tokens, find_failed_usage
+from agentfsm.tokens.ledger import BYTE_COUNTER
 
 if TYPE_CHECKING:
     from agentfsm.core.hosted_tools import HostedTool
@@ -87,15 +99,38 @@ async def ask_model(model: Model, request: Request, emit: Emit | None) -> Reply:
     """Ask a model once, and add its price to the usage of the reply or of the error, and its name to the reply.
 
     Raises:
-        ModelError: as from `Model.reply`.
+        ModelError: as from `Model.reply`; it always has a usage.
     """
+    relay = emit if emit is None or isinstance(emit, ChunkRelay) else ChunkRelay(emit)
+    before = 0 if relay is None else relay.received_bytes
     try:
-        reply = await model.reply(request, emit)
-    except ModelError as error:
-        if error.usage is not None:
-            error.usage = error.usage.with_price(model.cost_usd)  # callers do not know which model answered
-        raise
-    except OSError as error:  # a model of the user's own, which does not translate it
-        raise ModelUnavailableError(f"{model.name} cannot be reached: {str(error) or type(error).__name__}") from error
-    usage = None if reply.usage is None else reply.usage.with_price(model.cost_usd)
-    return attrs.evolve(reply, usage=usage, model=reply.model or model.name)
+        reply = await model.reply(request, relay)
+    except (ModelError, OSError) as error:
+        failure = error if isinstance(error, ModelError) else build_os_failure(model, error)
+        received = 0 if relay is None else relay.received_bytes - before
+        usage = find_failed_usage(failure, estimate_request_tokens(request), received)
+        failure.usage = usage.with_price(model.cost_usd)  # callers do not know which model answered
+        if failure is error:
+            raise
+        raise failure from error
+    priced = None if reply.usage is None else reply.usage.with_price(model.cost_usd)
+    return attrs.evolve(reply, usage=priced, model=reply.model or model.name)
+
+
+class ChunkRelay:
+    """Passes chunks on, and counts them."""
+
+    __slots__ = ("_emit", "has_chunks", "received_bytes")
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self.has_chunks = False
+        self.received_bytes = 0
+        """Bytes of text, thinking and arguments so far."""
+
+    def __call__(self, chunk: Chunk) -> None:
+        """Pass a chunk on."""
+        self.has_chunks = True
+        if not isinstance(chunk, FinishChunk):
+            self.received_bytes += BYTE_COUNTER.count(chunk.arguments if isinstance(chunk, CallChunk) else chunk.text)
+        self._emit(chunk)

@@ -42,10 +42,10 @@ from agentfsm.core.errors import (
 from agentfsm.core.usage import Usage
 from agentfsm.core.validation import shorten_repr
 from agentfsm.core.value import Value
-from agentfsm.models.wrappers.base import CompositeModel, ask_model
+from agentfsm.models.wrappers.base import ChunkRelay, CompositeModel, ask_model
 
 if TYPE_CHECKING:
-    from agentfsm.ports.model import Chunk, Emit, Model, Reply, Request
+    from agentfsm.ports.model import Emit, Model, Reply, Request
 
 # Seconds of rest after a first failure: an overload is rarely shorter, and one failed request per rest costs little.
 REST_S: Final = 30.0
@@ -141,25 +141,25 @@ class Fallback(CompositeModel):
             raise ModelError(why)  # already now, and not when the first model becomes unavailable
         paid, failures = Usage(), list[tuple[str, Exception]]()
         for health in self._order_by_rest():
-            relay = _ChunkRelay(emit)
+            relay = None if emit is None else ChunkRelay(emit)
             period = health.begin(self._monotonic())
             try:
-                reply = await ask_model(health.model, request, relay if emit is not None else None)
-            except (ModelError, OSError) as error:
-                is_shown = relay.has_chunks and not self._after_text
+                reply = await ask_model(health.model, request, relay)
+            except ModelError as error:
+                has_chunks = relay is not None and relay.has_chunks
+                is_shown = has_chunks and not self._after_text
                 moves_on = health.record_failure(error, period, self._monotonic(), is_shown=is_shown)
-                usage = error.usage if isinstance(error, ModelError) else None
-                paid += usage or Usage()
+                paid += error.usage or Usage()
                 failures.append((health.model.name, error))
-                if not moves_on or relay.has_chunks:
-                    _attach_usage(error, paid)
+                if not moves_on or has_chunks:
+                    error.usage = paid
                     raise
                 _log.warning("model %s has failed, the next is asked: %s", health.model.name, type(error).__name__)
             else:
                 health.record_reply(period)
                 return reply if reply.usage is None else attrs.evolve(reply, usage=reply.usage + paid)
         all_failed = _join_failures(failures)
-        _attach_usage(all_failed, paid)
+        all_failed.usage = paid
         raise all_failed
 
     def statistics(self) -> tuple[ModelStatistics, ...]:
@@ -189,26 +189,6 @@ def _join_failures(failures: Sequence[tuple[str, Exception]]) -> ModelError:
     if None in refusals:
         return ModelUnavailableError(text)
     return ModelError(text, refusal=refusals.pop() if len(refusals) == 1 else None)
-
-
-def _attach_usage(error: Exception, paid: Usage) -> None:
-    if isinstance(error, ModelError) and paid.tokens:
-        error.usage = paid
-
-
-class _ChunkRelay:
-    """Passes chunks on, and records whether there was one."""
-
-    __slots__ = ("_emit", "has_chunks")
-
-    def __init__(self, emit: Emit | None) -> None:
-        self._emit = emit
-        self.has_chunks = False
-
-    def __call__(self, chunk: Chunk) -> None:
-        self.has_chunks = True
-        if self._emit is not None:
-            self._emit(chunk)
 
 
 @attrs.define(eq=False, repr=False)

@@ -12,12 +12,12 @@ import attrs
 
 from agentfsm._concurrency import monotonic_time
 from agentfsm.core.errors import MisuseError, ModelError, ModelUnavailableError
+from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 from agentfsm.limiter import Limiter, Permit
 from agentfsm.models.wrappers.base import CompositeModel
 from agentfsm.ports.model import Emit, Model, Reply, Request
-from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, count_message
-from agentfsm.tokens.tool_prompts import count_tools
+from agentfsm.tokens.failed_attempts import estimate_request_tokens
 
 
 @attrs.frozen(kw_only=True)
@@ -120,11 +120,13 @@ class Throttled(CompositeModel):
         permit = await limiter.acquire(tokens, max_wait_s=request.timeout_s)
         if permit is None:
             self._gave_up += 1
-            raise ModelUnavailableError(
+            error = ModelUnavailableError(
                 f"{self.name!r} had no turn for this request in {request.timeout_s:.0f} seconds, within its limits of "
                 f"{self._describe_limits()}. Ask again later, raise the limits of Throttled, or run fewer agents at "
                 "once."
             )
+            error.usage = Usage()  # it was not sent
+            raise error
         return permit
 
     def _describe_limits(self) -> str:
@@ -138,6 +140,4 @@ class Throttled(CompositeModel):
 
 def _estimate_tokens(request: Request) -> int:
     """Estimate the tokens of a request, including its answer if `Settings.max_tokens` is set."""
-    asked = BYTE_COUNTER.count(request.instructions) + count_tools(request.tools, BYTE_COUNTER)
-    asked += sum(count_message(message, BYTE_COUNTER) for message in request.messages)
-    return asked // BYTES_PER_TOKEN + (request.settings.max_tokens or 0)
+    return estimate_request_tokens(request) + (request.settings.max_tokens or 0)

@@ -33,7 +33,8 @@ from agentfsm.core.validation import shorten_repr
 from agentfsm.models.model_names import resolve_model
 from agentfsm.models.wrappers.base import CompositeModel, ask_model
 from agentfsm.ports.model import FinishReason, Request
-from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, count_message, estimate_tokens
+from agentfsm.tokens.failed_attempts import estimate_request_tokens
+from agentfsm.tokens.ledger import estimate_tokens
 
 if TYPE_CHECKING:
     from agentfsm.ports.model import Chunk, Emit, Model, Reply
@@ -191,7 +192,6 @@ class Tiered(CompositeModel):
         """
         if (why := self.unsupported_settings(request.settings)) is not None:
             raise ModelError(why)
-        before = () if request.tier is None else request.tier.spent
         spent: list[Spending] = []
         place, reason = await self._choose_place(request, spent)
         while True:
@@ -206,7 +206,7 @@ class Tiered(CompositeModel):
                 if is_last or reply is not None or not self._replaces(error):
                     if reply is not None:  # `score` failed
                         spent.append(_build_spending(model, request, reply))
-                    _complete_error(error, spent, TierChoice(name=self._tiers[place], reason=reason, spent=before))
+                    _complete_error(error, spent, TierChoice(name=self._tiers[place], reason=reason))
                     raise
                 flaw, lost = "bad reply", error.usage or _NO_USAGE
                 spent.append(Spending(purpose=request.purpose, usage=lost, model=model.name))
@@ -214,7 +214,7 @@ class Tiered(CompositeModel):
                 if flaw is None:
                     for chunk in held:
                         emit(chunk)  # type: ignore[misc]  # held only if there is one
-                    choice = TierChoice(name=self._tiers[place], reason=reason, spent=(*before, *spent))
+                    choice = TierChoice(name=self._tiers[place], reason=reason, spent=tuple(spent))
                     usage = _sum_usage(spent, _count_usage(model, request, reply)) if spent else reply.usage
                     return attrs.evolve(reply, tier=choice, usage=usage)
                 spent.append(_build_spending(model, request, reply))
@@ -304,7 +304,7 @@ def _complete_error(error: ModelError | MisuseError, spent: Collection[Spending]
     if paid != _NO_USAGE:
         error.usage = paid
     if isinstance(error, ModelError):
-        error.tier = attrs.evolve(choice, spent=(*choice.spent, *spent))
+        error.tier = attrs.evolve(choice, spent=tuple(spent))
 
 
 def _sum_usage(spent: Collection[Spending], rest: Usage) -> Usage:
@@ -321,11 +321,8 @@ def _count_usage(model: Model, request: Request, reply: Reply) -> Usage:
 
 
 def _estimate_usage(request: Request, reply: Reply) -> Usage:
-    read = sum(count_message(message, BYTE_COUNTER) for message in request.messages) // BYTES_PER_TOKEN
     written = estimate_tokens(reply.text) + sum(estimate_tokens(call.name + call.arguments) for call in reply.calls)
-    return Usage(
-        input_tokens=estimate_tokens(request.instructions) + read, output_tokens=max(1, written), estimated=True
-    )
+    return Usage(input_tokens=estimate_request_tokens(request), output_tokens=max(1, written), estimated=True)
 
 
 def _find_task(request: Request) -> str:

@@ -134,7 +134,7 @@ async def bills(store) -> list[Usage]:
     found = []
     for summary in await store.runs():
         events = (await store.read(summary.id)).events
-        found += [event.usage for event in events if isinstance(event, e.Answered | e.ModelFaltered | e.ToolsOffered)]
+        found += [event.usage for event in events if isinstance(event, e.Answered | e.AttemptFailed | e.ToolsOffered)]
     return found
 
 

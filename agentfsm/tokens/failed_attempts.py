@@ -1,0 +1,56 @@
+"""Usage of model requests that gave no reply: that which was reported, else an estimate if they may have been billed.
+
+A provider bills what it has read and written, also if the connection breaks or the request is cancelled, and then
+reports no usage. A missing report is therefore not read as zero, unless it is known that the model was not asked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
+from agentfsm.core.usage import Usage
+from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, count_message
+from agentfsm.tokens.tool_prompts import count_tools
+
+if TYPE_CHECKING:
+    from agentfsm.ports.model import Request
+
+# Average of English, code and Chinese, which a model writes; see `BYTES_PER_TOKEN`.
+_BYTES_PER_WRITTEN_TOKEN: Final = 4
+
+
+def estimate_request_tokens(request: Request) -> int:
+    """Estimate the tokens of a request without a vocabulary: instructions, tools and messages."""
+    asked = BYTE_COUNTER.count(request.instructions) + count_tools(request.tools, BYTE_COUNTER)
+    asked += sum([count_message(message, BYTE_COUNTER) for message in request.messages])
+    return asked // BYTES_PER_TOKEN
+
+
+def find_failed_usage(error: BaseException, request_tokens: int, received_bytes: int) -> Usage:
+    """Return the usage of an attempt that ended with an error or a cancellation, without a price of its own.
+
+    Args:
+        error: The error. Its `usage`, if it has one, counts; an estimated one without a price lacks the output.
+        request_tokens: Tokens of the request as they were counted here.
+        received_bytes: Bytes of text, thinking and arguments that were streamed.
+    """
+    reported: Usage | None = getattr(error, "usage", None)
+    written = -(-received_bytes // _BYTES_PER_WRITTEN_TOKEN)
+    if reported is not None and not received_bytes:
+        return reported
+    if reported is not None:
+        lacks_output = reported.estimated and reported.cost_usd is None and not reported.unpriced
+        return attrs.evolve(reported, output_tokens=max(reported.output_tokens, written)) if lacks_output else reported
+    if not received_bytes and not _may_have_been_billed(error):
+        return Usage()
+    return Usage(input_tokens=request_tokens, output_tokens=written, estimated=True)
+
+
+def _may_have_been_billed(error: BaseException) -> bool:
+    """Return whether a model may have worked on a request of which nothing has arrived."""
+    if isinstance(error, ModelUnavailableError):  # a response with an error status is free of charge
+        return error.status is None and not error.is_unreachable
+    return isinstance(error, ModelReplyError) or not isinstance(error, ModelError | MisuseError)
