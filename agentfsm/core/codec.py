@@ -126,7 +126,7 @@ def begin_encoding(event: Event, header: Header) -> str | LongRecord:
     """Return an event as JSON text; that of a long result as far as it takes no more than microseconds.
 
     Raises:
-        MisuseError: as `encode_event`, except that `LongRecord.encode` tells that a long result is too large.
+        MisuseError: as `encode_event`; for a long result that is too large, `LongRecord.encode` raises it.
     """
     if type(event) is not ToolFinished or len(event.result.content) <= CHUNK_CHARS:
         return encode_event(event, header)

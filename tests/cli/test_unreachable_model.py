@@ -13,7 +13,7 @@ agent = Agent(OpenAIChat("local", base_url="http://localhost:{port}/v1", api_key
 
 
 def test_the_first_attempt_says_what_to_start(here):
-    """The first line has the address, the reason, the next step and the wait; the next attempt only says that it failed."""
+    """The first line has the address, the reason, the next step and the wait; the next has no advice."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
