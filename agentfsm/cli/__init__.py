@@ -95,6 +95,12 @@ class _WarningHandler(logging.Handler):
         text = record.getMessage()
         if text.startswith("event=run_failed "):  # the report of the run contains it
             return
+        facts = getattr(record, "facts", {})
+        if facts.get("event") == "model_retry":
+            # The advice is shown with the first attempt of a turn: the person at the terminal may act before the last.
+            why = facts["why"] if facts["attempt"] == 1 else facts["why"].partition(". ")[0]
+            self._terminal.err(f"warning: {why.removesuffix('.')}. Retrying in {facts['wait_s']:.1f} s.")
+            return
         error = record.exc_info[1] if record.exc_info else None
         why = "" if error is None else f": {_describe_with_location(error)}"
         self._terminal.err(f"{record.levelname.lower()}: {text}{why}")

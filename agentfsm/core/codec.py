@@ -11,21 +11,23 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from json.encoder import encode_basestring
+from secrets import token_hex
 from typing import Any, Final, Union, get_args
 
 import attrs
 from cattrs import Converter
 from cattrs.strategies import configure_tagged_union
 
-from agentfsm.core.encoding import MAX_RECORD_CHARS, UNIONS, WRITERS, is_tuple, write_record, write_tagged
+from agentfsm.core.encoding import MAX_RECORD_CHARS, UNIONS, WRITERS, check_size, is_tuple, write_record, write_tagged
 from agentfsm.core.errors import CorruptError, TooNewError
-from agentfsm.core.events import EVENTS, Event
+from agentfsm.core.events import EVENTS, Event, ToolFinished
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.header import FORMAT, Header
 from agentfsm.core.inbox import InboxItem, InputKind, Priority
 from agentfsm.core.labels import Label
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import ErrorType, Message, Outcome
+from agentfsm.core.messages import CHUNK_CHARS, ErrorType, Message, Outcome, iter_chunks, replace_surrogates
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.plan_kinds import PlanKind
 from agentfsm.core.tool_traits import ToolKind
@@ -90,6 +92,51 @@ def encode_event(event: Event, header: Header) -> str:
         MisuseError: if it is too large for a record, or contains a value that JSON cannot express.
     """
     return write_record(_write_event, event, known_version=header.format)
+
+
+@attrs.frozen
+class LongRecord:
+    """The record of a long result, which is encoded by the thread that writes it: no event loop waits for that."""
+
+    head: str
+    """The record up to the text of the result."""
+
+    text: str
+    """The text of the result, not yet as JSON."""
+
+    tail: str
+    """The record after the text."""
+
+    def __len__(self) -> int:
+        return len(self.head) + len(self.text) + len(self.tail)
+
+    def encode(self) -> str:
+        """Return the record as JSON text, as `encode_event` does. Other threads run in between.
+
+        Raises:
+            MisuseError: if it is too large for a record.
+        """
+        pieces = [encode_basestring(replace_surrogates(chunk))[1:-1] for chunk in iter_chunks(self.text)]
+        record = "".join([self.head, '"', *pieces, '"', self.tail])
+        check_size(record)
+        return record
+
+
+def begin_encoding(event: Event, header: Header) -> str | LongRecord:
+    """Return an event as JSON text; that of a long result as far as it takes no more than microseconds.
+
+    Raises:
+        MisuseError: as `encode_event`; for a long result that is too large, `LongRecord.encode` raises it.
+    """
+    if type(event) is not ToolFinished or len(event.result.content) <= CHUNK_CHARS:
+        return encode_event(event, header)
+    short = attrs.evolve(event, result=attrs.evolve(event.result, content=_CONTENT_MARK))
+    head, tail = encode_event(short, header).split(f'"{_CONTENT_MARK}"')
+    return LongRecord(head, event.result.content, tail)
+
+
+# Stands for the text of a result. It is random, so that no other text of a record contains it.
+_CONTENT_MARK: Final = token_hex(16)
 
 
 def message_to_json(message: Message) -> dict[str, Any]:

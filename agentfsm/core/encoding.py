@@ -109,6 +109,11 @@ def write_record(write: Callable[[Any], str], value: object, known_version: int 
     except (TypeError, ValueError, RecursionError) as error:
         hint = "metadata must be plain JSON, and so must extra_body of settings"
         raise MisuseError(f"the record cannot be written as JSON ({error}): {hint}") from None
+    check_size(text)
+    return replace_surrogates(text if known_version == FORMAT else f'{{"v":{FORMAT},{text[1:]}')
+
+
+def check_size(text: str) -> None:
+    """Raise MisuseError if a record is too large."""
     if len(text) > MAX_RECORD_CHARS:
         raise MisuseError(f"the record has {len(text):,} characters; the maximum is {MAX_RECORD_CHARS:,}")
-    return replace_surrogates(text if known_version == FORMAT else f'{{"v":{FORMAT},{text[1:]}')

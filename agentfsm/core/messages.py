@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from binascii import b2a_base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from operator import itemgetter
@@ -551,6 +551,20 @@ Message: TypeAlias = SystemMessage | UserMessage | AssistantMessage | ToolResult
 def replace_surrogates(text: str) -> str:
     """Replace surrogates, which no wire and no database accepts. A pair becomes the character that it encodes."""
     return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+# Characters of a long text that are processed at a time: a few ms, after which another thread may run.
+CHUNK_CHARS: Final = 1_000_000
+
+
+def iter_chunks(text: str) -> Iterator[str]:
+    """Yield a long text in chunks, none of which ends within a pair of surrogates."""
+    start = 0
+    while start < len(text):
+        end = start + CHUNK_CHARS
+        end += "\ud800" <= text[end - 1 : end] <= "\udbff"
+        yield text[start:end]
+        start = end
 
 
 _TOOL_NAME_PATTERN: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")

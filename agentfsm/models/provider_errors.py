@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
+from urllib.parse import urlsplit
 
 import attrs
 
+from agentfsm._public_network import is_local_host
 from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
 from agentfsm.core.value import Value
 
@@ -143,10 +147,14 @@ def unavailable_error(failure: ProviderFailure) -> ModelError:
 def connection_error(failure: ProviderFailure) -> ModelError:
     """Build the error of a connection that could not be made, or that broke."""
     if failure.is_unreachable:
+        advice = (
+            "No server listens there: start the model server (`ollama serve`, `vllm serve`, ...), or correct base_url."
+            if is_local_host(urlsplit(failure.base_url).hostname or "")
+            and failure.detail == os.strerror(errno.ECONNREFUSED).lower()
+            else "Check that the server runs, base_url, the network and the proxy."
+        )
         return ModelUnavailableError(
-            f"Cannot connect to {failure.model_and_url} {failure.server_message}. Check that the server runs, "
-            "base_url, the network and the proxy.",
-            is_unreachable=True,
+            f"Cannot connect to {failure.model_and_url} {failure.server_message}. {advice}", is_unreachable=True
         )
     return ModelUnavailableError(
         f"{failure.model_and_url} was not reached, or the connection broke {failure.server_message}. Retry; if it "

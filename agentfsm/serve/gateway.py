@@ -267,10 +267,10 @@ class Gateway:
             traceparent=current or traceparent,
             labels=labels,
         )
-        await chosen.submit(run)
-        if known is None and not caller.can_see(await self.runs.header(run.id)):  # another caller was faster
+        stored = (await chosen.submit(run)).header
+        if not (caller.can_see(stored) and stored.agent == chosen.name):  # another request was faster
             raise _taken_key_error()
-        return run.id, known is None
+        return run.id, stored.nonce == run.header.nonce  # of racing requests, the store has the header of one
 
     async def resolve_deps(self, run: Run) -> Any:
         """Return the dependencies of a run."""

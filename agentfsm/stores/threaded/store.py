@@ -374,7 +374,7 @@ class _AppendBuffer:
     run: Run
     """The run after the events."""
 
-    bodies: list[str]
+    bodies: list[str | codec.LongRecord]
     taken: list[int]
     final: bool
     chars: int = attrs.field(init=False)
@@ -395,10 +395,10 @@ class _AppendBuffer:
         return True
 
     def build_request(self) -> AppendRequest:
-        """Build the request for the backend."""
+        """Build the request for the backend, in the store's thread."""
         return AppendRequest(
             lease=self.lease,
-            bodies=tuple(self.bodies),
+            bodies=tuple([each if isinstance(each, str) else each.encode() for each in self.bodies]),
             columns=extract_columns(self.run),
             taken=tuple(self.taken),
             final=self.final,
@@ -594,14 +594,15 @@ class ThreadedStore(Store, Generic[L]):
         """Write events and remove inbox rows. Return before the append is durable.
 
         The events are encoded in the caller's thread, so that the caller gets the error of an event that cannot be
-        encoded. The interpreter lock would serialise the work anyway.
+        encoded. The interpreter lock would serialise the work anyway. Only the text of a long result is encoded in the
+        store's thread, in pieces between which the caller's event loop runs.
 
         Raises:
             MisuseError: if an event cannot be encoded.
             ClosedError: after `aclose`.
             StoreError: if 100,000 jobs wait already, or the thread cannot be started.
         """
-        bodies = [codec.encode_event(event, run.header) for event in events]
+        bodies = [codec.begin_encoding(event, run.header) for event in events]
         buffer = _AppendBuffer(lease, run, bodies, list(taken), final)
         writer = self._writer
         newest = writer.appends.get(lease)

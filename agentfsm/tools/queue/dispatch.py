@@ -35,7 +35,7 @@ from agentfsm.core.errors import (
     ToolError,
 )
 from agentfsm.core.labels import Label
-from agentfsm.core.messages import ErrorType, Media, Outcome, ToolCall, replace_surrogates
+from agentfsm.core.messages import CHUNK_CHARS, ErrorType, Media, Outcome, ToolCall, replace_surrogates
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import AgentCost
 from agentfsm.ports.tool_sandbox import SandboxEnd, SandboxOutcome
@@ -443,14 +443,14 @@ class _RetryLoop:
             return _read_returned(value)
         if type(value) is SandboxOutcome:
             return await self._read_sandboxed(value)
-        text, parts = result_text.render_result(value)
+        text, parts = _render(value)
         return CallOutcome(Outcome.DONE, text, parts=parts)
 
     async def _read_sandboxed(self, ended: SandboxOutcome) -> CallOutcome | float | None:
         """Return the outcome of a call that ran in a sandbox, or the seconds to wait; None for neither."""
         tool, error, level = self.tool, replace_surrogates(ended.error), ended.level
         if ended.end is SandboxEnd.DONE:
-            text, parts = result_text.render_result(ended.value)
+            text, parts = _render(ended.value)
             return CallOutcome(Outcome.DONE, text, parts=parts, sandbox=level)
         if ended.end is SandboxEnd.RETRY:
             return failed_outcome(error, ErrorType.RETRY, retryable=True)._replace(sandbox=level)
@@ -606,6 +606,13 @@ class _RetryLoop:
         text = result_text.unavailable_text(error, tool, self.job.attempts, passing.retry_after_s)
         retryable = tool.read_only or isinstance(error, RefusedError)
         return failed_outcome(text, kind, retryable=retryable)
+
+
+def _render(value: object) -> tuple[str, tuple[Media, ...]]:
+    """Return a tool's return value as text, and its parts. A long text is unchanged: the queue has a thread for it."""
+    if type(value) is str and len(value) > CHUNK_CHARS:
+        return value, ()
+    return result_text.render_result(value)
 
 
 def _read_returned(value: ToolReturn) -> CallOutcome:

@@ -17,6 +17,7 @@ import attrs
 from agentfsm.core.calls import OpenCall
 from agentfsm.core.errors import OutcomeUnknownError, RefusedError
 from agentfsm.core.messages import (
+    CHUNK_CHARS,
     AudioPart,
     FilePart,
     ImagePart,
@@ -25,6 +26,7 @@ from agentfsm.core.messages import (
     Part,
     TextPart,
     ToolResult,
+    iter_chunks,
     replace_surrogates,
 )
 from agentfsm.tokens.ledger import BYTE_COUNTER
@@ -44,8 +46,6 @@ MAX_ERROR_CHARS = 2_000
 MAX_STORED_CHARS = 60_000_000
 # Maximum of characters that JSON needs for one character.
 MAX_ESCAPE_CHARS = 6
-# Characters of a long text that are encoded as JSON at a time to measure it.
-CHUNK_CHARS = 1_000_000
 # The remaining text may be denser than the whole: a slightly smaller step makes two rounds enough.
 SHRINK_FACTOR = 0.98
 # The beginning takes three quarters of the shown part of a long result.
@@ -84,6 +84,14 @@ def render_result(value: object) -> tuple[str, tuple[Media, ...]]:
         return "(done, but the result cannot be read)", ()
 
 
+def clean_long_text(text: str) -> str:
+    """Return a long text as a journal record can hold it: truncated first, then without surrogates.
+
+    Works in pieces, between which other threads run.
+    """
+    return "".join([replace_surrogates(chunk) for chunk in iter_chunks(truncate_for_journal(text))])
+
+
 def render_parts(pieces: Iterable[str | Part]) -> tuple[str, tuple[Media, ...]]:
     """Return a text that names each part at its position, and the parts, as far as a journal record can hold both.
 
@@ -97,8 +105,8 @@ def render_parts(pieces: Iterable[str | Part]) -> tuple[str, tuple[Media, ...]]:
 def render_text(value: object) -> str:
     """Return a tool's return value as text: a str unchanged, everything else as JSON without ASCII escapes.
 
-    A text longer than a journal record is truncated first, since the event loop waits for the rest of the work. The
-    same applies to the texts in a list, tuple or dict.
+    A text longer than a journal record is truncated first, to bound the rest of the work. The same applies to the texts
+    in a list, tuple or dict.
     """
     if value is None:
         return "(done, no output)"
@@ -108,7 +116,7 @@ def render_text(value: object) -> str:
         if not isinstance(value, str):
             return encode_value(_truncate_items(value), _to_plain)
         text = str.__str__(value)
-        return replace_surrogates(text if len(text) <= CHUNK_CHARS else truncate_for_journal(text))
+        return replace_surrogates(text) if len(text) <= CHUNK_CHARS else clean_long_text(text)
     except BaseException as error:  # noqa: BLE001  cyclic, too deep, or a broken __repr__: the tool's effect stands
         kind, reason = type(value).__name__, describe_error(error).removeprefix(_FALLBACK_ERROR)
         _log.warning("a tool returned a value of type %s, which cannot be written as JSON: %s", kind, reason)
@@ -138,8 +146,8 @@ def _fits_as_json(text: str, room_chars: int) -> bool:
     """Return whether a text has at most this many characters as JSON. Stops encoding when the limit is exceeded."""
     if len(text) > room_chars:
         return False
-    for start in range(0, len(text), CHUNK_CHARS):
-        room_chars -= len(json.dumps(text[start : start + CHUNK_CHARS], ensure_ascii=False)) - 2  # its quotation marks
+    for chunk in iter_chunks(text):
+        room_chars -= len(json.dumps(chunk, ensure_ascii=False)) - 2  # its quotation marks
         if room_chars < 0:
             return False
     return True

@@ -17,12 +17,12 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from agentfsm._concurrency import make_waker, watch_first_suspend
+from agentfsm._concurrency import make_waker, start_in_thread, watch_first_suspend
 from agentfsm.core.calls import parse_arguments
 from agentfsm.core.errors import ArgumentsError, first_error
 from agentfsm.core.json_text import round_duration, round_timestamp
 from agentfsm.core.labels import join_labels
-from agentfsm.core.messages import ErrorType, Outcome, ToolCall, ToolResult
+from agentfsm.core.messages import CHUNK_CHARS, ErrorType, Outcome, ToolCall, ToolResult
 from agentfsm.core.validation import COUNT
 from agentfsm.core.value import Value
 from agentfsm.limiter import Limiter, WakeCallback
@@ -234,6 +234,11 @@ class ToolQueue:
                 if events is not None:
                     events.emit_paused()
                 return None
+            if len(end.text) > CHUNK_CHARS:
+                # The call is over: neither its timeout nor a cancelled execution may take its result away.
+                with anyio.CancelScope(shield=True):
+                    text = await start_in_thread(partial(result_text.clean_long_text, end.text)).wait()
+                end = end._replace(text=text)
         except BaseException:
             duration_s = clock.monotonic() - since
             if events is not None:
@@ -258,10 +263,7 @@ class ToolQueue:
             return await self.host.on_pause(job, pause)
 
     def _build_result(self, job: ToolJob, end: CallOutcome, duration_s: float) -> ToolResult:
-        tool, content = (
-            job.tool,
-            end.text if len(end.text) <= result_text.CHUNK_CHARS else result_text.truncate_for_journal(end.text),
-        )
+        tool, content = job.tool, end.text
         labels = () if tool is None or not job.attempts else tool.labels
         return ToolResult(
             call_id=job.call.id,
