@@ -84,7 +84,10 @@ VENDORS = {
     "starlette": "serve/",
     "structlog": "streaming/log.py",
     "tiktoken": "tokens/tiktoken_counter.py",
-    "trio": "testing/clock.py",
+    "trio": (
+        "streaming/detached_task.py",
+        "testing/clock.py",
+    ),  # which anyio does not bring: its system tasks and clock
     "uvicorn": "web/",
     "yaml": "evals/suite_files.py",
 }
