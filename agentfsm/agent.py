@@ -77,7 +77,7 @@ from agentfsm.runs import Prompt, Runs
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.rules import check_run_id
 from agentfsm.streaming import log
-from agentfsm.streaming.detached_task import cut_off_tasks_of
+from agentfsm.streaming.detached_task import cut_off_owned
 from agentfsm.streaming.stream import RunStream, TypedStream
 from agentfsm.tokens import load_counter
 from agentfsm.tools.executing_call import current_call
@@ -1134,7 +1134,7 @@ class Agent(Generic[A_co]):
             for policy in self.context.policies:
                 rest.push_async_callback(policy.aclose)
             rest.push_async_callback(self.model.aclose)
-            await cut_off_tasks_of(self.store)
+            await cut_off_owned(self.store)
 
     @property
     def fingerprint(self) -> Fingerprint:

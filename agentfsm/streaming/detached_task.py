@@ -36,7 +36,7 @@ class DetachedTask:
     """Called at the end of the task, with the error of the function, and whether the function was cut off."""
 
     owner: object
-    """Object whose closing ends the task; see `cut_off_tasks_of`."""
+    """Object whose closing ends the task; see `cut_off_owned`."""
 
     is_over: bool = attrs.field(default=False, init=False)
     """Whether the task has ended, with its clean-up."""
@@ -87,7 +87,9 @@ class DetachedTask:
             await self._execute()
             was_cut_off = self._scope.cancelled_caught
         except BaseException as raised:
-            error = raised if isinstance(raised, Exception) else first_error(raised)
+            error = raised
+            if isinstance(raised, BaseExceptionGroup) and not isinstance(raised, Exception):
+                error = first_error(raised)
             is_closed = isinstance(error, GeneratorExit)  # after the end of the event loop
             if is_closed or isinstance(error, anyio.get_cancelled_exc_class()):  # by the end of the loop or other code
                 error, was_cut_off = None, True
@@ -158,7 +160,7 @@ async def cut_off(tasks: Iterable[DetachedTask]) -> None:
         raise interruption
 
 
-async def cut_off_tasks_of(owner: object) -> None:
+async def cut_off_owned(owner: object) -> None:
     """Cut off the tasks that use `owner`, in all event loops, except those that the caller is a part of."""
     tasks = [task for running in list(_running.values()) for task in list(running) if task.owner is owner]
     await cut_off([task for task in tasks if task._scope not in _enclosing.get()])  # noqa: SLF001
