@@ -61,7 +61,7 @@ class DetachedTask:
         try:
             if self._is_asyncio:
                 self._task = asyncio.create_task(self._run(), name=TASK_NAME)
-                self._task.add_done_callback(_mark_as_read)
+                self._task.add_done_callback(self._see_end)
             else:
                 lowlevel = import_module("trio").lowlevel
                 lowlevel.disable_ki_protection(DetachedTask._execute)  # Ctrl-C interrupts code that blocks the loop
@@ -97,10 +97,19 @@ class DetachedTask:
             if self._is_asyncio and not isinstance(raised, Exception):
                 raise
         finally:
-            self._forget()
-            self.is_over = True
-            self._on_end(error, was_cut_off)
-            self._over.set()
+            self._end(error, was_cut_off=was_cut_off)
+
+    def _see_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            task.exception()  # else asyncio logs that it was not read
+        if not self.is_over:  # it was cancelled by other code before its first step
+            self._end(None, was_cut_off=True)
+
+    def _end(self, error: BaseException | None, *, was_cut_off: bool) -> None:
+        self._forget()
+        self.is_over = True
+        self._on_end(error, was_cut_off)
+        self._over.set()
 
     def _forget(self) -> None:
         tasks = _running.get(self._loop)
@@ -116,11 +125,6 @@ class DetachedTask:
 
 # Tasks that are not over, by event loop; asyncio itself has only weak references to its tasks.
 _running: Final[dict[object, set[DetachedTask]]] = {}
-
-
-def _mark_as_read(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()
 
 
 async def cut_off(tasks: Iterable[DetachedTask]) -> None:

@@ -358,6 +358,24 @@ async def test_a_second_cancellation_does_not_end_the_wait(store):
         await held.resumes("a")
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_other_code_cancels_the_task_of_a_run(store, has_begun):
+    """As programs do that cancel all tasks: the reader gets an error instead of an end, also before the first step."""
+    held = Holding(store)
+    with anyio.fail_after(HANG_S):
+        await held.agent.submit("go", id="a")
+        others = asyncio.all_tasks()
+        async with held.agent.stream(await held.agent.load("a")) as stream:
+            while has_begun and not held.begun:
+                await checkpoint()
+            for task in asyncio.all_tasks() - others:
+                task.cancel()
+            with pytest.raises(ClosedError, match="was closed while it was read"):
+                await read_all(stream)
+        await held.resumes("a")
+
+
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_the_end_of_the_event_loop_cuts_a_stream_off(loop):
     """A generator that was kept until then: its run goes on in the next event loop."""
