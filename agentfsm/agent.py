@@ -77,6 +77,7 @@ from agentfsm.runs import Prompt, Runs
 from agentfsm.stores import MemoryStore
 from agentfsm.stores.rules import check_run_id
 from agentfsm.streaming import log
+from agentfsm.streaming.detached_task import cut_off_owned
 from agentfsm.streaming.stream import RunStream, TypedStream
 from agentfsm.tokens import load_counter
 from agentfsm.tools.executing_call import current_call
@@ -684,7 +685,9 @@ class Agent(Generic[A_co]):
             )
 
         answers = self.driver.config.output_spec
-        return RunStream(execute, run) if answers is None else TypedStream(execute, run, answers.parse_partial)
+        if answers is None:
+            return RunStream(execute, run, self.store)
+        return TypedStream(execute, run, answers.parse_partial, self.store)
 
     def run_sync(
         self, prompt: Prompt, *, deps: Any = None, elicit: Elicit | None = None, **start: Unpack[StartOptions]
@@ -1120,7 +1123,8 @@ class Agent(Generic[A_co]):
     async def aclose(self) -> None:
         """Close the connections of the model, the context policies and the tool servers, then the store.
 
-        Watchers get up to 5 s for the events that they have not received yet.
+        Streams of runs in this store that were not left are cut off first, and their runs can be resumed. Those of
+        other event loops are not waited for. Watchers get up to 5 s for the events that they have not received yet.
         """
         async with AsyncExitStack() as rest:
             for outlet in self.watch:
@@ -1130,6 +1134,7 @@ class Agent(Generic[A_co]):
             for policy in self.context.policies:
                 rest.push_async_callback(policy.aclose)
             rest.push_async_callback(self.model.aclose)
+            await cut_off_owned(self.store)
 
     @property
     def fingerprint(self) -> Fingerprint:

@@ -88,7 +88,7 @@ class IncompatibleProgramError(MisuseError):
 
 
 class ClosedError(MisuseError):
-    """A store, model or agent was used after it was closed."""
+    """A store, model, stream or agent was used after it was closed."""
 
 
 class StepError(AgentError):

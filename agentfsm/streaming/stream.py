@@ -7,6 +7,7 @@ short-lived, so the classes have no slots: filling slots takes twice as long as 
 from __future__ import annotations
 
 import json
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -16,19 +17,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeAlias
 import anyio
 import attrs
 
-from agentfsm.core.errors import MisuseError, first_error
+from agentfsm.core.errors import ClosedError, MisuseError, ensure_printable
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ToolResult
 from agentfsm.core.run import A_co, Run
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
+from agentfsm.streaming.detached_task import DetachedTask, cut_off
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Iterator
     from types import TracebackType
 
 T = TypeVar("T")
+
+_log = logging.getLogger("agentfsm.stream")
 
 # Buffered events from which on neighbouring deltas are merged for a slow reader: some seconds of a fast model.
 MERGE_THRESHOLD: Final = 256
@@ -358,8 +362,66 @@ StreamEvent: TypeAlias = (
 Listener: TypeAlias = Callable[[StreamEvent], None]
 
 
+class _Channel(Generic[T]):
+    """Events on their way from an execution to the reader of its stream.
+
+    The execution refers to the channel and not to the stream, so that a stream without a reader is collected.
+    """
+
+    def __init__(self, source: str, value: Any) -> None:
+        self.source = source  # for messages
+        self.value = value  # the newest state of the run, or the results of the queue
+        self.events: deque[T] = deque()
+        self.wakeup: anyio.Event | None = None  # set while the reader waits
+        self.is_finished = False
+        self.was_cut_off = False
+        self.has_reader = True
+        self._merge_at = MERGE_THRESHOLD  # length of the buffer at which deltas are merged
+        self._error: BaseException | None = None
+
+    def put(self, event: T) -> None:
+        self.events.append(event)
+        if len(self.events) >= self._merge_at:
+            self.events = deque(_merge_deltas(self.events))
+            self._merge_at = max(
+                MERGE_THRESHOLD, 2 * len(self.events)
+            )  # events that cannot be merged are not retried each time
+        if self.wakeup is not None:
+            self.wakeup.set()
+            self.wakeup = None
+
+    def set_value(self, value: Any) -> None:
+        self.value = value
+
+    def finish(self, error: BaseException | None, was_cut_off: bool) -> None:
+        self._error, self.was_cut_off, self.is_finished = error, was_cut_off, True
+        if not self.has_reader:
+            self.log_error()
+        if self.wakeup is not None:
+            self.wakeup.set()
+
+    def raise_error(self, *, only_interrupts: bool = False) -> None:
+        """Raise the error of the execution, once."""
+        error = self._error
+        if error is not None and not (only_interrupts and isinstance(error, Exception)):
+            self._error = None
+            raise error
+
+    def log_error(self) -> None:
+        """Log the error of the execution if it was not raised to the reader."""
+        error, self._error = self._error, None
+        if error is not None:
+            _log.error(
+                "the stream of %s was left before its error was read", self.source, exc_info=ensure_printable(error)
+            )
+
+
 class EventStream(Generic[T]):
-    """Stream of events of a running task; base of `RunStream` and `QueueStream`.
+    """Stream of events of an execution; base of `RunStream` and `QueueStream`.
+
+    The execution has a task of its own in the event loop and the context of the reader, but no part in its task groups
+    and cancel scopes. So a stream may be left in any task: an async generator around it may be closed by another task,
+    or by the event loop after a `break`.
 
     Attributes:
         usage_hint: Example of the correct use, quoted in error messages.
@@ -367,24 +429,27 @@ class EventStream(Generic[T]):
 
     usage_hint: ClassVar[str]
 
-    def __init__(self, producer: Callable[[], Awaitable[object]]) -> None:
-        """Prepare the stream; `producer` is called when the block is entered."""
+    def __init__(self, channel: _Channel[T], producer: Callable[[], Awaitable[object]], owner: object = None) -> None:
+        """Prepare the stream.
+
+        Args:
+            channel: Channel of the events.
+            producer: Execution that puts events into the channel, called when the block is entered. It must not refer
+                to the stream.
+            owner: Object whose closing cuts off the execution.
+        """
+        self._channel = channel
         self._producer = producer
-        self._is_entered = False
-        self._events: deque[T] = deque()
-        self._merge_at = MERGE_THRESHOLD  # length of the buffer at which deltas are merged
+        self._owner = owner
         self._seq = 0
-        self._wakeup: anyio.Event | None = None  # set while the reader waits
-        self._is_finished = False
-        self._error: BaseException | None = None
+        self._task: DetachedTask | None = None  # set when the block is entered
+        self._is_left = False
 
     async def __aenter__(self) -> Self:
-        if self._is_entered:
+        if self._task is not None:
             raise MisuseError(f"a stream can be entered only once: make another, {self.usage_hint}")
-        self._is_entered = True
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        self._tasks.start_soon(self._run)
+        self._task = DetachedTask(self._producer, self._channel.finish, self._owner)
+        self._task.start()
         return self
 
     async def __aexit__(
@@ -392,61 +457,54 @@ class EventStream(Generic[T]):
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> bool | None:
-        self._tasks.cancel_scope.cancel()
-        is_own = error is not None and not isinstance(error, anyio.get_cancelled_exc_class())
-        try:
-            # The reader's own exception (GeneratorExit included) is kept out of the task group, which would wrap it.
-            suppressed = await self._tasks.__aexit__(*((None, None, None) if is_own else (kind, error, trace)))
-        except BaseExceptionGroup as group:  # a KeyboardInterrupt, which trio wraps
-            raise first_error(group) from None
-        if kind is None:
-            self._raise_error()
-        return suppressed and not is_own
+    ) -> None:
+        self._is_left = True
+        await self.aclose()
+        self._channel.raise_error(only_interrupts=kind is not None)
+        self._channel.log_error()
 
-    async def _run(self) -> None:
-        try:
-            await self._producer()
-        except Exception as error:  # noqa: BLE001  it is raised to the reader, not in the task
-            self._error = error
-        finally:
-            self._is_finished = True
-            if self._wakeup is not None:
-                self._wakeup.set()
+    async def aclose(self) -> None:
+        """Cut off the execution, if it is not over, and wait until its lease is released. Leaving the block does it.
 
-    def _put(self, event: T) -> None:
-        self._events.append(event)
-        if len(self._events) >= self._merge_at:
-            self._events = deque(_merge_deltas(self._events))
-            self._merge_at = max(
-                MERGE_THRESHOLD, 2 * len(self._events)
-            )  # events that cannot be merged are not retried each time
-        if self._wakeup is not None:
-            self._wakeup.set()
-            self._wakeup = None
+        May be called in any task and more than once. The wait is shielded from cancellation. Inside of the execution
+        itself, and in another event loop, this does not wait.
+        """
+        if self._task is not None:
+            await cut_off([self._task])
+
+    def __del__(self) -> None:
+        # A block that was never left: the reader's coroutine or generator was collected, and its clean-up did not run.
+        task: DetachedTask | None = getattr(self, "_task", None)
+        if task is None:
+            return
+        self._channel.has_reader = False
+        self._channel.log_error()
+        if not task.is_over:
+            task.cancel_soon()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> T:
-        while not self._events:
-            if self._is_finished:
-                self._raise_error()
+        channel = self._channel
+        while not channel.events:
+            if channel.is_finished:
+                channel.raise_error()
+                if channel.was_cut_off and not self._is_left:
+                    raise ClosedError(
+                        f"the stream of {channel.source} was closed while it was read, and the execution was cut off: "
+                        "`agent.resume(run_id)` continues a run"
+                    )
                 raise StopAsyncIteration
-            if not self._is_entered:
+            if self._task is None:
                 raise MisuseError(f"a stream must be entered before it is read: {self.usage_hint}")
-            if self._wakeup is None:
-                self._wakeup = anyio.Event()
-            await self._wakeup.wait()
+            if channel.wakeup is None:
+                channel.wakeup = anyio.Event()
+            await channel.wakeup.wait()
         self._seq += 1
-        event = self._events.popleft()
+        event = channel.events.popleft()
         event.__dict__["seq"] = self._seq  # not shared before delivery, so no copy is needed
         return event
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
 
 
 # Executes a run and reports its events and each new state of the run.
@@ -456,21 +514,35 @@ ExecuteRun: TypeAlias = "Callable[[Listener, Callable[[Run[Any]], None]], Awaita
 class RunStream(EventStream[StreamEvent], Generic[A_co]):
     """Events of one execution: `async with agent.stream("...") as s: async for event in s: ...`.
 
-    No event is dropped: if the reader is slow, neighbouring deltas are merged. Leaving the block early cancels the
-    execution; `resume` continues the run. An error of the execution is raised at the end of the events, or when the
-    block is left.
-
-    Attributes:
-        run: The latest state of the run; before the first event, the run passed in.
+    No event is dropped: if the reader is slow, neighbouring deltas are merged. Leaving the block early cuts off the
+    execution, whichever task leaves it; `resume` continues the run. An error of the execution is raised at the end of
+    the events, or when the block is left; if the block is left by another exception, it is logged. Reading a stream
+    that another task has closed (`aclose`, or that of the agent) raises `ClosedError`.
     """
 
     usage_hint = "async with agent.stream(...) as s: async for event in s: ..."
 
-    def __init__(self, execute: ExecuteRun[A_co], run: Run[A_co]) -> None:
-        """Prepare the stream of a run; `execute` is called when the block is entered."""
-        super().__init__(self._produce)
-        self.run: Run[A_co] = run
-        self._execute = execute
+    def __init__(self, execute: ExecuteRun[A_co], run: Run[A_co], owner: object = None) -> None:
+        """Prepare the stream of a run; `execute` is called when the block is entered.
+
+        Args:
+            execute: Function that executes the run. It must not refer to the stream.
+            run: The run.
+            owner: Object whose closing cuts off the execution: the store.
+        """
+        channel: _Channel[StreamEvent] = _Channel(f"run {run.id!r}", run)
+
+        async def produce() -> None:
+            ended = channel.value = await execute(channel.put, channel.set_value)
+            channel.put(RunEnded(run_id=ended.id, turn=ended.turn, run=ended))
+
+        super().__init__(channel, produce, owner)
+
+    @property
+    def run(self) -> Run[A_co]:
+        """The latest state of the run; before the first event, the run passed in."""
+        run: Run[A_co] = self._channel.value  # the agent's own run, so it has the agent's answer type
+        return run
 
     @property
     def partial(self) -> Any:
@@ -481,13 +553,6 @@ class RunStream(EventStream[StreamEvent], Generic[A_co]):
         """
         return None
 
-    async def _produce(self) -> None:
-        self.run = await self._execute(self._put, self._on_run)
-        self._put(RunEnded(run_id=self.run.id, turn=self.run.turn, run=self.run))
-
-    def _on_run(self, run: Run[Any]) -> None:  # the agent's own run, so it has the agent's answer type
-        self.run = run
-
 
 class TypedStream(RunStream[A_co]):
     """Stream of an agent with an `output_type`. It keeps the deltas of the latest reply for `partial`."""
@@ -497,9 +562,10 @@ class TypedStream(RunStream[A_co]):
         execute: ExecuteRun[A_co],
         run: Run[A_co],
         parse_partial: Callable[[Sequence[TextDelta | CallDelta]], Any],
+        owner: object = None,
     ) -> None:
         """Prepare the stream; `parse_partial` builds the partial answer from the deltas of a reply."""
-        super().__init__(execute, run)
+        super().__init__(execute, run, owner)
         self._parse_partial = parse_partial
         self._draft_deltas: list[TextDelta | CallDelta] = []
 
@@ -522,21 +588,24 @@ class QueueStream(EventStream[StreamEvent]):
     """Events of calls in a stand-alone queue: `async with queue.stream(calls) as s: async for event in s: ...`.
 
     Leaving the block early cancels the running calls.
-
-    Attributes:
-        results: Results in call order, set when the events have ended.
     """
 
     usage_hint = "async with queue.stream(calls) as s: async for event in s: ..."
 
     def __init__(self, execute: Callable[[Listener], Awaitable[list[ToolResult]]]) -> None:
         """Prepare the stream; `execute` is called when the block is entered."""
-        super().__init__(self._produce)
-        self.results: list[ToolResult] = []
-        self._execute = execute
+        channel: _Channel[StreamEvent] = _Channel("a queue", [])
 
-    async def _produce(self) -> None:
-        self.results = await self._execute(self._put)
+        async def produce() -> None:
+            channel.value = await execute(channel.put)
+
+        super().__init__(channel, produce)
+
+    @property
+    def results(self) -> list[ToolResult]:
+        """Results in call order, set when the events have ended."""
+        results: list[ToolResult] = self._channel.value
+        return results
 
 
 # Fields that are concatenated when deltas are merged.

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from agentfsm.stores import MemoryStore
+from agentfsm.streaming.detached_task import TASK_NAME
 from tests.support.checks import busy_threads, no_leases, settled
 
 STORES = ["memory", *(["sqlite"] if find_spec("agentfsm.stores.sqlite.store") else [])]
@@ -30,13 +31,19 @@ async def store(request, tmp_path):
 
 def _tasks(backend: str) -> int:
     if backend == "trio":  # trio's own tasks, which come and go, are no descendants of ours
-        return _descendants(trio.lowlevel.current_task())
+        root = trio.lowlevel.current_root_task()
+        return _descendants(trio.lowlevel.current_task()) + (0 if root is None else _executions(root))
     return len([task for task in asyncio.all_tasks() if not task.done()])
 
 
 def _descendants(task: trio.lowlevel.Task) -> int:
     children = [child for nursery in task.child_nurseries for child in nursery.child_tasks]
     return len(children) + sum(map(_descendants, children))
+
+
+def _executions(task: trio.lowlevel.Task) -> int:
+    children = [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+    return sum(child.name == TASK_NAME for child in children) + sum(map(_executions, children))
 
 
 @pytest.fixture
