@@ -443,14 +443,14 @@ class _RetryLoop:
             return _read_returned(value)
         if type(value) is SandboxOutcome:
             return await self._read_sandboxed(value)
-        text, parts = result_text.render_result(value)
+        text, parts = result_text.render_result(value, self.tool)
         return CallOutcome(Outcome.DONE, text, parts=parts)
 
     async def _read_sandboxed(self, ended: SandboxOutcome) -> CallOutcome | float | None:
         """Return the outcome of a call that ran in a sandbox, or the seconds to wait; None for neither."""
         tool, error, level = self.tool, replace_surrogates(ended.error), ended.level
         if ended.end is SandboxEnd.DONE:
-            text, parts = result_text.render_result(ended.value)
+            text, parts = result_text.render_result(ended.value, tool)
             return CallOutcome(Outcome.DONE, text, parts=parts, sandbox=level)
         if ended.end is SandboxEnd.RETRY:
             return failed_outcome(error, ErrorType.RETRY, retryable=True)._replace(sandbox=level)
