@@ -20,12 +20,12 @@ import jiter
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import JSON
 from agentfsm.core.value import Value
-from agentfsm.tools.schema.arguments import describe_parameters, format_problems, require_object
+from agentfsm.tools.schema.arguments import build_problem, describe_parameters, format_problems, require_object
 from agentfsm.tools.schema.binding import Arguments, BoundArguments
 from agentfsm.tools.schema.complexity import ValidationCost, compute_cost, normalise_parameters
 from agentfsm.tools.schema.introspection import find_context_parameter, read_docstring, read_parameters
 from agentfsm.tools.schema.strict import build_strict_schema, drop_nulls
-from agentfsm.tools.schema.validator import build_problem, compile_schema, find_problems
+from agentfsm.tools.schema.validator import compile_schema, find_problems
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -71,7 +71,7 @@ class SchemaSignature(Value):
         """Validate the arguments of a call.
 
         Args:
-            text: The text of the model: a JSON object of any length; an empty text counts as `{}`.
+            text: The text of the model: a JSON object of any length; an empty text and `null` count as `{}`.
 
         Returns:
             No positional arguments, and the keyword arguments as JSON values. Omitted arguments are absent.
