@@ -13,6 +13,7 @@ long text is compared by three samples, so that a comparison takes microseconds 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -88,6 +89,27 @@ def find_loop(messages: Sequence[Message], exempt: AbstractSet[str] = frozenset(
         or _find_similar_replies(turns)
         or _find_similar_results(turns)
     )
+
+
+def count_equal_calls(messages: Sequence[Message]) -> dict[str, int]:
+    """Return the tools that the newest reply called several times with equal arguments, each with its most calls.
+
+    Calls that were not run do not count.
+    """
+    ran: set[str] = set()
+    for message in reversed(messages):
+        if isinstance(message, ToolResult):
+            ran |= {message.call_id} if message.attempts else set()
+        elif isinstance(message, AssistantMessage):
+            counts = Counter((call.name, call.canonical) for call in message.calls if call.id in ran)
+            found: dict[str, int] = {}
+            for (name, _), count in counts.items():
+                if count > 1:
+                    found[name] = max(count, found.get(name, 0))
+            return found
+        else:
+            break
+    return {}
 
 
 def _may_be_loop(messages: Sequence[Message], exempt: AbstractSet[str]) -> bool:
