@@ -44,8 +44,8 @@ _ANSWER_LOOP_WARNINGS: Final = 2 * (
     "You are repeating yourself: {loop}. It would be refused again: give another answer.",
 )
 _EQUAL_CALLS_NOTE: Final = (
-    "Note: your last reply had equal calls, and each of them was run: {calls}. If you wanted only one, say so, and undo "
-    "the others if you can."
+    "Note: your last reply had equal calls, and each of them was run: {calls}. If you wanted only one, say so, and "
+    "undo the others if you can."
 )
 _LOOP_STOP_NOTE: Final = "You are repeating yourself: {loop}."
 _REFUSAL_NOTE: Final = "Your answer was refused: {why}\n{how}"

@@ -522,6 +522,7 @@ def make_tool(
     read_only = options.get("read_only", False)
     if options.get("sandbox") is not None:
         options = _prepare_for_sandbox(name, function, options)
+        signature = attrs.evolve(signature, mutable_defaults={})  # each call has a process, and so defaults of its own
     return Tool(
         function=function,
         name=name,

@@ -11,6 +11,7 @@ alone takes 1.3 us.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import json
@@ -42,7 +43,13 @@ from agentfsm.tools.schema.arguments import (
     require_object,
 )
 from agentfsm.tools.schema.binding import Arguments, BoundArguments
-from agentfsm.tools.schema.introspection import find_context_parameter, read_docstring, read_parameters, summarise_error
+from agentfsm.tools.schema.introspection import (
+    find_context_parameter,
+    read_docstring,
+    read_mutable_defaults,
+    read_parameters,
+    summarise_error,
+)
 from agentfsm.tools.schema.matching import find_confused_booleans
 from agentfsm.tools.schema.strict import build_strict_schema, drop_nulls
 
@@ -92,6 +99,9 @@ class FunctionSignature(Value):
     defaults: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
     """Default values by parameter name, for parameters that the model omits."""
 
+    mutable_defaults: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
+    """Defaults that each call gets a copy of, by parameter name."""
+
     def to_namespace(self, bound: BoundArguments) -> Arguments:
         """Return bound arguments as a namespace, with the defaults of omitted ones."""
         args, kwargs = bound
@@ -106,7 +116,7 @@ class FunctionSignature(Value):
 
         Returns:
             Positional arguments (without the context) and keyword arguments for the call. Omitted arguments are absent,
-            so Python applies their defaults.
+            so Python applies their defaults, except for copies of defaults that the function could change.
 
         Raises:
             ArgumentsError: if the text is not a strict JSON object or does not fit; the message lists all problems.
@@ -125,6 +135,7 @@ class FunctionSignature(Value):
             flaw := _explain_confusion(subject, text, self.parameters)
         ):
             raise ArgumentsError(flaw)
+        values |= {name: copy.deepcopy(each) for name, each in self.mutable_defaults.items() if name not in values}
         if not self.positional_only:
             return (), values
         return tuple(values.pop(p.name, p.default) for p in self.positional_only), values
@@ -162,6 +173,7 @@ def build_function_signature(
         validate=(lambda text: validate(_drop_nulls(text, schema))) if strict else validate,
         has_booleans=_has_booleans(schema),
         defaults={p.name: p.default for p in visible if p.default is not p.empty},
+        mutable_defaults=read_mutable_defaults(visible, name),
     )
 
 
