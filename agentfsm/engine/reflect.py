@@ -248,7 +248,7 @@ def _find_loop(execution: Execution) -> loop_detection.DetectedLoop | None:
 def _note_equal_calls(execution: Execution, note: e.Continued) -> e.Continued:
     """Add to a note that the reply called tools that are not read-only several times with equal arguments.
 
-    The calls run, since that may be meant: two equal payments are no mistake by themselves.
+    The calls run, since that may be meant: two payments of the same amount need not be a mistake.
     """
     config, journal, run = execution.config, execution.journal, execution.journal.run
     if run.plan is not None or note.asks:

@@ -132,7 +132,7 @@ async def test_true_is_not_paid(store):
         paid.append(cents)
 
     run = await Agent(ScriptedModel(say("", call("pay", cents=True)), "No."), tools=[pay], store=store).run("pay")
-    [result] = results_of(run)
+    [result] = results_of(run.messages)
     assert (result.outcome, paid) == (Outcome.FAILED, [])
     assert f"cents: {NO_NUMBER}, got true" in result.content
 
@@ -168,8 +168,8 @@ async def test_null_stands_for_no_arguments(store, stream):
     else:
         run = await agent.run("time?")
     assert run.state is State.DONE
-    assert [result.content for result in results_of(run)][:2] == ["12:00 UTC", "Monday UTC"]
-    assert "at: required, but missing" in results_of(run)[2].content
+    assert [result.content for result in results_of(run.messages)][:2] == ["12:00 UTC", "Monday UTC"]
+    assert "at: required, but missing" in results_of(run.messages)[2].content
     assert {each.arguments for each in run.messages[1].calls} == {"{}"}
 
 

@@ -114,7 +114,7 @@ def _to_plain(shortened: set[str] | None, value: Any) -> Any:
 
 
 def _read_number(value: Any) -> int | float | str | None:
-    """Return a number of another type as the equal number of Python, else as its digits; None if it is no number."""
+    """Return a number of another type as the equal number of Python, else as its digits; None for other values."""
     kind = type(value)
     try:
         if hasattr(kind, "__index__"):

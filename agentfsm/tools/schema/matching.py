@@ -109,7 +109,7 @@ def find_confused_booleans(
 ) -> Iterator[tuple[tuple[str | int, ...], bool | float, str]]:
     """Yield each boolean where a number is expected, and number where a boolean is, as place, value and wish.
 
-    Python counts True as 1, and so do validators of its types. In JSON they differ, and `true` is no amount.
+    Python counts True as 1, and so do validators of its types. In JSON they differ: `true` does not state an amount.
 
     Args:
         value: Parsed JSON.
