@@ -91,24 +91,20 @@ def find_loop(messages: Sequence[Message], exempt: AbstractSet[str] = frozenset(
     )
 
 
-def count_equal_calls(messages: Sequence[Message]) -> dict[str, int]:
-    """Return the tools that the newest reply called several times with equal arguments, each with its most calls.
+def count_equal_calls(messages: Sequence[Message], names: AbstractSet[str]) -> dict[str, int]:
+    """Return those tools that the newest turn ran several times with equal arguments, each with its most equal calls.
 
-    Calls that were not run do not count.
+    Args:
+        messages: The history, which ends with the results of that turn.
+        names: Names of the tools to count.
     """
     ran: set[str] = set()
     for message in reversed(messages):
-        if isinstance(message, ToolResult):
-            ran |= {message.call_id} if message.attempts else set()
-        elif isinstance(message, AssistantMessage):
+        if isinstance(message, AssistantMessage):
             counts = Counter((call.name, call.canonical) for call in message.calls if call.id in ran)
-            found: dict[str, int] = {}
-            for (name, _), count in counts.items():
-                if count > 1:
-                    found[name] = max(count, found.get(name, 0))
-            return found
-        else:
-            break
+            return {name: count for (name, _), count in reversed(counts.most_common()) if count > 1 and name in names}
+        if isinstance(message, ToolResult) and message.attempts:
+            ran.add(message.call_id)
     return {}
 
 

@@ -13,7 +13,7 @@ from agentfsm.core import loop_detection
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import JSON
+from agentfsm.core.messages import JSON, ToolResult
 from agentfsm.core.usage import Purpose
 from agentfsm.core.verdict import Action, Verdict
 from agentfsm.engine.advance_plan import describe_failure
@@ -251,13 +251,17 @@ def _note_equal_calls(execution: Execution, note: e.Continued) -> e.Continued:
     The calls run, since that may be meant: two payments of the same amount need not be a mistake.
     """
     config, journal, run = execution.config, execution.journal, execution.journal.run
-    if run.plan is not None or note.asks:
+    last = run.messages[-1]
+    if type(last) is not ToolResult or last.index == 0 or run.plan is not None or note.asks:  # most turns: one call
         return note
-    equal = {
-        name: count
-        for name, count in loop_detection.count_equal_calls(run.messages).items()
-        if (tool := config.find_tool(name)) is not None and not tool.read_only and not tool.poll
+    turn = run.messages[-1 - last.index :]
+    names = [each.tool for each in turn if type(each) is ToolResult and each.attempts]
+    writes = {
+        name
+        for name in set(names)
+        if names.count(name) > 1 and (tool := config.find_tool(name)) and not tool.read_only and not tool.poll
     }
+    equal = loop_detection.count_equal_calls(run.messages, writes) if writes else {}
     if not equal:
         return note
     calls = ", ".join(f"{name} {count} times" for name, count in equal.items())

@@ -30,7 +30,6 @@ from agentfsm.core.messages import (
 from agentfsm.models.openai.chat_wire import unsupported_part, wire_messages
 from agentfsm.models.openai.dialects import OPENAI
 from agentfsm.models.wire import WireFormatError, read_arguments, read_field
-from agentfsm.tools.schema.arguments import normalise_arguments
 
 if TYPE_CHECKING:
     from agentfsm.core.messages import Message, Part
@@ -143,9 +142,8 @@ def _parse_call(call: object) -> ToolCall:
     call_id = read_field(call, "id", str, "")
     arguments = replace_surrogates(read_arguments(function))
     name = read_field(function, "name", str, "")
-    return ToolCall(
-        id=call_id, name=name, arguments=normalise_arguments(arguments), provider_id=replace_surrogates(call_id)
-    )
+    arguments = "{}" if arguments.strip() in ("", "null") else arguments.strip()  # servers write null for none
+    return ToolCall(id=call_id, name=name, arguments=arguments, provider_id=replace_surrogates(call_id))
 
 
 def _parse_text(fields: dict[str, Any]) -> str:

@@ -84,8 +84,8 @@ def normalise_text(text: str) -> str:
 
 def normalise_arguments(text: str) -> str:
     """Return the arguments of a call after `normalise_text`; `null`, which local servers send for none, is `{}`."""
-    text = normalise_text(text)
-    return "{}" if text == "null" else text
+    text = text.strip(_WHITESPACE)
+    return "{}" if text in ("", "null") else text
 
 
 def require_object(text: str) -> str:

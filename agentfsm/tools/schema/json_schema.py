@@ -102,7 +102,8 @@ class SchemaSignature(Value):
                     f"the arguments of {self.name} do", self._find_problems(values), values, self.parameters
                 )
             )
-        values |= {name: copy.deepcopy(each) for name, each in self.mutable_defaults.items() if name not in values}
+        if self.mutable_defaults:
+            values |= copy.deepcopy({name: each for name, each in self.mutable_defaults.items() if name not in values})
         return (), values
 
     def _find_problems(self, values: dict[str, Any]) -> Iterator[ErrorDetails]:

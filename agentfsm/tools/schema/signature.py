@@ -16,10 +16,9 @@ import functools
 import inspect
 import json
 import operator
-import re
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Final, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
 
 import attrs
 import jiter
@@ -63,7 +62,6 @@ _DATA_KEYWORDS = frozenset({"default", "examples", "const", "enum", "discriminat
 _CONTEXT_NAMES = frozenset({"ctx", "context", "run_context"})
 # Origins of `A | B` and `Union[A, B]`.
 _UNION_ORIGINS = (Union, types.UnionType)
-_BOOLEAN: Final = re.compile("true|false")
 # Called with types known only at run time, which a type checker cannot follow.
 _ANNOTATED: Any = Annotated
 _TYPED_DICT: Any = TypedDict
@@ -131,11 +129,12 @@ class FunctionSignature(Value):
             reason = f"{type(error).__name__}: {summarise_error(error)}"
             message = f"the arguments of {self.name} do not fit ({reason}).\n{describe_parameters(self.parameters)}"
             raise ArgumentsError(message) from error
-        if (self.has_booleans or _BOOLEAN.search(text)) and (
+        if (self.has_booleans or "true" in text or "false" in text) and (
             flaw := _explain_confusion(subject, text, self.parameters)
         ):
             raise ArgumentsError(flaw)
-        values |= {name: copy.deepcopy(each) for name, each in self.mutable_defaults.items() if name not in values}
+        if self.mutable_defaults:
+            values |= copy.deepcopy({name: each for name, each in self.mutable_defaults.items() if name not in values})
         if not self.positional_only:
             return (), values
         return tuple(values.pop(p.name, p.default) for p in self.positional_only), values
@@ -261,7 +260,9 @@ def _validate_answer(
     except Exception as error:  # as of arguments
         reason = f"{type(error).__name__}: {summarise_error(error)}"
         raise ArgumentsError(f"the answer does not fit ({reason}).\n{describe_parameters(schema)}") from error
-    if (has_booleans or _BOOLEAN.search(text)) and (flaw := _explain_confusion("the answer does", text, schema)):
+    if (has_booleans or "true" in text or "false" in text) and (
+        flaw := _explain_confusion("the answer does", text, schema)
+    ):
         raise ArgumentsError(flaw)
     return value["result"] if is_wrapped else value
 
