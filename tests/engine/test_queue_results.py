@@ -510,7 +510,7 @@ async def test_all_bad_arguments_are_told_at_once():
     [
         ('{"amount": 1, "to": "A', "EOF"),
         ("[1]", "array"),
-        ("nul", "expected"),
+        ("nul", "EOF"),
         ('{"amount": 1, "amount": 2, "to": "A"}', "duplicate"),
         ('{"amount": NaN, "to": "A"}', "NaN"),
         ("[" * 200_000, "nested more than 200 deep"),
