@@ -9,7 +9,7 @@ import attrs
 
 from agentfsm.core.errors import ArgumentsError
 from agentfsm.core.machine import State
-from agentfsm.tools.queue import result_text
+from agentfsm.tools.queue.result_json import encode_value
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
@@ -32,7 +32,7 @@ def read_output(run: Run) -> Any:
         value = run.output
     except ArgumentsError:
         return run.answer
-    return value if isinstance(value, str) else json.loads(result_text.render_text(value))
+    return value if isinstance(value, str) else json.loads(encode_value(value, set()))
 
 
 def describe_run(run: Run) -> dict[str, Any]:

@@ -13,6 +13,7 @@ long text is compared by three samples, so that a comparison takes microseconds 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -88,6 +89,23 @@ def find_loop(messages: Sequence[Message], exempt: AbstractSet[str] = frozenset(
         or _find_similar_replies(turns)
         or _find_similar_results(turns)
     )
+
+
+def count_equal_calls(messages: Sequence[Message], names: AbstractSet[str]) -> dict[str, int]:
+    """Return those tools that the newest turn ran several times with equal arguments, each with its most equal calls.
+
+    Args:
+        messages: The history, which ends with the results of that turn.
+        names: Names of the tools to count.
+    """
+    ran: set[str] = set()
+    for message in reversed(messages):
+        if isinstance(message, AssistantMessage):
+            counts = Counter((call.name, call.canonical) for call in message.calls if call.id in ran)
+            return {name: count for (name, _), count in reversed(counts.most_common()) if count > 1 and name in names}
+        if isinstance(message, ToolResult) and message.attempts:
+            ran.add(message.call_id)
+    return {}
 
 
 def _may_be_loop(messages: Sequence[Message], exempt: AbstractSet[str]) -> bool:

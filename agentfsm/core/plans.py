@@ -175,7 +175,8 @@ def _read_step(place: int, value: object, errors: list[str]) -> PlanStep:
     if not isinstance(value, Mapping):
         errors.append(f"step {place}: it is not an object")
         return PlanStep(id=place)
-    number, after, arguments = value.get("id", place), value.get("after", []), value.get("arguments", {})
+    number, after, arguments = value.get("id", place), value.get("after", []), value.get("arguments")
+    arguments = {} if arguments is None else arguments  # models write null for none
     tools, join = value.get("tools", []), value.get("join", JOINS[0])
     if unknown := sorted(map(str, value.keys() - _STEP_FIELDS)):
         errors.append(f"step {place}: unknown key {unknown[0]!r}")
@@ -213,7 +214,8 @@ def _read_compensation(place: int, value: object, errors: list[str]) -> Compensa
     if value is None:
         return None
     if isinstance(value, Mapping) and isinstance(value.get("tool"), str):
-        arguments = value.get("arguments", {})
+        arguments = value.get("arguments")
+        arguments = {} if arguments is None else arguments
         if isinstance(arguments, Mapping):
             return Compensation(tool=value["tool"], arguments=dict(arguments))
     errors.append(f"step {place}: 'compensation' is an object with 'tool' and 'arguments'")

@@ -13,7 +13,7 @@ from agentfsm.core import loop_detection
 from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.inbox import Input
 from agentfsm.core.limits import StopReason
-from agentfsm.core.messages import JSON
+from agentfsm.core.messages import JSON, ToolResult
 from agentfsm.core.usage import Purpose
 from agentfsm.core.verdict import Action, Verdict
 from agentfsm.engine.advance_plan import describe_failure
@@ -43,6 +43,10 @@ _LOOP_WARNINGS: Final = (
 _ANSWER_LOOP_WARNINGS: Final = 2 * (
     "You are repeating yourself: {loop}. It would be refused again: give another answer.",
 )
+_EQUAL_CALLS_NOTE: Final = (
+    "Note: your last reply had equal calls, and each of them was run: {calls}. If you wanted only one, say so, and "
+    "undo the others if you can."
+)
 _LOOP_STOP_NOTE: Final = "You are repeating yourself: {loop}."
 _REFUSAL_NOTE: Final = "Your answer was refused: {why}\n{how}"
 
@@ -66,14 +70,14 @@ async def _review_results(execution: Execution, effect: Reflect) -> StepOutcome:
     if (stop := execution.budget.find_stop_reason()) is not None:
         return stop_at_limit(execution, *stop)
     if effect.verdict is not None:
-        return StepOutcome((_build_continuation(effect.verdict),))
+        return StepOutcome((_note_equal_calls(execution, _build_continuation(effect.verdict)),))
     if config.planner is not None and (question := _find_plan_question(execution, config.planner)) is not None:
         return StepOutcome((e.Continued(asks=question),))
     if (loop := _find_loop(execution)) is not None:
-        return _warn_of_loop(execution, loop, e.Continued())
+        return _warn_of_loop(execution, loop, _note_equal_calls(execution, e.Continued()))
     if config.judge is not None and config.judge.wants(journal.run):
         return await _run_judge(execution, config.judge)
-    return StepOutcome((e.Continued(),))
+    return StepOutcome((_note_equal_calls(execution, e.Continued()),))
 
 
 def _find_plan_question(execution: Execution, planner: PlanMaker) -> str | None:
@@ -239,6 +243,31 @@ def _find_loop(execution: Execution) -> loop_detection.DetectedLoop | None:
         if run.turn < loop_detection.MIN_REPEATS
         else loop_detection.find_loop(run.messages, execution.config.registry.polling_tools)
     )
+
+
+def _note_equal_calls(execution: Execution, note: e.Continued) -> e.Continued:
+    """Add to a note that the reply called tools that are not read-only several times with equal arguments.
+
+    The calls run, since that may be meant: two payments of the same amount need not be a mistake.
+    """
+    config, journal, run = execution.config, execution.journal, execution.journal.run
+    last = run.messages[-1]
+    if type(last) is not ToolResult or last.index == 0 or run.plan is not None or note.asks:  # most turns: one call
+        return note
+    turn = run.messages[-1 - last.index :]
+    names = [each.tool for each in turn if type(each) is ToolResult and each.attempts]
+    writes = {
+        name
+        for name in set(names)
+        if names.count(name) > 1 and (tool := config.find_tool(name)) and not tool.read_only and not tool.poll
+    }
+    equal = loop_detection.count_equal_calls(run.messages, writes) if writes else {}
+    if not equal:
+        return note
+    calls = ", ".join(f"{name} {count} times" for name, count in equal.items())
+    journal.log.warning("equal_calls", turn=run.turn, tools=equal)
+    text = _EQUAL_CALLS_NOTE.format(calls=calls)
+    return attrs.evolve(note, note=f"{note.note}\n{text}".lstrip())
 
 
 def _warn_of_loop(execution: Execution, loop: loop_detection.DetectedLoop, note: e.Continued) -> StepOutcome:

@@ -6,13 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
-import attrs
-
 from agentfsm.core.messages import ErrorType, Outcome
-from agentfsm.tools.queue.result_text import describe_error, encode_value, truncate_for_journal
+from agentfsm.tools.queue.result_json import encode_value
+from agentfsm.tools.queue.result_text import describe_error, truncate_for_journal
 from agentfsm.tools.run_context import ToolReturn
 
-_KINDS: Final = "plain values, a dataclass, an attrs class or a pydantic model"
 # Names of error types before the reason: that of pydantic's error, and those that it has around.
 _PREFIXES: Final = ("PydanticSerializationError: Error serializing to JSON: ", "TypeError: ", "ValueError: ")
 _CONTAINERS: Final[frozenset[type]] = frozenset({list, tuple, set, frozenset})
@@ -23,11 +21,12 @@ def write_step_result(value: object) -> str:
 
     Raises:
         TypeError: if it has a value that JSON does not have, or an iterator.
-        ValueError: if it has NaN or infinity, contains itself, or is too large for the journal.
+        ValueError: if it has NaN, infinity or keys that are equal as text, contains itself, or is too large for the
+            journal.
     """
     if _holds_iterator(value):
         raise TypeError("an iterator or an open file can be read only once: return a list, or a text")
-    text = encode_value(value, _read_fields)
+    text = encode_value(value)
     if "NaN" in text or "Infinity" in text:  # perhaps within a text
         json.loads(text, parse_constant=_refuse_constant)
     if truncate_for_journal(text) is not text:
@@ -71,17 +70,6 @@ def _holds_iterator(value: object) -> bool:
             items: Any = each
             waiting += items.values() if isinstance(each, Mapping) else items
     return False
-
-
-def _read_fields(value: Any) -> Any:
-    """Return the fields of an attrs class.
-
-    Raises:
-        TypeError: if the value is none.
-    """
-    if attrs.has(type(value)):
-        return attrs.asdict(value, recurse=False)
-    raise TypeError(f"{type(value).__name__} is none of the types that it can have: return {_KINDS}")
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -518,10 +518,11 @@ def make_tool(
     _check_name(name)
     _check_function(name, function)
     _check_declarations(name, description=description, concurrency_safe=concurrency_safe, **options)
-    signature = _read_signature(function, name, parameters, strict=strict)
+    signature: Any = _read_signature(function, name, parameters, strict=strict)
     read_only = options.get("read_only", False)
     if options.get("sandbox") is not None:
         options = _prepare_for_sandbox(name, function, options)
+        signature = attrs.evolve(signature, mutable_defaults={})  # each call has a process, and so defaults of its own
     return Tool(
         function=function,
         name=name,

@@ -11,7 +11,7 @@ import pytest
 
 from agentfsm import Agent, Outcome, tool
 from agentfsm.testing.models import ScriptedModel, call, say
-from agentfsm.tools.queue import result_text
+from agentfsm.tools.queue import result_json, result_text
 from agentfsm.tools.queue.dispatch import QueueHost
 from tests.support.tool_calls import ran
 
@@ -108,9 +108,9 @@ async def test_a_huge_result_is_cut_before_anything_costly_is_done_with_it(value
     monkeypatch.setattr(result_text, "replace_surrogates", measured(result_text.replace_surrogates))
     monkeypatch.setattr(result_text.json, "dumps", measured(json.dumps))
     core = SimpleNamespace(
-        **vars(result_text._pydantic_core()) | {"to_json": measured(result_text._pydantic_core().to_json)}
+        **vars(result_json._pydantic_core()) | {"to_json": measured(result_json._pydantic_core().to_json)}
     )
-    monkeypatch.setattr(result_text, "_pydantic_core", lambda: core)
+    monkeypatch.setattr(result_json, "_pydantic_core", lambda: core)
 
     def count(_self: QueueHost, text: str) -> int:
         sizes.append(len(text))

@@ -57,6 +57,28 @@ def notes(run) -> list[str]:
     return [message.text for message in run.messages if isinstance(message, SystemMessage)]
 
 
+async def test_equal_writes_of_one_reply_run_and_are_noted(store):
+    """They may be meant, so each has its effect; the model and the log learn of it, and reads are no matter."""
+    paid = []
+
+    @tool
+    async def pay(cents: int) -> str:
+        """Pay."""
+        paid.append(cents)
+        return "paid"
+
+    once = call("pay", cents=5)
+    model = ScriptedModel(
+        say("", once, once, call("look"), call("look"), raw_call("pay", '{ "cents":5}')),
+        say("", once, call("pay", cents=6), call("pay"), call("pay")),
+        "Paid.",
+    )
+    run = await Agent(model, tools=[pay, look], store=store).run("pay")
+    assert paid == [5, 5, 5, 5, 6]
+    [note] = notes(run)
+    assert note.startswith("Note: your last reply had equal calls, and each of them was run: pay 3 times.")
+
+
 async def test_the_same_call_climbs_the_ladder(store):
     """Three turns alike are nudged, the next one costs the tool, the next ends the run."""
     agent, model = circling(store, say("", call("look", at="x")))

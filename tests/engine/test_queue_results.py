@@ -7,8 +7,12 @@ import contextvars
 import dataclasses
 import datetime as dt
 import json
+from array import array
+from collections import ChainMap
 from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
+from types import MappingProxyType
 from uuid import UUID
 
 import anyio
@@ -56,6 +60,61 @@ class Strange:
         return "a strange thing"
 
 
+class Scalar:
+    """A number of an array library, which is none of Python's."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def tolist(self) -> object:
+        return self.value
+
+    def __index__(self) -> int:
+        if type(self.value) is not int:
+            raise TypeError("only integer scalars can be converted to an index")
+        return self.value
+
+
+class Array:
+    """An array, whose `repr` is short, whose `float` is that of its only item, and whose list is all of it."""
+
+    def __init__(self, items: list, size: int | None = None, dtype: str = "int64") -> None:
+        self.items, self.size, self.dtype = items, size or len(items), dtype
+
+    def tolist(self) -> list:
+        assert self.size < 1_000_000
+        return self.items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __float__(self) -> float:
+        return float(self.items[0])
+
+    def __repr__(self) -> str:
+        return "[0 ... 0]"
+
+
+class Labelled(Array):
+    def to_dict(self) -> dict:
+        return dict(enumerate(self.items))
+
+
+class Rounded(float):
+    """A number that prints itself shortened: as a float of Python it is written whole."""
+
+    def __repr__(self) -> str:
+        return "about 1"
+
+
+class Money:
+    def __float__(self) -> float:
+        return 5.0
+
+    def __repr__(self) -> str:
+        return "EUR 5"
+
+
 VALUES = [
     ("text", "text"),
     ("", ""),
@@ -80,9 +139,18 @@ VALUES = [
     (Decimal("1.10"), '"1.10"'),
     (UUID(int=1), '"00000000-0000-0000-0000-000000000001"'),
     (Colour.RED, '"red"'),
-    ({"at": dt.date(2027, 1, 31), "who": Strange()}, '{"at":"2027-01-31","who":"a strange thing"}'),
     (frozenset({1}), "[1]"),
-    (Strange(), '"a strange thing"'),
+    ({"at": dt.date(2027, 1, 31), 2: MappingProxyType({"a": ("b",)})}, '{"at":"2027-01-31","2":{"a":["b"]}}'),
+    (Decimal("0.1000000000000000000000000000001"), '"0.1000000000000000000000000000001"'),
+    (ChainMap({"a": range(3)}), '{"a":[0,1,2]}'),
+    (array("h", [1, -2]), "[1,-2]"),
+    (
+        {"total": Scalar(5), "ok": Scalar(True), "share": Scalar(0.5), "day": Scalar(dt.date(2027, 1, 31))},
+        '{"total":5,"ok":true,"share":0.5,"day":"2027-01-31"}',
+    ),
+    ({Scalar(5): [Array([[1, 2], [3, 4]])]}, '{"5":[[[1,2],[3,4]]]}'),
+    (Rounded(1.25), "1.25"),
+    (Fraction(1, 3), '"1/3"'),
 ]
 
 
@@ -95,6 +163,38 @@ async def test_a_value_is_told_as_text(value, text):
 
     result = await ran(act)
     assert (result.outcome, result.content, result.shown_chars) == (Outcome.DONE, text, None)
+
+
+NOT_WHOLE = [
+    (Strange(), "Strange", "a strange thing", "the tool has to return plain values, a dataclass"),
+    (Array([0] * 7, size=1_000_001), "Array", "[0 ... 0]", "of its 1,000,001 items, 1,000,000 could be kept"),
+    (range(10**12), "range", "range(0, 1000000000000)", "1,000,000 could be kept"),
+    (Labelled([1, 2]), "Labelled", "[0 ... 0]", "its to_dict() or tolist()"),
+    (Array([1577836800000000000], dtype="datetime64[ns]"), "Array", "[0 ... 0]", "its times as texts"),
+    (Money(), "Money", "EUR 5", "the tool has to return plain values"),
+    ({1: "one", "1": "uno"}, "dict", "{1: 'one', '1': 'uno'}", 'keys of an object are both \\"1\\" as text'),
+    (Box(size={"s": {None: 1, "None": 2}}), "Box", "None: 1", "keys that differ as text"),
+]
+
+
+@pytest.mark.parametrize(("value", "kind", "text", "wish"), NOT_WHOLE, ids=[kind for _, kind, _, _ in NOT_WHOLE])
+async def test_a_value_that_is_not_kept_whole_says_so(value, kind, text, wish, caplog):
+    """Text of Python may be short, so the result says it, and the log says it once for each tool."""
+
+    @tool(read_only=True)
+    async def act() -> object:
+        return {"rows": value} if kind == "Strange" else value
+
+    results = [
+        await ToolQueue(ToolRegistry.of([act])).execute_all([ToolCall(id="t1.0", name="act", arguments="{}")])
+        for _ in range(2)
+    ]
+    content = results[0][0].content
+    assert f"Python's short form of a value of type {kind}, which may leave some of it out: " in content
+    assert wish in content
+    assert text in content
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"the tool 'act' returned a value that JSON cannot express ({kind})" in warning
 
 
 async def test_a_generator_that_is_returned_is_not_run():
@@ -410,7 +510,7 @@ async def test_all_bad_arguments_are_told_at_once():
     [
         ('{"amount": 1, "to": "A', "EOF"),
         ("[1]", "array"),
-        ("null", "null"),
+        ("nul", "EOF"),
         ('{"amount": 1, "amount": 2, "to": "A"}', "duplicate"),
         ('{"amount": NaN, "to": "A"}', "NaN"),
         ("[" * 200_000, "nested more than 200 deep"),

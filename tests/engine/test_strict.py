@@ -154,6 +154,7 @@ def test_null_stands_for_what_was_left_out():
             "since": None,
             "pet": Cat(kind="cat"),
             "tree": Node(name="a", above=above),
+            "tags": ["all"],  # a copy of the function's list
         },
     )
     assert signature.to_namespace(bound).limit == 5

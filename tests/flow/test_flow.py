@@ -252,8 +252,9 @@ async def test_one_of_several_sources_is_enough_with_any():
         (lambda: {"rows": [1.5, float("nan")]}, "NaN is no JSON number"),
         (lambda: float("-inf"), "-Infinity is no JSON number"),
         (lambda: [StringIO("text")], "an iterator or an open file can be read only once"),
+        (lambda: {1: "one", "1": "uno"}, 'two keys of an object are both "1" as text'),
     ],
-    ids=["object", "nan", "inf", "file"],
+    ids=["object", "nan", "inf", "file", "equal keys"],
 )
 async def test_a_step_whose_result_is_not_json_fails_and_those_before_it_are_undone(build, reason):
     """Its result never becomes a sentence about it that the next step takes for data."""

@@ -450,6 +450,24 @@ def test_missing_indexes_are_made_up_by_id():
     assert reply.finish_reason is FinishReason.TOOL_CALLS
 
 
+@pytest.mark.parametrize("index", [0, None])
+def test_two_whole_calls_of_one_id_and_index_are_two_calls(index):
+    """A server that numbers nothing sends equal ids; neither call is lost, nor are both of them refused as one."""
+    assembly, pieces = assembled(
+        call_delta(index, "call", "pay", '{"cents"'),
+        call_delta(index, "call", "pay", ":1}"),
+        call_delta(index, "call", "pay", '{"cents":2}'),
+        call_delta(index, "call", "now", "null" if index is None else "{}"),
+        delta("tool_calls"),
+    )
+    assert [(call.name, call.arguments) for call in assembly.build_reply().calls] == [
+        ("pay", '{"cents":1}'),
+        ("pay", '{"cents":2}'),
+        ("now", "null" if index is None else "{}"),
+    ]
+    assert [piece.index for piece in pieces[:-1]] == [0, 0, 1, 2]
+
+
 def test_the_last_usage_counts():
     """The usage comes in a chunk without a choice, after chunks that have none; a later one replaces it."""
     assembly, _ = assembled(

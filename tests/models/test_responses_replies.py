@@ -341,6 +341,16 @@ def test_items_of_a_last_event_without_output_are_those_that_were_done():
     assert [each["type"] for each in json.loads(reply.native.content)] == ["reasoning", "function_call"]
 
 
+def test_two_whole_calls_of_one_id_and_index_are_two_calls():
+    """A server that numbers nothing, and leaves the output of the end empty, loses no call; a repeated end is none."""
+    events = [item(kind, called(arguments='{"x":1}')) for kind in ("added", "done", "done", "added", "done")]
+    events += [item("added", called(name="g")), item("done", called(name="g")), end()]
+    assembly, pieces = assembled(*events)
+    calls = assembly.build_reply().calls
+    assert [(call.name, call.arguments) for call in calls] == [("f", '{"x":1}'), ("f", '{"x":1}'), ("g", "{}")]
+    assert [piece.index for piece in pieces if isinstance(piece, CallChunk) and piece.is_complete] == [0, 1, 2]
+
+
 def test_what_is_not_known_is_passed_over():
     """Events of the server's own tools, and those that are to come, are no news here."""
     assembly, pieces = assembled({"type": "response.web_search_call.searching"}, {"type": "keepalive"}, {})

@@ -61,6 +61,7 @@ async def test_a_function_asks_for_other_arguments(level):
         (sandbox_functions.crash, {}, SandboxEnd.LOST, "ended by SIGSEGV"),
         (sandbox_functions.leave_by_exit, {}, SandboxEnd.LOST, "exit code 3 before it returned"),
         (sandbox_functions.answer_otherwise, {}, SandboxEnd.FAILED, "set is not JSON serializable"),
+        (sandbox_functions.answer_with_equal_keys, {}, SandboxEnd.FAILED, "two of its keys are equal as text"),
         (sandbox_functions.compute, {"cpu_s": 1}, SandboxEnd.FAILED, "more than 1 s of processor time"),
         (sandbox_functions.take_memory, {"memory_mb": 128}, SandboxEnd.FAILED, "MemoryError (the sandbox has 128 MB)"),
         (sandbox_functions.open_many_files, {}, SandboxEnd.FAILED, "Too many open files"),

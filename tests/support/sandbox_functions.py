@@ -273,3 +273,8 @@ def go_around_the_proxy(port: int) -> dict:
 
 
 KEPT = []
+
+
+def answer_with_equal_keys() -> object:
+    """Return an object whose keys are equal as JSON."""
+    return {"rows": {1: "one", "1": "uno"}}

@@ -19,7 +19,7 @@ from agentfsm.core.value import Value
 from agentfsm.ports.model import OutputForm, OutputMode, Reply, ToolDefinition
 from agentfsm.streaming.stream import CallDelta, TextDelta
 from agentfsm.tools.run_context import RunContext
-from agentfsm.tools.schema.arguments import normalise_text
+from agentfsm.tools.schema.arguments import normalise_arguments
 from agentfsm.tools.schema.introspection import find_context_parameter, read_parameters
 from agentfsm.tools.schema.signature import CompiledType, compile_type
 from agentfsm.tools.schema.strict import build_strict_schema
@@ -83,7 +83,7 @@ class OutputSpec:
         """Return the reply with the arguments of the output tool as its text, if it calls nothing else."""
         if self.tool is None or not reply.calls or any(call.name != FINAL_ANSWER for call in reply.calls):
             return reply
-        return attrs.evolve(reply, text=normalise_text(reply.calls[0].arguments), calls=(), native=None)
+        return attrs.evolve(reply, text=normalise_arguments(reply.calls[0].arguments), calls=(), native=None)
 
     def parse(self, text: str) -> Any:
         """Return the value of an answer's text.

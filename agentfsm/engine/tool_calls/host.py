@@ -73,7 +73,7 @@ from agentfsm.tools.queue.dispatch import CallOutcome, QueueHost, ToolJob, faile
 from agentfsm.tools.queue.result_text import too_many_rounds_text
 from agentfsm.tools.queue.scheduler import EventHook, Scheduler, ToolQueue
 from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext
-from agentfsm.tools.schema.arguments import check_object, normalise_text, repair_object
+from agentfsm.tools.schema.arguments import check_object, normalise_arguments, repair_object
 from agentfsm.tools.schema.binding import BoundArguments
 from agentfsm.tools.tool import Tool
 
@@ -741,7 +741,7 @@ def build_call(execution: Execution, index: int, proposed: ProposedCall) -> Tool
     run = execution.journal.run
     call_id = f"t{run.turns_before + run.turn + 1}.{index}"
     known = (execution.config.registry.get(proposed.name) or find_engine_tool(execution, proposed.name)) is not None
-    arguments = normalise_text(proposed.arguments)
+    arguments = normalise_arguments(proposed.arguments)
     flaw, mended = check_object(arguments), None
     if flaw is not None:
         mended = repair_object(proposed.arguments)

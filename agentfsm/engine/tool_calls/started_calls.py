@@ -61,7 +61,7 @@ async def settle_cut_off_call(execution: Execution, entry: OpenCall, host: Queue
         return e.ToolLost(call_id=call.id, reason=change)
     policy = "ask" if tool is None else await find_outcome(execution, entry, tool, host)
     if isinstance(policy, Found):
-        content, parts = render_result(policy.result)
+        content, parts = render_result(policy.result, tool)
         result = attrs.evolve(build_settled_result(execution, entry, Outcome.DONE, content), parts=parts)
         return e.ToolFinished(result=result, by="on_unknown")
     execution.journal.log.warning("call_unknown", call=call.id, policy=policy)
@@ -101,7 +101,7 @@ async def apply_policy(
     """Return the outcome of a call by its tool's policy, `unknown` for "fail"; or the policy: "rerun" or "ask"."""
     found = await find_outcome(execution, entry, tool, host)
     if isinstance(found, Found):
-        content, parts = render_result(found.result)
+        content, parts = render_result(found.result, tool)
         return CallOutcome(Outcome.DONE, content, parts=parts)
     return unknown if found == "fail" else found
 

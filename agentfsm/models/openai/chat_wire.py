@@ -519,8 +519,10 @@ class _PartialChatCall:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the arguments are a JSON object."""
+        """Whether the arguments are a JSON object, or the `null` of a call without arguments."""
         text = "".join(self.arguments)
+        if text.strip() == "null":
+            return True
         try:
             return text.rstrip().endswith("}") and isinstance(parse_json(text.encode("utf-8", "surrogatepass")), dict)
         except (ValueError, RecursionError):
@@ -547,13 +549,14 @@ class _PartialChatCall:
     def matches(self, call_id: str, name: str, arguments: str) -> bool:
         """Return whether a delta with this id, name and arguments, each of which may be blank, may belong to this call.
 
-        A delta that begins arguments after those of this call are whole belongs to the next one.
+        A delta with a name that begins arguments after those of this call are whole belongs to the next one, also if it
+        repeats the id.
         """
+        if name and self.name and arguments.lstrip().startswith("{") and self.is_whole:
+            return False
         if call_id and self.id:
             return call_id == self.id or not name
-        if call_id or self.id or not (name and self.name):
-            return True
-        return name == self.name and not (arguments.lstrip().startswith("{") and self.is_whole)
+        return bool(call_id or self.id) or not (name and self.name) or name == self.name
 
     def to_proposed_call(self) -> ProposedCall:
         return ProposedCall(id=self.id, name=self.name, arguments="".join(self.arguments))
@@ -649,22 +652,25 @@ class ChatStreamAssembler(StreamAssembler):
         """Return the position of the call of this delta; the position after the last if it begins a new call."""
         index, call_id = read_field(call, "index", int, -1), _read_call_id(call)
         function = read_field(call, "function", dict, {})
-        name = read_field(function, "name", str, "")
+        name, arguments = read_field(function, "name", str, ""), read_arguments(function)
         if index >= 0:
             position = self.positions.get(index, len(self.partial_calls))
             if position < len(self.partial_calls) and not self.partial_calls[position].matches(
-                call_id, name, read_arguments(function)
+                call_id, name, arguments
             ):
-                position = self._find_position_by_id(call_id, name)
+                position = self._find_position_by_id(call_id, name, arguments)
             self.positions[index] = position
             return position
         # The server sends no index: a known id continues its call, a new id or a name begins the next call.
-        return self._find_position_by_id(call_id, name) if call_id or name else max(len(self.partial_calls) - 1, 0)
+        is_last = not (call_id or name)
+        return max(len(self.partial_calls) - 1, 0) if is_last else self._find_position_by_id(call_id, name, arguments)
 
-    def _find_position_by_id(self, call_id: str, name: str) -> int:
+    def _find_position_by_id(self, call_id: str, name: str, arguments: str) -> int:
         known = [position for position, call in enumerate(self.partial_calls) if call_id and call.id == call_id]
-        # Some servers give two calls the same id; another name then begins the second call.
-        return known[-1] if known and name in ("", self.partial_calls[known[-1]].name) else len(self.partial_calls)
+        # Some servers give two calls the same id; another name, or arguments after whole ones, begin the second call.
+        newest = self.partial_calls[known[-1]] if known else None
+        is_same = newest is not None and name in ("", newest.name) and newest.matches(call_id, name, arguments)
+        return known[-1] if is_same else len(self.partial_calls)
 
     def build_reply(self) -> Reply:
         """Build the reply, after the stream has ended."""

@@ -142,7 +142,8 @@ def _parse_call(call: object) -> ToolCall:
     call_id = read_field(call, "id", str, "")
     arguments = replace_surrogates(read_arguments(function))
     name = read_field(function, "name", str, "")
-    return ToolCall(id=call_id, name=name, arguments=arguments.strip() or "{}", provider_id=replace_surrogates(call_id))
+    arguments = "{}" if arguments.strip() in ("", "null") else arguments.strip()  # servers write null for none
+    return ToolCall(id=call_id, name=name, arguments=arguments, provider_id=replace_surrogates(call_id))
 
 
 def _parse_text(fields: dict[str, Any]) -> str:

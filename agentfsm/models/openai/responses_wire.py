@@ -431,10 +431,16 @@ class ResponsesStreamAssembler(StreamAssembler):
 
     provider: str = PROVIDER
     calls: dict[int, _StreamedCall] = attrs.field(factory=dict)
-    """Calls by the index of their item."""
+    """Newest call of each index of an item."""
 
-    items: dict[int, Any] = attrs.field(factory=dict)
-    """Finished items by index: some servers leave the output of the last event empty."""
+    call_count: int = 0
+    """Number of calls: some servers give several the same index."""
+
+    items: list[tuple[int, Any]] = attrs.field(factory=list)
+    """Finished items with their index: some servers leave the output of the last event empty."""
+
+    begun_indexes: set[int] = attrs.field(factory=set)
+    """Indexes of the items that have begun and not ended."""
 
     completed_reply: Reply | None = None
 
@@ -468,16 +474,20 @@ class ResponsesStreamAssembler(StreamAssembler):
     def _add_item(self, event: object, chunks: list[Chunk], *, done: bool) -> None:
         index, item = _read_output_index(event), read_field(event, "item", dict, {})
         if read_field(item, "type", str, "") == "function_call":
-            if index not in self.calls:
-                self.calls[index] = _StreamedCall(index=len(self.calls))
-                check_count(len(self.calls))
+            if index not in self.calls or (self.calls[index].is_complete and not done):  # another one with that index
+                self.calls[index] = _StreamedCall(index=self.call_count)
+                self.call_count += 1
+                check_count(self.call_count)
                 chunks.append(CallChunk(index=self.calls[index].index, name=read_field(item, "name", str, "")))
             if not self.calls[index].has_arguments:  # some servers send them all at once
                 self._add_arguments(index, read_arguments(item), chunks)
             if done and not self.calls[index].is_complete:
                 self._end_call(self.calls[index], chunks)
-        if done:
-            self.items[index] = item
+        if not done:
+            self.begun_indexes.add(index)
+        elif index in self.begun_indexes or (index, item) not in self.items[-1:]:  # some servers repeat the end
+            self.begun_indexes.discard(index)
+            self.items.append((index, item))
             check_count(0, len(self.items))
 
     def _add_arguments(self, index: int, arguments: str, chunks: list[Chunk]) -> None:
@@ -501,7 +511,9 @@ class ResponsesStreamAssembler(StreamAssembler):
     def _complete(self, response: Item, chunks: list[Chunk]) -> None:
         self.usage: Usage | None = read_usage(response)
         raise_for_error(response)
-        output = read_field(response, "output", list, []) or [self.items[index] for index in sorted(self.items)]
+        output = read_field(response, "output", list, []) or [
+            item for _, item in sorted(self.items, key=lambda each: each[0])
+        ]
         self.completed_reply = _build_reply(response, output, self.provider)
         self.is_done = True
         chunks.append(FinishChunk(reason=self.completed_reply.finish_reason))

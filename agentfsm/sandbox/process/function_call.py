@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from types import ModuleType
 from typing import Any, Final
@@ -78,10 +78,16 @@ def _call(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         function = _load(request)
         value = function(*request["args"], **request["kwargs"])
-        json.dumps(value)
+        json.loads(json.dumps(value), object_pairs_hook=_refuse_equal_keys)
     except BaseException as error:  # noqa: BLE001  whatever the function raises is its result
         return {"error": _describe(error)}
     return {"value": value}
+
+
+def _refuse_equal_keys(pairs: Sequence[tuple[str, Any]]) -> None:
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"two of its keys are equal as text, among {keys!r:.200}: return keys that differ as text")
 
 
 def _forget_own_modules() -> None:

@@ -443,14 +443,14 @@ class _RetryLoop:
             return _read_returned(value)
         if type(value) is SandboxOutcome:
             return await self._read_sandboxed(value)
-        text, parts = _render(value)
+        text, parts = _render(value, self.tool)
         return CallOutcome(Outcome.DONE, text, parts=parts)
 
     async def _read_sandboxed(self, ended: SandboxOutcome) -> CallOutcome | float | None:
         """Return the outcome of a call that ran in a sandbox, or the seconds to wait; None for neither."""
         tool, error, level = self.tool, replace_surrogates(ended.error), ended.level
         if ended.end is SandboxEnd.DONE:
-            text, parts = _render(ended.value)
+            text, parts = _render(ended.value, tool)
             return CallOutcome(Outcome.DONE, text, parts=parts, sandbox=level)
         if ended.end is SandboxEnd.RETRY:
             return failed_outcome(error, ErrorType.RETRY, retryable=True)._replace(sandbox=level)
@@ -608,11 +608,11 @@ class _RetryLoop:
         return failed_outcome(text, kind, retryable=retryable)
 
 
-def _render(value: object) -> tuple[str, tuple[Media, ...]]:
+def _render(value: object, tool: Tool[..., Any]) -> tuple[str, tuple[Media, ...]]:
     """Return a tool's return value as text, and its parts. A long text is unchanged: the queue has a thread for it."""
     if type(value) is str and len(value) > CHUNK_CHARS:
         return value, ()
-    return result_text.render_result(value)
+    return result_text.render_result(value, tool)
 
 
 def _read_returned(value: ToolReturn) -> CallOutcome:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import difflib
 import json
 import logging
-import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from importlib import import_module
 from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final
-
-import attrs
+from weakref import WeakSet
 
 from agentfsm.core.calls import OpenCall
 from agentfsm.core.errors import OutcomeUnknownError, RefusedError
@@ -31,6 +27,7 @@ from agentfsm.core.messages import (
 )
 from agentfsm.tokens.ledger import BYTE_COUNTER
 from agentfsm.tools.queue.media import MAX_PARTS_CHARS, describe_parts
+from agentfsm.tools.queue.result_json import encode_value
 
 if TYPE_CHECKING:
     from agentfsm.core.errors import ModelRetry
@@ -54,8 +51,6 @@ _PART_TYPES: Final[frozenset[type]] = frozenset({TextPart, ImagePart, AudioPart,
 _MAY_HOLD_PARTS: Final[frozenset[type]] = _PART_TYPES | {list, tuple}
 _TEXT_TYPES: Final = (str, bytes, bytearray)
 _CONTAINER_TYPES: Final[frozenset[type]] = frozenset({list, tuple, dict})
-# A repr that Python writes for a value that has none of its own: "<app.Weather object at 0x7f2a5c0b1d90>".
-_DEFAULT_REPR: Final = re.compile(r"<[^<>]* at 0x[0-9a-fA-F]+>")
 # Prefix that pydantic gives to the TypeError of a fallback.
 _FALLBACK_ERROR: Final = "PydanticSerializationError: Error serializing to JSON: TypeError: "
 # What texts of failed calls advise the model, which is not for people.
@@ -67,19 +62,25 @@ GO_ON_WITHOUT: Final = "Go on without it, with what you have."
 _WITHOUT_IT: Final = "Go on as far as you can without it, and do not call it again."
 NOT_UNASKED: Final = "Do not try it again unasked."
 _GENERATOR_TYPES: Final[frozenset[type]] = frozenset({GeneratorType, AsyncGeneratorType})
+# Tools of whose short results the log has a warning.
+_warned_tools: Final[WeakSet[Tool[..., Any]]] = WeakSet()
 
 
-def render_result(value: object) -> tuple[str, tuple[Media, ...]]:
+def render_result(value: object, tool: Tool[..., Any] | None = None) -> tuple[str, tuple[Media, ...]]:
     """Return a tool's return value as text, and its parts. The value may be a part, or a list that contains parts.
 
     Never raises, whatever the value's own methods do.
+
+    Args:
+        value: The value.
+        tool: The tool, which is named in a warning if the value is not kept whole.
     """
     try:
         if type(value) in _MAY_HOLD_PARTS:
             items = value if isinstance(value, list | tuple) else [value]
             if not _PART_TYPES.isdisjoint(map(type, items)):
-                return render_parts([item if isinstance(item, Part) else render_text(item) for item in items])
-        return render_text(value), ()
+                return render_parts([item if isinstance(item, Part) else render_text(item, tool) for item in items])
+        return render_text(value, tool), ()
     except BaseException:  # noqa: BLE001  a type that cannot even be compared: the tool's effect stands
         return "(done, but the result cannot be read)", ()
 
@@ -102,11 +103,12 @@ def render_parts(pieces: Iterable[str | Part]) -> tuple[str, tuple[Media, ...]]:
     return replace_surrogates(truncate_for_journal(text, MAX_STORED_CHARS - MAX_PARTS_CHARS)), parts
 
 
-def render_text(value: object) -> str:
-    """Return a tool's return value as text: a str unchanged, everything else as JSON without ASCII escapes.
+def render_text(value: object, tool: Tool[..., Any] | None = None) -> str:
+    """Return a tool's return value as text: a str unchanged, everything else as JSON, by `encode_value`.
 
-    A text longer than a journal record is truncated first, to bound the rest of the work. The same applies to the texts
-    in a list, tuple or dict.
+    A value that cannot be written whole says so in its text, and once for each tool in the log. A text longer than a
+    journal record is truncated first, since the event loop waits for the rest of the work. The same applies to the
+    texts in a list, tuple or dict.
     """
     if value is None:
         return "(done, no output)"
@@ -114,13 +116,28 @@ def render_text(value: object) -> str:
         return f"(done, but the result is an unread {type(value).__name__}: the tool has to return a list)"
     try:
         if not isinstance(value, str):
-            return encode_value(_truncate_items(value), _to_plain)
+            shortened = set[str]()
+            written = encode_value(_truncate_items(value), shortened)
+            if shortened and (tool is None or tool not in _warned_tools):
+                _warn_of_short_form(tool, shortened)
+            return written
         text = str.__str__(value)
         return replace_surrogates(text) if len(text) <= CHUNK_CHARS else clean_long_text(text)
     except BaseException as error:  # noqa: BLE001  cyclic, too deep, or a broken __repr__: the tool's effect stands
         kind, reason = type(value).__name__, describe_error(error).removeprefix(_FALLBACK_ERROR)
         _log.warning("a tool returned a value of type %s, which cannot be written as JSON: %s", kind, reason)
         return f"(done, but the result of type {kind} cannot be written as JSON: {reason})"
+
+
+def _warn_of_short_form(tool: Tool[..., Any] | None, kinds: set[str]) -> None:
+    if tool is not None:
+        _warned_tools.add(tool)
+    _log.warning(
+        "%s returned a value that JSON cannot express (%s), so Python's short form was kept, which may leave some "
+        "of it out: return plain values, a dataclass, an attrs class or a pydantic model",
+        "a function" if tool is None else f"the tool {tool.name!r}",
+        ", ".join(sorted(kinds)),
+    )
 
 
 def build_decided_result(entry: OpenCall, outcome: Outcome, content: str) -> ToolResult:
@@ -193,47 +210,6 @@ def _head_and_tail(text: str, chars: int) -> str:
 
 def _shown_fraction(text: str, tool: Tool[..., Any], count: Callable[[str], int]) -> float:
     return min(tool.shown_bytes / max(BYTE_COUNTER.count(text), 1), tool.shown_tokens / max(count(text), 1))
-
-
-def encode_value(value: object, fallback: Callable[[Any], Any]) -> str:
-    """Return a value as JSON without ASCII escapes.
-
-    Args:
-        value: The value.
-        fallback: Function of a value whose type pydantic does not know that returns one to write instead.
-
-    Raises:
-        TypeError: if the fallback does.
-        ValueError: if the value contains itself, or an object of it cannot be written.
-    """
-    core = _pydantic_core()
-    try:
-        return str(core.to_json(value, fallback=fallback).decode())
-    except core.PydanticSerializationError as error:
-        if "surrogates" not in str(error):  # half of a surrogate pair somewhere in it is replaced below
-            raise
-    return replace_surrogates(json.dumps(core.to_jsonable_python(value, fallback=fallback), ensure_ascii=False))
-
-
-@cache
-def _pydantic_core() -> Any:
-    """Return pydantic's JSON encoder, imported with the first schema instead of with this module."""
-    return import_module("pydantic_core")
-
-
-def _to_plain(value: Any) -> Any:
-    """Return the fields of an attrs class, or the text of another value.
-
-    Raises:
-        TypeError: if the text is a default repr, which has only the type and a memory address.
-    """
-    if attrs.has(type(value)):
-        return attrs.asdict(value, recurse=False)
-    text = str(value)
-    if _DEFAULT_REPR.fullmatch(text):
-        kinds = "text, plain values, a dataclass, an attrs class or a pydantic model"
-        raise TypeError(f"the type {type(value).__name__} has no readable content; the tool has to return {kinds}")
-    return text
 
 
 def describe_error(error: BaseException) -> str:

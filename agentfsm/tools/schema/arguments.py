@@ -82,13 +82,19 @@ def normalise_text(text: str) -> str:
     return text.strip(_WHITESPACE) or "{}"
 
 
+def normalise_arguments(text: str) -> str:
+    """Return the arguments of a call after `normalise_text`; `null`, which local servers send for none, is `{}`."""
+    text = text.strip(_WHITESPACE)
+    return "{}" if text in ("", "null") else text
+
+
 def require_object(text: str) -> str:
-    """Return the text after `normalise_text`.
+    """Return the arguments of a call after `normalise_arguments`.
 
     Raises:
-        ArgumentsError: if it is not one strict JSON object.
+        ArgumentsError: if they are not one strict JSON object.
     """
-    text = normalise_text(text)
+    text = normalise_arguments(text)
     if reason := check_object(text):
         raise ArgumentsError(f"the arguments are not a JSON object ({reason}). Send one, with nothing around it.")
     return text
@@ -170,6 +176,11 @@ def _rewrite_token(token: re.Match[str]) -> str:
 def _rewrite_quoted_char(found: re.Match[str]) -> str:
     char = found.group()
     return "'" if char == "\\'" else char if char[0] == "\\" else json.dumps(char)[1:-1]
+
+
+def build_problem(kind: str, place: tuple[str | int, ...], value: object, wish: str = "") -> ErrorDetails:
+    """Build a problem in pydantic's form."""
+    return {"type": kind, "loc": place, "msg": wish, "input": value}
 
 
 def format_problems(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 # The validated arguments of a call, defaults included: `a.path`; `vars(a)` is the dict.
 Arguments: TypeAlias = SimpleNamespace
-# Positional and keyword arguments for the function. Arguments omitted by the model are absent.
+# Positional and keyword arguments for the function. Arguments omitted by the model are absent, or copies of defaults.
 BoundArguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, MutableSequence, MutableSet, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+import attrs
 import docstring_parser
 from docstring_parser import Docstring, DocstringMeta, DocstringStyle
 
@@ -40,6 +43,32 @@ def read_parameters(function: Callable[..., Any], tool: str) -> list[inspect.Par
     fixed = function.keywords if isinstance(function, functools.partial) else {}
     scope = getattr(_find_definition(_unwrap(function)), "__globals__", {})
     return [p.replace(annotation=_resolve_hint(p, scope, tool)) for p in found if p.name not in fixed]
+
+
+def read_mutable_defaults(parameters: Sequence[inspect.Parameter], tool: str) -> dict[str, Any]:
+    """Return the defaults that a function could change, by parameter: a call that omits one gets a copy of its own.
+
+    Python makes a default once, so calls would share it, of all runs and tenants.
+
+    Raises:
+        MisuseError: if a default cannot be copied.
+    """
+    found = {
+        p.name: p.default
+        for p in parameters
+        if isinstance(p.default, MutableSequence | MutableMapping | MutableSet)
+        or (not isinstance(p.default, type) and (dataclasses.is_dataclass(p.default) or attrs.has(type(p.default))))
+        or hasattr(type(p.default), "model_fields")
+    }
+    for name, default in found.items():
+        try:
+            copy.deepcopy(default)
+        except Exception as error:
+            raise MisuseError(
+                f"Tool {tool!r}, parameter {name!r}: all calls would share its default, which cannot be copied "
+                f"({summarise_error(error)}). Use None as the default, and make the value in the function."
+            ) from error
+    return found
 
 
 def read_return_hint(function: Callable[..., Any]) -> Any:

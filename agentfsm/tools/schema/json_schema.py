@@ -7,6 +7,7 @@ one parse and one `is_valid`; only a refusal is examined further.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import json
@@ -20,12 +21,17 @@ import jiter
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import JSON
 from agentfsm.core.value import Value
-from agentfsm.tools.schema.arguments import describe_parameters, format_problems, require_object
+from agentfsm.tools.schema.arguments import build_problem, describe_parameters, format_problems, require_object
 from agentfsm.tools.schema.binding import Arguments, BoundArguments
 from agentfsm.tools.schema.complexity import ValidationCost, compute_cost, normalise_parameters
-from agentfsm.tools.schema.introspection import find_context_parameter, read_docstring, read_parameters
+from agentfsm.tools.schema.introspection import (
+    find_context_parameter,
+    read_docstring,
+    read_mutable_defaults,
+    read_parameters,
+)
 from agentfsm.tools.schema.strict import build_strict_schema, drop_nulls
-from agentfsm.tools.schema.validator import build_problem, compile_schema, find_problems
+from agentfsm.tools.schema.validator import compile_schema, find_problems
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -61,6 +67,9 @@ class SchemaSignature(Value):
     accepts_name: Callable[[str], bool] = attrs.field(repr=False, eq=False)
     """Return whether the function has a parameter of that name."""
 
+    mutable_defaults: Mapping[str, Any] = attrs.field(factory=dict, repr=False, eq=False)
+    """Defaults of the function that each call gets a copy of, by parameter name."""
+
     def to_namespace(self, bound: BoundArguments) -> Arguments:
         """Return bound arguments as a namespace, with the schema's defaults for omitted ones."""
         parts = self.schema["properties"].items()
@@ -71,10 +80,11 @@ class SchemaSignature(Value):
         """Validate the arguments of a call.
 
         Args:
-            text: The text of the model: a JSON object of any length; an empty text counts as `{}`.
+            text: The text of the model: a JSON object of any length; an empty text and `null` count as `{}`.
 
         Returns:
-            No positional arguments, and the keyword arguments as JSON values. Omitted arguments are absent.
+            No positional arguments, and the keyword arguments as JSON values. Omitted arguments are absent, except for
+            copies of defaults that the function could change.
 
         Raises:
             ArgumentsError: if the text is not a strict JSON object or does not fit; the message lists all problems.
@@ -92,6 +102,8 @@ class SchemaSignature(Value):
                     f"the arguments of {self.name} do", self._find_problems(values), values, self.parameters
                 )
             )
+        if self.mutable_defaults:
+            values |= copy.deepcopy({name: each for name, each in self.mutable_defaults.items() if name not in values})
         return (), values
 
     def _find_problems(self, values: dict[str, Any]) -> Iterator[ErrorDetails]:
@@ -141,6 +153,7 @@ def build_schema_signature(
         is_valid=is_valid,
         cost=compute_cost(schema, name),
         accepts_name=_build_name_check(function, visible[1:] if context else visible, schema, name),
+        mutable_defaults=read_mutable_defaults(visible, name),
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 from urllib.parse import unquote
+
+_NUMBER_TYPES: Final = frozenset({"integer", "number"})
 
 
 def resolve_reference(root: Mapping[str, Any], reference: str) -> Any:
@@ -99,6 +102,65 @@ def find_closest_branches(value: object, branches: Sequence[Any], root: Mapping[
 def accepts_null(schema: Any, root: Mapping[str, Any]) -> bool:
     """Return whether null fits the schema."""
     return any(_may_match(None, leaf) for leaf in expand_branches(schema, root))
+
+
+def find_confused_booleans(
+    value: Any, schema: Mapping[str, Any]
+) -> Iterator[tuple[tuple[str | int, ...], bool | float, str]]:
+    """Yield each boolean where a number is expected, and number where a boolean is, as place, value and wish.
+
+    Python counts True as 1, and so do validators of its types. In JSON they differ: `true` does not state an amount.
+
+    Args:
+        value: Parsed JSON.
+        schema: JSON Schema of the value, whose references resolve.
+    """
+    leaves_by_parts: dict[tuple[int, ...], list[Any]] = {}
+    waiting: deque[tuple[tuple[str | int, ...], Any, list[Any]]] = deque([((), value, [schema])])
+    while waiting:
+        place, value, parts = waiting.popleft()
+        ids = tuple(map(id, parts))  # the items of a list have the same schema
+        if ids not in leaves_by_parts:
+            leaves_by_parts[ids] = [leaf for part in parts for leaf in expand_branches(part, schema)]
+        leaves = leaves_by_parts[ids]
+        if isinstance(value, bool | int | float):
+            kinds = {kind for leaf in leaves for kind in _scalar_types(leaf)}
+            if isinstance(value, bool) and "boolean" not in kinds and not kinds.isdisjoint(_NUMBER_TYPES):
+                yield place, value, "should be a number: true and false are none"
+            if not isinstance(value, bool) and "boolean" in kinds and kinds.isdisjoint(_NUMBER_TYPES):
+                yield place, value, "should be true or false: a number is neither"
+        elif isinstance(value, dict):
+            fitting = _find_object_leaves(value, leaves)
+            waiting += [((*place, key), item, _member_schemas(key, fitting)) for key, item in value.items()]
+        elif isinstance(value, list):
+            arrays = [leaf for leaf in leaves if isinstance(leaf, Mapping)]
+            rest = [leaf["items"] for leaf in arrays if "items" in leaf]
+            for index, item in enumerate(value):
+                first = [leaf["prefixItems"][index] for leaf in arrays if index < len(leaf.get("prefixItems", ()))]
+                waiting.append(((*place, index), item, first or rest))
+
+
+def _scalar_types(leaf: Any) -> Sequence[str]:
+    """Return the types of the scalars that a leaf accepts."""
+    if not isinstance(leaf, Mapping):
+        return ("boolean", "number") if leaf else ()
+    listed = leaf["enum"] if "enum" in leaf else [leaf["const"]] if "const" in leaf else ()
+    return [json_type(each) for each in listed] or declared_types(leaf) or ("boolean", "number")
+
+
+def _find_object_leaves(value: dict[str, Any], leaves: Sequence[Any]) -> Sequence[Any]:
+    """Return the leaves that an object may match; all that have keys if it matches none."""
+    objects = [leaf for leaf in leaves if isinstance(leaf, Mapping)]
+    tagged = [leaf for leaf in objects if _may_match(value, leaf) and _tags_match(value, leaf)] or objects
+    return [leaf for leaf in tagged if all(key in value for key in leaf.get("required", ()))] or tagged
+
+
+def _member_schemas(key: str, leaves: Sequence[Any]) -> list[Any]:
+    found = [leaf["properties"][key] for leaf in leaves if key in leaf.get("properties", {})]
+    if found:
+        return found
+    patterns = [part for leaf in leaves for part in leaf.get("patternProperties", {}).values()]
+    return patterns + [leaf["additionalProperties"] for leaf in leaves if "additionalProperties" in leaf]
 
 
 def _may_match(value: object, leaf: Any) -> bool:

@@ -11,12 +11,13 @@ alone takes 1.3 us.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import json
 import operator
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
 
 import attrs
@@ -25,13 +26,14 @@ from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, Valid
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import PydanticSerializationError, core_schema, to_json
+from pydantic_core import ErrorDetails, PydanticSerializationError, core_schema, to_json
 from typing_extensions import TypedDict
 
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import JSON
 from agentfsm.core.value import Value
 from agentfsm.tools.schema.arguments import (
+    build_problem,
     check_object,
     describe_parameters,
     extract_object,
@@ -40,7 +42,14 @@ from agentfsm.tools.schema.arguments import (
     require_object,
 )
 from agentfsm.tools.schema.binding import Arguments, BoundArguments
-from agentfsm.tools.schema.introspection import find_context_parameter, read_docstring, read_parameters, summarise_error
+from agentfsm.tools.schema.introspection import (
+    find_context_parameter,
+    read_docstring,
+    read_mutable_defaults,
+    read_parameters,
+    summarise_error,
+)
+from agentfsm.tools.schema.matching import find_confused_booleans
 from agentfsm.tools.schema.strict import build_strict_schema, drop_nulls
 
 # Unknown arguments are refused, since they show a misunderstanding. Infinity may come from 1e999.
@@ -82,8 +91,14 @@ class FunctionSignature(Value):
     validate: Callable[[str], dict[str, Any]] = attrs.field(eq=False, repr=False)
     """Compiled validator, which converts JSON text to the given arguments by parameter name."""
 
+    has_booleans: bool = attrs.field(eq=False, repr=False)
+    """Whether the schema may have a boolean, for which Python's types take a number."""
+
     defaults: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
     """Default values by parameter name, for parameters that the model omits."""
+
+    mutable_defaults: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
+    """Defaults that each call gets a copy of, by parameter name."""
 
     def to_namespace(self, bound: BoundArguments) -> Arguments:
         """Return bound arguments as a namespace, with the defaults of omitted ones."""
@@ -95,27 +110,31 @@ class FunctionSignature(Value):
         """Validate the arguments of a call.
 
         Args:
-            text: The text of the model: a JSON object of any length; an empty text counts as `{}`.
+            text: The text of the model: a JSON object of any length; an empty text and `null` count as `{}`.
 
         Returns:
             Positional arguments (without the context) and keyword arguments for the call. Omitted arguments are absent,
-            so Python applies their defaults.
+            so Python applies their defaults, except for copies of defaults that the function could change.
 
         Raises:
             ArgumentsError: if the text is not a strict JSON object or does not fit; the message lists all problems.
         """
         text = require_object(text)
+        subject = f"the arguments of {self.name} do"
         try:
             values = self.validate(text)
         except ValidationError as error:
-            problems, sent = error.errors(include_url=False, include_context=False), jiter.from_json(text.encode())
-            raise ArgumentsError(
-                format_problems(f"the arguments of {self.name} do", problems, sent, self.parameters)
-            ) from None
+            raise ArgumentsError(_explain_refusal(error, subject, text, self.parameters)) from None
         except Exception as error:  # a validator of the user's own types may raise anything; the model can correct it
             reason = f"{type(error).__name__}: {summarise_error(error)}"
             message = f"the arguments of {self.name} do not fit ({reason}).\n{describe_parameters(self.parameters)}"
             raise ArgumentsError(message) from error
+        if (self.has_booleans or "true" in text or "false" in text) and (
+            flaw := _explain_confusion(subject, text, self.parameters)
+        ):
+            raise ArgumentsError(flaw)
+        if self.mutable_defaults:
+            values |= copy.deepcopy({name: each for name, each in self.mutable_defaults.items() if name not in values})
         if not self.positional_only:
             return (), values
         return tuple(values.pop(p.name, p.default) for p in self.positional_only), values
@@ -151,7 +170,9 @@ def build_function_signature(
         context_parameter=context,
         positional_only=tuple(p for p in visible if p.kind is p.POSITIONAL_ONLY),
         validate=(lambda text: validate(_drop_nulls(text, schema))) if strict else validate,
+        has_booleans=_has_booleans(schema),
         defaults={p.name: p.default for p in visible if p.default is not p.empty},
+        mutable_defaults=read_mutable_defaults(visible, name),
     )
 
 
@@ -218,7 +239,9 @@ def compile_type(hint: Any) -> CompiledType:
         schema=schema,
         is_wrapped=is_wrapped,
         takes_text=get_origin(hint) in _UNION_ORIGINS and str in get_args(hint),
-        validate=functools.partial(_validate_answer, adapter, schema, is_wrapped=is_wrapped),
+        validate=functools.partial(
+            _validate_answer, adapter, schema, is_wrapped=is_wrapped, has_booleans=_has_booleans(schema)
+        ),
     )
 
 
@@ -227,16 +250,46 @@ def _build_adapter(hint: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
     return adapter, drop_titles(adapter.json_schema(schema_generator=_ArgumentsSchemaGenerator))
 
 
-def _validate_answer(adapter: TypeAdapter[Any], schema: Mapping[str, Any], text: str, *, is_wrapped: bool) -> Any:
+def _validate_answer(
+    adapter: TypeAdapter[Any], schema: Mapping[str, Any], text: str, *, is_wrapped: bool, has_booleans: bool
+) -> Any:
     try:
         value = adapter.validator.validate_json(text)
     except ValidationError as error:
-        problems, sent = error.errors(include_url=False, include_context=False), jiter.from_json(text.encode())
-        raise ArgumentsError(format_problems("the answer does", problems, sent, schema)) from None
+        raise ArgumentsError(_explain_refusal(error, "the answer does", text, schema)) from None
     except Exception as error:  # as of arguments
         reason = f"{type(error).__name__}: {summarise_error(error)}"
         raise ArgumentsError(f"the answer does not fit ({reason}).\n{describe_parameters(schema)}") from error
+    if (has_booleans or "true" in text or "false" in text) and (
+        flaw := _explain_confusion("the answer does", text, schema)
+    ):
+        raise ArgumentsError(flaw)
     return value["result"] if is_wrapped else value
+
+
+def _has_booleans(schema: Mapping[str, Any]) -> bool:
+    text = json.dumps(schema)
+    return '"boolean"' in text or '"enum"' in text  # listed values may have no type
+
+
+def _explain_refusal(error: ValidationError, subject: str, text: str, schema: Mapping[str, Any]) -> str:
+    sent = jiter.from_json(text.encode())
+    problems = error.errors(include_url=False, include_context=False)
+    known = {problem["loc"] for problem in problems}
+    problems += [each for each in _find_confusions(sent, schema) if each["loc"] not in known]
+    return format_problems(subject, problems, sent, schema)
+
+
+def _explain_confusion(subject: str, text: str, schema: Mapping[str, Any]) -> str | None:
+    """Return the problems of arguments that fit Python's types with True for 1; None if they have none."""
+    sent = jiter.from_json(text.encode())
+    problems = list(_find_confusions(sent, schema))
+    return format_problems(subject, problems, sent, schema) if problems else None
+
+
+def _find_confusions(sent: JSON, schema: Mapping[str, Any]) -> Iterator[ErrorDetails]:
+    for place, value, wish in find_confused_booleans(sent, schema):
+        yield build_problem("schema", place, value, wish)
 
 
 def _drop_nulls(text: str, schema: Mapping[str, Any]) -> str:

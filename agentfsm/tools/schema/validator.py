@@ -15,7 +15,7 @@ import attrs
 import jsonschema_rs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.tools.schema.arguments import join_alternatives
+from agentfsm.tools.schema.arguments import build_problem, join_alternatives
 from agentfsm.tools.schema.introspection import summarise_error
 from agentfsm.tools.schema.matching import declared_types, find_closest_branches, has_type, resolve_reference
 
@@ -94,11 +94,6 @@ def find_problems(schema: dict[str, Any], value: Any) -> _Problems:
         value: Parsed JSON.
     """
     return _ProblemFinder(schema).find(value, schema, "", ())
-
-
-def build_problem(kind: str, place: _Location, value: object, wish: str = "") -> ErrorDetails:
-    """Build a problem in pydantic's form."""
-    return {"type": kind, "loc": place, "msg": wish, "input": value}
 
 
 @attrs.define
