@@ -21,6 +21,7 @@ from agentfsm.cli.argument_types import (
     parse_rate,
     parse_rating,
     parse_seconds,
+    parse_seconds_or_zero,
     parse_since,
     parse_threshold,
     parse_time,
@@ -58,6 +59,7 @@ from agentfsm.cli.resolve.agent_target import MCP_OPTION
 from agentfsm.cli.resolve.store_location import STORE_VARIABLE
 from agentfsm.core.calls import Phase
 from agentfsm.core.errors import MisuseError
+from agentfsm.worker import DRAIN_S
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.labels import DATA_LEVELS
 from agentfsm.core.machine import State
@@ -222,6 +224,7 @@ def _add_execute(add: AddParser) -> None:
         type=parse_rate,
         help="number of runs started in a period, such as 300/60 (with --engine dbos; default: no limit)",
     )
+    _add_drain(worker)
     _add_deltas(worker)
     resume = _add_command(add, execute.resume, text="resume a run from the end of its journal, and end its pause")
     _add_run_id(resume)
@@ -670,9 +673,20 @@ def _add_mcp(add: AddParser) -> None:
         "--allow-host", metavar="NAME", action="append", default=[], help="another host name of the server"
     )
     serve.add_argument("--prefix", default="", help="prefix for the names of the tools that control runs")
+    _add_drain(serve)
     serve.add_argument("--no-tools", action="store_true", help="leave out the agent's own tools")
     for name, what in mcp_serve.CLIENT_LIMITS.items():
         serve.add_argument(f"--client-{name}", metavar="N", type=parse_count, help=f"maximum {what} of one HTTP client")
+
+
+def _add_drain(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--drain",
+        metavar="SECONDS",
+        type=parse_seconds_or_zero,
+        default=DRAIN_S,
+        help="time for model requests and calls in flight to end after the first signal (default: %(default)g)",
+    )
 
 
 def _add_serve(add: AddParser) -> None:
@@ -698,6 +712,7 @@ def _add_serve(add: AddParser) -> None:
         default=WORKER_PARALLEL,
         help="runs of each agent at a time (default: %(default)s)",
     )
+    _add_drain(serve)
     serve.add_argument("--no-worker", action="store_true", help="execute no runs: `agentfsm worker` does")
     serve.add_argument("--studio", action="store_true", help="also serve pages to see the runs and steer them")
     serve.add_argument(

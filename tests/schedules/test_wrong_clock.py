@@ -45,7 +45,7 @@ class Story:
         await self.schedules.add(self.agent, "hourly", cron="0 * * * *", prompt="Go.", missed=missed, **options)
 
     async def look(self, at):
-        """Let a worker look at a time, and return the ids of the runs that it creates, without the name and the date."""
+        """Let a worker look at a time, and return the runs that it creates, without the name and the month."""
         self.clock.at = at
         before = await self._list_ids()
         await DueRuns(self.agent).create()
