@@ -923,8 +923,8 @@ class Agent(Generic[A_co]):
                 have the same URL. It may be lost, and delays no run. None: a stream has the text from the journal.
 
         Raises:
-            MisuseError: when `parallel` is below 1, `poll_s` is not above 0, `drain_s` is negative, or `deltas` is not the URL of a
-                Redis.
+            MisuseError: when `parallel` is below 1, `poll_s` is not above 0, `drain_s` is negative, or `deltas` is not
+                the URL of a Redis.
         """
         COUNT.check("worker", "parallel", parallel)
         SECONDS.check("worker", "poll_s", poll_s)

@@ -149,8 +149,8 @@ class Worker:
         """Log the runs whose effects in flight were cut off at the end of the drain, in one line."""
         if self.cut_off:
             _log.warning(
-                "%d runs were cut off in a step at the end of the drain; any worker continues them, and asks about "
-                "calls whose outcome is unknown: %s",
+                "the drain is over, and runs were cut off within a step (%d): %s; any worker continues them, and a "
+                "call whose outcome is unknown follows its on_unknown",
                 len(self.cut_off),
                 ", ".join(sorted(self.cut_off)[:MAX_NAMED_RUNS]) + (", ..." if self.cut_off[MAX_NAMED_RUNS:] else ""),
             )

@@ -59,7 +59,6 @@ from agentfsm.cli.resolve.agent_target import MCP_OPTION
 from agentfsm.cli.resolve.store_location import STORE_VARIABLE
 from agentfsm.core.calls import Phase
 from agentfsm.core.errors import MisuseError
-from agentfsm.worker import DRAIN_S
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.labels import DATA_LEVELS
 from agentfsm.core.machine import State
@@ -70,6 +69,7 @@ from agentfsm.evals.evaluation_runner import PARALLEL, RUNS
 from agentfsm.schedules.schedule import DATE_PLACEHOLDER, MissedPolicy
 from agentfsm.stores.home import DEFAULT_STORE
 from agentfsm.stores.loading import mask_password
+from agentfsm.worker import DRAIN_S
 
 if TYPE_CHECKING:
     from agentfsm.cli.resolve.run_lookup import Command

@@ -423,7 +423,7 @@ class DBOSEngine:
                 stop.set()  # the threads that take workflows from the queues
             worker.drain()
             with anyio.move_on_after(worker.drain_s, shield=True):
-                while self._scopes and not worker.is_cut_off:
+                while self._scopes and not worker.is_cut_off:  # noqa: ASYNC110  only at the end of a process
                     await anyio.sleep(0.01)
             worker.end_drain()
         with anyio.move_on_after(STOP_S, shield=True):

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
-    from agentfsm.engines.dbos import DBOSEngine
     from agentfsm.engine.execution.drain import Drain
+    from agentfsm.engines.dbos import DBOSEngine
     from agentfsm.ports.store import Lease
     from agentfsm.releases import Rollout
 

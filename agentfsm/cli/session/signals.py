@@ -1,6 +1,7 @@
 """Handle Ctrl-C and SIGTERM: the first signal cancels the running work, the second ends the process at once.
 
-Work with a drain ends in order at the first signal. The second one cuts off its effects, and the third ends the process.
+Work with a drain ends in order at the first signal. The second one cuts off its effects, and the third ends the
+process.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
+    from agentfsm.engine.execution.drain import Drain
     from agentfsm.ports.store import Lease
 
 P = ParamSpec("P")

@@ -168,8 +168,8 @@ class MCPService:
     """Runs of an agent that clients may start and follow. None: only tools, resources and prompts are served."""
 
     drain_s: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
-    """Seconds that calls in flight, and those of runs, have to end when the server stops, 0 or more. Default 0: runs are
-    cut off, and requests over HTTP have 3 s.
+    """Seconds that calls in flight, and those of runs, have to end when the server stops, 0 or more. Default 0: runs
+    are cut off, and requests over HTTP have 3 s.
     """
 
     server: Server[TaskGroup] = attrs.field(init=False)
