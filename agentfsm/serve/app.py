@@ -100,7 +100,7 @@ def serve(
         deps: Dependencies of every run, or a function, plain or async, that takes the run and returns them.
         parallel: Runs of each agent that this process executes at once; 0 if workers execute them.
         drain_s: Seconds that model requests and calls in flight have to end when the lifespan ends, 0 or more. The runs
-            are then released between two steps. Default 0: what is in flight is cut off.
+            are then released between two steps. Default 0: they are cut off.
         groups: Further endpoints, such as those of other protocols.
         limits: Limits of each user whose key has none of its own.
         tenant_limits: Limits of all users of a tenant together.

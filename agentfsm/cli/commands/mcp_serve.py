@@ -143,7 +143,7 @@ async def _serve_stdio(service: MCPService, close: Callable[[], Awaitable[None]]
 
 
 async def _exit_on_signal(service: MCPService, close: Callable[[], Awaitable[None]]) -> None:
-    """Drain, release the runs and exit when a signal arrives; at a second one, cut off what is in flight.
+    """Drain, release the runs and exit when a signal arrives; at a second one, cut off the calls in flight.
 
     A thread that reads standard input cannot be stopped, so the process exits.
     """

@@ -354,9 +354,10 @@ class MCPService:
     async def drain(self) -> None:
         """Begin no further call, and wait until those in flight have ended and the runs are released.
 
-        What is in flight after `drain_s` is cut off.
+        Effects that are in flight after `drain_s` are cut off.
         """
         with anyio.move_on_after(self.drain_s):
+            self.release_clients()
             self._stop_calls()
             for each in self._tools:
                 await each.sequencer.wait_idle()
