@@ -207,17 +207,19 @@ async def test_a_drain_cuts_off_no_call_and_takes_no_further_run(shared_postgres
         paid.append(name)
         return "paid"
 
-    script = ScriptedModel(say("", call("pay", name="ann")), "Paid.")
-    agent = Agent(script, tools=[pay], name="payer", store=PostgresStore(shared_postgres, schema=schema))
+    def answer(request):
+        return say("", call("pay", name=request.messages[0].text)) if len(request.messages) == 1 else "Paid."
+
+    agent = Agent(FunctionModel(answer), tools=[pay], name="payer", store=PostgresStore(shared_postgres, schema=schema))
     async with agent, make_engine(agent) as engine:
-        await engine.submit("go", id="r")
+        await engine.submit("ann", id="r")
         async with anyio.create_task_group() as tasks:
             with anyio.CancelScope() as scope:
 
                 async def stop():
                     await paying.wait()
                     scope.cancel()
-                    await engine.submit("go", id="late")
+                    await engine.submit("bob", id="late")
                     may_end.set()
 
                 tasks.start_soon(stop)
@@ -226,10 +228,10 @@ async def test_a_drain_cuts_off_no_call_and_takes_no_further_run(shared_postgres
         assert paid == ["ann"]
         run, late = await agent.load("r"), await agent.load("late")
         assert (run.is_over, run.is_waiting, late.version) == (False, False, 0)
-        await agent.delete("late")
         with anyio.fail_after(60):
             await engine.work(until_idle=True)
-        assert (await agent.load("r")).output == "Paid."
+        assert [(await agent.load(each)).output for each in ("r", "late")] == ["Paid.", "Paid."]
+        assert paid == ["ann", "bob"]
 
 
 def test_it_says_that_it_needs_asyncio(shared_postgres, schema):
