@@ -1,4 +1,4 @@
-"""Schedules after a clock that was wrong for a while: no time is lost, repeated or promised in vain."""
+"""Schedules after a clock that was wrong for a while, and all else in a store that goes by its clock."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import attrs
 import pytest
 
 from agentfsm import Agent
+from agentfsm.engine.execution.spend_windows import WindowRecord
+from agentfsm.releases.rollout_guard import RolloutGuard
+from agentfsm.releases.rollout_log import RolloutControl
 from agentfsm.schedules import Schedules
 from agentfsm.schedules.due_runs import DueRuns
 from agentfsm.schedules.schedule import SCHEDULE_KIND
@@ -131,3 +134,27 @@ async def test_a_right_schedule_has_the_record_that_older_workers_read():
     await story.look(START + 31 * DAY_S - 600 + HOUR_S)
     record = await story.agent.store.read_record(SCHEDULE_KIND, "hourly")
     assert not {"done_before", "set_back"} & record.value.keys()
+
+
+# Other progress by the clock that is kept in the store.
+
+
+async def test_the_rules_of_a_roll_out_are_checked_after_a_clock_that_was_ahead():
+    """The process that checked them then, and has died, does not hold them for as long as the clock was ahead."""
+    clock = SetClock()
+    control = RolloutControl("shop", MemoryStore(clock=clock))
+    clock.at = START + 30 * DAY_S
+    assert await RolloutGuard(control).hold()
+    clock.at = START
+    guard = RolloutGuard(control)
+    assert await guard.hold()
+    assert not await RolloutGuard(control).hold()
+    clock.at = START + 60
+    assert await RolloutGuard(control).hold()
+
+
+def test_a_reservation_of_a_clock_that_was_ahead_counts_as_spent():
+    """Else it would keep its room, and other requests waiting, until that time comes."""
+    record = WindowRecord(reserved={"dead-1": (2.0, START + 30 * DAY_S), "live-1": (1.0, START - 10.0)})
+    assert record.settle_left("own", "own-1", START)
+    assert (record.spent_usd, list(record.reserved)) == (2.0, ["live-1"])

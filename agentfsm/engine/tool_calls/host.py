@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -822,8 +821,11 @@ class ToolCalls:
         journal.defers_changes = True
         drain = self.execution.drain
         try:
-            with nullcontext() if drain is None else drain.left():  # each call is counted by itself
+            if drain is None:
                 await running
+            else:
+                with drain.left():  # each call is counted by itself
+                    await running
         finally:
             if journal.on_event is not None:
                 journal.emit_changes()
