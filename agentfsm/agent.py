@@ -54,7 +54,7 @@ from agentfsm.core.settings import EXTRA_TOOLS, Settings
 from agentfsm.core.spend import Spend
 from agentfsm.core.trace_context import child_traceparent
 from agentfsm.core.usage import AgentCost, SessionCost
-from agentfsm.core.validation import BOOL, COUNT, SECONDS, require_type
+from agentfsm.core.validation import BOOL, COUNT, NOT_NEGATIVE, SECONDS, require_type
 from agentfsm.decisions import as_attendant, wake_callers
 from agentfsm.engine.driver import LEASE_POLL_S, Driver
 from agentfsm.engine.execution import journal as journals
@@ -904,6 +904,7 @@ class Agent(Generic[A_co]):
         parallel: int = WORKER_PARALLEL,
         poll_s: float = WORKER_POLL_S,
         until_idle: bool = False,
+        drain_s: float = 0.0,
         deltas: str | None = None,
     ) -> None:
         """Execute the runs of agents with this name that are ready, until cancelled.
@@ -918,22 +919,26 @@ class Agent(Generic[A_co]):
             parallel: Maximum number of runs executed at once, 1 or more.
             poll_s: Seconds between two polls of the store, above 0.
             until_idle: Whether to return when no run is ready.
+            drain_s: Seconds that model requests and calls in flight have to end after a cancellation, 0 or more. The
+                worker claims no further run meanwhile, and the runs are released between two steps. Default 0: they are
+                cut off.
             deltas: URL of a Redis through which the text that models write reaches the event streams of servers, which
                 have the same URL. It may be lost, and delays no run. None: a stream has the text from the journal.
 
         Raises:
-            MisuseError: when `parallel` is below 1, `poll_s` is not a number above 0, or `deltas` is not the URL of a
-                Redis.
+            MisuseError: when `parallel` is below 1, `poll_s` is not above 0, `drain_s` is negative, or `deltas` is not
+                the URL of a Redis.
         """
         COUNT.check("worker", "parallel", parallel)
         SECONDS.check("worker", "poll_s", poll_s)
+        NOT_NEGATIVE.check("worker", "drain_s", drain_s)
         relay = None if deltas is None else DeltaRelay(deltas)
 
         async def execute(run: Run[Any], run_deps: Any, **options: Any) -> Run[Any]:
             on_event = None if relay is None else pass_deltas(run.id, relay.publish)
             return await self.driver.run_until_blocked(run, run_deps, on_event=on_event, **options)
 
-        worker = Worker(agent=self, execute=execute, deps=deps, parallel=parallel, poll_s=poll_s)
+        worker = Worker(agent=self, execute=execute, deps=deps, parallel=parallel, poll_s=poll_s, drain_s=drain_s)
         await worker.run(until_idle=until_idle)
 
     def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[JournalEvent]:

@@ -338,6 +338,7 @@ class _SubagentCall:
             on_run=self._on_run,
             parent_budget=None if self.parent is None else self.parent.budget,
             resume=True,
+            drain=None if self.parent is None else self.parent.drain,
             attendant=None if self.ctx.attendance is None else self.ctx.attendance.attendant,
         )
         try:

@@ -1,4 +1,4 @@
-"""Worker: executes the runs of an agent that are ready, until cancelled.
+"""Worker: executes the runs of an agent that are ready, until it is drained or cancelled.
 
 Any number of workers may share a store. The lease of a run ensures that one worker executes it at a time. When a worker
 dies, its runs are ready again as soon as its leases expire.
@@ -19,10 +19,13 @@ from agentfsm._concurrency import make_waker
 from agentfsm._runnable_agent import AgentChoice, RunnableAgent
 from agentfsm.core.errors import AgentError, MisuseError, StoreError, first_error
 from agentfsm.core.header import FORMAT
+from agentfsm.engine.execution.drain import Drain
 from agentfsm.schedules.due_runs import DueRuns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
+
+    from anyio.abc import TaskGroup, TaskStatus
 
     from agentfsm.core.run import Run
     from agentfsm.ports.store import Lease
@@ -33,6 +36,10 @@ _log = logging.getLogger("agentfsm.worker")
 BACKOFF_S: Final = 1.0
 # The longest delay in seconds, after which the cause may have been fixed.
 MAX_BACKOFF_S: Final = 300.0
+# Seconds that effects in flight have when a process of the command line stops: Kubernetes kills it after 30 s.
+DRAIN_S: Final = 25.0
+# Maximum of runs that a line of the log names.
+MAX_NAMED_RUNS: Final = 20
 # Maximum of runs whose delay is remembered, so that the next delay is longer.
 MAX_BACKOFF_RUNS: Final = 10_000
 
@@ -53,6 +60,11 @@ class Worker:
 
     poll_s: float
     """Seconds between two polls of the store."""
+
+    drain_s: float = 0.0
+    """Seconds that model requests and calls in flight have to end when the worker stops, 0 or more. Default 0: a
+    cancellation cuts them off.
+    """
 
     releases: Collection[str] = attrs.field(
         default=attrs.Factory(lambda own: (own.agent.version,) if own.agent.version else (), takes_self=True)
@@ -82,6 +94,25 @@ class Worker:
     _reported_releases: set[str] = attrs.field(factory=set, init=False)
     """Releases of which it was logged that their runs are left to other workers."""
 
+    _drains: dict[str, Drain] = attrs.field(factory=dict, init=False)
+    """Drains of the runs in execution, by run id."""
+
+    _executions: anyio.CancelScope | None = attrs.field(default=None, init=False)
+    """Scope around all executions; None before `run`."""
+
+    _has_stopped: anyio.Event = attrs.field(factory=anyio.Event, init=False)
+    """Set when no further run is claimed."""
+
+    is_draining: bool = attrs.field(default=False, init=False)
+    """Whether the worker claims no further run, and ends each of its runs as soon as none of its effects is in flight.
+    """
+
+    is_cut_off: bool = attrs.field(default=False, init=False)
+    """Whether the drain was ended before its time."""
+
+    cut_off: list[str] = attrs.field(factory=list, init=False)
+    """Ids of the runs whose effects in flight were cut off at the end of the drain."""
+
     _changed: anyio.Event = attrs.field(factory=anyio.Event, init=False)
     """Set when an execution has ended, or the store has new work."""
 
@@ -94,33 +125,85 @@ class Worker:
         """Poll the store now."""
         self._changed.set()
 
+    def drain(self) -> None:
+        """Claim no further run, and release each run once none of its model requests and calls is in flight.
+
+        `run` then returns, after `drain_s` at the latest.
+        """
+        if self.is_draining:
+            return
+        self.is_draining = True
+        if self._executions is not None:
+            self._executions.deadline = anyio.current_time() + self.drain_s
+        for each in tuple(self._drains.values()):
+            each.begin()
+        self.wake()
+
+    def end_drain(self) -> None:
+        """Cut off the effects in flight now."""
+        self.is_cut_off = True
+        if self._executions is not None:
+            self._executions.cancel()
+
+    def report_cut_off(self) -> None:
+        """Log the runs whose effects in flight were cut off at the end of the drain, in one line."""
+        if self.cut_off:
+            _log.warning(
+                "the drain is over, and runs were cut off within a step (%d): %s; any worker continues them, and a "
+                "call whose outcome is unknown follows its on_unknown",
+                len(self.cut_off),
+                ", ".join(sorted(self.cut_off)[:MAX_NAMED_RUNS]) + (", ..." if self.cut_off[MAX_NAMED_RUNS:] else ""),
+            )
+
     async def run(self, *, until_idle: bool) -> None:
-        """Execute the runs that are ready, until cancelled or, with `until_idle`, until no run is ready."""
+        """Execute the runs that are ready, until drained, cancelled or, with `until_idle`, until no run is ready.
+
+        With `drain_s` above 0, a cancellation drains the worker first. `end_drain` shortens that.
+        """
         try:
             await self._run(until_idle=until_idle)
         except BaseExceptionGroup as group:  # trio wraps a KeyboardInterrupt
             raise first_error(group) from None
+        finally:
+            self.report_cut_off()
 
     async def _run(self, *, until_idle: bool) -> None:
         unsubscribe = self.agent.store.subscribe(f"agent:{self.agent.name}", make_waker(self.wake))
-        due_runs = DueRuns(self.agent, self.choose)
         try:
-            async with anyio.create_task_group() as executions:
-                while True:
-                    self._changed = anyio.Event()
-                    await due_runs.create()
-                    leases = await self._claim()
-                    for lease in leases or ():
-                        self._busy.add(lease.run_id)
-                        executions.start_soon(self.execute_safely, lease)
-                    is_idle = leases is not None and not self._busy and not self._has_suspects
-                    if until_idle and is_idle:
-                        return
-                    if leases is None or self._busy or not self._has_suspects:
-                        with anyio.move_on_after(min(self.poll_s, due_runs.wait_s)):
-                            await self._changed.wait()
+            async with anyio.create_task_group() as tasks:
+                executions = await tasks.start(self._hold_executions)
+                try:
+                    await self._execute_ready(executions, until_idle=until_idle)
+                except BaseException:
+                    self.drain()
+                    raise
+                finally:
+                    self._has_stopped.set()
         finally:
             unsubscribe()
+
+    async def _hold_executions(self, *, task_status: TaskStatus[TaskGroup]) -> None:
+        """Hold the task group of the executions. A cancellation of the worker does not reach them during a drain."""
+        with anyio.CancelScope(shield=self.drain_s > 0) as self._executions:
+            async with anyio.create_task_group() as executions:
+                task_status.started(executions)
+                await self._has_stopped.wait()
+
+    async def _execute_ready(self, executions: TaskGroup, *, until_idle: bool) -> None:
+        due_runs = DueRuns(self.agent, self.choose)
+        while not self.is_draining:
+            self._changed = anyio.Event()
+            await due_runs.create()
+            leases = await self._claim()
+            for lease in leases or ():
+                self._busy.add(lease.run_id)
+                executions.start_soon(self.execute_safely, lease)
+            is_idle = leases is not None and not self._busy and not self._has_suspects
+            if self.is_draining or (until_idle and is_idle):
+                return
+            if leases is None or self._busy or not self._has_suspects:
+                with anyio.move_on_after(min(self.poll_s, due_runs.wait_s)):
+                    await self._changed.wait()
 
     async def _claim(self) -> Sequence[Lease] | None:
         """Take the leases of ready runs, up to `parallel` runs in all. Return None if the store fails."""
@@ -186,7 +269,10 @@ class Worker:
         lease.backoff_s = rest_s * random.uniform(1.0, 1.5)  # noqa: S311  so that runs are not retried all at once
         lease.backoff_inbox_head = lease.inbox_head
         try:
-            return await self._execute(lease)
+            if self.drain_s <= 0:
+                return await self._execute(lease)
+            with anyio.CancelScope() as scope:
+                return await self._execute_with_drain(lease, Drain(scope))
         except AgentError as error:
             has_failed = True
             _log.warning("run %s was not executed: %s", run_id, error)
@@ -203,7 +289,20 @@ class Worker:
             self._changed.set()
         return None
 
-    async def _execute(self, lease: Lease) -> Run[Any]:
+    async def _execute_with_drain(self, lease: Lease, drain: Drain) -> Run[Any]:
+        self._drains[lease.run_id] = drain
+        if self.is_draining:
+            drain.begin()
+        try:
+            return await self._execute(lease, drain)
+        except BaseException:
+            if self.is_cut_off or (self._executions is not None and self._executions.cancel_called):
+                self.cut_off.append(lease.run_id)
+            raise
+        finally:
+            del self._drains[lease.run_id]
+
+    async def _execute(self, lease: Lease, drain: Drain | None = None) -> Run[Any]:
         try:
             run = await self.agent.load(lease.run_id)
             self._check_release(run.header.release)
@@ -216,7 +315,7 @@ class Worker:
                     self._suspects.discard(lease.run_id)
                     self._changed.set()
 
-            return await self.execute(run, deps, lease=lease, on_run=on_run)
+            return await self.execute(run, deps, lease=lease, on_run=on_run, drain=drain)
         except BaseException:
             self.agent.store.release(lease)
             raise

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final, TypeVar
 
-from agentfsm.core.validation import COUNT, SECONDS, ValueRule
+from agentfsm.core.validation import COUNT, NOT_NEGATIVE, SECONDS, ValueRule
 from agentfsm.ports.stored import RATING
 from agentfsm.tools.schema.arguments import check_object
 
@@ -144,6 +144,11 @@ def parse_rating(text: str) -> int:
 def parse_seconds(text: str) -> float:
     """Parse a number of seconds above 0."""
     return _parse(text, float, SECONDS)
+
+
+def parse_seconds_or_zero(text: str) -> float:
+    """Parse a number of seconds, 0 or more."""
+    return _parse(text, float, NOT_NEGATIVE)
 
 
 def parse_rate(text: str) -> tuple[int, float]:

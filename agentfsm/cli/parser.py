@@ -21,6 +21,7 @@ from agentfsm.cli.argument_types import (
     parse_rate,
     parse_rating,
     parse_seconds,
+    parse_seconds_or_zero,
     parse_since,
     parse_threshold,
     parse_time,
@@ -68,6 +69,7 @@ from agentfsm.evals.evaluation_runner import PARALLEL, RUNS
 from agentfsm.schedules.schedule import DATE_PLACEHOLDER, MissedPolicy
 from agentfsm.stores.home import DEFAULT_STORE
 from agentfsm.stores.loading import mask_password
+from agentfsm.worker import DRAIN_S
 
 if TYPE_CHECKING:
     from agentfsm.cli.resolve.run_lookup import Command
@@ -222,6 +224,7 @@ def _add_execute(add: AddParser) -> None:
         type=parse_rate,
         help="number of runs started in a period, such as 300/60 (with --engine dbos; default: no limit)",
     )
+    _add_drain(worker)
     _add_deltas(worker)
     resume = _add_command(add, execute.resume, text="resume a run from the end of its journal, and end its pause")
     _add_run_id(resume)
@@ -670,9 +673,20 @@ def _add_mcp(add: AddParser) -> None:
         "--allow-host", metavar="NAME", action="append", default=[], help="another host name of the server"
     )
     serve.add_argument("--prefix", default="", help="prefix for the names of the tools that control runs")
+    _add_drain(serve)
     serve.add_argument("--no-tools", action="store_true", help="leave out the agent's own tools")
     for name, what in mcp_serve.CLIENT_LIMITS.items():
         serve.add_argument(f"--client-{name}", metavar="N", type=parse_count, help=f"maximum {what} of one HTTP client")
+
+
+def _add_drain(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--drain",
+        metavar="SECONDS",
+        type=parse_seconds_or_zero,
+        default=DRAIN_S,
+        help="time for model requests and calls in flight to end after the first signal (default: %(default)g)",
+    )
 
 
 def _add_serve(add: AddParser) -> None:
@@ -698,6 +712,7 @@ def _add_serve(add: AddParser) -> None:
         default=WORKER_PARALLEL,
         help="runs of each agent at a time (default: %(default)s)",
     )
+    _add_drain(serve)
     serve.add_argument("--no-worker", action="store_true", help="execute no runs: `agentfsm worker` does")
     serve.add_argument("--studio", action="store_true", help="also serve pages to see the runs and steer them")
     serve.add_argument(

@@ -19,6 +19,7 @@ from agentfsm.core.run import A_co, Run
 from agentfsm.core.usage import Usage
 from agentfsm.engine.execution.budget import Budget
 from agentfsm.engine.execution.config import EngineConfig
+from agentfsm.engine.execution.drain import Drain
 from agentfsm.engine.execution.execution import build_execution
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.execution.journal import Journal, create_shield
@@ -79,6 +80,7 @@ class Driver(Generic[A_co]):
         parent_budget: Budget | None = None,
         throttle: StepThrottle | None = None,
         attendant: Attendant | None = None,
+        drain: Drain | None = None,
         renamed: Mapping[str, str] = MappingProxyType({}),
     ) -> Run[A_co]:
         """Take the lease, perform effects until the run is over or waits, and give the lease back.
@@ -95,6 +97,7 @@ class Driver(Generic[A_co]):
             parent_budget: Budget of the parent run.
             throttle: Throttle of this event loop, if the caller has passed it already.
             attendant: Asks the person who attends the execution; None if there is none.
+            drain: Ends the execution between two effects; None if only cancellation ends it.
             renamed: New names of tools by their names in the journal.
 
         Raises:
@@ -130,6 +133,7 @@ class Driver(Generic[A_co]):
                 resume=resume,
                 takeover=takeover,
                 attendant=attendant,
+                drain=drain,
             )
             steps, claim = run_steps(drive, throttle, once=once), drive.answer_claim
             await outside_calls(steps if claim is None else keep_answer(drive, claim, steps))

@@ -127,7 +127,14 @@ async def _run_until_limit(execution: Execution, calls: ToolCalls, throttle: Ste
         while not (before := journal.run).is_over:
             if before.state in _THROTTLED_STATES and not throttle.try_acquire():
                 await throttle.acquire()
-            await step(execution, calls)
+            if (drain := execution.drain) is None:
+                await step(execution, calls)
+            else:
+                await drain.enter()
+                try:
+                    await step(execution, calls)
+                finally:
+                    drain.leave()
             if once or journal.run is before or journal.run.limit_reached is not reached:
                 break
     if scope.cancelled_caught and (journal.run.limit_reached is reached or journal.lease.cancelled):

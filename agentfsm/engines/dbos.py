@@ -30,7 +30,7 @@ from agentfsm.core.errors import (
     StoreError,
     TooNewError,
 )
-from agentfsm.core.validation import COUNT, NAME, SECONDS, ValueRule, is_number
+from agentfsm.core.validation import COUNT, NAME, NOT_NEGATIVE, SECONDS, ValueRule, is_number
 from agentfsm.engines.dbos_supervisor import QueueSupervisor, build_status
 from agentfsm.worker import Worker
 
@@ -171,6 +171,9 @@ class DBOSEngine:
     _room: anyio.CapacityLimiter = attrs.field(init=False)
     """Places for the runs in execution, `worker_concurrency` of them."""
 
+    _dbos: DBOS | None = attrs.field(init=False, default=None)
+    """DBOS in this process, while it works."""
+
     _is_stopping: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
@@ -237,7 +240,7 @@ class DBOSEngine:
                 ) from error
         return run
 
-    async def work(self, *, deps: Any = None, until_idle: bool = False) -> None:
+    async def work(self, *, deps: Any = None, until_idle: bool = False, drain_s: float = 0.0) -> None:
         """Execute the runs of the queue, until cancelled. One engine at a time can work in a process.
 
         These are the runs without a release, whichever version of the agent has begun them, and those of the release
@@ -251,10 +254,13 @@ class DBOSEngine:
         Args:
             deps: Dependencies of every run, or a function, plain or async, that takes the run and returns them.
             until_idle: Whether to return when no run is in the queue, delayed runs aside, and none is ready.
+            drain_s: Seconds that model requests and calls in flight have to end after a cancellation, 0 or more. This
+                process takes no further run from the queue meanwhile. Default 0: they are cut off.
 
         Raises:
             MisuseError: when it is not called on asyncio, or DBOS is in use in this process.
         """
+        NOT_NEGATIVE.check("work", "drain_s", drain_s)
         driver = self.agent.driver
         await self.serve_worker(
             Worker(
@@ -263,6 +269,7 @@ class DBOSEngine:
                 deps=deps,
                 parallel=self.worker_concurrency,
                 poll_s=self.poll_s,
+                drain_s=drain_s,
             ),
             until_idle=until_idle,
         )
@@ -281,7 +288,7 @@ class DBOSEngine:
             self._configure(executor_id)
             stack.push_async_callback(_destroy)
             self._launch(worker, queues)
-            stack.push_async_callback(self._stop_runs)
+            stack.push_async_callback(self._stop_runs, worker)
             for queue in queues:
                 await DBOS.register_queue_async(
                     queue,
@@ -308,7 +315,7 @@ class DBOSEngine:
             await supervisor.run(until_idle=until_idle)
 
     def _configure(self, executor_id: str) -> None:
-        DBOS(
+        self._dbos = DBOS(
             config={
                 "name": APPLICATION,
                 "system_database_url": self._address,
@@ -354,7 +361,9 @@ class DBOSEngine:
                 if self._is_stopping:
                     scope.cancel()
                 async with self._room:  # shared by the queues, each of which has the limit for itself
-                    return await self._execute(worker, run_id)
+                    status = await self._execute(worker, run_id)
+                    if not self._is_stopping or "failed" not in status:
+                        return status
             except RunNotFoundError:
                 return {"deleted": True}
             except TooNewError:
@@ -406,9 +415,17 @@ class DBOSEngine:
             except StoreError:
                 await anyio.sleep(STORE_PAUSE_S)
 
-    async def _stop_runs(self) -> None:
-        """Cancel the runs in execution, and wait until they have given back their leases."""
+    async def _stop_runs(self, worker: Worker) -> None:
+        """Drain the runs in execution, cancel the rest, and wait until they have given back their leases."""
         self._is_stopping = True
+        if worker.drain_s > 0:
+            for stop in () if self._dbos is None else self._dbos.background_thread_stop_events:
+                stop.set()  # the threads that take workflows from the queues
+            worker.drain()
+            with anyio.move_on_after(worker.drain_s, shield=True):
+                while self._scopes and not worker.is_cut_off:  # noqa: ASYNC110  only at the end of a process
+                    await anyio.sleep(0.01)
+            worker.end_drain()
         with anyio.move_on_after(STOP_S, shield=True):
             while self._scopes:
                 for scope in self._scopes.values():
@@ -419,6 +436,7 @@ class DBOSEngine:
             for task in tuple(self._tasks):
                 task.cancel()  # it waits for the outcome of another start
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        worker.report_cut_off()
 
     async def _connect(self) -> None:
         """Create the tables and the client of DBOS at the first call."""

@@ -15,7 +15,7 @@ import anyio
 
 from agentfsm.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent, StartOptions
 from agentfsm.core.errors import MisuseError, RunNotFoundError
-from agentfsm.core.validation import COUNT, SECONDS
+from agentfsm.core.validation import COUNT, NOT_NEGATIVE, SECONDS
 from agentfsm.releases.arm_results import ArmResults, read_results
 from agentfsm.releases.experiment import Experiment
 from agentfsm.releases.release import Release, save_release
@@ -311,6 +311,7 @@ class Rollout:
         parallel: int = WORKER_PARALLEL,
         poll_s: float = WORKER_POLL_S,
         until_idle: bool = False,
+        drain_s: float = 0.0,
     ) -> None:
         """Execute the runs that are ready and were begun with one of the releases, until cancelled.
 
@@ -322,6 +323,7 @@ class Rollout:
             parallel: Maximum number of runs executed at once, 1 or more.
             poll_s: Seconds between two polls of the store, above 0.
             until_idle: Whether to return when no run is ready.
+            drain_s: Seconds that effects in flight have to end after a cancellation, 0 or more.
 
         Raises:
             MisuseError: if an argument is invalid.
@@ -329,11 +331,18 @@ class Rollout:
         """
         COUNT.check("worker", "parallel", parallel)
         SECONDS.check("worker", "poll_s", poll_s)
-        worker = self.build_worker(self.execute, deps=deps, parallel=parallel, poll_s=poll_s)
+        NOT_NEGATIVE.check("worker", "drain_s", drain_s)
+        worker = self.build_worker(self.execute, deps=deps, parallel=parallel, poll_s=poll_s, drain_s=drain_s)
         await self.run_worker(worker, until_idle=until_idle)
 
     def build_worker(
-        self, execute: Callable[..., Awaitable[Run[Any]]], *, deps: Any = None, parallel: int, poll_s: float
+        self,
+        execute: Callable[..., Awaitable[Run[Any]]],
+        *,
+        deps: Any = None,
+        parallel: int,
+        poll_s: float,
+        drain_s: float = 0.0,
     ) -> Worker:
         """Return a worker of the releases, which executes each run by `execute`, for `run_worker`."""
         return Worker(
@@ -342,6 +351,7 @@ class Rollout:
             deps=deps,
             parallel=parallel,
             poll_s=poll_s,
+            drain_s=drain_s,
             releases=self.versions,
             choose=self.choose,
         )

@@ -72,9 +72,12 @@ class RolloutGuard:
         """Return whether this object is the one that checks now; another takes over 15 s after its last call."""
         store, name = self._control.store, self._control.name
         record = await store.read_record(_WATCHES, name)
-        if record is not None and record.value != self._id:
+        now = await store.now()
+        until = now + _HOLD_S
+        is_other = record is not None and record.value != self._id
+        # One that holds for longer than that has written while its clock was ahead, and may have died since.
+        if is_other and record is not None and record.expires_at is not None and record.expires_at < until + _HOLD_S:
             return False
-        until = await store.now() + _HOLD_S
         try:
             await store.write_record(
                 _WATCHES, name, self._id, revision=0 if record is None else record.revision, expires_at=until

@@ -92,17 +92,35 @@ class DueRuns:
             self._report(record.key, f"schedule {record.key!r}: its runs are not started, and tried again: {error!r}")
         return math.inf
 
-    async def _create_runs(self, schedule: Schedule, revision: int, now: float) -> float:
-        times = schedule.parse_times()
+    async def _create_runs(self, stored: Schedule, revision: int, now: float) -> float:
+        times, schedule = stored.parse_times(), stored.correct_progress(now)
+        if schedule is not stored:  # before anything is started: one worker does it, and says so
+            try:
+                revision = (await self._write(schedule, revision)).revision
+            except ConflictError:
+                return now
+            if schedule.done_until > stored.done_until:
+                problem = "was set back while the clock was behind, and is moved forward again"
+            else:
+                problem = "is in the future, since the clock was ahead or is behind now; it is set back"
+            _log.warning(
+                "schedule %r: its progress, %s, %s to %s; no time that has its run is repeated, and `agentfsm schedule "
+                "backfill` creates the runs of others",
+                schedule.name,
+                times.localise(stored.done_until),
+                problem,
+                times.localise(schedule.done_until),
+            )
         if schedule.due:
             for at in schedule.due[:RUNS_PER_LOOK]:
                 await self._create_run(schedule, times, at)
-            await self._write(attrs.evolve(schedule, due=schedule.due[RUNS_PER_LOOK:]), revision)
+            await self._record(attrs.evolve(schedule, due=schedule.due[RUNS_PER_LOOK:]), revision)
             return now  # the next times follow with the next look
         due = times.list_newest(schedule.done_until, now, MAX_MISSED if schedule.missed == "all" else 1)
         if not due:
             return next(times.iterate(max(now, schedule.done_until)), math.inf)
-        if len(due) == MAX_MISSED and due[0] > next(times.iterate(schedule.done_until)):
+        first = next(times.iterate(schedule.done_until))
+        if len(due) == MAX_MISSED and due[0] > first:
             since = times.localise(due[0])
             _log.warning(
                 "schedule %r: no runs for the missed times before %s, which are too many", schedule.name, since
@@ -114,7 +132,9 @@ class DueRuns:
             due = []
         for at in due:
             await self._create_run(schedule, times, at)
-        await self._write(attrs.evolve(schedule, done_until=done_until), revision)
+        before = schedule.done_until if now - first > ON_TIME_S else None
+        ahead = schedule.set_back if schedule.set_back is not None and schedule.set_back[1] > now else None
+        await self._record(attrs.evolve(schedule, done_until=done_until, done_before=before, set_back=ahead), revision)
         self._reported.pop(schedule.name, None)
         return now if schedule.missed == "all" else next(times.iterate(now), math.inf)
 
@@ -123,13 +143,15 @@ class DueRuns:
         if await create_scheduled_run(self.agent, schedule, times, at, self.choose):
             _log.info("schedule %r: created run %s", schedule.name, run_id)
 
-    async def _write(self, schedule: Schedule, revision: int) -> None:
+    async def _record(self, schedule: Schedule, revision: int) -> None:
         try:
-            await self.agent.store.write_record(
-                SCHEDULE_KIND, schedule.name, schedule.build_record(), revision=revision
-            )
+            await self._write(schedule, revision)
         except ConflictError:
             _log.debug("schedule %r was changed meanwhile", schedule.name)  # by another worker, or by a person
+
+    async def _write(self, schedule: Schedule, revision: int) -> StoreRecord:
+        record = schedule.build_record()
+        return await self.agent.store.write_record(SCHEDULE_KIND, schedule.name, record, revision=revision)
 
     def _report(self, name: str, problem: str) -> None:
         if self._reported.get(name) != problem:

@@ -52,6 +52,10 @@ SCHEDULE_NAME: Final = ValueRule(
 )
 MISSED: Final = require_choice(*get_args(MissedPolicy))
 _TIME: Final = ValueRule(fits=is_number, wanted="seconds since 1970")
+_SPAN: Final = ValueRule(
+    fits=lambda value: isinstance(value, tuple) and len(value) == 2 and all(map(is_number, value)),  # noqa: PLR2004
+    wanted="two numbers of seconds since 1970",
+)
 _TIMES: Final = ValueRule(
     fits=lambda value: isinstance(value, tuple) and all(map(is_number, value)), wanted="a tuple of seconds since 1970"
 )
@@ -107,6 +111,16 @@ class Schedule(Value):
     the schedule was paused or replaced.
     """
 
+    done_before: float | None = attrs.field(default=None, validator=_TIME.or_none())
+    """`done_until` before it was last moved over missed times, seconds since 1970; None if it was not moved over any.
+    If the clock was ahead then, the progress is set back to this moment.
+    """
+
+    set_back: tuple[float, float] | None = attrs.field(default=None, validator=_SPAN.or_none())
+    """The moment to which the progress was set back because it was in the future, and the moment that it had, both in
+    seconds since 1970; None if it was not set back, or that moment is past.
+    """
+
     @classmethod
     def parse(cls, record: StoreRecord) -> Schedule:
         """Parse a record of the store.
@@ -117,6 +131,8 @@ class Schedule(Value):
         try:
             fields = _read_object(record.value)
             lists = {name: tuple(fields.get(name, ())) for name in ("roles", "due")}
+            if fields.get("set_back") is not None:
+                lists["set_back"] = tuple(fields["set_back"])
             return cls(**{**fields, **lists, "name": record.key})
         except (TypeError, AgentError) as error:
             raise CorruptError(
@@ -128,6 +144,11 @@ class Schedule(Value):
         """Return the value of the record."""
         fields: dict[str, JSON] = attrs.asdict(self)
         del fields["name"]
+        if self.set_back is not None:
+            fields["set_back"] = [*self.set_back]
+        for name in ("done_before", "set_back"):  # workers of 0.2 read records without them
+            if fields[name] is None:
+                del fields[name]
         return {**fields, "roles": [*self.roles], "metadata": dict(self.metadata), "due": [*self.due]}
 
     def parse_times(self) -> CronTimes:
@@ -140,17 +161,37 @@ class Schedule(Value):
 
         return CronTimes.parse(self.cron, self.tz)
 
+    def correct_progress(self, now: float) -> Schedule:
+        """Return the schedule with its progress set back if it is in the future: the clock was ahead for a while.
+
+        Times that got their run meanwhile are not repeated, because the run has the id of its time. If the clock is
+        behind now instead, the old progress holds again as soon as the clock is right: nothing was started since.
+        """
+        if self.set_back is not None and self.set_back[0] == self.done_until and now >= self.set_back[1]:
+            return attrs.evolve(self, done_until=self.set_back[1], set_back=None)
+        if self.done_until <= now + ON_TIME_S:
+            return self
+        is_known = self.done_before is not None and self.done_before <= now
+        to = self.done_before if is_known and self.done_before is not None else now
+        ahead = max(self.done_until, self.set_back[1] if self.set_back else self.done_until)
+        due = tuple([at for at in self.due if at <= now + ON_TIME_S])
+        return attrs.evolve(self, done_until=to, done_before=None, set_back=(to, ahead), due=due)
+
     def keep_due(self, now: float) -> Schedule:
         """Return the schedule with the times up to now as dealt with or as `due`, so that a change of it loses none.
 
         Raises:
             MisuseError: as for `parse_times`.
         """
-        if self.paused:  # the times of a pause are not made up for
-            return attrs.evolve(self, done_until=now)
-        found = self.parse_times().list_newest(self.done_until, now, MAX_MISSED if self.missed == "all" else 1)
-        kept = [at for at in found if self.missed != "skip" or now - at <= ON_TIME_S]
-        return attrs.evolve(self, done_until=now, due=(*self.due, *kept)[-MAX_MISSED:])
+        own = self.correct_progress(now)
+        done_until = max(now, own.done_until)
+        set_back = None if own.set_back is None else (done_until, own.set_back[1])
+        kept: list[float] = []
+        if not own.paused:  # the times of a pause are not made up for
+            found = own.parse_times().list_newest(own.done_until, now, MAX_MISSED if own.missed == "all" else 1)
+            kept = [at for at in found if own.missed != "skip" or now - at <= ON_TIME_S]
+        due = (*own.due, *kept)[-MAX_MISSED:]
+        return attrs.evolve(own, done_until=done_until, done_before=None, set_back=set_back, due=due)
 
     def start_run(self, agent: RunnableAgent, times: CronTimes, at: float, **options: Any) -> Run[Any]:
         """Begin the run of a time, without I/O. It has the same id and prompt in each process.

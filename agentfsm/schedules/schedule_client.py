@@ -6,16 +6,16 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from agentfsm._validation import as_roles, to_plain_json
-from agentfsm.core.errors import AgentError, ConflictError, MisuseError, PartlyDoneError
+from agentfsm.core.errors import AgentError, ConflictError, MisuseError, PartlyDoneError, RunNotFoundError
 from agentfsm.core.validation import COUNT, ValueRule, require_type, shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.ports.store import STORE, Store
+from agentfsm.runs import Runs
 from agentfsm.schedules.schedule import MISSED, SCHEDULE_KIND, SCHEDULE_NAME, MissedPolicy, Schedule, scheduled_run_id
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class Schedules:
         _AGENT.check("add", "agent", agent)
         SCHEDULE_NAME.check("add", "name", name)
         MISSED.check("add", "missed", missed)
+        now = await self.store.now()
         new = Schedule(
             name=name,
             agent=agent.name,
@@ -112,17 +113,18 @@ class Schedules:
             tenant=tenant,
             roles=as_roles(roles),
             metadata=to_plain_json(metadata, "metadata") if metadata else {},
-            done_until=await self.store.now(),
+            done_until=now,
         )
         times = new.parse_times()
-        new.start_run(agent, times, next(times.iterate(new.done_until)))
+        new.start_run(agent, times, next(times.iterate(now)))
         while True:
             record = await self.store.read_record(SCHEDULE_KIND, name)
             if record is not None and not replace:
                 return _check_same(Schedule.parse(record), new)
             if record is not None:
                 with suppress(AgentError):  # one that cannot be read may be replaced
-                    new = attrs.evolve(new, due=Schedule.parse(record).keep_due(new.done_until).due)
+                    kept = Schedule.parse(record).keep_due(now)
+                    new = attrs.evolve(new, due=kept.due, done_until=kept.done_until, set_back=kept.set_back)
             with suppress(ConflictError):  # another process has added it meanwhile
                 revision = 0 if record is None else record.revision
                 await self.store.write_record(SCHEDULE_KIND, name, new.build_record(), revision=revision)
@@ -183,6 +185,8 @@ class Schedules:
     async def next_times(self, name: str, count: int = 5) -> tuple[datetime, ...]:
         """Return the next times of a schedule, in its time zone, whether or not it is paused.
 
+        Times that have their run already are left out: it was started early, while the clock was ahead.
+
         Args:
             name: Name of the schedule.
             count: Number of times, 1 or more.
@@ -192,8 +196,18 @@ class Schedules:
             CorruptError: if it cannot be read.
         """
         COUNT.check("next_times", "count", count)
-        times = (await self.get(name)).parse_times()
-        return tuple(times.localise(at) for at in islice(times.iterate(await self.store.now()), count))
+        now = await self.store.now()
+        schedule = (await self.get(name)).correct_progress(now)
+        times, found = schedule.parse_times(), list[datetime]()
+        for at in times.iterate(max(now, schedule.done_until)):
+            if schedule.set_back is not None and at <= schedule.set_back[1]:
+                with suppress(RunNotFoundError):
+                    await Runs(self.store).header(scheduled_run_id(name, at))
+                    continue
+            found.append(times.localise(at))
+            if len(found) == count:
+                break
+        return tuple(found)
 
     async def backfill(
         self,
@@ -319,7 +333,8 @@ def _check_same(found: Schedule, new: Schedule) -> Schedule:
     Raises:
         ConflictError: if it differs.
     """
-    if found != attrs.evolve(new, target=found.target, paused=found.paused, done_until=found.done_until, due=found.due):
+    progress = {each: getattr(found, each) for each in ("paused", "done_until", "due", "done_before", "set_back")}
+    if found != attrs.evolve(new, target=found.target, **progress):
         raise ConflictError(
             f"there is another schedule {new.name!r}: replace it (replace=True), or choose another name"
         )

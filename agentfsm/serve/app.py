@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute, Route
 from agentfsm._deltas import DeltaRelay
 from agentfsm.agent import WORKER_PARALLEL, Agent
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.validation import NOT_NEGATIVE
 from agentfsm.releases import Rollout
 from agentfsm.runs import Runs
 from agentfsm.serve.administration import ADMINISTRATION
@@ -77,6 +78,7 @@ def serve(
     store: Store | None = None,
     deps: Any = None,
     parallel: int = WORKER_PARALLEL,
+    drain_s: float = 0.0,
     groups: Iterable[RouteGroup] = (),
     limits: RateLimits = NO_LIMITS,
     tenant_limits: RateLimits = NO_LIMITS,
@@ -97,6 +99,8 @@ def serve(
         store: Store of all runs; by default the agents' own, which must be the same.
         deps: Dependencies of every run, or a function, plain or async, that takes the run and returns them.
         parallel: Runs of each agent that this process executes at once; 0 if workers execute them.
+        drain_s: Seconds that model requests and calls in flight have to end when the lifespan ends, 0 or more. The runs
+            are then released between two steps. Default 0: they are cut off.
         groups: Further endpoints, such as those of other protocols.
         limits: Limits of each user whose key has none of its own.
         tenant_limits: Limits of all users of a tenant together.
@@ -122,12 +126,14 @@ def serve(
     served_groups = (*ROUTE_GROUPS, *groups)
     background = tuple([each.background for each in served_groups if each.background is not None])
     check_quota_store(runs.store, limits, tenant_limits)
+    NOT_NEGATIVE.check("serve", "drain_s", drain_s)
     gateway = Gateway(
         agents=by_name,
         rollouts={each.base.name: each for each in given if isinstance(each, Rollout)},
         runs=runs,
         deps=deps,
         parallel=parallel,
+        drain_s=drain_s,
         background=background,
         admission=Admission(runs=runs, user_limits=limits, tenant_limits=tenant_limits, max_queue=max_queue),
         four_eyes=four_eyes,

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from agentfsm.core.labels import Label
     from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
+    from agentfsm.engine.execution.drain import Drain
     from agentfsm.ports.store import Lease, RunSummary
     from agentfsm.releases import Rollout
     from agentfsm.runs import Prompt, Runs
@@ -73,6 +74,9 @@ class Gateway:
     parallel: int = WORKER_PARALLEL
     """Runs of each agent that this process executes at once. 0: none; workers execute them."""
 
+    drain_s: float = 0.0
+    """Seconds that model requests and calls in flight have to end when the server stops. 0: they are cut off."""
+
     admission: Admission = attrs.field(default=attrs.Factory(lambda self: Admission(runs=self.runs), takes_self=True))
     """Admits requests and new runs."""
 
@@ -102,6 +106,9 @@ class Gateway:
     _waits: set[anyio.CancelScope] = attrs.field(factory=set, init=False)
     """Scopes of the requests that wait for a run, which the shutdown of the server cancels."""
 
+    _workers: list[Worker] = attrs.field(factory=list, init=False)
+    """Workers that execute the runs, one for each agent."""
+
     _tasks: TaskGroup | None = attrs.field(default=None, init=False)
     """Tasks of the lifespan; None outside of it."""
 
@@ -126,10 +133,20 @@ class Gateway:
     async def _work(self, agent: Agent[Any]) -> None:
         """Execute the runs of an agent, or of all releases of its roll-out."""
         options: Any = {"deps": self.deps, "parallel": self.parallel, "poll_s": WORKER_POLL_S}
+        options["drain_s"] = self.drain_s
         if (rollout := self.rollouts.get(agent.name)) is None:
-            await Worker(agent=agent, execute=self._execute, **options).run(until_idle=False)
+            worker = Worker(agent=agent, execute=self._execute, **options)
+            self._workers.append(worker)
+            await worker.run(until_idle=False)
         else:
-            await rollout.run_worker(rollout.build_worker(self._execute, **options), until_idle=False)
+            worker = rollout.build_worker(self._execute, **options)
+            self._workers.append(worker)
+            await rollout.run_worker(worker, until_idle=False)
+
+    def end_drain(self) -> None:
+        """Cut off the effects of runs that are still in flight."""
+        for worker in self._workers:
+            worker.end_drain()
 
     def close_streams(self) -> None:
         """End the event streams, whose clients connect to the next server, and answer the requests that wait."""
@@ -137,6 +154,8 @@ class Gateway:
             scope.cancel()
         for call in self.on_close:
             call()
+        for worker in self._workers if self.drain_s else ():
+            worker.drain()
 
     async def start_task(self, function: Callable[..., Coroutine[Any, Any, None]]) -> Any:
         """Start a task that runs until the end of the lifespan, and return what it reports as started.
@@ -158,6 +177,7 @@ class Gateway:
         *,
         lease: Lease | None = None,
         on_run: Callable[[Run], None] | None = None,
+        drain: Drain | None = None,
         resume: bool = False,
     ) -> Run:
         agent = self._find_release(run.header)
@@ -166,7 +186,7 @@ class Gateway:
         on_event = pass_deltas(run.id, self.hub.publish)
         try:
             return await agent.driver.run_until_blocked(
-                run, deps, lease=lease, on_event=on_event, on_run=on_run, resume=resume
+                run, deps, lease=lease, on_event=on_event, on_run=on_run, drain=drain, resume=resume
             )
         except LeaseLostError:
             self.counts.lost_leases[agent.name] += 1

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import Final
+from math import ceil
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import uvicorn
 from anyio.abc import TaskStatus
 
+from agentfsm._concurrency import threadsafe_scheduler
 from agentfsm.core.errors import AgentError, MisuseError, first_error
 from agentfsm.web.http_connections import BACKLOG, KEEP_ALIVE_S, MAX_CONNECTIONS, limit_connections
 from agentfsm.web.http_guard import App, bracket_ipv6
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 # Maximum size of a request in bytes: arguments of a tool are seldom more than some kilobytes.
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
@@ -54,6 +59,8 @@ async def serve(
     on_shutdown: Callable[[], object],
     *,
     max_per_client: int = MAX_CONNECTIONS // 2,
+    drain_s: float = 0.0,
+    end_drain: Callable[[], object] = lambda: None,
 ) -> None:
     """Serve until a signal arrives or the task is cancelled. In both cases active requests get some seconds to end.
 
@@ -64,6 +71,8 @@ async def serve(
         task_status: Receives the URL when the server listens.
         on_shutdown: Called when the shutdown begins.
         max_per_client: Connections of one client at once.
+        drain_s: Seconds that active requests have at the shutdown, if more than usual.
+        end_drain: Called at a second signal, which also cuts off the active requests.
 
     Raises:
         AgentError: when the app does not start.
@@ -75,13 +84,13 @@ async def serve(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=int(SHUTDOWN_GRACE_S),
+        timeout_graceful_shutdown=ceil(max(SHUTDOWN_GRACE_S, drain_s)),
         http=limit_connections(max_per_client),
         ws="none",
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
-    server = _NotifyingServer(config, lambda: task_status.started(url), on_shutdown)
+    server = _NotifyingServer(config, lambda: task_status.started(url), on_shutdown, end_drain)
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_exit_when_cancelled, server)
@@ -103,13 +112,28 @@ class _NotifyingServer(uvicorn.Server):
     """Server that reports its start and the beginning of its shutdown."""
 
     def __init__(
-        self, config: uvicorn.Config, on_started: Callable[[], object], on_shutdown: Callable[[], object]
+        self,
+        config: uvicorn.Config,
+        on_started: Callable[[], object],
+        on_shutdown: Callable[[], object],
+        end_drain: Callable[[], object],
     ) -> None:
         super().__init__(config)
-        self._on_started, self._on_shutdown = on_started, on_shutdown
+        self._on_started, self._on_shutdown, self._end_drain = on_started, on_shutdown, end_drain
+        self._schedule: Callable[[Callable[[], object]], object] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin the shutdown, or cut off the active requests at the second signal."""
+        is_second = self.should_exit
+        super().handle_exit(sig, frame)
+        if is_second:
+            self.force_exit = True
+            if self._schedule is not None:
+                self._schedule(self._end_drain)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then call `on_started`."""
+        self._schedule = threadsafe_scheduler()
         try:
             await super().startup(sockets)
         except SystemExit as error:  # uvicorn exits if the app does not start
@@ -120,3 +144,5 @@ class _NotifyingServer(uvicorn.Server):
         """Call `on_shutdown`, then shut down."""
         self._on_shutdown()
         await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn would leave out the end of the lifespan, in which runs are released
+            await self.lifespan.shutdown()

@@ -47,11 +47,40 @@ def test_a_run_passes_through_four_processes(shell, here):
 def test_a_worker_that_is_told_to_end_gives_its_leases_back(shell, here, number):
     """In mid-call, once is enough; nobody has to wait for a lease to end, and nothing was paused."""
     here("submit", "app:envoy", "Go.", "--id", "e")
-    worker = at_work(shell, "app:envoy")
+    worker = at_work(shell, "app:envoy", "--drain", "0")
     shell.until(lambda: len(voyages(shell)) == 1)
     worker.popen.send_signal(number)
     assert worker.end() == 0
     assert "Traceback" not in worker.err
+    (found,) = here.json("runs")["runs"]
+    assert (found["driven"], found["waiting"]) == (False, False)
+
+
+def test_a_signal_drains_a_worker(shell, here):
+    """The call in flight ends, the run is released, and the signal that comes too late for it cuts nothing off."""
+    here("submit", "app:harbour", "Look.", "--id", "h")
+    worker = at_work(shell, "app:harbour")
+    shell.until(lambda: here.json("runs")["runs"][0]["state"] == "act")
+    worker.popen.send_signal(signal.SIGTERM)
+    worker.wait_for("stopping: effects in flight have 25 s to end; another signal cuts them off")
+    (shell.folder / "tide").touch()
+    assert worker.end() == 0
+    assert worker.lines[-1] == "stopped: any worker continues the open runs"
+    (found,) = here.json("runs")["runs"]
+    assert (found["driven"], found["waiting"]) == (False, False)
+    assert here("resume", "h") == "high\n"
+
+
+def test_a_second_signal_ends_the_drain(shell, here):
+    """The run is released all the same, and the line says which one was cut off."""
+    here("submit", "app:envoy", "Go.", "--id", "e")
+    worker = at_work(shell, "app:envoy", "--drain", "1000")
+    shell.until(lambda: len(voyages(shell)) == 1)
+    worker.popen.send_signal(signal.SIGTERM)
+    worker.wait_for("stopping: effects in flight have 1000 s to end")
+    worker.popen.send_signal(signal.SIGTERM)
+    assert worker.end() == 0
+    assert "the drain is over, and runs were cut off within a step (1): e; " in worker.err
     (found,) = here.json("runs")["runs"]
     assert (found["driven"], found["waiting"]) == (False, False)
 

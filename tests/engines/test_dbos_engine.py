@@ -195,6 +195,45 @@ async def test_an_executor_that_is_stopped_leaves_its_runs_to_the_next(shared_po
         assert workflow.output["state"] == "done"
 
 
+async def test_a_drain_cuts_off_no_call_and_takes_no_further_run(shared_postgres, schema):
+    """The run stays in the queue between two steps, and the next executor goes on with it at once."""
+    paying, may_end, paid = anyio.Event(), anyio.Event(), []
+
+    @tool
+    async def pay(name: str) -> str:
+        """Pay, without a promise that it may be repeated."""
+        paying.set()
+        await may_end.wait()
+        paid.append(name)
+        return "paid"
+
+    def answer(request):
+        return say("", call("pay", name=request.messages[0].text)) if len(request.messages) == 1 else "Paid."
+
+    agent = Agent(FunctionModel(answer), tools=[pay], name="payer", store=PostgresStore(shared_postgres, schema=schema))
+    async with agent, make_engine(agent) as engine:
+        await engine.submit("ann", id="r")
+        async with anyio.create_task_group() as tasks:
+            with anyio.CancelScope() as scope:
+
+                async def stop():
+                    await paying.wait()
+                    scope.cancel()
+                    await engine.submit("bob", id="late")
+                    may_end.set()
+
+                tasks.start_soon(stop)
+                with anyio.fail_after(60):
+                    await engine.work(drain_s=1_000)
+        assert paid == ["ann"]
+        run, late = await agent.load("r"), await agent.load("late")
+        assert (run.is_over, run.is_waiting, late.version) == (False, False, 0)
+        with anyio.fail_after(60):
+            await engine.work(until_idle=True)
+        assert [(await agent.load(each)).output for each in ("r", "late")] == ["Paid.", "Paid."]
+        assert paid == ["ann", "bob"]
+
+
 def test_it_says_that_it_needs_asyncio(shared_postgres, schema):
     """On trio the worker of the store does it."""
     agent = Agent(ScriptedModel(), store=PostgresStore(shared_postgres, schema=schema))

@@ -168,7 +168,7 @@ async def test_a_run_outlives_its_client(folder):
 async def test_a_signal_ends_a_server_on_stdio_in_order(folder, number):
     """Although a thread waits for its input: the run under way has no owner afterwards, and no crash is counted."""
     with errors_of(folder) as errors:
-        process = await anyio.open_process([*SERVE, "app:agent"], cwd=folder, env=env(), stderr=errors)
+        process = await anyio.open_process([*SERVE, "app:agent", "--drain", "0"], cwd=folder, env=env(), stderr=errors)
     hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
     start = {"name": "start", "arguments": {"prompt": "dig", "run_id": "r1"}, "_meta": {"progressToken": 1}}
     for line in (
@@ -214,7 +214,7 @@ def listening(folder, *options, **more):
 
 async def test_a_signal_ends_a_server_over_http_in_order(folder):
     """A client that waits for a run is answered that it still runs, and the run is given back."""
-    process, url = await anyio.to_thread.run_sync(lambda: listening(folder, "app:agent", "--http", "0"))
+    process, url = await anyio.to_thread.run_sync(lambda: listening(folder, "app:agent", "--http", "0", "--drain", "0"))
     async with Client(url) as client:
         await client.list_tools()  # which it would ask for behind the answer, to check that
         await begun(client, run_id="r1", wait_s=60)

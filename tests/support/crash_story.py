@@ -42,6 +42,7 @@ from agentfsm.stores.threaded.store import ThreadedStore
 from agentfsm.testing.crash import crash_point, report
 from agentfsm.tools.queue.result_text import build_decided_result
 from agentfsm.tools.run_context import Found
+from agentfsm.worker import Worker
 from tests.support.checks import calls_of, names, results_of, sound, starts_of
 
 PERSON = "ann"
@@ -228,6 +229,27 @@ async def lives(
     async with agent_on(store(), stream=stream, crashes=crashes) as agent, anyio.create_task_group() as tasks:
         for world in worlds:
             tasks.start_soon(drive, agent, world, stepwise)
+
+
+async def drained(world: World, *, after: int) -> None:
+    """Be a worker that is drained when the run has had so many events in it, and tell what it leaves."""
+    count_statements()
+    report("alive")
+    async with agent_on(world.store()) as agent:
+        await agent.submit(await begun(agent, world.run_id))
+
+        async def execute(run: Run, deps: Any, *, on_run: Callable[[Run], None], **options: Any) -> Run:
+            def watch(newer: Run) -> None:
+                on_run(newer)
+                if newer.version >= run.version + after:
+                    worker.drain()
+
+            return await agent.driver.run_until_blocked(run, deps, on_run=watch, **options)
+
+        worker = Worker(agent=agent, execute=execute, deps=world, parallel=1, poll_s=0.05, drain_s=3600)
+        await worker.run(until_idle=True)
+        run = await agent.load(world.run_id)
+        report((run.id, run.version, run.updated_at))
 
 
 async def drive(agent: Agent, world: World, stepwise: bool) -> None:

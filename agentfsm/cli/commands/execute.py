@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.messages import Message
     from agentfsm.core.run import Run
+    from agentfsm.engine.execution.drain import Drain
     from agentfsm.engines.dbos import DBOSEngine
     from agentfsm.ports.store import Lease
     from agentfsm.releases import Rollout
@@ -250,10 +251,12 @@ def worker(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     report = _WorkerReport(agent=agent, rollout=rollout, terminal=terminal, relay=relay)
     poll_s = args.poll or WORKER_POLL_S
     if rollout is None:
-        own = Worker(agent=agent, execute=report.execute, deps=None, parallel=args.parallel, poll_s=poll_s)
+        own = Worker(
+            agent=agent, execute=report.execute, deps=None, parallel=args.parallel, poll_s=poll_s, drain_s=args.drain
+        )
         work = partial(own.run, until_idle=args.until_idle)
     else:
-        own = rollout.build_worker(report.execute, parallel=args.parallel, poll_s=poll_s)
+        own = rollout.build_worker(report.execute, parallel=args.parallel, poll_s=poll_s, drain_s=args.drain)
         work = partial(rollout.run_worker, own, until_idle=args.until_idle)
     if args.engine != "store":
         if rollout is not None:
@@ -270,7 +273,7 @@ def worker(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     where = "the agent's own store" if location is None else mask_password(location)
     terminal.err(f"executing runs of {agent.name!r} in {where}; stop with Ctrl-C")
 
-    with InterruptibleRunner() as runner:
+    with InterruptibleRunner(drain_s=args.drain, end_drain=own.end_drain) as runner:
         try:
             with stdout_to_stderr():  # stdout is reserved for results
                 runner.run(work)
@@ -315,7 +318,9 @@ class _WorkerReport:
 
     end_counts: Counter[str] = attrs.field(factory=lambda: Counter({"done": 0, "stopped": 0, "waiting": 0}), init=False)
 
-    async def execute(self, before: Run, deps: Any, *, lease: Lease, on_run: Callable[[Run], None]) -> Run:
+    async def execute(
+        self, before: Run, deps: Any, *, lease: Lease, on_run: Callable[[Run], None], drain: Drain | None
+    ) -> Run:
         """Execute a run whose lease is held, and report its end or its waits.
 
         Raises:
@@ -328,7 +333,9 @@ class _WorkerReport:
                 f"the run belongs to {target}, which has the same name as {agent.target}: give them two names"
             )
         on_event = None if self.relay is None else pass_deltas(before.id, self.relay.publish)
-        run = await agent.driver.run_until_blocked(before, deps, lease=lease, on_event=on_event, on_run=on_run)
+        run = await agent.driver.run_until_blocked(
+            before, deps, lease=lease, on_event=on_event, on_run=on_run, drain=drain
+        )
         if run.version > before.version:
             self.end_counts[_END_NAMES.get(run.state, "waiting")] += 1
             self.terminal.err(one_line(f"run {run.id} {describe_end(run)}", MAX_LINE_CHARS))

@@ -60,6 +60,7 @@ def serve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     if args.http is None and (args.token_env is not None or args.allow_host or _read_limits(args)):
         raise MisuseError("--token-env, --allow-host and --client-... are options for HTTP: add --http")
     service, close = _build_service(args)
+    service.drain_s = args.drain
     with InterruptibleRunner() as runner:
         try:
             if args.http is None:
@@ -142,10 +143,24 @@ async def _serve_stdio(service: MCPService, close: Callable[[], Awaitable[None]]
 
 
 async def _exit_on_signal(service: MCPService, close: Callable[[], Awaitable[None]]) -> None:
-    """Release the runs and exit when a signal arrives. A thread that reads standard input cannot be stopped."""
+    """Drain, release the runs and exit when a signal arrives; at a second one, cut off the calls in flight.
+
+    A thread that reads standard input cannot be stopped, so the process exits.
+    """
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _number in signals:
+        await anext(signals)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_drain_and_exit, service, close)
+            await anext(signals)
+            service.end_drain()
             with anyio.move_on_after(CLOSE_TIMEOUT_S):
                 await service.release_runs()
                 await close()
             os._exit(ExitCode.DONE)
+
+
+async def _drain_and_exit(service: MCPService, close: Callable[[], Awaitable[None]]) -> None:
+    with anyio.move_on_after(service.drain_s + CLOSE_TIMEOUT_S):
+        await service.drain()
+        await close()
+    os._exit(ExitCode.DONE)

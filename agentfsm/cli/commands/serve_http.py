@@ -42,6 +42,7 @@ def serve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         agents,
         auth=_build_auth(args, gateway),
         parallel=0 if args.no_worker else args.parallel,
+        drain_s=args.drain,
         groups=(*_list_groups(with_studio=args.studio), *_read_webhooks(args)),
         limits=_read_limits(gateway, args, ""),
         tenant_limits=_read_limits(gateway, args, "tenant_"),
@@ -212,4 +213,12 @@ async def _serve_app(app: GatewayApp, args: argparse.Namespace, notice: ServeNot
     host = host.strip("[]")
     guarded = guard.HTTPGuard(app, guard.build_allowed_hosts(host, args.allow_host), None, frozenset(args.allow_origin))
     with server.bind_socket(host, int(port)) as bound:
-        await server.serve(guarded, bound, server.format_url(host, bound), notice, app.close_streams)
+        await server.serve(
+            guarded,
+            bound,
+            server.format_url(host, bound),
+            notice,
+            app.close_streams,
+            drain_s=app.gateway.drain_s,
+            end_drain=app.gateway.end_drain,
+        )

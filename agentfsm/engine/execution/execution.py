@@ -9,6 +9,7 @@ import attrs
 from agentfsm.engine.execution.answer_cache import AnswerCache, AnswerClaim
 from agentfsm.engine.execution.budget import Budget
 from agentfsm.engine.execution.config import EngineConfig
+from agentfsm.engine.execution.drain import Drain
 from agentfsm.engine.execution.journal import Journal
 from agentfsm.tokens.ledger import BYTE_COUNTER, TokenLedger, estimate_tokens
 from agentfsm.tools.attendance import Attendant
@@ -40,6 +41,9 @@ class Execution:
     attendant: Attendant | None
     """Asks the person who attends the execution; None if there is none."""
 
+    drain: Drain | None = None
+    """Ends the execution between two effects; None if only cancellation ends it."""
+
     answer_claim: AnswerClaim | None = None
     """Part of the run in the answer cache; None if the agent has no cache."""
 
@@ -59,6 +63,7 @@ def build_execution(
     resume: bool = False,
     takeover: bool = False,
     attendant: Attendant | None = None,
+    drain: Drain | None = None,
 ) -> Execution:
     """Build the execution of a run.
 
@@ -71,6 +76,7 @@ def build_execution(
         resume: Whether the caller resumes the run; False for a worker.
         takeover: Whether the run was taken from another worker.
         attendant: Asks the person who attends the execution; None if there is none.
+        drain: Ends the execution between two effects; None if only cancellation ends it.
     """
     above = None if parent_budget is None else parent_budget.spend
     spend: RunSpend | None = None
@@ -88,6 +94,7 @@ def build_execution(
         is_takeover=takeover,
         orphaned_calls=journal.list_orphaned_calls(),
         attendant=attendant,
+        drain=drain,
         answer_claim=None if config.answer_cache is None else _build_claim(config.answer_cache, journal),
     )
 

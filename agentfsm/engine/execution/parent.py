@@ -11,6 +11,7 @@ from agentfsm.core.value import Value
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.budget import Budget
+    from agentfsm.engine.execution.drain import Drain
     from agentfsm.ports.guards import CallGuard
     from agentfsm.ports.store import Clock, Store
     from agentfsm.streaming.watch import Outlet
@@ -32,6 +33,9 @@ class Parent(Value):
 
     guards: tuple[CallGuard, ...] = ()
     """Guards of the run, which the child run obeys as well."""
+
+    drain: Drain | None = None
+    """Ends the execution of the run between two effects, and with it that of the child run; None if nothing does."""
 
     takeover: bool = False
     """Whether child runs are taken over from other workers."""

@@ -125,6 +125,8 @@ class WindowRecord:
     def settle_left(self, owner: str, execution: str, now: float) -> bool:
         """Count reservations that earlier executions of a run have left, and forgotten ones. Return if there were any.
 
+        A reservation that lies in the future was made while the clock was ahead; it is as little to be waited for.
+
         Args:
             owner: Beginning of the ids of the run's reservations.
             execution: Beginning of the ids of this execution's.
@@ -133,7 +135,7 @@ class WindowRecord:
         left = [
             name
             for name, (_, at) in self.reserved.items()
-            if at + FORGET_S < now or (name.startswith(owner) and not name.startswith(execution))
+            if abs(now - at) > FORGET_S or (name.startswith(owner) and not name.startswith(execution))
         ]
         for name in left:
             self.add_spent(self.reserved.pop(name)[0])
@@ -372,7 +374,7 @@ class ReserveAmount:
         if self.limit_usd not in record.limits:
             record.limits.append(self.limit_usd)
         left = self.limit_usd - record.spent_usd - record.reserved_usd + _ROUNDING_USD
-        awaited = [usd for usd, at in record.reserved.values() if at + PATIENCE_S > self.now]
+        awaited = [usd for usd, at in record.reserved.values() if abs(self.now - at) < PATIENCE_S]
         self.usd, self.may_wait = self.cost(self.longest), False
         if not awaited:
             self.granted = self._find_affordable(left)

@@ -261,6 +261,7 @@ class RunHost(QueueHost):
             depth_limit=drive.config.limits.depth,
             watch=drive.config.watch,
             guards=drive.config.guards,
+            drain=drive.drain,
             takeover=drive.is_takeover,
         )
 
@@ -818,8 +819,13 @@ class ToolCalls:
         """Await running calls. Listeners receive the end of a turn after its calls, as in the journal."""
         journal = self.execution.journal
         journal.defers_changes = True
+        drain = self.execution.drain
         try:
-            await running
+            if drain is None:
+                await running
+            else:
+                with drain.left():  # each call is counted by itself
+                    await running
         finally:
             if journal.on_event is not None:
                 journal.emit_changes()
@@ -840,6 +846,7 @@ def _create_queue(execution: Execution, host: RunHost) -> ToolQueue:
         retries_per_tool=limits.retries_per_tool,
         retries_per_run=limits.retries_per_run,
         retries=dict(journal.run.retries),
+        drain=execution.drain,
     )
 
 

@@ -52,6 +52,11 @@ class CallSequencer:
         """Whether another call would be too many."""
         return len(self._running) + len(self._waiting) >= MAX_CALLS
 
+    async def wait_idle(self) -> None:
+        """Wait until no call is in progress or waits."""
+        while self._running or self._waiting:  # noqa: ASYNC110  only at the end of a process
+            await anyio.sleep(0.02)
+
     def count_calls(self, address: str) -> int:
         """Return the number of calls of the clients at an address."""
         return sum(each.client.partition(" ")[0] == address for each in (*self._running, *self._waiting))

@@ -35,6 +35,7 @@ from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
+    from agentfsm.engine.execution.drain import Drain
     from agentfsm.ports.store import Lease
 
 P = ParamSpec("P")
@@ -146,17 +147,26 @@ class ServedRuns:
     # Lifespan.
 
     @asynccontextmanager
-    async def lifespan(self) -> AsyncIterator[None]:
-        """Execute runs while the block lasts; at its end, active runs are released for the next server."""
+    async def lifespan(self, drain_s: float = 0.0) -> AsyncIterator[None]:
+        """Execute runs while the block lasts; at its end, active runs are released for the next server.
+
+        Args:
+            drain_s: Seconds that their model requests and calls in flight have to end then.
+        """
         self._is_ending = False
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._run_worker)
+            tasks.start_soon(self._run_worker, drain_s)
             yield
             tasks.cancel_scope.cancel()
 
-    async def _run_worker(self) -> None:
+    async def _run_worker(self, drain_s: float) -> None:
         worker = Worker(
-            agent=self.agent, execute=self._drive, deps=self.deps, parallel=MAX_PARALLEL_RUNS, poll_s=POLL_S
+            agent=self.agent,
+            execute=self._drive,
+            deps=self.deps,
+            parallel=MAX_PARALLEL_RUNS,
+            poll_s=POLL_S,
+            drain_s=drain_s,
         )
         with anyio.CancelScope() as scope:
             own = self._workers[worker] = _WorkerScope(scope)
@@ -172,6 +182,16 @@ class ServedRuns:
         for run_id in tuple(self._waiters):
             self._notify_waiters(run_id)
 
+    def drain(self) -> None:
+        """Execute no further run, and release each of the active ones as soon as none of its effects is in flight."""
+        for worker in tuple(self._workers):
+            worker.drain()
+
+    def end_drain(self) -> None:
+        """Cut off the effects in flight now."""
+        for worker in tuple(self._workers):
+            worker.end_drain()
+
     async def release_runs(self) -> None:
         """Release the active runs to the store, and execute no more."""
         workers = tuple(self._workers.values())
@@ -180,7 +200,9 @@ class ServedRuns:
         for worker in workers:
             await worker.ended.wait()
 
-    async def _drive(self, run: Run, deps: Any, *, lease: Lease, on_run: Callable[[Run], None]) -> Run:
+    async def _drive(
+        self, run: Run, deps: Any, *, lease: Lease, on_run: Callable[[Run], None], drain: Drain | None
+    ) -> Run:
         run_id = run.id
 
         def report_and_record(run: Run) -> None:
@@ -189,7 +211,9 @@ class ServedRuns:
 
         self._failures.pop(run_id, None)
         try:
-            return await self.agent.driver.run_until_blocked(run, deps, lease=lease, on_run=report_and_record)
+            return await self.agent.driver.run_until_blocked(
+                run, deps, lease=lease, on_run=report_and_record, drain=drain
+            )
         except Exception as error:
             self._failures[run_id] = result_text.describe_error(error)
             if len(self._failures) > MAX_FAILURES:

@@ -77,6 +77,9 @@ class ServedTools:
     max_client_calls: int
     """Maximum of calls of one client over HTTP that are in progress or wait."""
 
+    is_stopping: bool = attrs.field(default=False, init=False)
+    """Whether the server is stopping, so that no further call begins."""
+
     clock: Clock = attrs.field(factory=SystemClock)
     sequencer: CallSequencer = attrs.field(
         init=False, default=attrs.Factory(lambda tools: CallSequencer(tools.limit), takes_self=True)
@@ -217,6 +220,8 @@ class ServedTools:
 
     def _explain_overload(self, ctx: RequestContext) -> str | None:
         """Return why another call of a client would be too many, or None."""
+        if self.is_stopping:
+            return "the server is stopping"
         if self.sequencer.is_full:
             return "the server has too many calls in progress"
         address, _, _ = _identify_client(ctx).partition(" ")

@@ -26,7 +26,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 from agentfsm._runnable_agent import RunnableAgent
 from agentfsm.core.errors import MisuseError, first_error
-from agentfsm.core.validation import require_type
+from agentfsm.core.validation import NOT_NEGATIVE, require_type
 from agentfsm.mcp.server.call_sequencer import MAX_CALLS
 from agentfsm.mcp.server.client_limits import ClientLimits
 from agentfsm.mcp.server.event_bus import EventBus
@@ -167,6 +167,11 @@ class MCPService:
     runs: ServedRuns | None = None
     """Runs of an agent that clients may start and follow. None: only tools, resources and prompts are served."""
 
+    drain_s: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
+    """Seconds that calls in flight, and those of runs, have to end when the server stops, 0 or more. Default 0: runs
+    are cut off, and requests over HTTP have 3 s.
+    """
+
     server: Server[TaskGroup] = attrs.field(init=False)
     """The SDK's server object, for in-process connections."""
 
@@ -283,7 +288,17 @@ class MCPService:
         with bound:
             url = web.format_url(host, bound, ENDPOINT_PATH)
             most = self.client_limits.connections
-            await web.serve(app, bound, url, task_status, self.release_clients, max_per_client=most)
+            drain_s = self.drain_s
+            await web.serve(
+                app,
+                bound,
+                url,
+                task_status,
+                self.release_clients,
+                max_per_client=most,
+                drain_s=drain_s,
+                end_drain=self.end_drain,
+            )
 
     def asgi(self, host: str = "127.0.0.1", *, token: str | None = None, hosts: Iterable[str] = ()) -> App:
         """Return an ASGI app with the endpoint /mcp, for a web server of your own.
@@ -336,9 +351,35 @@ class MCPService:
         if self.runs is not None:
             await self.runs.release_runs()
 
+    async def drain(self) -> None:
+        """Begin no further call, and wait until those in flight have ended and the runs are released.
+
+        Effects that are in flight after `drain_s` are cut off.
+        """
+        with anyio.move_on_after(self.drain_s):
+            self.release_clients()
+            self._stop_calls()
+            for each in self._tools:
+                await each.sequencer.wait_idle()
+        await self.release_runs()
+
+    def end_drain(self) -> None:
+        """Cut off the effects of runs that are still in flight."""
+        if self.runs is not None:
+            self.runs.end_drain()
+
+    def _stop_calls(self) -> None:
+        for each in self._tools:
+            each.is_stopping = True
+        if self.runs is not None:
+            self.runs.drain()
+
     @asynccontextmanager
     async def _lifespan(self, _server: Server[TaskGroup]) -> AsyncIterator[TaskGroup]:
-        async with anyio.create_task_group() as tasks, nullcontext() if self.runs is None else self.runs.lifespan():
+        async with (
+            anyio.create_task_group() as tasks,
+            nullcontext() if self.runs is None else self.runs.lifespan(self.drain_s),
+        ):
             tasks.start_soon(self._watch_tools)
             yield tasks
             tasks.cancel_scope.cancel()
@@ -356,6 +397,8 @@ class MCPService:
         self._listen.close()
         if self.runs is not None:
             self.runs.release_waiters()
+        if self.drain_s:
+            self._stop_calls()
 
     # Tools.
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from heapq import heappop, heappush
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import anyio
 import attrs
@@ -79,6 +79,16 @@ class InFlight:
     """Number of running calls."""
 
 
+class CallDrain(Protocol):
+    """Counts the calls of a run that are in flight."""
+
+    async def enter(self) -> None:
+        """Count a call that begins, or wait to be cancelled, if no call may begin any more."""
+
+    def leave(self) -> None:
+        """Count a call that has ended."""
+
+
 def _to_callback_dispatcher(listen: EventCallback | CallbackDispatcher | None) -> CallbackDispatcher | None:
     return listen if listen is None or isinstance(listen, CallbackDispatcher) else CallbackDispatcher(listen)
 
@@ -141,6 +151,9 @@ class ToolQueue:
 
     in_flight: InFlight = attrs.field(factory=InFlight, repr=False)
     """Counter of running calls; a queue shares it with its streams."""
+
+    drain: CallDrain | None = None
+    """Counts the calls in flight, and holds further ones back while the process stops; None if nothing does."""
 
     _dispatcher: ToolDispatcher = attrs.field(init=False, default=attrs.Factory(_build_dispatcher, takes_self=True))
 
@@ -228,7 +241,13 @@ class ToolQueue:
         if events is not None:
             job.on_started = events.emit_started
         self.in_flight.calls += 1
+        drain, is_counted = self.drain, False
         try:
+            if drain is not None:
+                await drain.enter()
+                is_counted = job.tool is None or job.tool.inner_agent is None
+                if not is_counted:  # the steps of its run are counted
+                    drain.leave()
             end = await self._run_call(job)
             if end is None:
                 if events is not None:
@@ -247,6 +266,8 @@ class ToolQueue:
             raise
         finally:
             self.in_flight.calls -= 1
+            if drain is not None and is_counted:
+                drain.leave()
         result = self._build_result(job, end, clock.monotonic() - since)
         shown = result if events is None else self.host.build_shown(result)
         self.host.on_result(result)
