@@ -49,19 +49,18 @@ class BilledExcess:
         """Return the tokens to reserve for a request of so many counted ones."""
         return counted + math.ceil(min(self.tokens, self.share * counted))
 
-    async def wait_for_first(self) -> bool:
-        """Wait while another request of this event loop is the first that the model is asked.
+    def try_begin_first(self) -> bool:
+        """Return whether this is the first request to the model in this event loop: call `end_first` after it."""
+        loop = current_token()
+        if loop in self._first:
+            return False
+        self._first[loop] = anyio.Event()
+        return True
 
-        Returns:
-            Whether the next request is the first, and `end_first` has to be called after it.
-        """
-        first = self._first.get(loop := current_token())
-        if first is not None:
+    async def wait_for_first(self) -> None:
+        """Wait for the end of the first request."""
+        if (first := self._first.get(current_token())) is not None:
             await first.wait()
-        elif not self.is_known:
-            self._first[loop] = anyio.Event()
-            return True
-        return False
 
     def end_first(self) -> None:
         """Let the requests go on that wait for the first one, whether or not it has shown something."""

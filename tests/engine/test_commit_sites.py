@@ -25,7 +25,9 @@ COMMIT_SITES = {
     ("reflect.py", "_run_judge"): 1,
     # A judge that raises: the error passes through the handler, and what was paid for must not be lost with it.
     ("step.py", "run_steps"): 1,
-    # The same for a mistake in code that a request depends on, such as a function of `Tiered`.
+    # The same for a request that is cut off with the execution, or fails by a mistake in code that it depends on.
+    ("model_calls/request.py", "ask_model"): 1,
+    # An attempt that fails counts before the next one.
     ("unattended.py", "_stop_and_release"): 1,
     # No handler runs: a request to cancel or pause is applied without an agent.
     ("driver.py", "_record_resumption"): 1,

@@ -73,8 +73,8 @@ def ended(run: Run, reason: StopReason, turns: int) -> None:
     ("calls", "limits", "reason", "turns"),
     [
         ("look", {"turns": 4}, StopReason.MAX_TURNS, 4),
-        ("look", {"tokens": 4_000}, StopReason.TOKEN_BUDGET, 6),
-        ("look", {"usd": 0.004}, StopReason.COST_BUDGET, 6),
+        ("look", {"tokens": 4_000}, StopReason.TOKEN_BUDGET, 5),
+        ("look", {"usd": 0.004}, StopReason.COST_BUDGET, 5),
         ("look", {"tool_calls": 3}, StopReason.TOOL_BUDGET, 4),
         ("broken", {"errors": 2}, StopReason.TOO_MANY_ERRORS, 3),
     ],

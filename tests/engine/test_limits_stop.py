@@ -86,8 +86,8 @@ async def test_token_budget_counts_what_the_provider_says(store):
     model = looking_on(usage=Usage(input_tokens=900, output_tokens=100))
     agent = Agent(model, tools=[look], limits=Limits(tokens=2_500), store=store)
     run = await agent.run("look around")
-    ended(run, StopReason.TOKEN_BUDGET, "3,000 of 2,500 tokens")
-    assert (run.turn, run.usage.tokens) == (3, 3_000)
+    ended(run, StopReason.TOKEN_BUDGET, "2,000 of 2,500 tokens")
+    assert (run.turn, run.usage.tokens) == (2, 2_000)  # the first has shown that the third would be too long
 
 
 async def test_an_answer_is_capped_by_what_the_budget_leaves():
@@ -97,9 +97,8 @@ async def test_an_answer_is_capped_by_what_the_budget_leaves():
     await agent.run("look around")
     caps = [request.settings.max_tokens for request in model.requests]
     assert caps[0] == 1_500
-    assert 1_000 < caps[1] < 1_200
-    assert 200 < caps[2] < 400
-    assert len(caps) == 3
+    assert 500 < caps[1] <= 600  # 2,000 less 800 for the first, and 600 or more for the input of this one
+    assert len(caps) == 2
 
 
 async def test_settings_are_left_alone_while_the_budget_is_wide():
@@ -143,9 +142,9 @@ async def test_cost_budget(store):
     lines = [say("", call("look", at=str(n)), usage=Usage(input_tokens=90_000, output_tokens=10_000)) for n in range(9)]
     agent = Agent(Priced(*lines), tools=[look], limits=Limits(usd=0.25, tokens=10_000_000), store=store)
     run = await agent.run("look around")
-    ended(run, StopReason.COST_BUDGET, "0.3 of 0.25 US dollars")
-    assert run.usage.cost_usd == pytest.approx(0.3)
-    assert run.turn == 3
+    ended(run, StopReason.COST_BUDGET, "0.2 of 0.25 US dollars")
+    assert run.usage.cost_usd == pytest.approx(0.2)  # the first has shown that the third would be too dear
+    assert run.turn == 2
 
 
 async def test_a_cost_that_the_provider_tells_is_taken(store):
@@ -367,7 +366,7 @@ async def test_a_model_that_falters_three_turns(store):
     ended(run, StopReason.TOO_MANY_ERRORS, "3 error turns in a row")
     assert "no JSON 5" in run.stop_message
     assert len(model.requests) == 6
-    assert names(await agent.history(run.id)) == ["Observed", *["ModelFaltered"] * 3, "Failed"]
+    assert names(await agent.history(run.id)) == ["Observed", *["AttemptFailed", "ModelFaltered"] * 3, "Failed"]
     assert [fault.source for fault in run.errors] == ["model"] * 3
 
 

@@ -303,7 +303,8 @@ async def test_a_run_that_is_cut_off_while_a_judge_thinks_again_says_why_and_wha
             tasks.start_soon(cancelled_after, agent, asked_again)
         run = await agent.run("What does it cost?", id="r")
     assert (run.state, run.stop_reason) == (State.ERROR, reason)
-    assert run.usage.tokens == 5
+    assert (run.usage.output_tokens, run.usage.estimated) == (2, True)  # the input of the second request was read
+    assert run.usage.input_tokens > 3
     assert (await agent.load("r")) == run
 
 

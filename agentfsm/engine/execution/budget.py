@@ -366,6 +366,12 @@ class Budget:
             self._report_to_parent()
         self._release(held)
 
+    def give_back(self, held: Reservation) -> None:
+        """Remove the reservation of a request that was not sent."""
+        self._release(held)
+        if held[3] is not None and self.spend is not None:
+            self.spend.give_back(held[3])
+
     def _release(self, held: Reservation | None) -> None:
         """Remove the reservation of a request, and wake the requests that wait for room."""
         if held is not None:

@@ -110,7 +110,7 @@ class RunSpend:
                     shared.change_later(CountRefusal())
                     raise LimitError(StopReason.COST_BUDGET, _format_refusal(shared.window, change))  # noqa: TRY301
         except BaseException as error:
-            self._give_back(held)
+            self.give_back(held)
             if isinstance(error, LimitError):
                 await self.flush()
             raise
@@ -149,10 +149,10 @@ class RunSpend:
             try:
                 await shared.change(change)
             except BaseException:
-                self._give_back(held)
+                self.give_back(held)
                 raise
             if change.granted is None:
-                self._give_back(held)
+                self.give_back(held)
                 shared.change_later(CountRefusal())
                 await self.flush()
                 return _format_refusal(shared.window, change)
@@ -188,7 +188,7 @@ class RunSpend:
             cost=cost,
         )
 
-    def _give_back(self, held: SpendReservation) -> None:
+    def give_back(self, held: SpendReservation) -> None:
         """Remove the reservations of a request that was not sent, with the next write: they may have been written."""
         for shared, _ in held.windows:
             shared.change_later(SettleAmount(id=held.id, usd=0.0, was_sent=False))

@@ -16,7 +16,7 @@ from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, Model
 from agentfsm.core.messages import AssistantMessage, SystemMessage
 from agentfsm.core.trace_context import event_context
 from agentfsm.core.usage import Purpose, Usage
-from agentfsm.engine.execution.budget import NO_USAGE
+from agentfsm.engine.execution.budget import NO_USAGE, Reservation
 from agentfsm.engine.execution.config import ANSWER_TOKENS, MAX_ANSWER_TOKENS, EngineConfig
 from agentfsm.engine.model_calls.reply import calculate_usd, check_chunk, fetch_reply
 from agentfsm.ports.model import CallChunk, Chunk, FinishChunk, FinishReason, Reply, Request, TextChunk, ThinkingChunk
@@ -64,6 +64,9 @@ class PreparedRequest:
 
     tier: TierChoice | None = None
     """Tier with which a retry begins; None in the first attempt, and for models other than `Tiered`."""
+
+    counted_tokens: int = 0
+    """Tokens of the request as they were counted, without corrections."""
 
     @property
     def is_streamed(self) -> bool:
@@ -137,27 +140,42 @@ def _describe_unreachable(error: ModelError, wait_s: float) -> str:
     return f"agentfsm: {redact(str(error)).partition('. ')[0]}; retrying in {wait_s:.1f} s"
 
 
+async def _reserve(prepared: PreparedRequest, wanted: int) -> tuple[int, Reservation, bool]:
+    """Reserve the largest cost of a request, raised by what the model has billed beyond the counts of earlier ones.
+
+    Under a limit on money, the first request to a model is sent alone, since it shows whether that happens.
+
+    Returns:
+        The permitted tokens of the answer, the reservation, and whether this is the first request.
+    """
+    drive, settings = prepared.execution, prepared.settings
+    budget, ledger, billed = drive.budget, drive.ledger, drive.config.billed
+    longest = settings.max_tokens or MAX_ANSWER_TOKENS
+    # Anthropic refuses a cap that is not above the tokens for thinking.
+    least = min(1 + settings.thinking_tokens, wanted) if settings.extra_body else 1
+    price = partial(calculate_usd, drive.config.model)
+    while True:
+        asked = ledger.request_tokens
+        prepared.counted_tokens = asked - ledger.correction_tokens
+        if billed.tokens:
+            asked = max(asked, billed.correct(prepared.counted_tokens))
+        if drive.config.last_answer:
+            budget.reserve_last_answer(asked, wanted, price)
+        granted, held = await budget.reserve(asked, wanted, longest, price, least)
+        if not budget.is_money_limited or (billed.is_known and billed.correct(prepared.counted_tokens) <= asked):
+            return granted, held, False
+        if not billed.is_known and billed.try_begin_first():
+            return granted, held, True
+        budget.give_back(held)
+        await billed.wait_for_first()
+
+
 async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | None) -> tuple[Reply, Usage]:
     """Send the request once, with its maximum cost reserved; return the reply and its actual usage."""
     drive, engine, settings = prepared.execution, prepared.execution.config, prepared.settings
     wanted = settings.max_tokens or ANSWER_TOKENS
-    longest = settings.max_tokens or MAX_ANSWER_TOKENS
-    # Anthropic refuses a cap that is not above the tokens for thinking.
-    least = min(1 + settings.thinking_tokens, wanted) if settings.extra_body else 1
-    price, ledger, billed = partial(calculate_usd, engine.model), drive.ledger, engine.billed
-    is_first = not billed.is_known and drive.budget.is_money_limited and await billed.wait_for_first()
-    asked = ledger.request_tokens
-    if billed.tokens:
-        asked = max(asked, billed.correct(asked - ledger.correction_tokens))
-    if drive.config.last_answer:
-        drive.budget.reserve_last_answer(asked, wanted, price)
-    try:
-        granted, held = await drive.budget.reserve(asked, wanted, longest, price, least)
-    except BaseException:
-        if is_first:
-            billed.end_first()
-        raise
-    usage = None
+    granted, held, is_first = await _reserve(prepared, wanted)
+    usage, paid = None, None
     try:
         request = _build_request(prepared, granted if granted < wanted else None)
         receive = None if receiver is None else receiver.receive
@@ -175,20 +193,23 @@ async def _attempt_once(prepared: PreparedRequest, receiver: _ChunkReceiver | No
         usage = _resolve_usage(prepared, reply)
     except BaseException as error:
         received = 0 if receiver is None else receiver.received_bytes
-        usage = price_usage(drive, engine.model, find_failed_usage(error, ledger.request_tokens, received))
+        usage = price_usage(drive, engine.model, find_failed_usage(error, drive.ledger.request_tokens, received))
         if isinstance(error, ModelError):
             error.usage = usage
+        # All that was reserved counts in spending limits if the request was cut off and nothing of the reply was seen.
+        paid = None if receiver is None and not isinstance(error, Exception) else usage
         raise
     else:
+        paid = usage
         return reply, usage
     finally:
         if is_first:
-            billed.end_first()
+            engine.billed.end_first()
         if receiver is not None:
             receiver.is_closed = True
         drive.budget.settle(held, usage or NO_USAGE)
         if held[3] is not None:
-            await drive.budget.settle_spend(held, usage)
+            await drive.budget.settle_spend(held, paid)
 
 
 def _build_request(prepared: PreparedRequest, cap_tokens: int | None) -> Request:
@@ -247,11 +268,13 @@ def _resolve_usage(prepared: PreparedRequest, reply: Reply) -> Usage:
         written = written if reply.native is None else max(written, len(reply.native.content))
         asked = drive.ledger.request_tokens
         usage = Usage(input_tokens=asked, output_tokens=max(1, written // BYTES_PER_TOKEN), estimated=True)
-    elif _is_of_one_request(reply, usage):
-        ledger = drive.ledger
-        drive.config.billed.record(ledger.request_tokens - ledger.correction_tokens, usage.input_tokens)
-        if ledger.counter is not BYTE_COUNTER:
-            ledger.calibrate(usage.input_tokens)
+    else:
+        ledger, billed = drive.ledger, drive.config.billed
+        has_excess = usage.input_tokens > prepared.counted_tokens or billed.tokens
+        if (has_excess or ledger.counter is not BYTE_COUNTER) and _is_of_one_request(reply, usage):
+            billed.record(prepared.counted_tokens, usage.input_tokens)
+            if ledger.counter is not BYTE_COUNTER:
+                ledger.calibrate(usage.input_tokens)
     return price_usage(drive, drive.config.model, usage)
 
 

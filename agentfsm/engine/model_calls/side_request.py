@@ -84,7 +84,7 @@ async def send_side_request(
         granted, held = await execution.budget.reserve(corrected, max_tokens, max_tokens, partial(calculate_usd, who))
     except LimitError as error:  # the rest may suffice for an answer
         raise ModelError(f"the budget has no room for a question beside the run: {error}") from error
-    usage, name = None, who.name
+    usage, paid, name = None, None, who.name
     try:
         request = Request(
             instructions=instructions,
@@ -105,11 +105,13 @@ async def send_side_request(
         usage = price_usage(execution, who, find_failed_usage(error, asked, 0))
         if isinstance(error, ModelError):
             error.usage = usage
+        paid = usage if isinstance(error, Exception) else None  # as for the requests of turns
         raise
     else:
+        paid = usage
         return reply.text, usage
     finally:
         spending.add(name, usage or Usage())
         execution.budget.settle(held, usage or Usage(), spending.purpose)
         if held[3] is not None:
-            await execution.budget.settle_spend(held, usage)
+            await execution.budget.settle_spend(held, paid)

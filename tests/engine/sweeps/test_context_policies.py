@@ -289,10 +289,10 @@ async def test_the_agents_own_model_summarises_by_default(store):
 @pytest.mark.parametrize(
     ("scribe", "words", "paid"),
     [
-        (Scribe(error=ModelUnavailableError("503 overloaded")), "Summarise: 503 overloaded", 0),
+        (Scribe(error=ModelUnavailableError("503 overloaded", status=503)), "Summarise: 503 overloaded", 0),
         (Scribe(error=ModelReplyError("cut off", COST)), "Summarise: cut off", COST.tokens),
         (Scribe(text=" "), "Summarise: it gave an empty reply", COST.tokens),
-        (Scribe(error=ConnectionError("refused")), "Summarise: function cannot be reached: refused", 0),
+        (Scribe(error=ConnectionRefusedError("refused")), "Summarise: function cannot be reached: refused", 0),
     ],
 )
 async def test_a_summary_that_fails_leaves_the_work_to_the_rules(store, scribe, words, paid):
