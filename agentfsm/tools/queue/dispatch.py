@@ -610,7 +610,7 @@ class _RetryLoop:
 
 def _render(value: object, tool: Tool[..., Any]) -> tuple[str, tuple[Media, ...]]:
     """Return a tool's return value as text, and its parts. A long text is unchanged: the queue has a thread for it."""
-    if type(value) is str and len(value) > CHUNK_CHARS:
+    if type(value) is str and value[CHUNK_CHARS:]:
         return value, ()
     return result_text.render_result(value, tool)
 

@@ -102,7 +102,8 @@ def _to_plain(shortened: set[str] | None, value: Any) -> Any:
         wish = "the tool has to return its to_dict() or tolist()"
     elif is_array or isinstance(value, Sequence | AbstractSet | MappingView):
         if (count := _count_items(value)) <= MAX_LISTED_ITEMS:
-            return value.tolist() if is_array else list(value)
+            items: Any = value
+            return items.tolist() if is_array else list(items)
         wish = f"of its {count:,} items, {MAX_LISTED_ITEMS:,} could be kept; the tool has to return fewer"
     elif hasattr(kind, "to_dict"):
         wish = "the tool has to return plain values, such as its to_dict()"

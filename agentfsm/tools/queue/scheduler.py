@@ -253,11 +253,11 @@ class ToolQueue:
                 if events is not None:
                     events.emit_paused()
                 return None
-            if len(end.text) > CHUNK_CHARS:
+            if end.text[CHUNK_CHARS:]:  # without a call, which each result would pay for
                 # The call is over: neither its timeout nor a cancelled execution may take its result away.
                 with anyio.CancelScope(shield=True):
-                    text = await start_in_thread(partial(result_text.clean_long_text, end.text)).wait()
-                end = end._replace(text=text)
+                    cleaned = start_in_thread(partial(result_text.clean_long_text, end.text))
+                    end = end._replace(text=await cleaned.wait())
         except BaseException:
             duration_s = clock.monotonic() - since
             if events is not None:
