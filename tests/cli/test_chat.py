@@ -81,6 +81,7 @@ def test_a_killed_chat_continues_in_the_middle_of_a_reply(here, shell, terminal)
     screen.wait_for('"cents": 5}')
     screen.type("\x7f" * len("5}") + "70}\r")
     shell.until((shell.folder / "returned").exists)
+    shell.until(lambda: runs(here)[0]["state"] == "think")  # the result is durable, so no person is asked about it
     screen.popen.kill()
     screen.end()
     (shell.folder / "told").touch()
