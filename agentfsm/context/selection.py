@@ -139,7 +139,11 @@ class BySimilarity(ToolSelector):
         except MisuseError:
             raise
         except Exception as error:  # noqa: BLE001  a scorer may fail in any way, and the run goes on without
-            return (), f"the scorer raised {describe_error(error)[:_REASON_CHARS]}", Usage()
+            return (
+                (),
+                f"the scorer raised {describe_error(error)[:_REASON_CHARS]}",
+                getattr(error, "usage", None) or Usage(),
+            )
         return scores, _find_flaw(scores, len(tools)), paid.usage
 
 

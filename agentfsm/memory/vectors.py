@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import MisuseError, ModelError
 from agentfsm.core.usage import Usage
 from agentfsm.core.validation import require_members
 from agentfsm.core.value import Value
@@ -70,7 +70,9 @@ class ItemVectors:
             raise
         except Exception as error:  # noqa: BLE001  an embedder may fail in any way, and the search by words goes on
             return EmbeddedQuery(
-                fault=f"the embedder {self.embedder.name} failed: {type(error).__name__}: {error}"[:1_000]
+                usage=getattr(error, "usage", None) or Usage(),
+                model=self.embedder.name,
+                fault=f"the embedder {self.embedder.name} failed: {type(error).__name__}: {error}"[:1_000],
             )
         return EmbeddedQuery(vector=vector, usage=usage, model=self.embedder.name)
 
@@ -130,7 +132,11 @@ class ItemVectors:
         Raises:
             MisuseError: if the vectors are not as the embedder declares them.
         """
-        found = await self.embedder.embed(texts)
+        try:
+            found = await self.embedder.embed(texts)
+        except ModelError as error:
+            self.usage += error.usage or Usage()
+            raise
         self.usage += found.usage
         dims = {len(vector) for vector in found.vectors}
         if len(found.vectors) != len(texts) or dims != {self.embedder.dims}:

@@ -78,7 +78,7 @@ async def test_a_run_records_the_embedder(memory, fault):
     if fault is None:
         assert (event.fault, event.model, event.usage.input_tokens) == ("", "hash", 4)
     else:
-        assert (event.fault, event.model) == ("the embedder hash failed: OSError: away", "")
+        assert (event.fault, event.model) == ("the embedder hash failed: OSError: away", "hash")
 
 
 async def test_an_embedder_by_name(tmp_path, monkeypatch):

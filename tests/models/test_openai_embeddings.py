@@ -113,6 +113,26 @@ async def test_failures(server, embedder, status, answer, error):
     assert KEY not in str(caught.value)
 
 
+async def test_requests_that_fail_are_paid_with_those_before(server, embedder):
+    """An answer that cannot be used was billed, and one with an error status was not."""
+    bodies = []
+
+    def answer(body):
+        bodies.append(body)
+        if len(bodies) % 2:
+            return 200, {
+                "data": [{"index": place, "embedding": [1] * 4} for place in (0, 1)],
+                "usage": {"prompt_tokens": 7},
+            }
+        return (200, {"data": []}) if len(bodies) == 2 else (500, {})
+
+    server.answer = answer
+    for input_tokens, estimated in ((7 + 200, True), (7, False)):
+        with pytest.raises(ModelError) as caught:
+            await embedder.embed(["a", "b", "word" * 150])
+        assert (caught.value.usage.input_tokens, caught.value.usage.estimated) == (input_tokens, estimated)
+
+
 async def test_a_server_that_is_away():
     """A refused connection is an error that a retry may mend."""
     with serving_embeddings() as server:

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from agentfsm.core.errors import ContextTooLongError, MisuseError
+from agentfsm.core.errors import ContextTooLongError, MisuseError, ModelError
 from agentfsm.core.messages import replace_surrogates
 from agentfsm.core.usage import Usage
 from agentfsm.core.validation import COUNT, POSITIVE
@@ -15,6 +15,7 @@ from agentfsm.models.openai.chat import OpenAIChat
 from agentfsm.models.openai.providers import PROVIDERS, find_base_url, find_key
 from agentfsm.models.wire import WireFormatError, encode_json, parse_reply, read_field, read_token_count
 from agentfsm.ports.embedder import Embedder, Embeddings
+from agentfsm.tokens.failed_attempts import find_failed_usage
 from agentfsm.tokens.ledger import BYTE_COUNTER, estimate_tokens
 
 if TYPE_CHECKING:
@@ -142,12 +143,18 @@ class OpenAIEmbedder(Embedder):
 
         Raises:
             ModelError: if the server cannot be reached, refuses a request, or answers with something else. Nothing is
-                retried: `ModelUnavailableError` says that it may help.
+                retried: `ModelUnavailableError` says that it may help. Its usage is that of all requests, estimated
+                for one that broke off.
         """
         cut = [_cut(replace_surrogates(text), self.max_tokens) for text in texts]
         vectors, usage = list[tuple[float, ...]](), Usage()
         for batch in self._split(cut):
-            found = await self._embed_batch(batch)
+            try:
+                found = await self._embed_batch(batch)
+            except ModelError as error:
+                lost = find_failed_usage(error, sum(map(estimate_tokens, batch)), 0)
+                error.usage = usage + lost.with_price(self._endpoint.cost_usd)
+                raise
             vectors += found.vectors
             usage += found.usage
         return Embeddings(vectors=tuple(vectors), usage=usage)
