@@ -46,6 +46,7 @@ ROWS = {
     "refused, 429": (WireReply(status=429, headers={"retry-after": "0"}), Usage(), 1),
     "refused, 503": (WireReply(status=503, headers={"retry-after": "0"}), Usage(), 1),
     "unusable": (WireReply(say("", usage=BILLED)), BILLED, 1),
+    "no usage": (WireReply(say(LONG), usage={"prompt_tokens": 0, "completion_tokens": 0}), None, 0),
 }
 
 
@@ -62,10 +63,10 @@ async def test_the_charge_of_an_attempt(wire, row):
     assert (run.stop_reason, run.turn, run.consecutive_errors) == (StopReason.COMPLETED, 1, 0)
     assert len(attempts_in(events)) == failed
     own = run.usage if not failed else attempts_in(events)[0].usage
-    if charge is None:  # 100 chunks of 16 characters, of which some have none
+    if charge is None:  # 100 chunks of 16 characters, of which some have none; or the whole reply
         assert own.estimated
         assert own.input_tokens > 0
-        assert 300 <= own.output_tokens <= 400
+        assert (300 <= own.output_tokens <= 400) if failed else own.output_tokens >= LONG_TOKENS
     else:
         assert (own.input_tokens, own.output_tokens, own.estimated) == (
             charge.input_tokens,
@@ -169,11 +170,14 @@ async def test_the_substitute_of_a_model_that_broke_off_pays_for_both():
     assert run.usage.estimated
 
 
-async def test_an_answer_of_a_cache_costs_nothing():
+@pytest.mark.parametrize("wire", [CHAT, RESPONSES, ANTHROPIC], ids=str)
+async def test_an_answer_of_a_cache_costs_nothing(wire):
     """Neither tokens nor money, and it is counted as such."""
-    model = CachedModel(ScriptedModel(say("Rome.", usage=BILLED)), MemoryStore())
-    agent = Agent(model, settings=Settings(temperature=0), store=MemoryStore())
-    first, second = [await agent.run("The capital of Italy?") for _ in range(2)]
+    with served(wire, say("Rome.", usage=BILLED)) as (model, _):
+        async with Agent(
+            CachedModel(model, MemoryStore()), settings=Settings(temperature=0), store=MemoryStore()
+        ) as agent:
+            first, second = [await agent.run("The capital of Italy?") for _ in range(2)]
     assert (first.usage.tokens, second.usage.tokens, second.usage.cached_replies) == (BILLED.tokens, 0, 1)
 
 

@@ -14,18 +14,21 @@ from typing import Any
 import anyio
 
 from agentfsm import Agent, Limits, Settings, Spend, StopReason, Usage
-from agentfsm.ports import Emit, Model, Reply, Request, Store
+from agentfsm.core.errors import ModelUnavailableError
+from agentfsm.ports import Emit, Model, Reply, Request, Store, TextChunk
 from agentfsm.testing.crash import report
 
 LIMIT_USD = 3.0
 # Cents of the longest answer.
 LONGEST = 10
+# Share of the answers that break off, so that no usage is reported.
+BROKEN = 0.25
 # Runs at once in each process.
 PARALLEL = 4
 
 
 class Billed(Model):
-    """Answers with 5 to 10 tokens of a cent each, and bills them."""
+    """Answers with 5 to 10 tokens of a cent each, and bills them. Each fourth answer or so breaks off at its end."""
 
     name = "billed"
 
@@ -43,6 +46,9 @@ class Billed(Model):
         os.close(book)
         report(cents)
         await anyio.sleep(random.uniform(0.0, 0.02))
+        if emit is not None and random.random() < BROKEN:
+            emit(TextChunk(text="word" * cents))
+            raise ModelUnavailableError("the connection broke")
         return Reply(text="done", usage=Usage(input_tokens=1, output_tokens=cents))
 
 
@@ -53,8 +59,8 @@ def build_agent(store: Store, bills: str) -> Agent[Any]:
         Billed(bills),
         store=store,
         spend=Spend(per="month", usd=LIMIT_USD),
-        settings=Settings(max_tokens=LONGEST),
-        limits=Limits(crashes=1_000_000, seconds=3_600),
+        settings=Settings(max_tokens=LONGEST, stream=True),
+        limits=Limits(crashes=1_000_000, seconds=3_600, retry_wait_s=0.001),
     )
 
 

@@ -565,12 +565,15 @@ def _refusal_text(source: object) -> str:
 
 
 def read_usage(source: object) -> Usage | None:
-    """Return the usage of a message or a stream; None if it is missing or malformed, which must not fail the reply."""
+    """Return the usage of a message or a stream; None if it is missing, zero or malformed.
+
+    A malformed one does not fail the reply. Servers that do not count send zeros; the engine then estimates.
+    """
     try:
-        usage = read_field(source, "usage", dict, {})
-        return _build_usage(usage) if usage else None
+        usage = _build_usage(read_field(source, "usage", dict, {}))
     except WireFormatError:
         return None
+    return usage if usage.tokens else None
 
 
 def _build_usage(usage: dict[str, Any]) -> Usage:

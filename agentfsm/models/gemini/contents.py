@@ -206,7 +206,8 @@ class ReplyBuilder:
         """Add a response, and return its chunks."""
         self.served_model = self.served_model or response.model_version or ""
         if response.usage_metadata is not None:
-            self.usage = _read_usage(response.usage_metadata)
+            usage = _read_usage(response.usage_metadata)
+            self.usage = usage if usage.tokens else self.usage  # the engine estimates where nothing was counted
         feedback = response.prompt_feedback
         if feedback is not None and feedback.block_reason is not None:
             self.blocked = str(feedback.block_reason.value)
