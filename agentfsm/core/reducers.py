@@ -25,7 +25,7 @@ from agentfsm.core.inbox import InputKind
 from agentfsm.core.labels import Label, LabelSource, join_labels
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import next_state
-from agentfsm.core.messages import Outcome, SystemMessage, ToolResult, UserMessage
+from agentfsm.core.messages import Outcome, SystemMessage, TextPart, ToolResult, UserMessage
 from agentfsm.core.notes import NOTE_TOOL, Note, update_notes
 from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.plan_kinds import PlanKind
@@ -78,6 +78,15 @@ def _reduce_observed(run: RunFields, event: e.Observed) -> Changes:
         changes["is_recalled"] = False
     if run.plan is not None:
         changes["plan"] = attrs.evolve(run.plan, is_stale=True, objection="")
+    said = [
+        part.text
+        for item in event.inputs
+        if item.kind is InputKind.USER and Label.UNTRUSTED not in item.labels
+        for part in item.parts
+        if isinstance(part, TextPart)
+    ]
+    if said:
+        changes["said"] = (*run.said, *said)
     for item in event.inputs:
         if labels := item.all_labels:
             known = changes.get("labels", run.labels)

@@ -136,6 +136,9 @@ class RunFields(Value):
     reminded_turn: int = -1
     """Number of turns when the reminder changed last; -1 if there never was one."""
 
+    said: tuple[str, ...] = ()
+    """Texts of the inputs of the user that were read, without those that their sender calls untrusted."""
+
     is_recalled: bool = False
     """Whether the memory was searched for the newest input."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.sensitive_text import DataKind, redact_sensitive
 from agentfsm.guards.call_rules import (
+    ChangeRule,
     ClearanceRule,
     LabelRule,
     QuotaRule,
@@ -17,6 +18,7 @@ from agentfsm.guards.call_rules import (
     ask,
     max_calls,
     no,
+    no_change_after_untrusted,
     only_for,
     refuse,
     two_of,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CallGuard",
+    "ChangeRule",
     "ClearanceRule",
     "DataKind",
     "Detection",
@@ -67,6 +70,7 @@ __all__ = [
     "fence_untrusted",
     "max_calls",
     "no",
+    "no_change_after_untrusted",
     "only_for",
     "open_http_client",
     "redact_sensitive",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,7 @@ from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.labels import DATA_LEVELS, EFFECT_LABELS, Label, LabelSource, as_labels, highest_level
 from agentfsm.core.validation import COUNT_OR_ZERO, require_choice
 from agentfsm.core.value import Value
+from agentfsm.guards.argument_values import iter_leaves
 from agentfsm.ports.guards import CallGuard, GuardDecision
 from agentfsm.tools.permission import Rule
 
@@ -29,6 +31,8 @@ _PATTERN_SIGNS: Final = frozenset("*?[")
 _EFFECT_WORDS: Final = {Label.SENDS_OUT: "sends data out", Label.IRREVERSIBLE: "cannot be undone"}
 
 
+# A whole word: neither a part of a longer one, nor of a number, an address or a path.
+_WORD: Final = r"(?<![\w.,@/-]){}(?!\w|[.,@/-]\w)"
 _VERDICT: Final = require_choice(*GuardVerdict)
 
 
@@ -221,6 +225,67 @@ def allow(*rules: str | Rule) -> ToolRule:
         *rules: Names of tools, globs over names, or rules with a condition on the arguments.
     """
     return _to_tool_rule(rules, GuardVerdict.ALLOW)
+
+
+@attrs.frozen(kw_only=True)
+class ChangeRule(CallGuard, Value):
+    """A rule about calls that may change something, in a run that has read untrusted content.
+
+    A call is exempt if the user of the run has ordered it in the prompt or an input: each text and number among its
+    arguments, and there is one at least, stands there as a whole word.
+    """
+
+    verdict: GuardVerdict = attrs.field(converter=_parse_verdict)
+    """Verdict on such a call."""
+
+    strict: bool = False
+    """Whether results of tools count as untrusted that declare nothing about text of strangers."""
+
+    def __str__(self) -> str:
+        return f"no_change_after_untrusted({'strict' if self.strict else ''})"
+
+    def concerns(self, tool: ToolTraits) -> bool:
+        """Return whether a call of the tool may change something."""
+        return tool.changes
+
+    def decide(self, call: GuardedCall) -> GuardDecision | None:
+        """Return the verdict if the run has read untrusted content, and the user has not ordered the call."""
+        source = call.labels.get(Label.UNTRUSTED)
+        unclear = call.unclear_readers if self.strict else ()
+        if not call.tool.changes or (source is None and not unclear) or _is_ordered(call):
+            return None
+        read = f"untrusted content from {source.describe()}" if source is not None else f"results of {unclear[0]}"
+        more = "" if source is not None else ", which does not declare whether strangers write them (reads_untrusted=)"
+        return GuardDecision(
+            verdict=self.verdict,
+            rule=str(self),
+            reason=f"the rule {self}: {call.tool.name} may change something, and the run has {read}{more}",
+            labels=() if source is None else (source,),
+        )
+
+
+def _is_ordered(call: GuardedCall) -> bool:
+    """Return whether each text and number among the arguments stands as a whole word in what the user has said."""
+    said = call.said.casefold()
+    leaves = [value for value in iter_leaves(vars(call.arguments)) if value != "" and not isinstance(value, bool)]
+    values = [f"{value:.15g}" if isinstance(value, float) else str(value) for value in leaves]
+    return bool(said and values) and all(re.search(_WORD.format(re.escape(value.casefold())), said) for value in values)
+
+
+def no_change_after_untrusted(*, verdict: GuardVerdict | str = GuardVerdict.ASK, strict: bool = False) -> ChangeRule:
+    """Return a rule that wants an approval of calls that may change something after untrusted content.
+
+    It is about all tools that are neither `read_only` nor declare `harmless=`, except agents, whose own calls it is
+    about. Calls that the user has ordered in his own words are exempt.
+
+    Args:
+        verdict: Verdict on such a call.
+        strict: Whether results of tools count as untrusted that do not declare `reads_untrusted=False`.
+
+    Raises:
+        MisuseError: if the verdict is unknown.
+    """
+    return ChangeRule(verdict=verdict, strict=strict)
 
 
 _LEVEL = require_choice(*DATA_LEVELS)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 import attrs
@@ -26,6 +26,7 @@ from agentfsm.core.sensitive_text import (
 )
 from agentfsm.core.validation import require_choice
 from agentfsm.core.value import Value
+from agentfsm.guards.argument_values import iter_leaves
 from agentfsm.guards.encoded_text import find_encoded
 from agentfsm.ports.guards import CallGuard, FilteredText, GuardDecision
 
@@ -106,7 +107,7 @@ class ExitFilter(CallGuard, Value):
 
     def decide(self, call: GuardedCall) -> GuardDecision | None:
         """Return the verdict if the arguments have data that must not leave."""
-        text = "\n".join(_iter_leaves(vars(call.arguments)))
+        text = "\n".join(map(str, iter_leaves(vars(call.arguments))))
         spans = find_sensitive(text, self.arguments, secrets=self.secrets)
         found = _describe_spans(spans) if spans else self._describe_hidden(text, text, call.header)
         if found is None:
@@ -165,22 +166,6 @@ class ExitFilter(CallGuard, Value):
 def _describe_spans(spans: Sequence[SensitiveSpan]) -> str:
     counts = Counter([span.kind for span in spans])
     return ", ".join([f"{count} {kind}" for kind, count in counts.items()])
-
-
-def _iter_leaves(value: Any) -> Iterator[str]:
-    """Yield the texts and numbers in arguments, at any depth."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _iter_leaves(each)
-    elif isinstance(value, list | tuple | set | frozenset):
-        for each in value:
-            yield from _iter_leaves(each)
-    elif hasattr(value, "__dict__"):
-        yield from _iter_leaves(vars(value))
-    elif value is not None:
-        yield str(value)
 
 
 def _replace_links(text: str, hosts: Sequence[str], outgoing: OutgoingText) -> tuple[str, int]:

@@ -8,7 +8,7 @@ import attrs
 
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.value import Value
-from agentfsm.guards.call_rules import ToolRule, no, two_of, within_clearance
+from agentfsm.guards.call_rules import ToolRule, no, no_change_after_untrusted, two_of, within_clearance
 from agentfsm.guards.text_rules import fence_untrusted
 from agentfsm.ports.guards import CallGuard, check_guard, collect_instructions, describe_guard, filter_in_order
 
@@ -50,9 +50,27 @@ class Guard(CallGuard, Value):
     def default(cls) -> Self:
         """Return the recommended policy.
 
+        Once a run has read untrusted content, a person is asked about each call that may change something: of all tools
+        that are neither `read_only` nor declare `harmless=`, unless the user has ordered the call in his own words.
+        Data above the clearance of a run, if it has one, is kept away from it. The model reads untrusted results
+        between marks.
+        """
+        return cls(*cls.by_labels().rules, no_change_after_untrusted())
+
+    @classmethod
+    def strict(cls) -> Self:
+        """Return the policy of `default` for tools that nobody has labelled.
+
+        The results of a tool count as untrusted, too, unless it declares `reads_untrusted=False`.
+        """
+        return cls(*cls.by_labels().rules, no_change_after_untrusted(strict=True))
+
+    @classmethod
+    def by_labels(cls) -> Self:
+        """Return a policy that asks less than `default`, and relies on the labels that the tools declare.
+
         A person is asked about calls that cannot be undone once the run has read untrusted content, and about calls
-        that send data out once it has read untrusted content and private data. Data above the clearance of a run, if it
-        has one, is kept away from it. The model reads untrusted results between marks.
+        that send data out once it has read untrusted content and private data. Calls of a tool without labels run.
         """
         return cls(
             no("untrusted", "irreversible", verdict="ask"),

@@ -29,6 +29,20 @@ class ToolTraits(Value):
     read_only: bool = False
     """Whether the tool declares that a call changes nothing."""
 
+    changes: bool = False
+    """Whether a call may change something: the tool is a function that is neither read-only nor declared harmless."""
+
+    is_internal: bool = False
+    """Whether the tool is an agent, or its results come from the user: the labels of their own calls count."""
+
+    reads_untrusted: bool | None = None
+    """Whether the tool declares that its results contain text of strangers; None if it declares nothing about that."""
+
+    @property
+    def is_unclear_reader(self) -> bool:
+        """Whether results of the tool may be text of strangers, as far as it declares."""
+        return self.reads_untrusted is None and not self.is_internal
+
     @property
     def effects(self) -> frozenset[Label]:
         """Labels of the effects of a call, which count from its start."""
@@ -55,6 +69,14 @@ class GuardedCall(Value):
 
     header: Header
     """Header of the run, with the user, the roles and the clearance."""
+
+    said: str = ""
+    """The words of the run's user in this run: the prompt and inputs, without those that are called untrusted. Empty if
+    the prompt was written by a model or a program.
+    """
+
+    unclear_readers: tuple[str, ...] = ()
+    """Names of tools whose results the run has read, and that declare nothing about text of strangers."""
 
 
 @attrs.frozen(kw_only=True)

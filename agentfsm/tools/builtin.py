@@ -39,6 +39,7 @@ def read_result() -> Tool[..., Any]:
         name=READ_RESULT,
         description=_READ_RESULT_DESCRIPTION,
         read_only=True,
+        reads_untrusted=False,  # the result that it reads on has its own labels
         shown_tokens=PAGE_BYTES,
         shown_bytes=2 * PAGE_BYTES,
     )
@@ -75,7 +76,7 @@ async def _read_result(ctx: RunContext[Any], result: str, start: int = 0) -> str
 @cache
 def find_tools() -> Tool[..., Any]:
     """Return the tool that finds tools not offered to the model."""
-    return make_tool(_find_tools, name=FIND_TOOLS, read_only=True)
+    return make_tool(_find_tools, name=FIND_TOOLS, read_only=True, reads_untrusted=False)
 
 
 def build_find_tools_definition(hidden: int) -> ToolDefinition:
@@ -149,7 +150,7 @@ def asks_only(tool: Tool[..., Any]) -> bool:
 @cache
 def note() -> Tool[..., Any]:
     """Return the tool with which a model makes notes for itself, which no compaction takes from it."""
-    return make_tool(_note, name=NOTE_TOOL, read_only=True, validate=_find_flaw)
+    return make_tool(_note, name=NOTE_TOOL, read_only=True, reads_untrusted=False, validate=_find_flaw)
 
 
 async def _note(key: str, value: str) -> str:

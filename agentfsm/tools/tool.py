@@ -274,8 +274,10 @@ class Tool(Generic[P, R]):
     `ctx.add_cost`. None: no cost.
     """
 
-    reads_untrusted: bool = False
-    """Whether results contain text that strangers can write, such as web pages and mails: the label `untrusted`."""
+    reads_untrusted: bool | None = None
+    """Whether results contain text that strangers can write, such as web pages and mails: the label `untrusted`. None:
+    not declared, which counts as no except for `Guard.strict()`.
+    """
 
     reads_private: bool = False
     """Whether results contain data that not everybody may see, such as those of a user: the label `private`."""
@@ -287,6 +289,11 @@ class Tool(Generic[P, R]):
 
     irreversible: bool = False
     """Whether the effect of a call cannot be undone, such as a payment: the label `irreversible`."""
+
+    harmless: str = ""
+    """Reason why a call may run without a question after the run has read untrusted content, although the tool is not
+    read-only, such as "writes a draft that only the user sees". Empty: `Guard.default()` asks then.
+    """
 
     data_level: str = ""
     """Level of the data in results: "public", "internal", "confidential" or "restricted"; empty if not known."""
@@ -353,7 +360,14 @@ class Tool(Generic[P, R]):
     @cached_property
     def traits(self) -> ToolTraits:
         """Traits of the tool that the rules of guards are about."""
-        return ToolTraits(name=self.name, labels=self.labels, read_only=self.read_only)
+        return ToolTraits(
+            name=self.name,
+            labels=self.labels,
+            read_only=self.read_only,
+            changes=not (self.read_only or self.harmless or self.external or self.kind is ToolKind.AGENT),
+            is_internal=self.external or self.kind is ToolKind.AGENT,
+            reads_untrusted=self.reads_untrusted,
+        )
 
     @property
     def is_interactive(self) -> bool:
@@ -377,6 +391,8 @@ class Tool(Generic[P, R]):
         shape: list[Any] = [self.name, self.description, self.read_only, self.idempotent, self.strict]
         if self.labels:
             shape.append(self.labels)
+        if self.harmless:
+            shape.append({"harmless": self.harmless})
         if self.kind is not ToolKind.DIRECT or self.recorded_policy:
             shape.append([self.kind, self.recorded_policy])
         return short_hash(
@@ -453,10 +469,11 @@ class ToolDeclarations(TypedDict, total=False):
     estimate_s: float | None
     shown_tokens: int
     shown_bytes: int
-    reads_untrusted: bool
+    reads_untrusted: bool | None
     reads_private: bool
     sends_out: bool
     irreversible: bool
+    harmless: str
     data_level: str
     poll: bool
 
@@ -598,7 +615,9 @@ _OPTION_RULES: Final[Mapping[str, ValueRule]] = {
         wanted="US dollars, 0 or more, or a function of the arguments, or None",
     ),
     **dict.fromkeys(("strict", "read_only", "idempotent", "poll", "external", "cacheable"), BOOL),
-    **dict.fromkeys(("reads_untrusted", "reads_private", "sends_out", "irreversible"), BOOL),
+    "reads_untrusted": BOOL.or_none(),
+    **dict.fromkeys(("reads_private", "sends_out", "irreversible"), BOOL),
+    "harmless": ValueRule(fits=lambda value: isinstance(value, str), wanted="the reason, a text; '' if it is not"),
     "data_level": require_choice("", *DATA_LEVELS),
     "sandbox": require_members("seconds", "check_function", "run", wanted="a sandbox, as Sandbox()").or_none(),
     **dict.fromkeys(("enabled", "requires_approval", "concurrency_safe"), _CHOICE),

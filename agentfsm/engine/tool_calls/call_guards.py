@@ -12,8 +12,9 @@ from agentfsm.core.calls import OpenCall, Phase
 from agentfsm.core.errors import ArgumentsError
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.labels import EFFECT_LABELS, Label, LabelSource
-from agentfsm.core.messages import ErrorType, Outcome
+from agentfsm.core.messages import ErrorType, Outcome, TextPart
 from agentfsm.core.reducers import add_counts
+from agentfsm.core.run_effects import list_results
 from agentfsm.core.text_safety import build_fence_mark
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
 from agentfsm.ports.guards import GuardDecision, GuardedCall
@@ -110,12 +111,32 @@ def decide_call(
         labels=find_labels_before(run),
         counted=counted or {},
         header=run.header,
+        said=_find_words_of_user(run) if Label.UNTRUSTED in run.labels else "",
+        unclear_readers=_list_unclear_readers(execution),
     )
     decisions = [each for guard in config.guards if (each := guard.decide(asked)) is not None]
     decisions += [decision for screen, decision in found if screen.concerns(tool.traits)]
     strictest = max(decisions, key=lambda each: each.verdict.strictness, default=_ALLOWED)
     counts = strictest.verdict is not GuardVerdict.REFUSE and any(guard.counts(tool.traits) for guard in config.guards)
     return _build_event(call, strictest, digest=tool.digest_call(call), counts=counts)
+
+
+def _find_words_of_user(run: Run) -> str:
+    """Return the words of the user in this run; empty if another run or a program has written the prompt."""
+    header = run.header
+    if header.parent is not None or header.caller is not None:
+        return ""
+    is_own = all(each.label is not Label.UNTRUSTED or each.run_id != run.id for each in header.labels)
+    prompt = [part.text for part in header.prompt if isinstance(part, TextPart)] if is_own else []
+    return "\n".join([*prompt, *run.said])
+
+
+def _list_unclear_readers(execution: Execution) -> tuple[str, ...]:
+    """Return the names of tools whose results the run has read, and that declare nothing about text of strangers."""
+    run, find = execution.journal.run, execution.config.find_tool
+    own = {entry.call.id for entry in run.open} if run.reply is not None else set[str]()
+    names = dict.fromkeys([each.tool for each in list_results(run) if each.call_id not in own])
+    return tuple([name for name in names if (tool := find(name)) is not None and tool.traits.is_unclear_reader])
 
 
 _ALLOWED = GuardDecision(verdict=GuardVerdict.ALLOW, rule="", reason="")

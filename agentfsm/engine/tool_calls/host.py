@@ -28,6 +28,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, ErrorType, Media, Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.core.pending import Pending
 from agentfsm.core.plans import QUESTION_TOOL
+from agentfsm.core.reducers import add_counts
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.trace_context import call_context
 from agentfsm.core.usage import Purpose, Spending, Usage
@@ -56,6 +57,7 @@ from agentfsm.engine.tool_calls.approvals import (
 )
 from agentfsm.engine.tool_calls.call_guards import (
     check_data,
+    decide_call,
     fence_result,
     format_refusal,
     needs_approval_by_guard,
@@ -527,12 +529,32 @@ class RunHost(QueueHost):
         if journal.has_unread_inbox or journal.has_pause_request:
             return
         guarded = self.execution.config.guarded_tools
+        allowed = self._allow_steps([call for call in steps if call.name in guarded]) if guarded else frozenset[str]()
         for call in steps:
             tool = self.execution.config.find_tool(call.name)
             if call.id in refused or tool is None or differs_from_plan(journal.run, tool):
                 continue
-            if not (tool.is_interactive or tool.name in guarded):
+            if not tool.is_interactive and (tool.name not in guarded or call.id in allowed):
                 session.add(call)
+
+    def _allow_steps(self, steps: Sequence[ToolCall]) -> frozenset[str]:
+        """Commit the decisions of guards on steps that they allow, and return their ids; others are decided on later.
+
+        Screens of texts decide only at the next step of the engine.
+        """
+        execution = self.execution
+        if execution.config.screens:
+            return frozenset()
+        counted, allowed = execution.budget.counted_calls, list[e.Guarded]()
+        for call in steps:
+            decided = decide_call(execution, call, counted)
+            if decided is not None and decided.verdict is GuardVerdict.ALLOW:
+                allowed.append(decided)
+                counted = add_counts(counted, {call.name: 1}) if decided.counts else counted
+        if allowed:
+            self.record(*allowed)
+            execution.budget.report_counted_calls()
+        return frozenset([decided.call_id for decided in allowed])
 
     def on_cut_off(self, job: ToolJob, duration_s: float) -> None:
         """Record the progress of a cut-off call, for the end of the run or the next worker."""
