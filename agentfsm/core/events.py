@@ -133,7 +133,7 @@ class ModelFaltered(Event):
 
 @attrs.frozen(kw_only=True)
 class AttemptFailed(Event):
-    """An attempt at a model request failed and is retried, or a request was cut off. It is no turn."""
+    """An attempt at a model request failed and is retried, or a request was cut off. It does not count as a turn."""
 
     error: str
     usage: Usage = Usage()
