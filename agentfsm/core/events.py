@@ -365,6 +365,11 @@ class ToolStarted(Event):
     key: str = ""
     """Idempotency key that the tool gets from this start on, if it is another than the call's; else empty."""
 
+    parameters: str = ""
+    """Hash of the tool's parameters with their defaults. Empty for read-only tools, and in journals of format 4 and
+    older.
+    """
+
 
 @attrs.frozen(kw_only=True)
 class ToolCutOff(Event):
