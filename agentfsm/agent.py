@@ -734,9 +734,12 @@ class Agent(Generic[A_co]):
             MisuseError: when the run was begun with a release other than the `version` of this agent, or this agent has
                 no tool of a new name; nothing was changed.
         """
+        names = dict(renamed or {})
         for old, new in (renamed or {}).items():
             if self.driver.config.find_tool(new) is None:
                 raise MisuseError(f"renamed={{{old!r}: {new!r}}}: this agent has no tool {new!r}; nothing was changed")
+            if self.driver.config.find_tool(f"compensate_{new}") is not None:  # named after its step
+                names.setdefault(f"compensate_{old}", f"compensate_{new}")
         check_run_id(run_id)
         attendant = as_attendant(elicit)
         if self.version:
@@ -744,7 +747,7 @@ class Agent(Generic[A_co]):
         while True:
             try:
                 run = await self.driver.run_until_blocked(
-                    run_id, deps, resume=True, takeover=takeover, attendant=attendant, renamed=renamed or {}
+                    run_id, deps, resume=True, takeover=takeover, attendant=attendant, renamed=names
                 )
             except LeaseHeldError:
                 if not wait:

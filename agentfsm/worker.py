@@ -307,10 +307,13 @@ class Worker:
             run = await self.agent.load(lease.run_id)
             self._check_release(run.header.release)
             deps = await self._resolve_deps(run)
-            turn = run.turn
+            turn, known = run.turn, run
 
             def on_run(run: Run) -> None:
-                lease.backoff_s = 0.0  # the run makes progress
+                nonlocal known
+                if _has_moved_on(known, run):
+                    lease.backoff_s = 0.0
+                known = run
                 if run.turn > turn and lease.run_id in self._suspects:
                     self._suspects.discard(lease.run_id)
                     self._changed.set()
@@ -328,3 +331,14 @@ class Worker:
     async def _resolve_deps(self, run: Run) -> Any:
         deps = self.deps(run) if callable(self.deps) else self.deps
         return await deps if isinstance(deps, Awaitable) else deps
+
+
+def _has_moved_on(before: Run[Any], run: Run[Any]) -> bool:
+    """Return whether a run has made progress; an attempt at a request that failed is none."""
+    return (
+        run.state is not before.state
+        or run.turn != before.turn
+        or run.messages is not before.messages
+        or run.open is not before.open
+        or run.paused is not before.paused
+    )

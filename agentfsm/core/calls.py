@@ -84,6 +84,9 @@ class OpenCall(Value):
     """Strictest of `POLICIES` that its tool declared at the starts since a person decided; empty if it never started.
     """
 
+    parameters: str = ""
+    """Hash of the parameters that its tool had at these starts, defaults included; empty if not known."""
+
     approved: str = ""
     """Hash of the tool and the arguments that a person has approved; empty if none was needed."""
 

@@ -32,6 +32,7 @@ from agentfsm.core.pending import PendingKind
 from agentfsm.core.plan_kinds import PlanKind
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.usage import Purpose
+from agentfsm.core.value import Value
 from agentfsm.core.verdict import Action
 
 # The oldest format that can be read: the first one.
@@ -94,8 +95,8 @@ def encode_event(event: Event, header: Header) -> str:
     return write_record(_write_event, event, known_version=header.format)
 
 
-@attrs.frozen
-class LongRecord:
+@attrs.frozen(kw_only=True)
+class LongRecord(Value):
     """The record of a long result, which is encoded by the thread that writes it: no event loop waits for that."""
 
     head: str
@@ -132,7 +133,7 @@ def begin_encoding(event: Event, header: Header) -> str | LongRecord:
         return encode_event(event, header)
     short = attrs.evolve(event, result=attrs.evolve(event.result, content=_CONTENT_MARK))
     head, tail = encode_event(short, header).split(f'"{_CONTENT_MARK}"')
-    return LongRecord(head, event.result.content, tail)
+    return LongRecord(head=head, text=event.result.content, tail=tail)
 
 
 # Stands for the text of a result. It is random, so that no other text of a record contains it.

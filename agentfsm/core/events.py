@@ -133,7 +133,7 @@ class ModelFaltered(Event):
 
 @attrs.frozen(kw_only=True)
 class AttemptFailed(Event):
-    """An attempt at a model request failed and is retried, or a request was cut off. It is no turn."""
+    """An attempt at a model request failed and is retried, or a request was cut off. It does not count as a turn."""
 
     error: str
     usage: Usage = Usage()
@@ -364,6 +364,11 @@ class ToolStarted(Event):
 
     key: str = ""
     """Idempotency key that the tool gets from this start on, if it is another than the call's; else empty."""
+
+    parameters: str = ""
+    """Hash of the tool's parameters with their defaults. Empty for read-only tools, and in journals of format 4 and
+    older.
+    """
 
 
 @attrs.frozen(kw_only=True)

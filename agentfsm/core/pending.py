@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 
 from agentfsm.core.value import Value
+
+# Beginning of the reason of a call that has not started and waits for a program with its tool.
+NOT_STARTED: Final = "it has not started"
 
 
 class PendingKind(StrEnum):

@@ -463,8 +463,10 @@ def rename_tools(progress: PlanProgress, names: Mapping[str, str], opened: Itera
     fixed = {_step_id(entry.call) for entry in (*progress.closed, *opened) if entry.attempts or entry.result}
     steps = [step for plan in (progress.plan, progress.forward) if plan is not None for step in plan.steps]
     known = {step.tool for step in steps} | {step.compensation.tool for step in steps if step.compensation}
-    if taken := sorted(new for old, new in names.items() if new in known and new not in names and old != new):
-        raise MisuseError(f"{taken[0]!r} is another tool of the plan already, so no tool can be renamed to it")
+    used = {old: new for old, new in names.items() if old in known and old != new}
+    for old, new in used.items():  # a name that is not there has been replaced before, for example
+        if (new in known and new not in used) or sum(other == new for other in used.values()) > 1:
+            raise MisuseError(f"{new!r} is another tool of the plan already, so {old!r} cannot be renamed to it")
 
     def rename_arguments(arguments: Mapping[str, JSON]) -> dict[str, JSON]:
         return {

@@ -290,6 +290,7 @@ def _reduce_tool_started(run: RunFields, event: e.ToolStarted) -> Changes:
     entry = run.open_call(event.call_id)
     read_only, kind = event.read_only, event.kind
     policy = event.on_unknown or ("rerun" if event.repeatable else "ask")
+    is_decided = not entry.on_unknown  # a person has decided on it since, or it never started
     if entry.attempts:  # the first start may have had an effect, whatever its tool is now
         read_only, kind = entry.read_only and read_only, entry.kind
         policy = stricter_policy(entry.on_unknown or policy, policy)
@@ -304,6 +305,7 @@ def _reduce_tool_started(run: RunFields, event: e.ToolStarted) -> Changes:
         read_only=read_only,
         kind=kind,
         on_unknown=policy,
+        parameters=event.parameters if is_decided else entry.parameters,
         pending=(),
         lacks_tool=False,
     )

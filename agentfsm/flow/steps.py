@@ -226,7 +226,7 @@ def _make_function_step(
         parameters=build_schema(*names),
         **prepare_options(condition, {"concurrency_safe": True, **options}),
     )
-    made.start_rule = work.decide_start
+    made.start_rule, made.parameters_hash = work.decide_start, inner.parameters_hash
     return build_step(made, order, names, retry=retry, compensate=compensate)
 
 

@@ -40,6 +40,7 @@ from agentfsm.models.wire import (
     WireFormatError,
     find_error,
 )
+from agentfsm.tokens.failed_attempts import attach_usage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -274,8 +275,9 @@ class SDKModel(AdapterModel[SDKConnection]):
         assembler = self._make_assembler()
         try:
             return await self._assemble_stream(response, assembler, emit)
-        except ModelError as error:
-            error.usage = assembler.usage  # an unusable reply is billed as well
+        except BaseException as error:  # a reply that is unusable or cut off is billed as well
+            if assembler.usage is not None:
+                attach_usage(error, assembler.usage)
             raise
 
     async def _assemble_stream(self, response: httpx2.Response, assembler: StreamAssembler, emit: Emit) -> Reply:

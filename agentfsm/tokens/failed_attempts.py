@@ -29,6 +29,19 @@ def estimate_request_tokens(request: Request) -> int:
     return asked // BYTES_PER_TOKEN
 
 
+def estimate_written_tokens(size_bytes: int) -> int:
+    """Estimate the tokens of a text of so many bytes that a model has written."""
+    return -(-size_bytes // _BYTES_PER_WRITTEN_TOKEN)
+
+
+def attach_usage(error: BaseException, usage: Usage) -> None:
+    """Set the usage of an error or a cancellation, which passes it on to those that called.
+
+    Some classes of cancellations refuse attributes, so it goes past them.
+    """
+    error.__dict__["usage"] = usage
+
+
 def find_failed_usage(error: BaseException, request_tokens: int, received_bytes: int) -> Usage:
     """Return the usage of an attempt that ended with an error or a cancellation, without a price of its own.
 
@@ -38,7 +51,7 @@ def find_failed_usage(error: BaseException, request_tokens: int, received_bytes:
         received_bytes: Bytes of text, thinking and arguments that were streamed.
     """
     reported: Usage | None = getattr(error, "usage", None)
-    written = -(-received_bytes // _BYTES_PER_WRITTEN_TOKEN)
+    written = estimate_written_tokens(received_bytes)
     if reported is not None and not received_bytes:
         return reported
     if reported is not None:

@@ -88,6 +88,10 @@ class StartRule(Protocol):
         ...
 
 
+# Hexadecimal digits of the hash of a tool's parameters, in the start of each call.
+_PARAMETERS_DIGITS: Final = 6
+
+
 class InnerAgent(Protocol):
     """The agent behind a tool, as the engine knows it."""
 
@@ -398,6 +402,11 @@ class Tool(Generic[P, R]):
         return short_hash(
             json.dumps([*shape, to_mutable_json(self.parameters)], sort_keys=True, default=str), DIGEST_CHARS
         )
+
+    @cached_property
+    def parameters_hash(self) -> str:
+        """Hash of the parameters, with their defaults."""
+        return short_hash(json.dumps(to_mutable_json(self.parameters), sort_keys=True, default=str), _PARAMETERS_DIGITS)
 
     @property
     def definition(self) -> ToolDefinition:

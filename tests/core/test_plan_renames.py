@@ -52,8 +52,12 @@ def _in_order(found):
 def test_a_name_of_another_tool_of_the_plan_is_refused():
     """Two steps would become one. Names that change places are two."""
     progress, opened = progress_of(None)
-    with pytest.raises(MisuseError, match="'ship' is another tool of the plan already"):
+    with pytest.raises(MisuseError, match="'ship' is another tool of the plan already, so 'charge' cannot"):
         rename_tools(progress, {"charge": "ship"}, opened)
+    with pytest.raises(MisuseError, match="cannot be renamed"):
+        rename_tools(progress, {"charge": "one", "ship": "one"}, opened)
+    renamed = rename_tools(progress, NAMES, opened)
+    assert rename_tools(renamed, NAMES, opened) == renamed  # a second time changes nothing
     swapped = rename_tools(progress, {"charge": "ship", "ship": "charge"}, opened)
     assert [step.tool for step in swapped.plan.steps] == ["ship", "charge"]
 

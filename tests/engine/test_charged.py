@@ -12,7 +12,7 @@ from agentfsm import Agent, Limits, Settings, Spend, StopReason, Usage, usage_by
 from agentfsm.core import events as e
 from agentfsm.core.errors import ModelReplyError, ModelUnavailableError
 from agentfsm.core.usage import Purpose
-from agentfsm.models import CachedModel, Fallback, Price
+from agentfsm.models import CachedModel, Fallback, Price, Tiered
 from agentfsm.stores import MemoryStore
 from agentfsm.streaming.stream import TextDelta
 from agentfsm.testing import FunctionModel, LocalServer, ScriptedModel, WireReply, fail, say
@@ -132,6 +132,45 @@ async def _execute(agent, run_id, stop):
             if isinstance(event, TextDelta) and not has_text:
                 has_text = True
                 await stop()
+
+
+async def test_what_was_reported_before_a_cancellation_counts():
+    """The usage of the stream itself, and that of models that were asked before within the same request."""
+
+    async def hangs(request):
+        asked.set()
+        await anyio.sleep_forever()
+
+    async def breaks(request):
+        raise ModelUnavailableError("the connection broke")
+
+    small = FunctionModel(lambda _: say("Perhaps Rome.", usage=Usage(input_tokens=1_000, output_tokens=500)))
+    for model, least in (
+        (Tiered({"small": small, "large": FunctionModel(hangs)}, choose=lambda _: "small", score=lambda *_: 0), 1_500),
+        (Fallback(FunctionModel(breaks), FunctionModel(hangs)), 2),
+    ):
+        asked, agent = anyio.Event(), Agent(model, store=MemoryStore())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda agent=agent: agent.run("The capital of Italy?", id="r"))
+            await asked.wait()
+            tasks.cancel_scope.cancel()
+        usage = (await agent.load("r")).usage
+        assert (usage.tokens >= least, usage.estimated) == (True, True)
+        assert usage.output_tokens == 500 * (least > 2)
+
+
+@pytest.mark.parametrize("wire", [CHAT, ANTHROPIC], ids=str)
+async def test_a_stream_that_is_cut_off_after_its_usage_is_charged_it(wire):
+    """Anthropic reports the input at the start; a usage at the end counts as it is."""
+    line = WireReply(say(LONG, usage=BILLED), chunk_delay_s=0.002)
+    with served(wire, line) as (model, _):
+        agent = Agent(model, settings=Settings(stream=True), store=MemoryStore())
+        async with agent:
+            with anyio.CancelScope() as scope:
+                await _execute(agent, "r", lambda: _end(scope))
+            usage = (await agent.load("r")).usage
+    assert usage.estimated
+    assert (usage.input_tokens == BILLED.input_tokens) is (wire is ANTHROPIC)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ REFUSALS: Final = {
     "disabled": Refusal(said="not available", options={"enabled": False}),
     "disabled by a function": Refusal(said="not available", options={"enabled": lambda _ctx: False}),
     "validate": Refusal(said="arguments do not fit", options={"validate": lambda _arguments: "no"}),
-    "retyped": Refusal(said="arguments do not fit", options={"retyped": True}),
+    "retyped": Refusal(said="parameters of its tool", options={"retyped": True}),
     "open circuit": Refusal(said="not called for a while", prepare=open_circuit),
     "unknown cost": Refusal(said="cost", options={"cost_usd": fail}, fields={"limits": Limits(usd=1.0)}, **PAID),
     "money": Refusal(said="beyond a limit", options={"cost_usd": 5.0}, fields={"limits": Limits(usd=1.0)}, **PAID),

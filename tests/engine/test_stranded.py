@@ -93,6 +93,29 @@ def test_a_worker_of_an_older_format_is_no_sign_that_a_newer_run_is_taken():
     run_virtual(story)
 
 
+def test_a_run_that_workers_refuse():
+    """It rests longer after each attempt, so it is not ready for long; another run of the agent proves nothing."""
+
+    async def play():
+        clock = VirtualClock()
+        store = MemoryStore(clock=clock)
+        agent = make_agent(store, clock=clock)
+        await agent.submit("go", id="r")
+        await agent.submit("go", id="other")
+        held = await store.lease("other")
+        for _ in range(3):
+            lease = await store.lease("r")
+            lease.backoff_s = 45.0
+            await store.release(lease).wait()
+            await anyio.sleep(30)
+        assert await list_reasons(store) == {"r": "refused"}
+        [found] = await Runs(store).list_stranded()
+        assert "refuse it or fail to execute it" in str(found)
+        await store.release(held).wait()
+
+    run_virtual(play)
+
+
 @pytest.mark.anyio
 async def test_the_run_of_a_dead_worker_that_no_other_takes(tmp_path):
     """Its lease has ended, and no worker has claimed runs of the agent since."""

@@ -19,7 +19,9 @@ FURTHER = (
     *FORMAT_4.further,
     e.Planned(call=PLANNED, kind=PlanKind.COMPENSATION, continues=1, maker="flow"),
     e.Planned(call=PLANNED, kind=PlanKind.REPLAN, continues=1),
-    e.ToolStarted(call_id="t6.3", repeatable=True, kind=ToolKind.AGENT, on_unknown="check", key="order-17"),
+    e.ToolStarted(
+        call_id="t6.3", repeatable=True, kind=ToolKind.AGENT, on_unknown="check", key="order-17", parameters="ab12cd"
+    ),
     e.ToolLost(call_id="t6.3", reason="pay is not permitted in this run"),
     e.ToolLost(call_id="p2.3", reason="it has not started", lacks_tool=True),
     e.ApprovalAsked(call_id="p1", expires_at=1700604800.0, digest="aa", tools={"pay": "bb"}),
@@ -53,7 +55,7 @@ FORMAT_5 = Format(
         {
             *((Header, name) for name in ("caller", "withhold")),
             *((e.Planned, name) for name in ("kind", "continues", "maker")),
-            *((e.ToolStarted, name) for name in ("kind", "on_unknown", "key")),
+            *((e.ToolStarted, name) for name in ("kind", "on_unknown", "key", "parameters")),
             *((e.ToolLost, name) for name in ("reason", "lacks_tool")),
             ErrorType.WITHHELD,
             e.AttemptFailed,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from agentfsm.cli.render.formatting import NOTE_CHARS, format_arguments, format_time
-from agentfsm.core.pending import PendingKind
+from agentfsm.core.pending import NOT_STARTED, PendingKind
 from agentfsm.core.text_safety import escape_hidden, format_exact_json, one_line
 from agentfsm.tools.schema.arguments import describe_parameters
 
@@ -115,6 +115,8 @@ def _format_approval(item: Pending) -> str:
 
 
 def _format_outcome(item: Pending) -> str:
+    if item.error.startswith(NOT_STARTED):
+        return f"{item.tool} waits for its tool"
     return f"{describe_unknown_outcome(item)}; how did it end?"
 
 

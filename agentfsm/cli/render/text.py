@@ -447,7 +447,9 @@ def _format_pauses(events: Sequence[Event]) -> Iterator[str]:
             yield f"paused   {one_line(f'{at}{by}{why}', NOTE_CHARS)}"
         elif isinstance(event, Resumed):
             changes = f", with a changed agent: {'; '.join(event.changes)}" if event.changes else ""
-            yield f"resumed  {one_line(f'{at}{changes}', NOTE_CHARS)}"
+            names = ", ".join([f"{old} is {new} now" for old, new in event.renamed.items()])
+            told = f"{at}{changes}; {names}" if names else f"{at}{changes}"
+            yield f"resumed  {one_line(told, NOTE_CHARS)}"
 
 
 def _format_footer(run: Run, events: Sequence[Event]) -> Iterator[str]:

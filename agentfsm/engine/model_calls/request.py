@@ -22,8 +22,8 @@ from agentfsm.engine.model_calls.reply import calculate_usd, check_chunk, fetch_
 from agentfsm.ports.model import CallChunk, Chunk, FinishChunk, FinishReason, Reply, Request, TextChunk, ThinkingChunk
 from agentfsm.streaming.log import redact
 from agentfsm.streaming.stream import CallDelta, Listener, TextDelta, ThinkingDelta, build_delta_factory
-from agentfsm.tokens.failed_attempts import find_failed_usage
-from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN
+from agentfsm.tokens.failed_attempts import estimate_written_tokens, find_failed_usage
+from agentfsm.tokens.ledger import BYTE_COUNTER
 
 if TYPE_CHECKING:
     from agentfsm.core.effects import AskModel
@@ -264,10 +264,11 @@ def _retry_wait_s(config: EngineConfig, error: Exception, attempt: int) -> float
 def _resolve_usage(prepared: PreparedRequest, reply: Reply) -> Usage:
     drive, usage = prepared.execution, reply.usage
     if usage is None:
-        written = len(reply.text) + sum(len(call.name) + len(call.arguments) for call in reply.calls)
-        written = written if reply.native is None else max(written, len(reply.native.content))
+        texts = [reply.text, *[call.name + call.arguments for call in reply.calls]]
+        size = sum(map(BYTE_COUNTER.count, texts))
+        size = size if reply.native is None else max(size, len(reply.native.content))
         asked = drive.ledger.request_tokens
-        usage = Usage(input_tokens=asked, output_tokens=max(1, written // BYTES_PER_TOKEN), estimated=True)
+        usage = Usage(input_tokens=asked, output_tokens=max(1, estimate_written_tokens(size)), estimated=True)
     else:
         ledger, billed = drive.ledger, drive.config.billed
         has_excess = usage.input_tokens > prepared.counted_tokens or billed.tokens

@@ -14,8 +14,8 @@ from agentfsm.engine.model_calls.reply import calculate_usd, fetch_reply
 from agentfsm.engine.model_calls.request import price_usage
 from agentfsm.ports.model import Request
 from agentfsm.tokens.billed import find_billed_excess
-from agentfsm.tokens.failed_attempts import find_failed_usage
-from agentfsm.tokens.ledger import estimate_tokens
+from agentfsm.tokens.failed_attempts import estimate_written_tokens, find_failed_usage
+from agentfsm.tokens.ledger import BYTE_COUNTER, estimate_tokens
 
 if TYPE_CHECKING:
     from agentfsm.engine.execution.execution import Execution
@@ -96,7 +96,9 @@ async def send_side_request(
             run=execution.journal.run,
         )
         reply = await fetch_reply(who, request)
-        counted = Usage(input_tokens=asked, output_tokens=estimate_tokens(reply.text), estimated=True)
+        counted = Usage(
+            input_tokens=asked, output_tokens=estimate_written_tokens(BYTE_COUNTER.count(reply.text)), estimated=True
+        )
         usage = price_usage(execution, who, reply.usage or counted)
         name = reply.model or name
         for part in () if reply.tier is None else reply.tier.spent:

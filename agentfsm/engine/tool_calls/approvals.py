@@ -31,7 +31,7 @@ from agentfsm.core.inbox import (
 )
 from agentfsm.core.labels import join_labels
 from agentfsm.core.messages import Outcome, ToolCall, ToolResult, replace_surrogates
-from agentfsm.core.pending import Pending, PendingKind, Question
+from agentfsm.core.pending import NOT_STARTED, Pending, PendingKind, Question
 from agentfsm.core.plans import list_plan_tools
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.config import EngineConfig
@@ -209,8 +209,11 @@ async def _resolve_open_call(
     is_late = entry.expires_at is not None and now >= entry.expires_at
     match entry.phase, row.item if row is not None else None:
         case (Phase.INTENDED, _) | (Phase.OUTCOME_UNKNOWN, Rerun()) if is_missing_step(execution, entry):
-            text = f"it has not started: this program has no tool {entry.call.name!r}; settle it, or resume with a "
-            return e.ToolLost(call_id=entry.call.id, reason=f"{text}program that has it", lacks_tool=True)
+            reason = (
+                f"{NOT_STARTED}: this program has no tool {entry.call.name!r}; settle it, resume with a program that "
+                "has it, or with renamed= if it only has another name"
+            )
+            return e.ToolLost(call_id=entry.call.id, reason=reason, lacks_tool=True)
         case Phase.INTENDED, _:
             return _request_decision(execution, entry, now)
         case Phase.RUNNING, _:

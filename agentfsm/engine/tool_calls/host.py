@@ -439,6 +439,7 @@ class RunHost(QueueHost):
                     kind=tool.kind,
                     on_unknown=tool.recorded_policy,
                     key=call.key if is_rekeyed else "",
+                    parameters="" if read_only or is_agent else tool.parameters_hash,
                 )
             )
         self.record(*facts, taken=taken)

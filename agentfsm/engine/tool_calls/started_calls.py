@@ -36,6 +36,9 @@ _UNKNOWN_TEXT: Final = (
     "outcome unknown: the work on the run was broken off while the call was under way, and its effect may have "
     "happened. Check before you repeat it."
 )
+_CHANGED_PARAMETERS: Final = (
+    "it had started before, and is not run again: the parameters of its tool, or their defaults, have changed since"
+)
 # The format from which starts record the kind of the tool.
 _FIRST_WITH_KIND: Final = 5
 # Refusals that hold for the rest of the run. After others, such as an open circuit, the call may go on later.
@@ -68,7 +71,10 @@ async def settle_cut_off_call(execution: Execution, entry: OpenCall, host: Queue
     if policy == "fail":
         result = build_settled_result(execution, entry, Outcome.UNKNOWN, _UNKNOWN_TEXT)
         return e.ToolFinished(result=result, by="on_unknown")
-    return None if policy == "rerun" else e.ToolLost(call_id=call.id)
+    if policy == "rerun":
+        return None
+    changed = tool is not None and _has_other_parameters(entry, tool)
+    return e.ToolLost(call_id=call.id, reason=_CHANGED_PARAMETERS if changed else "")
 
 
 def build_settled_result(execution: Execution, entry: OpenCall, outcome: Outcome, content: str) -> ToolResult:
@@ -116,7 +122,18 @@ async def find_outcome(execution: Execution, entry: OpenCall, tool: Tool[..., An
             return present
         recorded = "rerun" if recorded == "check" else recorded
     strictest = stricter_policy(recorded, present)
+    if strictest == "rerun" and _has_other_parameters(entry, tool):
+        return "ask"
     return "ask" if strictest == "check" else strictest  # the function is gone
+
+
+def _has_other_parameters(entry: OpenCall, tool: Tool[..., Any]) -> bool:
+    """Return whether a repetition under the same key might be another order: other defaults, more or fewer parameters.
+
+    Repeating a call that only reads, or going on with the run of an agent, is none.
+    """
+    is_other = entry.parameters not in {"", tool.parameters_hash}
+    return is_other and not (entry.read_only or tool.kind is ToolKind.AGENT)
 
 
 def find_other_kind(run: Run, entry: OpenCall, tool: Tool[..., Any]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from agentfsm.core.errors import MisuseError, ModelError
+from agentfsm.core.errors import MisuseError
 from agentfsm.core.usage import Usage
 from agentfsm.models.model_names import resolve_model
 from agentfsm.ports.model import (
@@ -21,7 +21,7 @@ from agentfsm.ports.model import (
     Request,
     build_os_failure,
 )
-from agentfsm.tokens.failed_attempts import estimate_request_tokens, find_failed_usage
+from agentfsm.tokens.failed_attempts import attach_usage, estimate_request_tokens, find_failed_usage
 from agentfsm.tokens.ledger import BYTE_COUNTER
 
 if TYPE_CHECKING:
@@ -105,11 +105,11 @@ async def ask_model(model: Model, request: Request, emit: Emit | None) -> Reply:
     before = 0 if relay is None else relay.received_bytes
     try:
         reply = await model.reply(request, relay)
-    except (ModelError, OSError) as error:
-        failure = error if isinstance(error, ModelError) else build_os_failure(model, error)
+    except BaseException as error:
+        failure = build_os_failure(model, error) if isinstance(error, OSError) else error
         received = 0 if relay is None else relay.received_bytes - before
         usage = find_failed_usage(failure, estimate_request_tokens(request), received)
-        failure.usage = usage.with_price(model.cost_usd)  # callers do not know which model answered
+        attach_usage(failure, usage.with_price(model.cost_usd))  # callers do not know which model answered
         if failure is error:
             raise
         raise failure from error

@@ -43,6 +43,7 @@ from agentfsm.core.usage import Usage
 from agentfsm.core.validation import shorten_repr
 from agentfsm.core.value import Value
 from agentfsm.models.wrappers.base import ChunkRelay, CompositeModel, ask_model
+from agentfsm.tokens.failed_attempts import attach_usage
 
 if TYPE_CHECKING:
     from agentfsm.ports.model import Emit, Model, Reply, Request
@@ -155,6 +156,9 @@ class Fallback(CompositeModel):
                     error.usage = paid
                     raise
                 _log.warning("model %s has failed, the next is asked: %s", health.model.name, type(error).__name__)
+            except BaseException as error:  # cut off: what was paid before goes with it
+                attach_usage(error, paid + (getattr(error, "usage", None) or Usage()))
+                raise
             else:
                 health.record_reply(period)
                 return reply if reply.usage is None else attrs.evolve(reply, usage=reply.usage + paid)

@@ -33,8 +33,8 @@ from agentfsm.core.validation import shorten_repr
 from agentfsm.models.model_names import resolve_model
 from agentfsm.models.wrappers.base import CompositeModel, ask_model
 from agentfsm.ports.model import FinishReason, Request
-from agentfsm.tokens.failed_attempts import estimate_request_tokens
-from agentfsm.tokens.ledger import estimate_tokens
+from agentfsm.tokens.failed_attempts import attach_usage, estimate_request_tokens, estimate_written_tokens
+from agentfsm.tokens.ledger import BYTE_COUNTER
 
 if TYPE_CHECKING:
     from agentfsm.ports.model import Chunk, Emit, Model, Reply
@@ -202,13 +202,13 @@ class Tiered(CompositeModel):
             try:
                 reply = await ask_model(model, request, receive)
                 flaw = None if is_last else await self._find_flaw(request, reply)
-            except (ModelError, MisuseError) as error:
+            except BaseException as error:
                 if is_last or reply is not None or not self._replaces(error):
                     if reply is not None:  # `score` failed
                         spent.append(_build_spending(model, request, reply))
                     _complete_error(error, spent, TierChoice(name=self._tiers[place], reason=reason))
                     raise
-                flaw, lost = "bad reply", error.usage or _NO_USAGE
+                flaw, lost = "bad reply", getattr(error, "usage", None) or _NO_USAGE
                 spent.append(Spending(purpose=request.purpose, usage=lost, model=model.name))
             else:
                 if flaw is None:
@@ -233,7 +233,7 @@ class Tiered(CompositeModel):
     def _may_escalate(self) -> bool:
         return bool(self._escalate_on) or self._score is not None
 
-    def _replaces(self, error: ModelError | MisuseError) -> bool:
+    def _replaces(self, error: BaseException) -> bool:
         """Return whether the next tier answers instead of a reply that cannot be used."""
         return isinstance(error, ModelReplyError) and "bad_reply" in self._escalate_on
 
@@ -298,11 +298,11 @@ async def _call(option: str, function: Callable[..., Any], *arguments: object) -
         ) from error
 
 
-def _complete_error(error: ModelError | MisuseError, spent: Collection[Spending], choice: TierChoice) -> None:
+def _complete_error(error: BaseException, spent: Collection[Spending], choice: TierChoice) -> None:
     """Add the usage of the replies that were paid to an error, and the choice with which a retry begins."""
-    paid = _sum_usage(spent, error.usage or _NO_USAGE)
+    paid = _sum_usage(spent, getattr(error, "usage", None) or _NO_USAGE)
     if paid != _NO_USAGE:
-        error.usage = paid
+        attach_usage(error, paid)
     if isinstance(error, ModelError):
         error.tier = attrs.evolve(choice, spent=tuple(spent))
 
@@ -321,8 +321,9 @@ def _count_usage(model: Model, request: Request, reply: Reply) -> Usage:
 
 
 def _estimate_usage(request: Request, reply: Reply) -> Usage:
-    written = estimate_tokens(reply.text) + sum(estimate_tokens(call.name + call.arguments) for call in reply.calls)
-    return Usage(input_tokens=estimate_request_tokens(request), output_tokens=max(1, written), estimated=True)
+    size = BYTE_COUNTER.count(reply.text) + sum(BYTE_COUNTER.count(call.name + call.arguments) for call in reply.calls)
+    written = max(1, estimate_written_tokens(size))
+    return Usage(input_tokens=estimate_request_tokens(request), output_tokens=written, estimated=True)
 
 
 def _find_task(request: Request) -> str:

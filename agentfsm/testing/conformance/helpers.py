@@ -16,6 +16,7 @@ from agentfsm.core.events import (
     AnswerGiven,
     ApprovalAsked,
     ApprovalGiven,
+    AttemptFailed,
     Compacted,
     Continued,
     Event,
@@ -53,7 +54,7 @@ from agentfsm.core.pending import Pending, PendingKind, Question
 from agentfsm.core.recalled_items import RecalledItem
 from agentfsm.core.run import Run, begin_run
 from agentfsm.core.segments import Removed, Span, Summarised
-from agentfsm.core.usage import AgentCost, Usage
+from agentfsm.core.usage import AgentCost, Purpose, Usage
 from agentfsm.core.verdict import Action, Score, Verdict
 from agentfsm.core.window_layers import WindowLayers
 
@@ -235,6 +236,7 @@ def build_every_event() -> tuple[Event, ...]:
         AnswerGiven(at=2.0, message=said, usage=usage, request="q"),
         AnswerDrafted(at=2.0, message=said, usage=usage, request="q", filtered=(HOSTILE_TEXT,)),
         ModelFaltered(at=2.0, error=HOSTILE_TEXT, usage=usage, request="q"),
+        AttemptFailed(at=2.0, error=HOSTILE_TEXT, usage=usage, request="q", purpose=Purpose.SUMMARY),
         Compacted(
             at=2.0,
             start=3,

@@ -61,7 +61,6 @@ NO_OBJECT = {
     "array of the object": ('[{"text": "Ann"}]', "an array"),
     "string": ('"{}"', "{}"),
     "number": ("5", "5"),
-    "null": ("null", "null"),
     "true": ("true", "true"),
     "prose": ("I would call act with Ann", "expected"),
     "markup": ("<arguments><text>Ann</text></arguments>", "expected"),
