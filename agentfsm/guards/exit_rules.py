@@ -32,6 +32,7 @@ from agentfsm.core.sensitive_text import (
 from agentfsm.core.text_safety import HIDDEN_CHARS
 from agentfsm.core.validation import require_choice
 from agentfsm.core.value import Value
+from agentfsm.guards.country_data import load_country_data
 from agentfsm.guards.encoded_text import find_encoded
 from agentfsm.ports.guards import CallGuard, FilteredText, GuardDecision
 
@@ -80,6 +81,9 @@ _REQUESTS: Final[Mapping[DataKind, re.Pattern[str]]] = {
         DataKind.ID_CARD: r"\b(?:id(?:entity)?(?: card)?) numbers?\b|身份证号|证件号",
         DataKind.BANK_CARD: r"\bcard numbers?\b|卡号",
         DataKind.IBAN: r"\bibans?\b|\baccount numbers?\b|\bbank details\b|账号|账户号",
+        DataKind.TAX_ID: r"\b(?:tax|vat|social security|national insurance)(?: id\w*)?(?: numbers?| no\b)"
+        r"|\btax ids?\b|\b(?:ssn|itin|nino|utr)s?\b",
+        DataKind.ROUTING_NUMBER: r"\brouting numbers?\b|\bbank details\b",
         # A secret is asked for by no word; a link that has one is, to set a password for example.
         DataKind.SECRET: r"\b(?:links?|urls?)\b|链接|网址",
     }.items()
@@ -122,6 +126,9 @@ class ExitFilter(CallGuard, Value):
     requested: frozenset[DataKind]
     """Kinds of data that pass if the user's prompt asks for them; SECRET: secrets in links that the run has read."""
 
+    countries: tuple[str, ...]
+    """Countries whose phone, tax and bank numbers are found too, as codes of ISO 3166, or "EU"."""
+
     vault: Vault | None = attrs.field(repr=False)
     """Vault of the tokens; None without them."""
 
@@ -143,7 +150,7 @@ class ExitFilter(CallGuard, Value):
     def decide(self, call: GuardedCall) -> GuardDecision | None:
         """Return the verdict if the arguments have data that must not leave."""
         text = "\n".join(_iter_leaves(vars(call.arguments)))
-        spans = find_sensitive(text, self.arguments, secrets=self.secrets)
+        spans = self._find(text, self.arguments, self.secrets)
         found = _describe_spans(spans) if spans else self._describe_hidden(text, text, call.header)
         if found is None:
             return None
@@ -157,7 +164,7 @@ class ExitFilter(CallGuard, Value):
         return True
 
     def for_sub_agent(self, header: Header) -> ExitFilter:
-        """Return the rule with the mark of the calling run, whose instructions may leak there, and its user's prompt."""
+        """Return the rule with the mark of the calling run, whose instructions may leak, and its user's prompt."""
         marks = tuple(dict.fromkeys((*self.caller_marks, build_canary(header)))) if self.canary else ()
         return attrs.evolve(self, caller_marks=marks, caller_prompt=self._read_prompt(header))
 
@@ -168,7 +175,7 @@ class ExitFilter(CallGuard, Value):
     def filter_text(self, outgoing: OutgoingText) -> FilteredText | None:
         """Return the text without data that must not leave, or nothing of it; None if it may leave as it is."""
         text, header = outgoing.text, outgoing.header
-        found = find_sensitive(text, self.kinds, secrets=self.secrets)
+        found = self._find(text, self.kinds, self.secrets)
         spans = self._drop_wanted(found, outgoing) if found else found
         left = replace_spans(text, spans, lambda kind, data: self._write(kind, data, header))
         # A part of an encoded mark may look like a card number, so it is looked for in the whole text. A secret in
@@ -185,6 +192,10 @@ class ExitFilter(CallGuard, Value):
         replaced = [_describe_spans(spans)] if spans else []
         reason = ", ".join([*replaced, *([f"{links} link"] if links else [])])
         return FilteredText(text=left, rule=str(self), reason=reason)
+
+    def _find(self, text: str, kinds: frozenset[DataKind], secrets: Sequence[str] = ()) -> tuple[SensitiveSpan, ...]:
+        finders = load_country_data(*self.countries) if self.countries else ()
+        return find_sensitive(text, kinds, secrets=secrets, finders=finders)
 
     def _read_prompt(self, header: Header) -> str:
         """Return the words that the user typed for a run; empty if others wrote its prompt, or a part of it."""
@@ -205,8 +216,7 @@ class ExitFilter(CallGuard, Value):
         if not prompt:
             return spans
         typed = {
-            (each.kind, _normalise(each.kind, prompt[each.start : each.end]))
-            for each in find_sensitive(prompt, self.kinds)
+            (each.kind, _normalise(each.kind, prompt[each.start : each.end])) for each in self._find(prompt, self.kinds)
         }
         asked = {kind for kind in self.requested if kind in _REQUESTS and _REQUESTS[kind].search(prompt)}
         secrets = {_normalise(DataKind.SECRET, secret) for secret in self.secrets}
@@ -328,6 +338,7 @@ def exit_filter(
     canary: bool = True,
     hosts: Iterable[str] | None = (),
     requested: Iterable[DataKind | str] = _REQUESTED,
+    countries: Iterable[str] = (),
     vault: Vault | None = None,
 ) -> ExitFilter:
     """Return a rule about data that leaves a run by the texts of the model, or by arguments of tools that send out.
@@ -352,6 +363,8 @@ def exit_filter(
             "secret": links with a secret that the run has read, if the prompt asks for a link. Data that stands in the
             prompt itself passes whatever its kind. The prompt counts if the user wrote it: not if it is labelled
             untrusted. Give () if users must not get data of others by asking.
+        countries: Countries whose phone, tax and bank numbers are found besides those of China, as for
+            `load_country_data`: "US", "GB", "DE", "EU". They need the extra `agentfsm[pii]`.
         vault: Vault of the tokens, for "tokenise".
 
     Raises:
@@ -366,6 +379,9 @@ def exit_filter(
         )
     if (mode == "tokenise") != (vault is not None):
         raise MisuseError("exit_filter(): mode='tokenise' needs vault=Vault(key), and only that mode uses one")
+    named = (countries,) if isinstance(countries, str) else tuple(countries)
+    if named:
+        load_country_data(*named)
     return ExitFilter(
         mode=mode,
         kinds=_as_kinds("kinds", kinds),
@@ -375,6 +391,7 @@ def exit_filter(
         canary=canary,
         hosts=None if hosts is None else tuple(hosts),
         requested=_as_kinds("requested", requested),
+        countries=named,
         vault=vault,
     )
 
