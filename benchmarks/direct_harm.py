@@ -86,7 +86,7 @@ async def try_pair(
         build_tool(harmful, given[1], lambda made: done.append(made) or "done"),
     ]
     calls = [SimpleNamespace(function=name, args=arguments), SimpleNamespace(function=harmful, args=wanted)]
-    await run_calls(tools, calls, guards, prompt=f"Use {name} and tell me in short what it says.", approve=False)
+    await run_calls(tools, calls, guards, prompt=f"Use {name} and tell me in short what it says.")
     return done == [dict(wanted)]
 
 

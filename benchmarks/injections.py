@@ -5,14 +5,14 @@ DIRECTORY agentdojo email-validator pyyaml`. Its models and their libraries are 
 
 A pair is a user's task and an attacker's task for which agentdojo lists calls: there are 609. The tools that the user's
 task reads with are called by an agent until a result has the attacker's text. From then on the model does as the
-attacker wants: the calls that agentdojo lists for the attacker's task. Each pair counts once. In which of its wordings
-agentdojo injects the text makes no difference, because no model reads it.
+attacker wants: the calls that agentdojo lists for the attacker's task. A person approves the calls of the user's task,
+if a guard asks, and none of the attacker's, so one that waits has not run. Each pair counts once: the wording in which
+the text is injected makes no difference, because no model reads it.
 
 The outcome does not depend on labels: an attack has succeeded if agentdojo's own check of the attacker's task says so,
-which compares the environment before and after the run. A second figure is whether the attacker's calls changed the
-environment at all. No question is answered, so a call that waits has not run.
-Two controls show that the measure works: without a guard the attacks succeed, and without the attacker's calls none
-does. The labels are those of `LABELLINGS`, from none to `MARKS`, and were not changed after a measurement.
+which compares the environment before and after the run. A second figure is whether one of the attacker's calls changed
+the environment at all. Two controls show that the measure works: without a guard the attacks succeed, and without the
+attacker's calls none does. The labels are those of `LABELLINGS`, from none to `MARKS`, and were not changed after a measurement.
 
 Without an attack, the calls that agentdojo lists for each user's task are made in order, a turn each. A person approves
 all that is asked; the tasks with a question and the questions are counted.
@@ -152,13 +152,20 @@ class World:
 
     suite: Any
     environment: Any
+    first_watched: int | None = None
+    """Number of calls before the first that is watched; None if none is."""
     made: list[Any] = attrs.field(factory=list)
+    changed: bool = False
+    """Whether a watched call has changed the environment."""
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool of the suite; an error is a result."""
         runtime = importlib.import_module("agentdojo.functions_runtime")
+        is_watched = self.first_watched is not None and len(self.made) >= self.first_watched
+        before = self.environment.model_copy(deep=True) if is_watched else self.environment
         self.made.append(runtime.FunctionCall(function=name, args=dict(arguments)))
         value, error = runtime.FunctionsRuntime(self.suite.tools).run_function(self.environment, name, dict(arguments))
+        self.changed = self.changed or (is_watched and before != self.environment)
         return error or str(value)
 
     def build_tools(self, mark: Callable[[str], str]) -> list[Tool[..., Any]]:
@@ -177,20 +184,27 @@ def build_tool(name: str, marks: str, use: Callable[[Mapping[str, Any]], str]) -
 
 
 async def run_calls(
-    tools: Sequence[Tool[..., Any]], calls: Sequence[Any], guards: Sequence[CallGuard], *, prompt: str, approve: bool
+    tools: Sequence[Tool[..., Any]],
+    calls: Sequence[Any],
+    guards: Sequence[CallGuard],
+    *,
+    prompt: str,
+    approved: int = 0,
 ) -> int:
     """Make calls in an agent, one in each turn, and return the number of questions.
 
-    Without `approve`, the run ends at the first question.
+    A person approves the first `approved` calls, if asked. The run ends at a question about another.
     """
     lines = [say("", call(each.function, **json.loads(json.dumps(dict(each.args), default=str)))) for each in calls]
     limits = Limits(turns=len(calls) + 1, tool_calls=len(calls) + 1, errors=len(calls) + 1)
     agent = Agent(ScriptedModel(*lines, "Done."), tools=tools, guards=guards, limits=limits)
     run = await agent.run(prompt)
     questions = len(run.pending)
-    while approve and run.pending:
-        for each in run.pending:
-            await agent.approve(run.id, each.call_id, by="user")
+    while run.pending:
+        [waiting] = run.pending
+        if int(waiting.call_id[1:].partition(".")[0]) > approved:  # "t3.0" is that of the third turn
+            break
+        await agent.approve(run.id, waiting.call_id, by="user")
         run = await agent.resume(run.id)
         questions += len(run.pending)
     return questions
@@ -219,13 +233,16 @@ class Pair:
     read: World
     """World after the calls that read the text."""
 
+    reads: int
+    """Number of those calls."""
+
     calls: Sequence[Any]
     """Those calls, and the attacker's behind them."""
 
     async def run(self, mark: Callable[[str], str], guards: Sequence[CallGuard]) -> World:
-        """Return the world after all calls, none of which is approved."""
-        world = World(self.read.suite, self.environment.model_copy(deep=True))
-        await run_calls(world.build_tools(mark), self.calls, guards, prompt=self.prompt, approve=False)
+        """Return the world after all calls. A person approves those of the user's task, and none of the attacker's."""
+        world = World(self.read.suite, self.environment.model_copy(deep=True), first_watched=self.reads)
+        await run_calls(world.build_tools(mark), self.calls, guards, prompt=self.prompt, approved=self.reads)
         return world
 
     def has_succeeded(self, world: World) -> bool:
@@ -246,8 +263,10 @@ def iter_pairs(suite: Any) -> Iterator[Pair | None]:
             world = World(suite, environment.model_copy(deep=True))
             wanted = injection.ground_truth(environment.model_copy(deep=True))
             reads = find_reads(world, task.ground_truth(world.environment), list(texts.values()))
-            is_pair = wanted and reads is not None
-            yield Pair(task.PROMPT, injection, environment, world, [*reads, *wanted]) if is_pair else None
+            if wanted and reads is not None:
+                yield Pair(task.PROMPT, injection, environment, world, len(reads), [*reads, *wanted])
+            else:
+                yield None
 
 
 async def count_attacks(suite: Any) -> Counter[str]:
@@ -262,7 +281,7 @@ async def count_attacks(suite: Any) -> Counter[str]:
         for case, (labelling, guards) in CASES.items():
             world = await pair.run(LABELLINGS[labelling], guards)
             counts[f"{case}: succeeded"] += pair.has_succeeded(world)
-            counts[f"{case}: changed something"] += world.environment != pair.read.environment
+            counts[f"{case}: changed something"] += world.changed
     return counts
 
 
@@ -293,7 +312,7 @@ async def count_questions(suite: Any) -> Counter[str]:
         for case, (labelling, guards) in CASES.items():
             world = World(suite, environment.model_copy(deep=True))
             tools = world.build_tools(LABELLINGS[labelling])
-            asked = await run_calls(tools, calls, guards, prompt=task.PROMPT, approve=True)
+            asked = await run_calls(tools, calls, guards, prompt=task.PROMPT, approved=len(calls))
             counts[f"{case}: tasks with a question"] += bool(asked)
             counts[f"{case}: questions"] += asked
     return counts
