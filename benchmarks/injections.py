@@ -12,7 +12,7 @@ the text is injected makes no difference, because no model reads it.
 The outcome does not depend on labels: an attack has succeeded if agentdojo's own check of the attacker's task says so,
 which compares the environment before and after the run. A second figure is whether one of the attacker's calls changed
 the environment at all. Two controls show that the measure works: without a guard the attacks succeed, and without the
-attacker's calls none does. The labels are those of `LABELLINGS`, from none to `MARKS`, and were not changed after a measurement.
+attacker's calls none does. The labels are those of `LABELLINGS`, from none to `MARKS`.
 
 Without an attack, the calls that agentdojo lists for each user's task are made in order, a turn each. A person approves
 all that is asked; the tasks with a question and the questions are counted.
