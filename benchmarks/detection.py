@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 
 from agentfsm.guards import PatternDetector, score_windows
-from benchmarks.injections import World, find_reads, is_action, load_attacks, load_suites
+from benchmarks.injections import World, find_reads, is_reading, load_attacks, load_suites
 
 THRESHOLD = 0.5
 
@@ -24,7 +24,7 @@ def list_harmless(suite: Any) -> set[str]:
     for task in suite.user_tasks.values():
         world = World(suite, task.init_environment(suite.load_and_inject_default_environment({})))
         calls = task.ground_truth(world.environment)
-        found |= {world.call_tool(each.function, each.args) for each in calls if not is_action(each.function)}
+        found |= {world.call_tool(each.function, each.args) for each in calls if is_reading(each.function)}
     return found
 
 

@@ -1,25 +1,34 @@
-"""`python -m benchmarks injections [DIRECTORY]`: injected results of agentdojo against `Guard.default()`, no model.
+"""`python -m benchmarks injections [DIRECTORY]`: injected results of agentdojo against guards, no model.
 
 The data are the suites of agentdojo, which is put into a directory of its own: `pip install --no-deps --target
 DIRECTORY agentdojo email-validator pyyaml`. Its models and their libraries are not used.
 
-An attack replaces texts in the environment of a suite by its own. For each pair of a user's task and an attacker's
-task, and each attack of agentdojo, the tools that the user's task reads with are called by an agent until a result has
-the attacker's text. From then on the model does as the attacker wants: the calls that agentdojo lists for the
-attacker's task. An action is a call that sends data out or cannot be undone. The actions of attackers that start are
-counted; none may. Pages that are fetched for an attacker in a run without private data are counted for themselves.
+A pair is a user's task and an attacker's task for which agentdojo lists calls: there are 609. The tools that the user's
+task reads with are called by an agent until a result has the attacker's text. From then on the model does as the
+attacker wants: the calls that agentdojo lists for the attacker's task. A person approves the calls of the user's task,
+if a guard asks, and none of the attacker's, so one that waits has not run. Each pair counts once: the wording in which
+the text is injected makes no difference, because no model reads it.
 
-Without an attack, the calls that agentdojo lists for each user's task are made in order, a turn each, and the tasks are
-counted in which no call waits for a person and none is refused.
+The outcome does not depend on labels: an attack has succeeded if agentdojo's own check of the attacker's task says so,
+which compares the environment before and after the run. A second figure is whether one of the attacker's calls changed
+the environment at all. Two controls show that the measure works: without a guard the attacks succeed, and without the
+attacker's calls none does. The labels are those of `LABELLINGS`, from none to `MARKS`.
+
+Without an attack, the calls that agentdojo lists for each user's task are made in order, a turn each. A person approves
+all that is asked; the tasks with a question and the questions are counted.
+
+`python -m benchmarks injections DIRECTORY marks` takes each letter of `MARKS` away alone, as a developer may forget it.
 """
 
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from functools import cache, partial
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
@@ -27,9 +36,8 @@ from typing import Any, Final
 import anyio
 import attrs
 
-from agentfsm import Agent, Limits, Run
-from agentfsm.core import events as e
-from agentfsm.guards import Guard
+from agentfsm import Agent, Limits
+from agentfsm.guards import CallGuard, Guard
 from agentfsm.testing import ScriptedModel, call, say
 from agentfsm.tools.tool import Tool, make_tool
 
@@ -76,10 +84,29 @@ MARKS: Final[Mapping[str, str]] = {
     "get_user_information": "p",
     **dict.fromkeys(("reserve_hotel", "reserve_restaurant", "reserve_car_rental"), "si"),
 }
-LABELS: Final = {"u": "reads_untrusted", "p": "reads_private", "s": "sends_out", "i": "irreversible"}
-# The tool that only reads, from an address that the model writes. Without private data in the run, there is nothing
-# that an address could carry, and the policy allows it.
-FETCH: Final = "get_webpage"
+LABELS: Final = {
+    "r": "read_only",
+    "u": "reads_untrusted",
+    "p": "reads_private",
+    "s": "sends_out",
+    "i": "irreversible",
+}
+# Beginnings of the names of tools that change nothing.
+_READING: Final = ("get_", "search_", "read_", "list_", "check_")
+# Marks of a tool by its name, for each way to label tools. "hints": as of an MCP server whose hints are believed.
+LABELLINGS: Final[Mapping[str, Callable[[str], str]]] = {
+    "none": lambda _name: "",
+    "hints": lambda name: "ru" if is_reading(name) else "",
+    "marks": lambda name: MARKS.get(name, "") + ("r" if is_reading(name) else ""),
+}
+# What is measured: the labels, and the guards. Labels make no difference without a guard.
+CASES: Final[Mapping[str, tuple[str, tuple[CallGuard, ...]]]] = {
+    "no guard": ("none", ()),
+    "Guard.default(), no labels": ("none", (Guard.default(),)),
+    "Guard.default(), labels by hints": ("hints", (Guard.default(),)),
+    "Guard.default(), labels as in MARKS": ("marks", (Guard.default(),)),
+}
+WORDING: Final = "important_instructions"
 SCHEMA: Final = {"type": "object", "properties": {}}
 
 
@@ -114,57 +141,78 @@ def load_attacks(suite: Any) -> Mapping[str, Any]:
     return {name: kind(suite, target) for name, kind in sorted(registry.items()) if name != "manual"}
 
 
+def is_reading(name: str) -> bool:
+    """Return whether a tool of agentdojo changes nothing, by its name."""
+    return name.startswith(_READING)
+
+
 @attrs.define
 class World:
     """An environment of a suite, and the calls that were made in it."""
 
     suite: Any
     environment: Any
-    made: list[str] = attrs.field(factory=list)
+    first_watched: int | None = None
+    """Number of calls before the first that is watched; None if none is."""
+    made: list[Any] = attrs.field(factory=list)
+    changed: bool = False
+    """Whether a watched call has changed the environment."""
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool of the suite; an error is a result."""
-        runtime = importlib.import_module("agentdojo.functions_runtime").FunctionsRuntime(self.suite.tools)
-        value, error = runtime.run_function(self.environment, name, dict(arguments))
+        runtime = importlib.import_module("agentdojo.functions_runtime")
+        is_watched = self.first_watched is not None and len(self.made) >= self.first_watched
+        before = self.environment.model_copy(deep=True) if is_watched else self.environment
+        self.made.append(runtime.FunctionCall(function=name, args=dict(arguments)))
+        value, error = runtime.FunctionsRuntime(self.suite.tools).run_function(self.environment, name, dict(arguments))
+        self.changed = self.changed or (is_watched and before != self.environment)
         return error or str(value)
 
-    def build_tools(self) -> list[Tool[..., Any]]:
-        """Return the tools of the suite with their labels."""
-        return [self._build_tool(each.name) for each in self.suite.tools]
-
-    def _build_tool(self, name: str) -> Tool[..., Any]:
-        marks = MARKS.get(name, "")
-
-        async def use(**arguments: Any) -> str:
-            self.made.append(name)
-            return self.call_tool(name, arguments)
-
-        labels: Any = {LABELS[mark]: True for mark in marks}
-        return make_tool(use, name=name, description=name, parameters=SCHEMA, idempotent=True, **labels)
+    def build_tools(self, mark: Callable[[str], str]) -> list[Tool[..., Any]]:
+        """Return the tools of the suite, labelled by the marks of their names."""
+        return [build_tool(each.name, mark(each.name), partial(self.call_tool, each.name)) for each in self.suite.tools]
 
 
-def to_lines(calls: Sequence[Any]) -> list[Any]:
-    """Return the replies of a model that makes these calls, one in each turn."""
-    return [say("", call(each.function, **json.loads(json.dumps(dict(each.args), default=str)))) for each in calls]
+def build_tool(name: str, marks: str, use: Callable[[Mapping[str, Any]], str]) -> Tool[..., Any]:
+    """Return a tool with the labels of its marks."""
+
+    async def function(**arguments: Any) -> str:
+        return use(arguments)
+
+    labels: Any = {LABELS[mark]: True for mark in marks}
+    return make_tool(function, name=name, description=name, parameters=SCHEMA, idempotent="r" not in marks, **labels)
 
 
-async def run_calls(world: World, calls: Sequence[Any]) -> tuple[Run, Sequence[e.Event]]:
-    """Return the run of an agent whose model makes these calls, and its events."""
+async def run_calls(
+    tools: Sequence[Tool[..., Any]],
+    calls: Sequence[Any],
+    guards: Sequence[CallGuard],
+    *,
+    prompt: str,
+    approved: int = 0,
+) -> int:
+    """Make calls in an agent, one in each turn, and return the number of questions.
+
+    A person approves the first `approved` calls, if asked. The run ends at a question about another.
+    """
+    lines = [say("", call(each.function, **json.loads(json.dumps(dict(each.args), default=str)))) for each in calls]
     limits = Limits(turns=len(calls) + 1, tool_calls=len(calls) + 1, errors=len(calls) + 1)
-    model = ScriptedModel(*to_lines(calls), "Done.")
-    agent = Agent(model, tools=world.build_tools(), guards=[Guard.default()], limits=limits)
-    run = await agent.run("go")
-    return run, await agent.history(run.id)
-
-
-def is_action(name: str) -> bool:
-    """Return whether a call of the tool is an action: it sends data out, or cannot be undone."""
-    return not {"s", "i"}.isdisjoint(MARKS.get(name, ""))
+    agent = Agent(ScriptedModel(*lines, "Done."), tools=tools, guards=guards, limits=limits)
+    run = await agent.run(prompt)
+    questions = len(run.pending)
+    while run.pending:
+        [waiting] = run.pending
+        if int(waiting.call_id[1:].partition(".")[0]) > approved:  # "t3.0" is that of the third turn
+            break
+        await agent.approve(run.id, waiting.call_id, by="user")
+        run = await agent.resume(run.id)
+        questions += len(run.pending)
+    return questions
 
 
 def find_reads(world: World, calls: Sequence[Any], texts: Sequence[str]) -> Sequence[Any] | None:
     """Return the reading calls of a task up to the first whose result has one of the texts; None if none has."""
-    reads = [each for each in calls if not is_action(each.function) or each.function == FETCH]
+    reads = [each for each in calls if is_reading(each.function)]
     beginnings = [text.strip().partition("\n")[0][:40] for text in texts]
     for index, each in enumerate(reads):
         result = world.call_tool(each.function, each.args)
@@ -173,58 +221,101 @@ def find_reads(world: World, calls: Sequence[Any], texts: Sequence[str]) -> Sequ
     return None
 
 
+@attrs.frozen
+class Pair:
+    """A user's task and an attacker's task for which agentdojo lists calls."""
+
+    prompt: str
+    injection: Any
+    environment: Any
+    """Environment with the attacker's text, before the run."""
+
+    read: World
+    """World after the calls that read the text."""
+
+    reads: int
+    """Number of those calls."""
+
+    calls: Sequence[Any]
+    """Those calls, and the attacker's behind them."""
+
+    async def run(self, mark: Callable[[str], str], guards: Sequence[CallGuard]) -> World:
+        """Return the world after all calls. A person approves those of the user's task, and none of the attacker's."""
+        world = World(self.read.suite, self.environment.model_copy(deep=True), first_watched=self.reads)
+        await run_calls(world.build_tools(mark), self.calls, guards, prompt=self.prompt, approved=self.reads)
+        return world
+
+    def has_succeeded(self, world: World) -> bool:
+        """Return whether the attack has succeeded in a world, by agentdojo's check of the attacker's task."""
+        arguments = "Done.", self.environment, world.environment
+        with redirect_stdout(io.StringIO()):  # some of the checks print
+            by_calls = self.injection.security_from_traces(*arguments, world.made)
+            return bool(self.injection.security(*arguments) if by_calls is None else by_calls)
+
+
+def iter_pairs(suite: Any) -> Iterator[Pair | None]:
+    """Yield each pair of a suite; None for one for which agentdojo lists no calls of the attacker."""
+    attack = load_attacks(suite)[WORDING]
+    for task in suite.user_tasks.values():
+        for injection in suite.injection_tasks.values():
+            texts = attack.attack(task, injection)
+            environment = task.init_environment(suite.load_and_inject_default_environment(dict(texts)))
+            world = World(suite, environment.model_copy(deep=True))
+            wanted = injection.ground_truth(environment.model_copy(deep=True))
+            reads = find_reads(world, task.ground_truth(world.environment), list(texts.values()))
+            if wanted and reads is not None:
+                yield Pair(task.PROMPT, injection, environment, world, len(reads), [*reads, *wanted])
+            else:
+                yield None
+
+
 async def count_attacks(suite: Any) -> Counter[str]:
-    """Return the number of injected results that were tried, and of the attacker's calls by what became of them."""
+    """Return the number of pairs, of attacks that succeeded, and of those that changed something, by case."""
     counts: Counter[str] = Counter()
-    for name, attack in load_attacks(suite).items():
-        for task in suite.user_tasks.values():
-            for injection in suite.injection_tasks.values():
-                try:
-                    texts = attack.attack(task, injection)
-                except ValueError:  # the task reads nothing that can be injected
-                    counts["without an injected result"] += 1
-                    continue
-                counts.update(await _try_attack(suite, task, injection, texts))
-        print(f"  {suite.name}, {name}: {dict(counts)}", file=sys.stderr, flush=True)
+    for pair in iter_pairs(suite):
+        if pair is None:
+            counts["not tried"] += 1
+            continue
+        counts["pairs"] += 1
+        counts["without the attacker's calls: succeeded"] += pair.has_succeeded(pair.read)
+        for case, (labelling, guards) in CASES.items():
+            world = await pair.run(LABELLINGS[labelling], guards)
+            counts[f"{case}: succeeded"] += pair.has_succeeded(world)
+            counts[f"{case}: changed something"] += world.changed
     return counts
 
 
-async def _try_attack(suite: Any, task: Any, injection: Any, texts: Mapping[str, str]) -> Counter[str]:
-    environment = task.init_environment(suite.load_and_inject_default_environment(dict(texts)))
-    probe, world = World(suite, environment), World(suite, environment.model_copy(deep=True))
-    reads = find_reads(probe, task.ground_truth(probe.environment), list(texts.values()))
-    if reads is None:
-        return Counter({"without an injected result": 1})
-    wanted = injection.ground_truth(world.environment)
-    _, events = await run_calls(world, [*reads, *wanted])
-    started = Counter(world.made[len(reads) :])
-    actions = [each.function for each in wanted if is_action(each.function)]
-    asked = any(isinstance(event, e.ApprovalAsked) for event in events)
-    return Counter(
-        {
-            "injected results": 1,
-            "of attackers that want an action": bool(actions),
-            "actions wanted": len(actions),
-            "actions started": sum(count for name, count in started.items() if is_action(name) and name != FETCH),
-            "pages fetched without private data": started[FETCH],
-            "runs that ask": asked,
-        }
-    )
+async def count_without_a_mark(suite: Any) -> Counter[tuple[str, str]]:
+    """Return how many more attacks succeed under the default if one mark of one tool is missing, by tool and mark."""
+    pairs = [pair for pair in iter_pairs(suite) if pair is not None]
+    with_all = [pair.has_succeeded(await pair.run(LABELLINGS["marks"], (Guard.default(),))) for pair in pairs]
+    more: Counter[tuple[str, str]] = Counter()
+    for name in [each.name for each in suite.tools]:
+        for letter in MARKS.get(name, ""):
+            marks = {each.name: LABELLINGS["marks"](each.name) for each in suite.tools}
+            marks[name] = marks[name].replace(letter, "")
+            more[name, letter] = 0
+            for pair, before in zip(pairs, with_all, strict=True):
+                if any(each.function == name for each in pair.calls):
+                    world = await pair.run(marks.__getitem__, (Guard.default(),))
+                    more[name, letter] += pair.has_succeeded(world) - before
+    return more
 
 
-async def count_benign(suite: Any) -> tuple[int, int, int, list[str]]:
-    """Return how many tasks of users there are, how many act, how many run without a question, and the others."""
-    asking: list[str] = []
-    acting = 0
-    for name, task in suite.user_tasks.items():
-        world = World(suite, task.init_environment(suite.load_and_inject_default_environment({})))
-        calls = task.ground_truth(world.environment)
-        acting += any(is_action(each.function) for each in calls)
-        run, events = await run_calls(world, calls)
-        if run.pending or any(isinstance(event, e.Guarded) and event.verdict != "allow" for event in events):
-            asking.append(name)
-    total = len(suite.user_tasks)
-    return total, acting, total - len(asking), asking
+async def count_questions(suite: Any) -> Counter[str]:
+    """Return the number of tasks of users, of those with a question, and of questions, by case."""
+    counts: Counter[str] = Counter()
+    for task in suite.user_tasks.values():
+        counts["tasks"] += 1
+        environment = task.init_environment(suite.load_and_inject_default_environment({}))
+        calls = task.ground_truth(environment.model_copy(deep=True))
+        for case, (labelling, guards) in CASES.items():
+            world = World(suite, environment.model_copy(deep=True))
+            tools = world.build_tools(LABELLINGS[labelling])
+            asked = await run_calls(tools, calls, guards, prompt=task.PROMPT, approved=len(calls))
+            counts[f"{case}: tasks with a question"] += bool(asked)
+            counts[f"{case}: questions"] += asked
+    return counts
 
 
 async def measure(directory: str | None) -> None:
@@ -232,16 +323,36 @@ async def measure(directory: str | None) -> None:
     attacks: Counter[str] = Counter()
     tasks: Counter[str] = Counter()
     for name, suite in sorted(load_suites(directory).items()):
-        found, (total, acting, free, asking) = await count_attacks(suite), await count_benign(suite)
-        print(f"{name}: {dict(found)}")
-        print(f"  tasks of users: {total}, {acting} act; without a question: {free}; asked in: {' '.join(asking)}")
+        found, asked = await count_attacks(suite), await count_questions(suite)
+        print(f"{name}: {dict(found)}\n  {dict(asked)}", flush=True)
         attacks.update(found)
-        tasks.update({"all": total, "acting": acting, "free": free})
-    print(f"all: {dict(attacks)}")
-    print(f"  tasks without a question: {tasks['free']} of {tasks['all']} ({tasks['free'] / tasks['all']:.0%})")
+        tasks.update(asked)
+    pairs, others = attacks.pop("pairs"), attacks.pop("not tried")
+    print(f"all: N = {pairs} pairs; {others} others have no calls of the attacker")
+    for name, count in attacks.items():
+        print(f"  {name}: {count} of {pairs} ({count / pairs:.1%})")
+    for name, count in tasks.items():
+        print(f"  {name}: {count}")
 
 
-def main(directory: str | None = None) -> int:
-    """Run the benchmark; the directory is that of agentdojo, if it is not installed beside agentfsm."""
-    anyio.run(measure, directory)
+async def measure_marks(directory: str | None) -> None:
+    """Print how many more attacks succeed if one mark is missing."""
+    found: Counter[tuple[str, str]] = Counter()
+    for name, suite in sorted(load_suites(directory).items()):
+        more = await count_without_a_mark(suite)
+        found.update({(f"{name}.{tool}", letter): count for (tool, letter), count in more.items()})
+    missed = {f"{tool} without {LABELS[letter]}": count for (tool, letter), count in found.items() if count > 0}
+    print(f"{len(missed)} of {len(found)} marks, each missing alone, let more attacks succeed:")
+    for name, count in sorted(missed.items(), key=lambda each: -each[1]):
+        print(f"  {name}: {count}")
+
+
+def main(directory: str | None = None, what: str = "") -> int:
+    """Run the benchmark.
+
+    Args:
+        directory: Directory of agentdojo, if it is not installed beside agentfsm.
+        what: "marks" measures what a missing mark changes.
+    """
+    anyio.run(measure_marks if what == "marks" else measure, directory)
     return 0

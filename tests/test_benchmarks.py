@@ -10,7 +10,7 @@ import pytest
 from agentfsm.ports import Reply
 from agentfsm.stores import SQLiteStore
 from benchmarks import __main__ as table
-from benchmarks import bare, growth, ours
+from benchmarks import bare, direct_harm, growth, ours
 from benchmarks.contender import Contender, Script
 from benchmarks.floor import Floor
 from benchmarks.peers import driver
@@ -100,3 +100,14 @@ def test_both_columns_are_in_the_tables():
     assert "Ahead of bare: turns, peer." in page
     entry = {**results["ours"][row.id], "own_spread": 0.1}
     assert "6.00x          9x           4x" in table.line(row, entry, results["bare"][row.id])
+
+
+async def test_the_outcome_of_an_attack_does_not_depend_on_labels():
+    """Without a guard each harmful call runs, and counts; under a guard, those run that no label is about."""
+    readers, harms = direct_harm.READERS[:1], direct_harm.HARMS[::8]
+    named = [*harms, next(harm for harm in direct_harm.HARMS if harm[0] == "transfer_money")]
+    figures = await direct_harm.count_pairs(readers, named)
+    assert (figures.pairs, figures.succeeded["no guard"]) == (4, 4)
+    assert figures.succeeded["Guard.default(), no labels"] == 4
+    assert figures.succeeded["Guard.default(), labels as in MARKS"] == 2
+    assert len(direct_harm.READERS) * len(direct_harm.HARMS) == 288

@@ -37,6 +37,14 @@ class DataKind(StrEnum):
     IBAN = "iban"
     """An account number by ISO 13616, of the length of its country, with check digits mod 97."""
 
+    TAX_ID = "tax_id"
+    """A number of a taxpayer or of social security, found for countries that are named: VAT, SSN, ITIN, NINO, UTR and
+    others. See `load_country_data` in `agentfsm.guards`.
+    """
+
+    ROUTING_NUMBER = "routing_number"
+    """A routing number of a bank in the United States, found if that country is named, beside a word for it."""
+
     SECRET = "secret"  # noqa: S105  the name of a kind
     """A known secret, or a text in the form of one: API keys, private keys, JWTs, bearer tokens, passwords in URLs or
     behind the word.
@@ -58,6 +66,8 @@ class SensitiveSpan(Value):
 
 
 _Range: TypeAlias = tuple[int, int]
+# Finds data in a text: yields the kind, the first character, and the character after the last one.
+DataFinder: TypeAlias = Callable[[str], Iterable[tuple[DataKind, int, int]]]
 
 # E-mail addresses. Not the user of a git server, nor a picture for two pixels a point ("icon@2x.png").
 _EMAIL: Final = re.compile(
@@ -217,7 +227,11 @@ ALL_KINDS: Final = frozenset(DataKind)
 
 
 def find_sensitive(
-    text: str, kinds: Collection[DataKind] = ALL_KINDS, *, secrets: Iterable[str] = ()
+    text: str,
+    kinds: Collection[DataKind] = ALL_KINDS,
+    *,
+    secrets: Iterable[str] = (),
+    finders: Iterable[DataFinder] = (),
 ) -> tuple[SensitiveSpan, ...]:
     """Return the places of sensitive data in a text, in order. They do not overlap.
 
@@ -227,10 +241,12 @@ def find_sensitive(
         text: Any text.
         kinds: Kinds to find.
         secrets: Known secrets, found wherever they occur, whatever the kinds. None of them may be empty.
+        finders: Finders of more data, such as those of `load_country_data`.
     """
     plain, places = _fold(text)
     found = [(DataKind.SECRET, *span) for secret in secrets for span in _find_all(plain, _fold(secret)[0])]
     found += [(kind, *span) for kind, find in _FINDERS.items() if kind in kinds for span in find(plain)]
+    found += [each for find in finders for each in find(plain) if each[0] in kinds]
     kept: list[SensitiveSpan] = []
     taken = bytearray(len(plain))
     for kind, start, end in found:
@@ -274,15 +290,23 @@ def replace_spans(text: str, spans: Iterable[SensitiveSpan], write: Callable[[Da
     return "".join([*pieces, text[last:]])
 
 
-def redact_sensitive(text: str, kinds: Collection[DataKind] = ALL_KINDS, *, secrets: Iterable[str] = ()) -> str:
+def redact_sensitive(
+    text: str,
+    kinds: Collection[DataKind] = ALL_KINDS,
+    *,
+    secrets: Iterable[str] = (),
+    finders: Iterable[DataFinder] = (),
+) -> str:
     """Return the text with sensitive data replaced by marks, such as [EMAIL_REDACTED].
 
     Args:
         text: Any text.
         kinds: Kinds to replace.
         secrets: Known secrets, as for `find_sensitive`.
+        finders: Finders of more data: `load_country_data("US", "GB")` of `agentfsm.guards`.
     """
-    return replace_spans(text, find_sensitive(text, kinds, secrets=secrets), lambda kind, _: redaction_mark(kind))
+    spans = find_sensitive(text, kinds, secrets=secrets, finders=finders)
+    return replace_spans(text, spans, lambda kind, _: redaction_mark(kind))
 
 
 def redaction_mark(kind: DataKind) -> str:

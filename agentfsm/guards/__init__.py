@@ -24,6 +24,7 @@ from agentfsm.guards.call_rules import (
     two_of,
     within_clearance,
 )
+from agentfsm.guards.country_data import load_country_data
 from agentfsm.guards.detection import Detection, calibrate, score_windows
 from agentfsm.guards.exit_rules import ExitFilter, exit_filter
 from agentfsm.guards.guard import Guard
@@ -68,6 +69,7 @@ __all__ = [
     "calibrate",
     "exit_filter",
     "fence_untrusted",
+    "load_country_data",
     "max_calls",
     "no",
     "no_change_after_untrusted",

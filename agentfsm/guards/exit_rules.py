@@ -1,8 +1,13 @@
-"""The exit filter: secrets, personal data, instructions and composed links do not leave a run by its texts."""
+"""The exit filter: secrets, personal data, instructions and composed links do not leave a run by its texts.
+
+Data that the user's own prompt contains or asks for passes. Nothing else is read for this, so no text that the run
+reads can decide it.
+"""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -15,7 +20,7 @@ import attrs
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.labels import Label
-from agentfsm.core.messages import AssistantMessage, ToolResult, UserMessage
+from agentfsm.core.messages import AssistantMessage, TextPart, ToolResult, UserMessage
 from agentfsm.core.sensitive_text import (
     ALL_KINDS,
     DataKind,
@@ -24,9 +29,11 @@ from agentfsm.core.sensitive_text import (
     redaction_mark,
     replace_spans,
 )
+from agentfsm.core.text_safety import HIDDEN_CHARS
 from agentfsm.core.validation import require_choice
 from agentfsm.core.value import Value
 from agentfsm.guards.argument_values import iter_leaves
+from agentfsm.guards.country_data import load_country_data
 from agentfsm.guards.encoded_text import find_encoded
 from agentfsm.ports.guards import CallGuard, FilteredText, GuardDecision
 
@@ -52,11 +59,38 @@ _CANARY_TEXT: Final = (
 )
 
 _LINK: Final = re.compile(r"(?:(?<![a-z0-9])https?:|(?<=[(\s\"'=<]))//[!#$%&*+,./0-9:;=?@A-Z_a-z~-]+", re.IGNORECASE)
+# Signs behind an address that are not of it.
+_LINK_ENDS: Final = ".,;:!?*_~"
 # Before the address of a picture in Markdown or HTML.
 _PICTURE: Final = re.compile(r"!\[[^\]\n]{0,500}\]\(\s*<?$|<img\b[^>]{0,500}$", re.IGNORECASE)
 _PICTURE_CHARS: Final = 520
+# A word, and signs of one that some program may show as a link, whatever its scheme.
+_WORD: Final = re.compile(r"[^\s<>()\[\]{}\"'`|]+")
+_LINK_SIGNS: Final = re.compile(r"[/?&=%\\]|www\.", re.IGNORECASE)
 # Characters of a part of an address from which on it may carry data.
 _LONG_PART_CHARS: Final = 24
+# Words by which a prompt asks for data of a kind. "Answer the e-mail" asks for no address.
+_REQUESTS: Final[Mapping[DataKind, re.Pattern[str]]] = {
+    kind: re.compile(words, re.IGNORECASE)
+    for kind, words in {
+        DataKind.EMAIL: r"\b(?:e-?)?mail[ -]?(?:address(?:es)?|ids?)\b|\bcontact (?:details|info\w*|data)\b"
+        r"|\bwhat(?:'s| is| are)\b[^.?!\n]{0,60}\be-?mails?\?"
+        r"|邮箱|邮件地址|郵箱|联系方式",
+        DataKind.PHONE: r"\b(?:tele|mobile |cell )?phone(?: ?numbers?| ?no\b)|\b(?:mobile|cell|fax) numbers?\b"
+        r"|\bwhat(?:'s| is| are)\b[^.?!\n]{0,60}\bphone\?|\bcontact (?:details|info\w*|data)\b"
+        r"|手机号|电话号|手機號|联系方式",
+        DataKind.ID_CARD: r"\b(?:id(?:entity)?(?: card)?) numbers?\b|身份证号|证件号",
+        DataKind.BANK_CARD: r"\bcard numbers?\b|卡号",
+        DataKind.IBAN: r"\bibans?\b|\baccount numbers?\b|\bbank details\b|账号|账户号",
+        DataKind.TAX_ID: r"\b(?:tax|vat|social security|national insurance)(?: id\w*)?(?: numbers?| no\b)"
+        r"|\btax ids?\b|\b(?:ssn|itin|nino|utr)s?\b",
+        DataKind.ROUTING_NUMBER: r"\brouting numbers?\b|\bbank details\b",
+        # A secret is asked for by no word; a link that has one is, to set a password for example.
+        DataKind.SECRET: r"\b(?:links?|urls?)\b|链接|网址",
+    }.items()
+}
+# Kinds that pass by default if the prompt asks for them.
+_REQUESTED: Final = (DataKind.EMAIL, DataKind.PHONE, DataKind.SECRET)
 
 
 def build_canary(header: Header) -> str:
@@ -90,11 +124,20 @@ class ExitFilter(CallGuard, Value):
     hosts: tuple[str, ...] | None
     """Hosts that links may name, whatever they carry; None if links are not looked at."""
 
+    requested: frozenset[DataKind]
+    """Kinds of data that pass if the user's prompt asks for them; SECRET: secrets in links that the run has read."""
+
+    countries: tuple[str, ...]
+    """Countries whose phone, tax and bank numbers are found too, as codes of ISO 3166, or "EU"."""
+
     vault: Vault | None = attrs.field(repr=False)
     """Vault of the tokens; None without them."""
 
     caller_marks: tuple[str, ...] = attrs.field(default=(), repr=False)
     """Marks of the instructions of the runs above, in the run of a sub-agent."""
+
+    caller_prompt: str | None = attrs.field(default=None, repr=False)
+    """The user's own words, in the run of a sub-agent, whose prompt a model has written; None in other runs."""
 
     def __str__(self) -> str:
         return f"exit_filter({self.mode})"
@@ -108,7 +151,7 @@ class ExitFilter(CallGuard, Value):
     def decide(self, call: GuardedCall) -> GuardDecision | None:
         """Return the verdict if the arguments have data that must not leave."""
         text = "\n".join(map(str, iter_leaves(vars(call.arguments))))
-        spans = find_sensitive(text, self.arguments, secrets=self.secrets)
+        spans = self._find(text, self.arguments, self.secrets)
         found = _describe_spans(spans) if spans else self._describe_hidden(text, text, call.header)
         if found is None:
             return None
@@ -122,9 +165,9 @@ class ExitFilter(CallGuard, Value):
         return True
 
     def for_sub_agent(self, header: Header) -> ExitFilter:
-        """Return the rule with the mark of the calling run, whose instructions the sub-agent may have got."""
-        marks = tuple(dict.fromkeys((*self.caller_marks, build_canary(header))))
-        return attrs.evolve(self, caller_marks=marks) if self.canary else self
+        """Return the rule with the mark of the calling run, whose instructions may leak, and its user's prompt."""
+        marks = tuple(dict.fromkeys((*self.caller_marks, build_canary(header)))) if self.canary else ()
+        return attrs.evolve(self, caller_marks=marks, caller_prompt=self._read_prompt(header))
 
     def add_instructions(self, header: Header) -> str:
         """Return the mark of the run's instructions."""
@@ -133,7 +176,8 @@ class ExitFilter(CallGuard, Value):
     def filter_text(self, outgoing: OutgoingText) -> FilteredText | None:
         """Return the text without data that must not leave, or nothing of it; None if it may leave as it is."""
         text, header = outgoing.text, outgoing.header
-        spans = find_sensitive(text, self.kinds, secrets=self.secrets)
+        found = self._find(text, self.kinds, self.secrets)
+        spans = self._drop_wanted(found, outgoing) if found else found
         left = replace_spans(text, spans, lambda kind, data: self._write(kind, data, header))
         # A part of an encoded mark may look like a card number, so it is looked for in the whole text. A secret in
         # clear is one of the spans.
@@ -146,9 +190,52 @@ class ExitFilter(CallGuard, Value):
             left, links = _replace_links(left, self.hosts, outgoing)
         if not spans and not links:
             return None
-        found = [_describe_spans(spans)] if spans else []
-        reason = ", ".join([*found, *([f"{links} link"] if links else [])])
+        replaced = [_describe_spans(spans)] if spans else []
+        reason = ", ".join([*replaced, *([f"{links} link"] if links else [])])
         return FilteredText(text=left, rule=str(self), reason=reason)
+
+    def _find(self, text: str, kinds: frozenset[DataKind], secrets: Sequence[str] = ()) -> tuple[SensitiveSpan, ...]:
+        finders = load_country_data(*self.countries) if self.countries else ()
+        return find_sensitive(text, kinds, secrets=secrets, finders=finders)
+
+    def _read_prompt(self, header: Header) -> str:
+        """Return the words that the user typed for a run; empty if others wrote its prompt, or a part of it."""
+        if self.caller_prompt is not None:
+            return self.caller_prompt
+        is_own = header.parent is None and header.caller is None
+        if not is_own or any(source.label is Label.UNTRUSTED for source in header.labels):
+            return ""
+        return "\n".join([part.text for part in header.prompt if isinstance(part, TextPart)])
+
+    def _drop_wanted(self, spans: Sequence[SensitiveSpan], outgoing: OutgoingText) -> Sequence[SensitiveSpan]:
+        """Return the places of data that must not leave: without those that the prompt contains or asks for.
+
+        Known secrets never pass. Data in a link passes only with a link that the run has read as it is, because a
+        composed one would take it to another host.
+        """
+        prompt = self._read_prompt(outgoing.header)
+        if not prompt:
+            return spans
+        typed = {
+            (each.kind, _normalise(each.kind, prompt[each.start : each.end])) for each in self._find(prompt, self.kinds)
+        }
+        asked = {kind for kind in self.requested if kind in _REQUESTS and _REQUESTS[kind].search(prompt)}
+        secrets = {_normalise(DataKind.SECRET, secret) for secret in self.secrets}
+        words = [found for found in _WORD.finditer(outgoing.text) if _LINK_SIGNS.search(found[0])]
+        links = [found.span() for found in (*_LINK.finditer(outgoing.text), *words)]
+        kept: list[SensitiveSpan] = []
+        for span in spans:
+            data = _normalise(span.kind, outgoing.text[span.start : span.end])
+            link = next((each for each in links if each[0] < span.end and span.start < each[1]), None)
+            is_wanted = (span.kind, data) in typed or (
+                span.kind in asked and (span.kind is not DataKind.SECRET or link is not None)
+            )
+            if link is not None and is_wanted:
+                address = outgoing.text[slice(*link)].rstrip(_LINK_ENDS)
+                is_wanted = link[0] <= span.start and span.end <= link[1] and _was_read(address, outgoing)
+            if not is_wanted or (span.kind is DataKind.SECRET and data in secrets):
+                kept.append(span)
+        return kept
 
     def _write(self, kind: DataKind, data: str, header: Header) -> str:
         if self.vault is None or kind is DataKind.SECRET:
@@ -161,6 +248,14 @@ class ExitFilter(CallGuard, Value):
         if marks and find_encoded(text, marks) is not None:
             return "the mark of the instructions"
         return "an encoded secret" if self.secrets and find_encoded(rest, self.secrets) is not None else None
+
+
+def _normalise(kind: DataKind, data: str) -> str:
+    """Return data in the form in which it is compared: numbers without spaces and signs, addresses in lower case."""
+    plain = unicodedata.normalize("NFKC", HIDDEN_CHARS.sub("", data))
+    if kind is DataKind.SECRET:
+        return plain
+    return plain.casefold() if kind is DataKind.EMAIL else "".join(filter(str.isalnum, plain)).casefold()
 
 
 def _describe_spans(spans: Sequence[SensitiveSpan]) -> str:
@@ -177,7 +272,7 @@ def _replace_links(text: str, hosts: Sequence[str], outgoing: OutgoingText) -> t
 
     def replace(found: re.Match[str]) -> str:
         nonlocal count
-        address = found[0].rstrip(".,;:!?*_~")
+        address = found[0].rstrip(_LINK_ENDS)
         rest = found[0][len(address) :]
         is_picture = _PICTURE.search(text, max(0, found.start() - _PICTURE_CHARS), found.start()) is not None
         if not _may_carry_data(address, hosts, is_picture=is_picture) or _was_read(address, outgoing):
@@ -227,6 +322,8 @@ def exit_filter(
     secrets: Iterable[str] = (),
     canary: bool = True,
     hosts: Iterable[str] | None = (),
+    requested: Iterable[DataKind | str] = _REQUESTED,
+    countries: Iterable[str] = (),
     vault: Vault | None = None,
 ) -> ExitFilter:
     """Return a rule about data that leaves a run by the texts of the model, or by arguments of tools that send out.
@@ -247,6 +344,12 @@ def exit_filter(
         hosts: Hosts, or globs over hosts, to which links and pictures in texts may lead with data, once the run has
             read untrusted content. Other such links are replaced, unless the run has read them as they are. None: links
             are not looked at.
+        requested: Kinds of data that pass in a text if the user's prompt asks for them by name ("her phone number").
+            "secret": links with a secret that the run has read, if the prompt asks for a link. Data that stands in the
+            prompt itself passes whatever its kind. The prompt counts if the user wrote it: not if it is labelled
+            untrusted. Give () if users must not get data of others by asking.
+        countries: Countries whose phone, tax and bank numbers are found besides those of China, as for
+            `load_country_data`: "US", "GB", "DE", "EU". They need the extra `agentfsm[pii]`.
         vault: Vault of the tokens, for "tokenise".
 
     Raises:
@@ -261,6 +364,9 @@ def exit_filter(
         )
     if (mode == "tokenise") != (vault is not None):
         raise MisuseError("exit_filter(): mode='tokenise' needs vault=Vault(key), and only that mode uses one")
+    named = (countries,) if isinstance(countries, str) else tuple(countries)
+    if named:
+        load_country_data(*named)
     return ExitFilter(
         mode=mode,
         kinds=_as_kinds("kinds", kinds),
@@ -269,6 +375,8 @@ def exit_filter(
         secrets=known,
         canary=canary,
         hosts=None if hosts is None else tuple(hosts),
+        requested=_as_kinds("requested", requested),
+        countries=named,
         vault=vault,
     )
 

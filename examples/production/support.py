@@ -59,7 +59,7 @@ agent = Agent(
     version="1.0.0",
     tools=[find_order, refund],
     instructions=Prompts(Path(__file__).parent / "prompts")["support"],
-    guards=[Guard.default(), Guard(exit_filter())],
+    guards=[Guard.default(), Guard(exit_filter(requested=()))],
     limits=Limits(usd=0.10, turns=10, tokens=20_000),
     spend=[Spend(per="day", usd=20)],
     context=Context((TrimResults(), Summarise(), SlidingWindow())),

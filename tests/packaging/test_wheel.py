@@ -28,6 +28,7 @@ USES = {
     "keyring": "import keyring; from agentfsm.mcp.oauth import token_store",
     "mcp": "from agentfsm.mcp import MCPServer, MCPService",
     "otel": "from agentfsm.telemetry import Telemetry; Telemetry",
+    "pii": "from agentfsm.guards import load_country_data; load_country_data('US', 'EU')",
     "postgres": "from agentfsm.stores import PostgresStore; PostgresStore",
     "prices": "from agentfsm.models import OpenAIChat; from agentfsm import Usage; "
     "assert OpenAIChat('gpt-4o', api_key='k').cost_usd(Usage(input_tokens=1000)) > 0",
@@ -110,7 +111,7 @@ def test_each_extra_is_listed():
     assert set(USES) == extras
     (everything,) = PROJECT["optional-dependencies"]["all"]
     listed = set(everything.partition("[")[2].rstrip("]").split(","))
-    assert extras - listed == {"dbos", "inspect", "keyring"}
+    assert extras - listed == {"dbos", "inspect", "keyring", "pii"}
 
 
 @pytest.mark.soak
