@@ -517,7 +517,7 @@ def make_tool(
     name = name or str(getattr(function, "__name__", type(function).__name__))
     _check_name(name)
     _check_function(name, function)
-    _check_declarations(name, description=description, concurrency_safe=concurrency_safe, **options)
+    check_declarations(name, description=description, concurrency_safe=concurrency_safe, **options)
     signature: Any = _read_signature(function, name, parameters, strict=strict)
     read_only = options.get("read_only", False)
     if options.get("sandbox") is not None:
@@ -619,7 +619,12 @@ def _build_limiter(limit: int | None, per_minute: int | None) -> Limiter | None:
     return None if limit is None and per_minute is None else Limiter(limit, per_minute=per_minute)
 
 
-def _check_declarations(name: str, **declared: Any) -> None:
+def check_declarations(name: str, **declared: Any) -> None:
+    """Check options of a tool, each by itself and all together.
+
+    Raises:
+        MisuseError: if one is invalid, or two contradict each other.
+    """
     for option, value in declared.items():
         if (rule := _OPTION_RULES.get(option)) is not None:
             rule.check(f"tool {name!r}", option, value)
