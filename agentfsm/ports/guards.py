@@ -18,13 +18,14 @@ from agentfsm.core.value import Value
 
 @attrs.frozen(kw_only=True)
 class ToolTraits(Value):
-    """Traits of a tool that rules are about."""
+    """Traits of a tool, or of a call of it, that rules are about."""
 
     name: str
     """Name of the tool."""
 
     labels: tuple[Label, ...] = ()
-    """Labels that the tool declares."""
+    """Labels that the tool declares. In a `GuardedCall` they are those of the call, as far as they depend on its arguments.
+    """
 
     read_only: bool = False
     """Whether the tool declares that a call changes nothing."""

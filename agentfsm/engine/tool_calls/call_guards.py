@@ -104,15 +104,16 @@ def decide_call(
         return None
     if check_permitted(execution, tool, bound) is not None:
         return None
+    arguments = tool.to_namespace(bound)
     asked = GuardedCall(
-        tool=tool.traits,
-        arguments=tool.to_namespace(bound),
+        tool=tool.select_traits(arguments),
+        arguments=arguments,
         labels=find_labels_before(run),
         counted=counted or {},
         header=run.header,
     )
     decisions = [each for guard in config.guards if (each := guard.decide(asked)) is not None]
-    decisions += [decision for screen, decision in found if screen.concerns(tool.traits)]
+    decisions += [decision for screen, decision in found if screen.concerns(asked.tool)]
     strictest = max(decisions, key=lambda each: each.verdict.strictness, default=_ALLOWED)
     counts = strictest.verdict is not GuardVerdict.REFUSE and any(guard.counts(tool.traits) for guard in config.guards)
     return _build_event(call, strictest, digest=tool.digest_call(call), counts=counts)

@@ -83,8 +83,8 @@ class MCPServer:
     """An MCP server whose tools an agent may use. It connects on first use and closes with the agent.
 
     Each call needs a person's approval, unless the hints of the server are believed (`hints`) and say that the tool
-    destroys nothing; `labels` and `confirm` override this. Results are labelled as a stranger's, unless the server is `trusted`.
-    A tool that has changed since it was approved is withheld.
+    destroys nothing; `labels` and `confirm` override this. Results are labelled as a stranger's, unless the server is
+    `trusted`. A tool that has changed since it was approved is withheld.
     """
 
     name: str
