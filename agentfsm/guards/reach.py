@@ -61,9 +61,9 @@ def may_stop(guard: CallGuard, tool: ToolTraits, labels: Iterable[Label]) -> boo
 def explain_idle_guards(guards: Iterable[CallGuard], tools: ToolRegistry) -> str:
     """Return the reason why guards never stop a call of the tools that may change something; empty if they may.
 
-    Empty also without such tools, and without guards that decide on calls.
+    Empty also without guards, and if a person approves or answers all calls of such tools.
     """
-    known, acting = find_labels(tools), [tool for tool in tools if may_act(tool)]
+    known, acting = find_labels(tools), [tool for tool in tools if _acts_alone(tool)]
     rules = list(guards)
     if not acting or not rules or any(may_stop(rule, tool.traits, known) for rule in rules for tool in acting):
         return ""
@@ -82,9 +82,11 @@ def explain_idle_guards(guards: Iterable[CallGuard], tools: ToolRegistry) -> str
     return f"the guards never ask about {names}: no tool declares that it {lacks}"
 
 
-def may_act(tool: Tool[..., object]) -> bool:
-    """Return whether calls of a tool may change something or send something out."""
-    return bool(tool.effect_labels) or not (tool.read_only or tool.external or tool.kind is ToolKind.AGENT)
+def _acts_alone(tool: Tool[..., object]) -> bool:
+    """Return whether calls of a tool may change something or send something out without a person."""
+    if tool.requires_approval is not False or tool.external:
+        return False
+    return bool(tool.effect_labels) or not (tool.read_only or tool.kind is ToolKind.AGENT)
 
 
 def iter_rules(guards: Iterable[CallGuard]) -> list[CallGuard]:

@@ -24,8 +24,7 @@ class ToolTraits(Value):
     """Name of the tool."""
 
     labels: tuple[Label, ...] = ()
-    """Labels that the tool declares. In a `GuardedCall` they are those of the call, as far as they depend on its arguments.
-    """
+    """Labels that the tool declares. In a `GuardedCall` they are those that the call has with its arguments."""
 
     read_only: bool = False
     """Whether the tool declares that a call changes nothing."""

@@ -240,8 +240,7 @@ def _check_input(subject: Subject) -> CheckFinding:
         return CheckFinding(
             _FAIL,
             idle,
-            "@tool(reads_untrusted=, reads_private=, sends_out=, irreversible=): see docs/tools.md#labels; or waive this "
-            "if labels come with prompts and inputs",
+            "declare labels, see docs/tools.md#labels; or waive this, if they come with prompts and inputs",
         )
     return CheckFinding(_PASS, f"{len(rules)} rules: {', '.join(map(str, subject.agent.guards))}"[:300])
 

@@ -176,7 +176,7 @@ def _check_effects(tool: _Tool, reader: str | None) -> Iterator[Finding]:
         return
     if tool.external or tool.kind is ToolKind.AGENT:  # a person answers it; the calls of the agent are looked at
         return
-    advice = "declare irreversible= or sends_out= if others notice a call or it gives power, read_only= if it changes nothing"
+    advice = "declare irreversible= or sends_out= if others notice it or it gives power, read_only= if nothing changes"
     if reader is not None:
         yield _warning(
             tool,
