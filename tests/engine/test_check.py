@@ -289,7 +289,7 @@ def test_a_change_without_a_label_beside_a_reader_of_strangers(options, severity
 def test_a_change_without_a_label_alone():
     """It is a hint if the name or the description says that it changes something."""
     assert one("so guards do not know it", name="update_route") == "hint"
-    assert found(name="update_route", irreversible=True, labels=("irreversible",)) == []
+    assert found(name="update_route", irreversible=True) == []
 
 
 class AskOfGoal(CallGuard):
@@ -312,7 +312,7 @@ PAY, INVITE = {"irreversible": True}, {"sends_out": True}
         (
             {"mail": READER, "unlock": {}},
             NARROW,
-            "never ask about unlock: no tool declares that it does anything that is",
+            "about unlock: no tool declares that it does anything that is",
         ),
         ({"mail": READER, "unlock": {"idempotent": True}}, NARROW, "never ask about unlock"),
         ({"mail": {"read_only": True}, "pay": PAY}, NARROW, "reads anything that is untrusted or private"),
