@@ -63,10 +63,10 @@ SCRIPT = (
 
 def clerk(folder: Path) -> Agent:
     """Return the agent. Its runs and the supplier's orders are in the folder."""
-    stock = MCPServer.stdio(sys.executable, [__file__, "stock"], name="stock", trusted=True)
-    # Trusted: its declaration that `count` is read-only is believed, so a call needs no approval.
+    stock = MCPServer.stdio(sys.executable, [__file__, "stock"], name="stock", hints=True)
+    # Its hint that `count` is read-only is believed, so a call needs no approval.
     supplier = MCPServer.stdio(sys.executable, [__file__, "supplier", str(folder / "orders.jsonl")], name="supplier")
-    # Not trusted: its declarations are ignored, so each call waits for approval.
+    # Its hints are not believed, so each call waits for approval.
     store = SQLiteStore(folder / "runs.db")
     return Agent(ScriptedModel(*SCRIPT), tools=[stock, supplier], name="clerk", store=store)
 

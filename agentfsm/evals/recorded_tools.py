@@ -76,15 +76,18 @@ class Recording:
                 labels=found.labels,
             )
 
+        given: dict[str, Arguments] = {}  # for the rules about a call that read its arguments
+
         def bind(text: str) -> BoundArguments:
-            tool.bind_and_check(text)
-            return (ToolCall(id="", name=tool.name, arguments=text).canonical,), {}
+            bound, canonical = tool.bind_and_check(text), ToolCall(id="", name=tool.name, arguments=text).canonical
+            given[canonical] = tool.to_namespace(bound)
+            return (canonical,), {}
 
         return attrs.evolve(
             tool,
             function=answer,
             bind=bind,
-            to_namespace=lambda _bound: Arguments(),
+            to_namespace=lambda bound: given[bound[0][0]],
             kind=ToolKind.DIRECT,
             takes_context=False,
             is_async=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -17,6 +18,7 @@ from agentfsm.core.errors import MisuseError, ToolError
 from agentfsm.core.value import Value
 from agentfsm.openapi.document import Document
 from agentfsm.openapi.operations import READ_ONLY_METHODS, Operation, find_operations
+from agentfsm.tools.label_rules import LabelRules, as_label_rules, find_declarations
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.tool import Tool, make_tool
 
@@ -54,12 +56,14 @@ def tools_from_openapi(
     allow_private: bool = False,
     client: httpx2.AsyncClient | None = None,
     trusted: bool = False,
+    labels: LabelRules | None = None,
 ) -> list[Tool[..., Any]]:
     """Make a tool of each operation of an API that an OpenAPI 3.0 or 3.1 document describes.
 
-    A GET, HEAD, OPTIONS or TRACE is read-only. Nothing is assumed of the other operations: a call runs alone, and is
-    not repeated without asking. Their requests carry the call's idempotency key as the header `Idempotency-Key`.
-    Redirects are not followed, since they could lead the credentials elsewhere.
+    A GET, HEAD, OPTIONS or TRACE is read-only. Of the other operations the worst is assumed: a call runs alone, is not
+    repeated without asking, and has the labels `sends_out` and `irreversible`, so that guards ask about it. Their
+    requests carry the call's idempotency key as the header `Idempotency-Key`. Redirects are not followed, since they
+    could lead the credentials elsewhere.
 
     Args:
         spec: The parsed document, or the path of a JSON file.
@@ -73,10 +77,14 @@ def tools_from_openapi(
         client: A client of your own, for example with a proxy or certificates; its requests are not checked for
             private addresses. Default: a client per call.
         trusted: Whether no stranger can write what the API returns. Otherwise the results have the label `untrusted`.
+        labels: Declarations by operation, which have the last word: `{"POST /search": {"read_only": True}}`. The names
+            are those of `include`, or globs such as "DELETE *"; of several rules that match, the last one counts.
 
     Raises:
-        MisuseError: if the document, the URL or `include` is wrong, or an included operation cannot be a tool.
+        MisuseError: if the document, the URL, `include` or `labels` is wrong, or an included operation cannot be a
+            tool.
     """
+    rules = as_label_rules(labels or {})
     document = Document.load(spec)
     url = _find_base_url(document, base_url)
     if client is None:
@@ -89,7 +97,12 @@ def tools_from_openapi(
         client=client,
         trusted=trusted,
     )
-    return [_make_tool(api, document, each) for each in _select(list(find_operations(document)), include)]
+    operations = list(find_operations(document))
+    for glob in rules:
+        if not any(fnmatchcase(name, glob) for each in operations for name in each.ids):
+            names = ", ".join(sorted(each.name for each in operations))
+            raise MisuseError(f"labels= has a rule on {glob!r}, which matches no operation of the document: {names}")
+    return [_make_tool(api, document, each, rules) for each in _select(operations, include)]
 
 
 def _find_base_url(document: Document, base_url: str | None) -> str:
@@ -133,18 +146,25 @@ def _select(
     return chosen
 
 
-def _make_tool(api: _API, document: Document, operation: Operation) -> Tool[..., Any]:
+def _make_tool(api: _API, document: Document, operation: Operation, rules: LabelRules) -> Tool[..., Any]:
     async def call(ctx: RunContext[Any], **arguments: Any) -> Any:
         return await api.send(operation, arguments, key=ctx.idempotency_key)
 
+    said = find_declarations(rules, operation.ids)
+    read_only = said.get("read_only", operation.method in READ_ONLY_METHODS and not said.get("irreversible"))
+    labels = {
+        "read_only": read_only,
+        "reads_untrusted": not api.trusted,
+        "sends_out": not read_only,
+        "irreversible": not read_only,
+    }
     return make_tool(
         call,
         name=operation.name,
         description=operation.description,
         parameters=operation.build_schema(document),
-        read_only=operation.method in READ_ONLY_METHODS,
-        reads_untrusted=not api.trusted,
         tags=operation.tags,
+        **{**labels, **said},
     )
 
 

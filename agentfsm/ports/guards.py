@@ -18,13 +18,13 @@ from agentfsm.core.value import Value
 
 @attrs.frozen(kw_only=True)
 class ToolTraits(Value):
-    """Traits of a tool that rules are about."""
+    """Traits of a tool, or of a call of it, that rules are about."""
 
     name: str
     """Name of the tool."""
 
     labels: tuple[Label, ...] = ()
-    """Labels that the tool declares."""
+    """Labels that the tool declares. In a `GuardedCall` they are those that the call has with its arguments."""
 
     read_only: bool = False
     """Whether the tool declares that a call changes nothing."""
@@ -32,16 +32,8 @@ class ToolTraits(Value):
     changes: bool = False
     """Whether a call may change something: the tool is a function that is neither read-only nor declared harmless."""
 
-    is_internal: bool = False
-    """Whether the tool is an agent, or its results come from the user: the labels of their own calls count."""
-
-    reads_untrusted: bool | None = None
-    """Whether the tool declares that its results contain text of strangers; None if it declares nothing about that."""
-
-    @property
-    def is_unclear_reader(self) -> bool:
-        """Whether results of the tool may be text of strangers, as far as it declares."""
-        return self.reads_untrusted is None and not self.is_internal
+    is_unclear_reader: bool = False
+    """Whether the tool reads something and declares nothing about text of strangers; False for agents and the user."""
 
     @property
     def effects(self) -> frozenset[Label]:

@@ -24,6 +24,7 @@ from agentfsm.core.usage import Usage
 from agentfsm.core.value import Value
 from agentfsm.flow import Flow
 from agentfsm.guards.exit_rules import ExitFilter
+from agentfsm.guards.reach import explain_idle_guards, find_labels, iter_rules, may_stop
 from agentfsm.models.wrappers.router import Router
 from agentfsm.models.wrappers.tiered import Tiered
 from agentfsm.readiness.check_result import CheckFinding, CheckSource, CheckStatus
@@ -43,7 +44,6 @@ from agentfsm.streaming.watch import RunTracer
 
 if TYPE_CHECKING:
     from agentfsm.agent import Agent
-    from agentfsm.ports.guards import CallGuard
     from agentfsm.tools.tool import Tool
 
 # Minimum of cases of a suite, of the share of completed runs, and of their mean grade (document H, 8).
@@ -92,14 +92,6 @@ class Subject(Value):
     def fingerprint(self) -> str:
         """Digest of the agent's fingerprint."""
         return self.agent.fingerprint.digest
-
-    def iter_rules(self) -> Iterator[CallGuard]:
-        """Return the rules of all guards."""
-        rules = list(self.agent.guards)
-        while rules:
-            rule = rules.pop()
-            yield rule
-            rules += getattr(rule, "rules", ())
 
 
 @attrs.frozen
@@ -239,11 +231,17 @@ def _check_tokens(subject: Subject) -> CheckFinding:
 
 
 def _check_input(subject: Subject) -> CheckFinding:
-    rules = list(subject.iter_rules())
+    rules = list(iter_rules(subject.agent.guards))
     guarded = [each for each in rules if each.fences([Label.UNTRUSTED]) or hasattr(each, "screens")]
     decides = [each for each in rules if any(each.concerns(tool.traits) for tool in subject.agent.tools)]
     if not guarded and not decides:
         return CheckFinding(_FAIL, "no guard reads or marks untrusted text", "guards=[Guard.default()]")
+    if idle := explain_idle_guards(subject.agent.guards, subject.agent.tools):
+        return CheckFinding(
+            _FAIL,
+            idle,
+            "declare labels, see docs/tools.md#labels; or waive this, if they come with prompts and inputs",
+        )
     return CheckFinding(_PASS, f"{len(rules)} rules: {', '.join(map(str, subject.agent.guards))}"[:300])
 
 
@@ -282,20 +280,20 @@ def _takes_code(tool: Tool[..., Any]) -> bool:
 
 def _check_approvals(subject: Subject) -> CheckFinding:
     risky = [each for each in subject.agent.tools if each.irreversible or each.sends_out or not each.read_only]
-    rules = list(subject.iter_rules())
+    guards, labels = subject.agent.guards, find_labels(subject.agent.tools)
     open_tools = [
         each.name
         for each in risky
         if each.requires_approval is False
-        and not each.idempotent
-        and not any(rule.concerns(each.traits) for rule in rules)
+        and not each.external
+        and not any(may_stop(guard, each.traits, labels) for guard in guards)
         and not _is_limited(subject.agent, each)
     ]
     if open_tools:
         return CheckFinding(
             _FAIL,
-            f"{', '.join(open_tools)}: calls with effects that no person, guard or permission decides on",
-            "requires_approval=True, guards= or permissions=; or read_only=, idempotent= if it is harmless",
+            f"{', '.join(open_tools)}: calls with effects that no person, guard or permission can stop",
+            "requires_approval=True, permissions=, or guards= and labels that they act on; or read_only=, if it is so",
         )
     return CheckFinding(_PASS, f"{len(risky)} tools have effects; approvals, guards or permissions decide on each")
 
@@ -305,7 +303,7 @@ def _is_limited(agent: Agent[Any], tool: Tool[..., Any]) -> bool:
 
 
 def _check_personal_data(subject: Subject) -> CheckFinding:
-    kinds = {kind for rule in subject.iter_rules() if isinstance(rule, ExitFilter) for kind in rule.kinds}
+    kinds = {kind for rule in iter_rules(subject.agent.guards) if isinstance(rule, ExitFilter) for kind in rule.kinds}
     if missing := [each.value for each in (DataKind.EMAIL, DataKind.PHONE, DataKind.BANK_CARD) if each not in kinds]:
         return CheckFinding(
             _FAIL, f"answers are not filtered for: {', '.join(missing)}", "guards=[Guard(exit_filter())]"

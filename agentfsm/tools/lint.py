@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import attrs
 
+from agentfsm.core.labels import Label
+from agentfsm.core.tool_traits import ToolKind
 from agentfsm.core.value import Value
 from agentfsm.tokens.ledger import estimate_tokens
 
@@ -86,12 +88,14 @@ def lint_tools(tools: Iterable[_Tool], count: CountTokens | None = None) -> tupl
         The findings, tool by tool; those about all tools come last.
     """
     looked_at = tuple(tools)
-    return *(found for tool in looked_at for found in _check_tool(tool, count)), *_check_tool_count(looked_at)
+    reader = next((tool.name for tool in looked_at if Label.UNTRUSTED in tool.labels), None)
+    return *(found for tool in looked_at for found in _check_tool(tool, count, reader)), *_check_tool_count(looked_at)
 
 
-def _check_tool(tool: _Tool, count: CountTokens | None) -> Iterator[Finding]:
+def _check_tool(tool: _Tool, count: CountTokens | None, reader: str | None) -> Iterator[Finding]:
     yield from _check_description(tool)
     yield from _check_declarations(tool)
+    yield from _check_effects(tool, reader)
     yield from _check_parameters(tool)
     yield from _check_nesting(tool)
     yield from _check_size(tool, count)
@@ -161,6 +165,26 @@ def _check_declarations(tool: _Tool) -> Iterator[Finding]:
             "nothing, write @tool(read_only=True)"
         )
         yield _hint(tool, message)
+
+
+def _check_effects(tool: _Tool, reader: str | None) -> Iterator[Finding]:
+    """Find a tool that may change something, and declares no label of what it does.
+
+    Beside a tool that reads texts of strangers (`reader`) that is dangerous: the texts may ask for its calls.
+    """
+    if tool.read_only or tool.effect_labels or tool.requires_approval is not False:
+        return
+    if tool.external or tool.kind is ToolKind.AGENT:  # a person answers it; the calls of the agent are looked at
+        return
+    advice = "declare irreversible= or sends_out= if others notice it or it gives power, read_only= if nothing changes"
+    if reader is not None:
+        yield _warning(
+            tool,
+            f"it may change something and declares no effect, and {reader} reads texts of strangers, "
+            f"which may ask for a call: {advice}",
+        )
+    elif next(iter(_name_words(tool)), "") in CHANGING_VERBS or _find_described_change(tool.description):
+        yield _hint(tool, f"it changes something and declares no effect, so guards do not know it: {advice}")
 
 
 def _find_described_change(description: str) -> str | None:

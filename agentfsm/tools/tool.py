@@ -121,15 +121,23 @@ def _to_tags(tags: Iterable[str]) -> frozenset[str]:
     return frozenset(tags)
 
 
+# Options that declare a label.
+_LABEL_OPTIONS: Final = {
+    Label.UNTRUSTED: "reads_untrusted",
+    Label.PRIVATE: "reads_private",
+    Label.SENDS_OUT: "sends_out",
+    Label.IRREVERSIBLE: "irreversible",
+}
+
+
 def _list_labels(tool: Tool[..., Any]) -> tuple[Label, ...]:
-    declared = {
-        Label.UNTRUSTED: tool.reads_untrusted,
-        Label.PRIVATE: tool.reads_private,
-        Label.SENDS_OUT: tool.sends_out,
-        Label.IRREVERSIBLE: tool.irreversible,
-    }
-    own = tuple([label for label, is_declared in declared.items() if is_declared])
+    own = tuple([label for label, option in _LABEL_OPTIONS.items() if getattr(tool, option)])
     return (*own, Label(tool.data_level)) if tool.data_level else own
+
+
+def _list_label_rules(tool: Tool[..., Any]) -> Mapping[Label, Callable[[Arguments], bool]]:
+    rules = {label: getattr(tool, option) for label, option in _LABEL_OPTIONS.items()}
+    return {label: rule for label, rule in rules.items() if callable(rule)}
 
 
 @attrs.define(eq=False, repr=False, kw_only=True)
@@ -278,21 +286,24 @@ class Tool(Generic[P, R]):
     `ctx.add_cost`. None: no cost.
     """
 
-    reads_untrusted: bool | None = None
+    reads_untrusted: bool | Callable[[Arguments], bool] | None = None
     """Whether results contain text that strangers can write, such as web pages and mails: the label `untrusted`. None:
-    not declared, which counts as no except for `Guard.strict()`.
+    not declared, which counts as no except for `Guard.strict()`. This and the next three may be functions of the
+    arguments, which have to be pure: a call has the label unless the function returns False, so also if it raises.
     """
 
-    reads_private: bool = False
+    reads_private: bool | Callable[[Arguments], bool] = False
     """Whether results contain data that not everybody may see, such as those of a user: the label `private`."""
 
-    sends_out: bool = False
+    sends_out: bool | Callable[[Arguments], bool] = False
     """Whether a call can send data to others, such as a mail or a request to a host that the arguments name: the label
     `sends_out`. Calls of such a tool do not start before the reply that requests them is complete.
     """
 
-    irreversible: bool = False
-    """Whether the effect of a call cannot be undone, such as a payment: the label `irreversible`."""
+    irreversible: bool | Callable[[Arguments], bool] = False
+    """Whether others notice the effect of a call, or it gives power, so that to take it back does not undo it, such as
+    a payment or a new password: the label `irreversible`.
+    """
 
     harmless: str = ""
     """Reason why a call may run without a question after the run has read untrusted content, although the tool is not
@@ -331,7 +342,12 @@ class Tool(Generic[P, R]):
     """`on_unknown` as it is recorded at each start: a word, "check" for a function, or empty for the default."""
 
     labels: tuple[Label, ...] = attrs.field(default=attrs.Factory(_list_labels, takes_self=True), init=False)
-    """Labels that the tool declares. The results of its calls have them."""
+    """Labels that the tool declares, those that only some calls have included. The results of its calls have them."""
+
+    label_rules: Mapping[Label, Callable[[Arguments], bool]] = attrs.field(
+        default=attrs.Factory(_list_label_rules, takes_self=True), init=False, repr=False
+    )
+    """Functions of the arguments, for the labels that only some calls have."""
 
     breaker: Breaker = attrs.field(factory=Breaker, init=False, repr=False)
     """Circuit breaker of the tool, shared by all runs in this process."""
@@ -358,19 +374,48 @@ class Tool(Generic[P, R]):
 
     @property
     def effect_labels(self) -> tuple[Label, ...]:
-        """Labels of what a call does; they count from its start."""
+        """Labels of what calls may do."""
         return tuple([label for label in self.labels if label in EFFECT_LABELS]) if self.labels else ()
+
+    def list_labels(self, call: ToolCall) -> tuple[Label, ...]:
+        """Return the labels of a call. Those of the result count from its end, those of the effect from its start."""
+        if not self.label_rules:
+            return self.labels
+        try:
+            return self.select_labels(self.to_namespace(self.bind(call.arguments)))
+        except ArgumentsError:
+            return self.labels
+
+    def list_effects(self, call: ToolCall) -> tuple[Label, ...]:
+        """Return the labels of what a call does, which count from its start."""
+        return tuple([label for label in self.list_labels(call) if label in EFFECT_LABELS]) if self.labels else ()
+
+    def select_labels(self, arguments: Arguments) -> tuple[Label, ...]:
+        """Return the labels of a call with these arguments. A function that does not return False adds its label."""
+        missing: set[Label] = set()
+        for label, rule in self.label_rules.items():
+            try:
+                if rule(arguments) is False:
+                    missing.add(label)
+            except Exception as error:  # noqa: BLE001  a function that fails does not lift a label
+                callback_errors.log_callback_error(
+                    _LABEL_OPTIONS[label], self.name, f"the call counts as {label}", error
+                )
+        return tuple([label for label in self.labels if label not in missing]) if missing else self.labels
+
+    def select_traits(self, arguments: Arguments) -> ToolTraits:
+        """Return the traits of a call with these arguments."""
+        return attrs.evolve(self.traits, labels=self.select_labels(arguments)) if self.label_rules else self.traits
 
     @cached_property
     def traits(self) -> ToolTraits:
-        """Traits of the tool that the rules of guards are about."""
+        """Traits of the tool that the rules of guards are about, with all labels that a call may have."""
         return ToolTraits(
             name=self.name,
             labels=self.labels,
             read_only=self.read_only,
             changes=not (self.read_only or self.harmless or self.external or self.kind is ToolKind.AGENT),
-            is_internal=self.external or self.kind is ToolKind.AGENT,
-            reads_untrusted=self.reads_untrusted,
+            is_unclear_reader=self.reads_untrusted is None and not self.external and self.kind is not ToolKind.AGENT,
         )
 
     @property
@@ -478,10 +523,10 @@ class ToolDeclarations(TypedDict, total=False):
     estimate_s: float | None
     shown_tokens: int
     shown_bytes: int
-    reads_untrusted: bool | None
-    reads_private: bool
-    sends_out: bool
-    irreversible: bool
+    reads_untrusted: bool | Callable[[Arguments], bool] | None
+    reads_private: bool | Callable[[Arguments], bool]
+    sends_out: bool | Callable[[Arguments], bool]
+    irreversible: bool | Callable[[Arguments], bool]
     harmless: str
     data_level: str
     poll: bool
@@ -543,7 +588,7 @@ def make_tool(
     name = name or str(getattr(function, "__name__", type(function).__name__))
     _check_name(name)
     _check_function(name, function)
-    _check_declarations(name, description=description, concurrency_safe=concurrency_safe, **options)
+    check_declarations(name, description=description, concurrency_safe=concurrency_safe, **options)
     signature: Any = _read_signature(function, name, parameters, strict=strict)
     read_only = options.get("read_only", False)
     if options.get("sandbox") is not None:
@@ -624,8 +669,8 @@ _OPTION_RULES: Final[Mapping[str, ValueRule]] = {
         wanted="US dollars, 0 or more, or a function of the arguments, or None",
     ),
     **dict.fromkeys(("strict", "read_only", "idempotent", "poll", "external", "cacheable"), BOOL),
-    "reads_untrusted": BOOL.or_none(),
-    **dict.fromkeys(("reads_private", "sends_out", "irreversible"), BOOL),
+    **dict.fromkeys(_LABEL_OPTIONS.values(), _CHOICE),
+    "reads_untrusted": _CHOICE.or_none(),
     "harmless": ValueRule(fits=lambda value: isinstance(value, str), wanted="the reason, a text; '' if it is not"),
     "data_level": require_choice("", *DATA_LEVELS),
     "sandbox": require_members("seconds", "check_function", "run", wanted="a sandbox, as Sandbox()").or_none(),
@@ -647,7 +692,12 @@ def _build_limiter(limit: int | None, per_minute: int | None) -> Limiter | None:
     return None if limit is None and per_minute is None else Limiter(limit, per_minute=per_minute)
 
 
-def _check_declarations(name: str, **declared: Any) -> None:
+def check_declarations(name: str, **declared: Any) -> None:
+    """Check options of a tool, each by itself and all together.
+
+    Raises:
+        MisuseError: if one is invalid, or two contradict each other.
+    """
     for option, value in declared.items():
         if (rule := _OPTION_RULES.get(option)) is not None:
             rule.check(f"tool {name!r}", option, value)

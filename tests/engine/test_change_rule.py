@@ -143,9 +143,7 @@ async def test_only_the_words_of_the_user_count():
 async def test_the_agent_behind_a_tool_is_not_asked_about():
     """Its own calls are, under the guards of the calling run."""
     clerk = Agent(ScriptedModel(say("", call("pay", to="Eve", amount=5)), "ok"), tools=[pay], name="clerk")
-    agent = agent_with(
-        say("", call("read_page")), say("", call("clerk", task="x")), tools=(read_page, clerk.as_tool())
-    )
+    agent = agent_with(say("", call("read_page")), say("", call("clerk", task="x")), tools=(read_page, clerk.as_tool()))
     run = await agent.run("Look.")
     [item] = run.pending
     assert (item.tool, item.run_id != run.id) == ("pay", True)

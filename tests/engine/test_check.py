@@ -3,6 +3,19 @@
 import attrs
 import pytest
 
+from agentfsm.guards import (
+    CallGuard,
+    Guard,
+    GuardDecision,
+    GuardVerdict,
+    allow,
+    ask,
+    exit_filter,
+    max_calls,
+    no,
+    two_of,
+)
+from agentfsm.guards.reach import explain_idle_guards
 from agentfsm.tools.lint import Finding
 from agentfsm.tools.registry import ToolRegistry
 from agentfsm.tools.tool import tool
@@ -243,3 +256,81 @@ def test_findings_come_tool_by_tool():
     first, second = ToolRegistry.of(tools).check()
     assert (first.tool, second.tool) == ("b", "a")
     assert first == Finding(tool="b", severity="warning", message=second.message)
+
+
+def tools_of(**declared):
+    """A registry of tools with these options, in which nothing else is wrong."""
+    return ToolRegistry.of([tool(name=name, **options)(plan_route.function) for name, options in declared.items()])
+
+
+READER = {"read_only": True, "reads_untrusted": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "severity"),
+    [
+        ({}, "warning"),
+        ({"idempotent": True}, "warning"),
+        ({"reads_private": True}, "warning"),
+        ({"irreversible": True}, None),
+        ({"sends_out": lambda a: bool(a.goal)}, None),
+        ({"requires_approval": True}, None),
+        ({"read_only": True}, None),
+    ],
+)
+def test_a_change_without_a_label_beside_a_reader_of_strangers(options, severity):
+    """The stranger's text may ask for the call, and no rule about effects knows it, whatever its name."""
+    findings = tools_of(open_mail=READER, unlock_door=options).check()
+    assert [each.severity for each in findings if each.tool == "unlock_door"] == ([severity] if severity else [])
+    if severity:
+        assert "declares no effect, and open_mail reads texts of strangers" in findings[0].message
+
+
+def test_a_change_without_a_label_alone():
+    """It is a hint if the name or the description says that it changes something."""
+    assert one("so guards do not know it", name="update_route") == "hint"
+    assert found(name="update_route", irreversible=True) == []
+
+
+class AskOfGoal(CallGuard):
+    """A rule of a user, which needs the arguments."""
+
+    def concerns(self, tool):
+        return True
+
+    def decide(self, call):
+        return GuardDecision(verdict=GuardVerdict.ASK, rule="goal", reason=call.arguments.goal)
+
+
+NARROW = Guard(no("untrusted", "irreversible", verdict="ask"), two_of("untrusted", "private", "sends_out"))
+PAY, INVITE = {"irreversible": True}, {"sends_out": True}
+
+
+@pytest.mark.parametrize(
+    ("tools", "guard", "reason"),
+    [
+        (
+            {"mail": READER, "unlock": {}},
+            NARROW,
+            "about unlock: no tool declares that it does anything that is",
+        ),
+        ({"mail": READER, "unlock": {"idempotent": True}}, NARROW, "never ask about unlock"),
+        ({"mail": {"read_only": True}, "pay": PAY}, NARROW, "reads anything that is untrusted or private"),
+        ({"mail": READER, "invite": INVITE}, Guard(NARROW, exit_filter()), "never ask about invite"),
+        ({"mail": READER, "unlock": {}}, Guard(NARROW, ask("lock")), "never ask about unlock"),
+        ({"mail": READER, "unlock": {}}, Guard(NARROW, allow("unlock")), "never ask about unlock"),
+        ({"mail": READER, "unlock": {}}, ask("lock"), "no rule of the guards is about unlock"),
+        ({"mail": READER, "pay": PAY}, NARROW, ""),
+        ({"mail": READER, "find": {**READER, "reads_private": True}, "invite": INVITE}, NARROW, ""),
+        ({"mail": READER, "unlock": {}}, Guard(NARROW, ask("un*")), ""),
+        ({"mail": READER, "unlock": {}}, Guard(NARROW, max_calls("unlock", 5)), ""),
+        ({"mail": READER, "unlock": {}}, AskOfGoal(), ""),
+        ({"mail": {"read_only": True}, "pay": {**PAY, "requires_approval": True}}, NARROW, ""),
+        ({"mail": {"read_only": True}}, NARROW, ""),
+    ],
+)
+def test_guards_that_can_never_ask(tools, guard, reason):
+    """Labels that no tool has make a rule about them idle; the reason names the tools and the labels."""
+    found = explain_idle_guards([guard], tools_of(**tools))
+    assert reason in found
+    assert bool(found) is bool(reason)

@@ -108,10 +108,10 @@ async def test_a_worker_is_unattended(log, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tool", "options"), [("look", {"trusted": True}), ("reserve", {"repeat_for_input": ["res*"]})], ids=str
+    ("tool", "options"), [("look", {"hints": True}), ("reserve", {"repeat_for_input": ["res*"]})], ids=str
 )
 async def test_what_may_be_repeated_waits_in_the_store(log, tool, options):
-    """A read-only tool of a trusted server, and one that the user names."""
+    """A read-only tool of a server whose hints are believed, and one that the user names."""
     with by_stdio(log, **options) as server:
         async with agent_of(server, say("", call(f"desk__{tool}")), "done") as agent:
             run = await agent.run("go")
@@ -123,7 +123,7 @@ async def test_what_may_be_repeated_waits_in_the_store(log, tool, options):
 
 async def test_a_read_only_call_is_attended_too(log):
     """Its start was not in the journal; it is there before the answer."""
-    with by_stdio(log, trusted=True) as server:
+    with by_stdio(log, hints=True) as server:
         async with agent_of(server, say("", call("desk__look")), "done") as agent:
             run = await agent.run("go", elicit=ann)
             acted = [type(event) for event in await agent.history(run.id)]

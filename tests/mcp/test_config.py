@@ -77,7 +77,9 @@ def test_our_own_keys(tmp_path):
         {
             "a": {
                 "command": "run",
+                "hints": True,
                 "trusted": True,
+                "labels": {"a__send_*": {"sends_out": True}},
                 "confirm": False,
                 "allow": ["read_*"],
                 "deny": ["read_secrets"],
@@ -92,6 +94,7 @@ def test_our_own_keys(tmp_path):
     )
     one, two = MCPServer.load(path, pins=MemoryPins())
     assert (one.tool_policy.trusted, one.tool_policy.confirm, one.tool_policy.allow) == (True, False, ("read_*",))
+    assert (one.tool_policy.hints, one.tool_policy.labels) == (True, {"a__send_*": {"sends_out": True}})
     assert (one.tool_policy.deny, set(one.tool_policy.constraints)) == (("read_secrets",), {"query"})
     assert (one.timeout_s, one.start_s, one.required) == (5, 60, False)
     assert one.transport.sandbox == ServerSandbox(read=[Path("/srv")], network=True)
@@ -106,6 +109,7 @@ def test_our_own_keys(tmp_path):
         ({"command": "x", "url": "https://example.org"}, "found command and url"),
         ({"command": "x", "arg": []}, "unknown key 'arg'; did you mean 'args'?"),
         ({"command": "x", "trustd": True}, "did you mean 'trusted'?"),
+        ({"command": "x", "labels": {"a": {"sendsout": True}}}, "the declarations are: read_only"),
         ({"command": "x", "zzz": 1}, "known keys: command, args"),
         ({"command": 5}, "'command' must be a text"),
         ({"command": "x", "args": "y"}, "'args' must be a list of texts, not 'y'"),

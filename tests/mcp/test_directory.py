@@ -109,6 +109,8 @@ async def test_a_tool_of_a_found_server_that_changes(tmp_path):
     "entry",
     [
         {"command": "x", "trusted": True},
+        {"command": "x", "hints": True},
+        {"command": "x", "labels": {"*": {"read_only": True}}},
         {"command": "x", "confirm": False},
         {"url": "https://example.org", "allow_private": True},
         {"command": "x", "env": {"KEY": "${OPENAI_API_KEY}"}},

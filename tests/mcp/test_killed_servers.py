@@ -32,7 +32,7 @@ class Official:
 
     def server(self, folder, cut):
         transport = CutTransport.to(self.command, folder / "pid", cut, env=self.env)
-        policy = ToolPolicy(trusted=True, confirm=False)
+        policy = ToolPolicy(hints=True, confirm=False)
         return MCPServer(name="s", transport=transport, tool_policy=policy)
 
 

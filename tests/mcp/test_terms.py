@@ -41,28 +41,69 @@ def asks(options):
         ({"read_only_hint": True, "destructive_hint": True}, False, False, True),
     ],
 )
-def test_the_hints_of_a_trusted_server(said, read_only, idempotent, needs_approval):
+def test_hints_that_are_believed(said, read_only, idempotent, needs_approval):
     """They count, with the specification's defaults; one that contradicts itself is taken at its worst."""
-    found = declared(None if said is None else m.ToolAnnotations(**said), trusted=True)
+    found = declared(None if said is None else m.ToolAnnotations(**said), hints=True)
     assert (found["read_only"], found["idempotent"], asks(found)) == (read_only, idempotent, needs_approval)
 
 
-def test_the_hints_of_others_count_for_nothing():
-    """A server that is not trusted may say what it likes: each call needs a person's yes."""
-    found = declared(HINTS)
+@pytest.mark.parametrize("trusted", [True, False])
+def test_hints_that_are_not_believed_loosen_nothing(trusted):
+    """Also not those of a server whose results are trusted: each call needs a person's yes, and counts as an effect."""
+    found = declared(HINTS, trusted=trusted)
     assert (found["read_only"], found["idempotent"], asks(found)) == (False, False, True)
+    assert (found["sends_out"], found["irreversible"]) == (True, True)
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-def test_the_results_of_others_are_untrusted(trusted):
-    """The label goes with the server, and not with what its tools say of themselves."""
-    assert declared(HINTS, trusted=trusted)["reads_untrusted"] is not trusted
+@pytest.mark.parametrize("hints", [True, False])
+def test_results_are_untrusted_unless_the_server_is_trusted(trusted, hints):
+    """To believe its hints is something else: a mail server that says truly that it reads returns a stranger's text."""
+    assert declared(HINTS, trusted=trusted, hints=hints)["reads_untrusted"] is not trusted
+
+
+@pytest.mark.parametrize(
+    ("said", "labels"),
+    [
+        ({"read_only_hint": True}, set()),
+        ({"read_only_hint": True, "open_world_hint": False}, set()),
+        ({"read_only_hint": True, "open_world_hint": True}, {"reads_untrusted", "sends_out"}),
+        ({"destructive_hint": False}, {"sends_out"}),
+        ({"destructive_hint": False, "open_world_hint": False}, set()),
+        ({"destructive_hint": True, "open_world_hint": False}, {"irreversible"}),
+        ({"open_world_hint": True}, {"reads_untrusted", "sends_out", "irreversible"}),
+        ({}, {"sends_out", "irreversible"}),
+    ],
+)
+def test_labels_by_hints(said, labels):
+    """A tool that does not say better is an effect; one that reaches an open world reads and sends out."""
+    found = declared(m.ToolAnnotations(**said), hints=True, trusted=True)
+    assert {name for name in ("reads_untrusted", "sends_out", "irreversible") if found[name]} == labels
+
+
+def test_hints_that_tighten_always_count():
+    """A server that is not believed is still believed to its own disadvantage."""
+    said = m.ToolAnnotations(read_only_hint=True, open_world_hint=True)
+    assert declared(said, trusted=True)["reads_untrusted"] is True
+    reader = declared(said, trusted=True, labels={"t": {"read_only": True}})
+    assert (reader["sends_out"], reader["irreversible"]) == (True, False)
+
+
+@pytest.mark.parametrize("glob", ["t", "demo__*"])
+def test_rules_have_the_last_word_on_labels(glob):
+    """By the server's own names, or those that models see; of several, the last that declares an option."""
+    rules = {"*": {"data_level": "internal", "reads_private": True}, glob: {"read_only": True, "reads_private": False}}
+    found = declared(labels={**rules, "other": {"sends_out": True}})
+    assert (found["read_only"], found["data_level"], found["reads_private"]) == (True, "internal", False)
+    assert (found["sends_out"], found["irreversible"], asks(found)) == (False, False, False)
+    other = declared(HINTS, hints=True, trusted=True, labels={glob: {"irreversible": True, "sends_out": True}})
+    assert (other["read_only"], other["sends_out"], other["irreversible"], asks(other)) == (False, True, True, True)
 
 
 def test_confirm_overrides_the_hints():
     """Who is asked is said by the program: nobody, always, or by tool and arguments; no clear no is a yes."""
     assert declared(confirm=False)["requires_approval"] is False
-    assert declared(HINTS, trusted=True, confirm=True)["requires_approval"] is True
+    assert declared(HINTS, hints=True, confirm=True)["requires_approval"] is True
     by_amount = declared(confirm=lambda name, a: name == "t" and a.cents > 500)["requires_approval"]
     assert [by_amount(SimpleNamespace(cents=cents)) for cents in (500, 501)] == [False, True]
     assert declared(confirm=lambda _name, _a: None)["requires_approval"](SimpleNamespace()) is True
@@ -82,6 +123,12 @@ def test_whoever_approves_reads_plain_words():
         {"confirm": "yes"},
         {"allow": "read_*"},
         {"deny": (5,)},
+        {"labels": ["send_*"]},
+        {"labels": {"send_*": ["sends_out"]}},
+        {"labels": {"send_*": {"sendsout": True}}},
+        {"labels": {"send_*": {"sends_out": "yes"}}},
+        {"labels": {"send_*": {"data_level": "secret"}}},
+        {"labels": {"send_*": {"read_only": True, "irreversible": True}}},
         {"constraints": ["t"]},
         {"constraints": {"t": 5}},
         {"constraints": {"t": {"type": "array"}}},
@@ -97,7 +144,9 @@ def test_terms_that_make_no_sense(wrong):
 async def test_access_lists_of_the_server_and_the_agent(tmp_path, caplog):
     """A server's lists are on its own names and the agent's on ours; both hold, and denial wins."""
     tools = [tool(name) for name in ("read_a", "read_b", "read_c", "write")]
-    server = listed(tmp_path, *tools).server(allow=("read_*", "list_*"), deny=("read_b",), confirm=False)
+    rules = {"reed_*": {"sends_out": True}, "demo__read_*": {"reads_private": True}}
+    access = {"allow": ("read_*", "list_*"), "deny": ("read_b",), "labels": rules}
+    server = listed(tmp_path, *tools).server(**access, confirm=False)
     model = ScriptedModel(say("", *(call(f"demo__{each['name']}") for each in tools)), say("done"))
     async with Agent(model, tools=[server], permissions=Permissions(deny=("demo__read_c",))) as agent:
         run = await agent.run("go")
@@ -105,7 +154,7 @@ async def test_access_lists_of_the_server_and_the_agent(tmp_path, caplog):
     assert [each.name for each in model.requests[0].tools if each.name.startswith("demo")] == ["demo__read_a"]
     outcomes = [each.outcome for each in run.messages if hasattr(each, "content")]
     assert outcomes == ["done", "failed", "failed", "failed"]
-    assert server.admitted.unmatched_globs == ("list_*",)
+    assert server.admitted.unmatched_globs == ("list_*", "reed_*")
     assert "no tool that matches 'list_*'" in caplog.text
 
 

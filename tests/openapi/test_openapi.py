@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 from agentfsm import Agent, MisuseError, Outcome
+from agentfsm.guards import Guard
 from agentfsm.openapi import tools_from_openapi
 from agentfsm.testing import ScriptedModel, call, say
 from tests.support.checks import HANG_S
@@ -139,7 +140,7 @@ async def run_call(api: Api, name: str, arguments: dict, **options) -> tuple[Out
 
 
 def test_an_operation_becomes_a_tool(api):
-    """GET is read-only, nothing is assumed of the others; what has no text body is left out."""
+    """GET is read-only, the worst is assumed of the others; what has no text body is left out."""
     tools = make_tools(api)
     assert set(tools) == {"listPets", "create_pet", "get_pets_id", "deletePet"}
     assert [name for name, each in tools.items() if each.read_only] == ["listPets", "get_pets_id"]
@@ -316,5 +317,46 @@ def test_a_document_can_be_a_file(api, tmp_path):
 @pytest.mark.parametrize("trusted", [True, False])
 def test_the_results_of_an_api_are_untrusted_unless_declared(api, trusted):
     """Strangers can write what most APIs return."""
-    assert {each.labels for each in make_tools(api, trusted=trusted).values()} == {() if trusted else ("untrusted",)}
-    assert all(each.reads_untrusted for each in make_tools(api).values())
+    tools = make_tools(api, trusted=trusted).values()
+    assert {each.labels for each in tools if each.read_only} == {() if trusted else ("untrusted",)}
+    assert {each.reads_untrusted for each in tools} == {not trusted}
+
+
+def test_operations_that_may_change_something_are_effects(api):
+    """A GET is not; rules by name, by operation or by glob have the last word, of several the last one."""
+    effects = {name: each.effect_labels for name, each in make_tools(api).items()}
+    both = ("sends_out", "irreversible")
+    assert effects == {"listPets": (), "create_pet": both, "get_pets_id": (), "deletePet": both}
+    rules = {
+        "DELETE *": {"sends_out": False, "reads_private": True},
+        "deletePet": {"reads_private": False},
+        "create_pet": {"read_only": True},
+        "listPets": {"irreversible": True},
+    }
+    ruled = make_tools(api, labels=rules)
+    effects = {name: each.effect_labels for name, each in ruled.items() if each.effect_labels}
+    assert effects == {"listPets": both, "deletePet": ("irreversible",)}
+    assert [name for name, each in ruled.items() if each.read_only] == ["create_pet", "get_pets_id"]
+    assert not any(each.reads_private for each in ruled.values())
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"pay": {"sends_out": True}}, "matches no operation of the document: create_pet"),
+        ({"deletePet": {"destroys": True}}, "the declarations are: read_only"),
+        (["deletePet"], "a mapping of tools to declarations"),
+    ],
+)
+def test_wrong_rules_about_labels(api, rules, message):
+    """They are refused when the tools are made: a rule on no tool guards nothing."""
+    with pytest.raises(MisuseError, match=message):
+        make_tools(api, labels=rules)
+
+
+async def test_a_guard_asks_about_an_effect_of_an_api_after_its_text(api):
+    """Text that the API returned is untrusted, and a DELETE that follows waits for a person."""
+    model = ScriptedModel(say("", call("listPets")), say("", call("deletePet", id="7")), "done")
+    async with Agent(model, tools=list(make_tools(api).values()), guards=[Guard.default()]) as agent:
+        run = await agent.run("go")
+    assert [each.tool for each in run.pending] == ["deletePet"]

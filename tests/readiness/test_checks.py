@@ -16,6 +16,7 @@ from agentfsm import Agent, Limits, tool
 from agentfsm.context import Context, SlidingWindow
 from agentfsm.evals import evaluate
 from agentfsm.flow import Flow, agent_step, step
+from agentfsm.guards import Guard, exit_filter, no
 from agentfsm.readiness import CheckStatus, DrillReport, Waiver, examine_readiness, measure_load
 from agentfsm.readiness.checks import CHECKS
 from agentfsm.readiness.evidence import write_evidence
@@ -82,6 +83,19 @@ def bare(agent):
     return agent.with_(guards=())
 
 
+@tool(read_only=True, reads_untrusted=True)
+async def find_page(word: str) -> str:
+    """Find a page about a word."""
+    return word
+
+
+@tool(idempotent=True)
+async def change_password(new: str) -> str:
+    """Change the password of the user."""
+    return new
+
+
+NARROW = Guard(no("untrusted", "irreversible", verdict="ask"))
 LIMITS = {"turn-limit", "token-budget"}
 PATIENCE = {"empty-reply", "model-fallback"}
 # A change of the agent -> the checks that turn red by it.
@@ -94,6 +108,10 @@ CHANGES = {
     "with a model without a price or substitute": (
         lambda agent: agent.with_(model=ScriptedModel("ok"), limits=Limits(), spend=()),
         {"prices", "run-cost", "model-fallback", "eval-grades", "latency-baseline", "load-test"},
+    ),
+    "with a change that guards do not know": (
+        lambda agent: agent.with_(tools=[find_page, change_password], guards=[NARROW, exit_filter()]),
+        {"input-guard", "approvals", "effects-declared"},
     ),
     "without a limit for a day": (lambda agent: agent.with_(spend=()), {"daily-cost"}),
     "without policies": (lambda agent: agent.with_(context=Context((SlidingWindow(),))), {"cost-measures"}),

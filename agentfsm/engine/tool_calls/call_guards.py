@@ -105,9 +105,10 @@ def decide_call(
         return None
     if check_permitted(execution, tool, bound) is not None:
         return None
+    arguments = tool.to_namespace(bound)
     asked = GuardedCall(
-        tool=tool.traits,
-        arguments=tool.to_namespace(bound),
+        tool=tool.select_traits(arguments),
+        arguments=arguments,
         labels=find_labels_before(run),
         counted=counted or {},
         header=run.header,
@@ -115,7 +116,7 @@ def decide_call(
         unclear_readers=_list_unclear_readers(execution),
     )
     decisions = [each for guard in config.guards if (each := guard.decide(asked)) is not None]
-    decisions += [decision for screen, decision in found if screen.concerns(tool.traits)]
+    decisions += [decision for screen, decision in found if screen.concerns(asked.tool)]
     strictest = max(decisions, key=lambda each: each.verdict.strictness, default=_ALLOWED)
     counts = strictest.verdict is not GuardVerdict.REFUSE and any(guard.counts(tool.traits) for guard in config.guards)
     return _build_event(call, strictest, digest=tool.digest_call(call), counts=counts)

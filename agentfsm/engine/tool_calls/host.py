@@ -435,7 +435,7 @@ class RunHost(QueueHost):
                     call_id=call.id,
                     repeatable=tool.repeatable,
                     read_only=read_only,
-                    labels=() if read_only and not is_known and not granted else tool.effect_labels,
+                    labels=() if read_only and not is_known and not granted else tool.list_effects(call),
                     kind=tool.kind,
                     on_unknown=tool.recorded_policy,
                     key=call.key if is_rekeyed else "",
@@ -593,7 +593,7 @@ class RunHost(QueueHost):
                 read_only=True,
                 since=since,
                 attempts=job.attempts,
-                labels=tool.effect_labels,
+                labels=tool.list_effects(job.call),
             )
         ]
 

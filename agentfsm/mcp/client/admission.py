@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.text_safety import escape_hidden, find_hidden
 from agentfsm.core.value import Value
-from agentfsm.mcp.client.server_features import Listing, build_resource_tools
+from agentfsm.mcp.client.server_features import RESOURCE_TOOLS, Listing, build_resource_tools
 from agentfsm.mcp.client.tools import ToolServer, build_tool, build_withheld_tool
 from agentfsm.mcp.connection.lenient_parsing import InvalidEntry
 from agentfsm.mcp.trust.hidden_characters import find_hidden_flaw
@@ -53,7 +53,7 @@ class AdmissionResult(Value):
     """Reasons why tools await approval, by the server's own names for them."""
 
     unmatched_globs: tuple[str, ...] = ()
-    """Globs of `allow` and `deny` that match no tool."""
+    """Globs of the policy that match no tool."""
 
 
 async def admit_listing(server: ListedServer, listing: Listing) -> AdmissionResult:
@@ -75,15 +75,14 @@ async def admit_listing(server: ListedServer, listing: Listing) -> AdmissionResu
     tools = [build_withheld_tool(tool.name) if own in withheld else tool for own, _, tool in usable]
     if server.resources_as_tools and listing.has_resources:
         names_in_use = {tool.name for tool in tools}
-        is_trusted = server.tool_policy.trusted
-        resource_tools = build_resource_tools(server.connection, server.timeout_s, is_trusted=is_trusted)
+        resource_tools = build_resource_tools(server.connection, server.timeout_s, server.tool_policy)
         tools += [tool for tool in resource_tools if tool.name not in names_in_use]
     return AdmissionResult(
         tools=tuple(tools),
         instructions=None if _INSTRUCTIONS in reasons else said,
         refused=refused,
         withheld=withheld,
-        unmatched_globs=server.tool_policy.unmatched_globs(names),
+        unmatched_globs=server.tool_policy.unmatched_globs(server.name, names, RESOURCE_TOOLS),
     )
 
 
@@ -139,4 +138,8 @@ def log_exclusions(server: str, found: AdmissionResult) -> None:
     for name, why in found.withheld.items():
         _log.warning("%r of the MCP server %r is withheld: %s", name, server, why)
     for glob in found.unmatched_globs:
-        _log.warning("the MCP server %r has no tool that matches %r of allow= or deny=", server, glob)
+        _log.warning(
+            "the MCP server %r has no tool that matches %r of its allow=, deny=, repeat_for_input= or labels=",
+            server,
+            glob,
+        )

@@ -37,6 +37,7 @@ from agentfsm.mcp.trust.names import SEPARATOR, check_server_name, derive_server
 from agentfsm.mcp.trust.pins import ApprovedText, MemoryPins, PinFile, Pins
 from agentfsm.mcp.trust.server_config import RefusedEntry, load_entries
 from agentfsm.mcp.trust.tool_policy import Confirm, Constraint, ToolPolicy
+from agentfsm.tools.label_rules import LabelRules
 from agentfsm.tools.tool import Tool
 
 _log = logging.getLogger("agentfsm.mcp")
@@ -48,7 +49,9 @@ TIMEOUT_S: Final = 30.0
 class ServerOptions(TypedDict, total=False):
     """Options of an MCP server beside its transport; `ToolPolicy` and `MCPServer` describe each of them."""
 
+    hints: bool
     trusted: bool
+    labels: LabelRules
     confirm: Confirm | None
     allow: Iterable[str]
     deny: Iterable[str]
@@ -79,8 +82,9 @@ def _log_refused(refused: RefusedEntry) -> None:
 class MCPServer:
     """An MCP server whose tools an agent may use. It connects on first use and closes with the agent.
 
-    Unless the server is `trusted`, the hints on its tools are ignored, and each call needs a person's approval;
-    `confirm` overrides this. A tool that has changed since it was approved is withheld.
+    Each call needs a person's approval, unless the hints of the server are believed (`hints`) and say that the tool
+    destroys nothing; `labels` and `confirm` override this. Results are labelled as a stranger's, unless the server is
+    `trusted`. A tool that has changed since it was approved is withheld.
     """
 
     name: str
@@ -92,7 +96,7 @@ class MCPServer:
     """Connection method: a command that is started, or a URL."""
 
     tool_policy: ToolPolicy = attrs.field(factory=ToolPolicy)
-    """Rules for the tools: which ones are used, which arguments they take, and whether calls need approval."""
+    """Rules for the tools: which ones are used, with which arguments and labels, and whether calls need approval."""
 
     pins: Pins = attrs.field(factory=MemoryPins)
     """Storage for approvals. Default: the memory of this process."""

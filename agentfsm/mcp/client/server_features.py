@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import anyio
 import attrs
@@ -27,6 +27,7 @@ from agentfsm.mcp.connection.lenient_parsing import InvalidEntry
 from agentfsm.mcp.connection.server_connection import ServerConnection
 from agentfsm.mcp.errors import LoginRequiredError, MCPServerError, NoAnswerError
 from agentfsm.mcp.trust.names import tool_name
+from agentfsm.mcp.trust.tool_policy import ToolPolicy
 from agentfsm.tools.run_context import ToolReturn
 from agentfsm.tools.tool import Tool, make_tool
 
@@ -35,6 +36,9 @@ T = TypeVar("T")
 _log = logging.getLogger("agentfsm.mcp")
 
 Capability = Literal["tools", "resources", "prompts", "completions"]
+
+# Names of the tools of `build_resource_tools`, without that of the server.
+RESOURCE_TOOLS: Final = ("list_resources", "read_resource")
 
 
 @attrs.frozen(kw_only=True)
@@ -341,14 +345,14 @@ def _to_message(message: m.PromptMessage) -> Message | None:
 
 
 def build_resource_tools(
-    connection: ServerConnection, timeout_s: float, *, is_trusted: bool
+    connection: ServerConnection, timeout_s: float, policy: ToolPolicy
 ) -> tuple[Tool[..., Any], ...]:
     """Build the two tools with which a model lists and reads the resources of a server.
 
     Args:
         connection: The connection.
         timeout_s: Seconds for each call.
-        is_trusted: Whether the server is trusted; else the results have the label `untrusted`.
+        policy: Rules for the tools of the server, which have the labels of these two.
     """
 
     async def list_resources() -> list[dict[str, Any]] | ToolReturn:
@@ -364,18 +368,22 @@ def build_resource_tools(
         except MCPServerError as error:
             return request_errors.resolve_failure(error, connection.name, "read_resource")
 
-    about: dict[Callable[..., Any], str] = {
-        list_resources: f"List the resources of the server {connection.name}, with the URIs to read them.",
-        read_resource: f"Read a resource of the server {connection.name}.",
-    }
+    functions: tuple[Callable[..., Any], ...] = (list_resources, read_resource)
+    about = (
+        f"List the resources of the server {connection.name}, with the URIs to read them.",
+        f"Read a resource of the server {connection.name}.",
+    )
     return tuple(
         make_tool(
             function,
-            name=tool_name(connection.name, function.__name__),
+            name=tool_name(connection.name, own),
             description=description,
-            read_only=True,
-            reads_untrusted=not is_trusted,
             timeout_s=timeout_s,
+            **{
+                "read_only": True,
+                "reads_untrusted": not policy.trusted,
+                **policy.find_declarations(connection.name, own),
+            },
         )
-        for function, description in about.items()
+        for own, function, description in zip(RESOURCE_TOOLS, functions, about, strict=True)
     )

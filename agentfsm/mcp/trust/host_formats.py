@@ -70,7 +70,9 @@ _GEMINI_OAUTH: Final = "dynamic_discovery"
 # Keys by which Gemini's command line is recognised; it also replaces $NAME.
 _GEMINI_KEYS: Final = frozenset({"httpUrl", "includeTools", "excludeTools", "trust"})
 # Keys of hosts that count `timeout` in seconds, whatever its size: ours, Cline and Roo Code.
-_SECONDS_KEYS: Final = frozenset({"alwaysAllow", "autoApprove", "transportType", "trusted", "confirm", "start_timeout"})
+_SECONDS_KEYS: Final = frozenset(
+    {"alwaysAllow", "autoApprove", "transportType", "hints", "trusted", "labels", "confirm", "start_timeout"}
+)
 # From this value on, `timeout` of other hosts counts as milliseconds: nobody waits for a call for 17 minutes.
 _FIRST_MILLISECONDS: Final = 1_000
 _SSE_URL: Final = re.compile(r"/sse/?(?:[?#].*)?$")

@@ -82,7 +82,9 @@ _OAUTH_KEYS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "client_metadata_url": (_is_string, "a text"),
 }
 _POLICY_KEYS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "hints": (_is_bool, "true or false"),
     "trusted": (_is_bool, "true or false"),
+    "labels": (_is_object, "an object of declarations, by tool"),
     "confirm": (_is_bool, "true or false"),
     "allow": (_is_string_list, "a list of texts"),
     "deny": (_is_string_list, "a list of texts"),

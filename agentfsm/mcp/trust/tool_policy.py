@@ -1,4 +1,4 @@
-"""Decide how a server's tools are used: which of them, with which arguments, and whether their hints are trusted.
+"""Decide how a server's tools are used: which of them, with which arguments and labels, and which hints count.
 
 A policy belongs to the server, uses the server's own tool names, and holds for every agent. An agent's `Permissions`
 apply in addition, to the prefixed names.
@@ -20,8 +20,10 @@ from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value
 from agentfsm.mcp.trust.consent import ConsentGate
+from agentfsm.mcp.trust.names import tool_name
 from agentfsm.mcp.trust.pins import build_tool_text
 from agentfsm.mcp.trust.standing_rule import StandingRule
+from agentfsm.tools.label_rules import LabelRules, as_label_rules, find_declarations
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.schema.binding import Arguments
 from agentfsm.tools.schema.json_schema import build_schema_signature
@@ -85,15 +87,27 @@ class ToolPolicy(Value):
         MisuseError: when a field is invalid, such as a constraint that is not a JSON Schema.
     """
 
+    hints: bool = False
+    """Whether hints of the server that loosen are believed: that a tool only reads, is idempotent, only adds, or
+    reaches nothing outside of the server. Hints that tighten always count. Default False: a server may claim
+    anything of itself.
+    """
+
     trusted: bool = False
-    """Whether the server's hints are believed: that a tool only reads, is idempotent, or is destructive. The results of
-    a server that is not trusted have the label `untrusted`.
+    """Whether no stranger can write the texts that the server returns. Otherwise its results have the label
+    `untrusted`, and its instructions are not added to those of the agent. The mails of a mail server are texts of
+    strangers, also if the server itself is honest.
+    """
+
+    labels: LabelRules = attrs.field(factory=dict, converter=as_label_rules)
+    """Declarations by name or glob, in the server's own names or as models see them (`mail__send_*`): options of
+    `tool` such as `{"sends_out": True}`. They have the last word, after the hints, and of several rules the last one.
     """
 
     confirm: Confirm | None = attrs.field(default=None, validator=_check_confirm)
     """Whether each call needs a person's approval: True, False, or a function of the tool's name and its arguments.
-    None: calls of destructive tools need it until a person has approved all calls of the tool; without trusted hints
-    every tool counts as destructive.
+    None: calls of destructive tools need it until a person has approved all calls of the tool; without `hints` and
+    `labels` every tool counts as destructive.
     """
 
     allow: tuple[str, ...] = attrs.field(default=("*",), converter=_as_globs)
@@ -119,14 +133,27 @@ class ToolPolicy(Value):
         """Return whether calls of the tool may be made again from the beginning, once a question is answered."""
         return _matches_any(self.repeat_for_input, own)
 
-    def unmatched_globs(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the globs that match none of the names, and thus have no effect."""
+    def unmatched_globs(self, server: str, names: Iterable[str], added: Iterable[str]) -> tuple[str, ...]:
+        """Return the globs that match no tool, and thus have no effect.
+
+        Args:
+            server: Name of the server.
+            names: The server's own names of its tools.
+            added: Names of tools that are added to them, which only `labels` is about.
+        """
         known = tuple(names)
+        named = (*known, *added)
+        shown = (*named, *[tool_name(server, own) for own in named])
         return tuple(
             glob
-            for glob in (*self.allow, *self.deny, *self.repeat_for_input)
-            if glob != "*" and not any(_matches_any((glob,), own) for own in known)
+            for globs, among in (((*self.allow, *self.deny, *self.repeat_for_input), known), (self.labels, shown))
+            for glob in globs
+            if glob != "*" and not any(_matches_any((glob,), own) for own in among)
         )
+
+    def find_declarations(self, server: str, own: str) -> dict[str, Any]:
+        """Return the options that `labels` declares for the tool with this name of the server."""
+        return find_declarations(self.labels, (own, tool_name(server, own)))
 
     def check_constraints(self, server: str, names: Iterable[str]) -> None:
         """Check that each constraint names a tool that the server lists.
@@ -147,21 +174,29 @@ class ToolPolicy(Value):
             gate: The check of the server, which knows the approvals for all calls of a tool.
             listed: The tool as the server lists it.
         """
-        hints = ToolHints.from_tool(listed) if self.trusted else ToolHints()
+        claims, said = ToolHints.from_tool(listed), self.find_declarations(gate.server, listed.name)
+        hints = claims if self.hints else ToolHints()
+        read_only = said.get("read_only", hints.read_only and not said.get("irreversible"))
+        destructive = bool(said.get("irreversible")) or (hints.destructive and not read_only)
         return {
-            "read_only": hints.read_only,
+            "read_only": read_only,
             "idempotent": hints.idempotent,
-            "reads_untrusted": not self.trusted,
-            "requires_approval": self._requires_approval(gate, listed, hints),
+            "reads_untrusted": not self.trusted or claims.open_world is True,
+            # A reader that says nothing of an open world asks nobody outside; the specification has it that it
+            # does, and then a person would be asked about each mail after the first private one.
+            "sends_out": claims.open_world is True or not (read_only or hints.open_world is False),
+            "irreversible": destructive,
+            **said,
+            "requires_approval": self._requires_approval(gate, listed, destructive=destructive),
             "validate": self.constraints.get(listed.name),
             "describe": lambda arguments: describe_call(gate.server, listed, arguments),
         }
 
     def _requires_approval(
-        self, gate: ConsentGate, listed: m.Tool, hints: ToolHints
+        self, gate: ConsentGate, listed: m.Tool, *, destructive: bool
     ) -> bool | Callable[[Arguments], bool]:
         confirm = self.confirm
-        if confirm is None and hints.destructive:
+        if confirm is None and destructive:
             claims = ToolHints.from_tool(listed).read_only
             return StandingRule(gate=gate, text_hash=build_tool_text(listed).hash, claims_reading=claims)
         if confirm is None or isinstance(confirm, bool):
@@ -175,7 +210,7 @@ def _matches_any(globs: Iterable[str], own: str) -> bool:
 
 @attrs.frozen(kw_only=True)
 class ToolHints(Value):
-    """Trusted hints of a tool. The defaults assume the worst.
+    """Hints of a tool. The defaults assume the worst.
 
     Source: the specification's `ToolAnnotations` and its defaults. A tool counts as destructive unless it declares that
     it only reads, or that it only adds. A tool that declares both read-only and destructive counts as destructive.
@@ -190,15 +225,19 @@ class ToolHints(Value):
     destructive: bool = True
     """Whether the tool may delete or overwrite data."""
 
+    open_world: bool | None = None
+    """Whether the tool reaches others than the server itself, such as hosts of the web; None if it does not say."""
+
     @classmethod
     def from_tool(cls, listed: m.Tool) -> ToolHints:
-        """Return the hints of a tool of a trusted server."""
+        """Return the hints of a tool, as the server lists it."""
         said = listed.annotations or m.ToolAnnotations()
         read_only = said.read_only_hint is True and said.destructive_hint is not True
         return cls(
             read_only=read_only,
             idempotent=said.idempotent_hint is True,
             destructive=not read_only and said.destructive_hint is not False,
+            open_world=said.open_world_hint,
         )
 
 
