@@ -50,6 +50,7 @@ def may_stop(guard: CallGuard, tool: ToolTraits, labels: Iterable[Label]) -> boo
         labels={label: LabelSource(label=label, run_id="any", name="prompt") for label in labels},
         counted={tool.name: sys.maxsize},
         header=Header(id="any", prompt=(), created_at=0.0, clearance=DATA_LEVELS[0]),
+        unclear_readers=("any",),
     )
     try:
         decision = guard.decide(call)
@@ -86,7 +87,7 @@ def _acts_alone(tool: Tool[..., object]) -> bool:
     """Return whether calls of a tool may change something or send something out without a person."""
     if tool.requires_approval is not False or tool.external:
         return False
-    return bool(tool.effect_labels) or not (tool.read_only or tool.kind is ToolKind.AGENT)
+    return bool(tool.effect_labels) or not (tool.read_only or tool.harmless or tool.kind is ToolKind.AGENT)
 
 
 def iter_rules(guards: Iterable[CallGuard]) -> list[CallGuard]:

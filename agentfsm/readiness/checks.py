@@ -279,7 +279,11 @@ def _takes_code(tool: Tool[..., Any]) -> bool:
 
 
 def _check_approvals(subject: Subject) -> CheckFinding:
-    risky = [each for each in subject.agent.tools if each.irreversible or each.sends_out or not each.read_only]
+    risky = [
+        each
+        for each in subject.agent.tools
+        if each.irreversible or each.sends_out or not (each.read_only or each.harmless)
+    ]
     guards, labels = subject.agent.guards, find_labels(subject.agent.tools)
     open_tools = [
         each.name

@@ -25,6 +25,7 @@ _OPTIONS: Final = (
     "reads_private",
     "sends_out",
     "irreversible",
+    "harmless",
     "data_level",
 )
 _EXAMPLE: Final = "labels={'send_*': {'sends_out': True, 'irreversible': True}}"

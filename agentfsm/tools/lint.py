@@ -172,11 +172,14 @@ def _check_effects(tool: _Tool, reader: str | None) -> Iterator[Finding]:
 
     Beside a tool that reads texts of strangers (`reader`) that is dangerous: the texts may ask for its calls.
     """
-    if tool.read_only or tool.effect_labels or tool.requires_approval is not False:
+    if tool.read_only or tool.harmless or tool.effect_labels or tool.requires_approval is not False:
         return
     if tool.external or tool.kind is ToolKind.AGENT:  # a person answers it; the calls of the agent are looked at
         return
-    advice = "declare irreversible= or sends_out= if others notice it or it gives power, read_only= if nothing changes"
+    advice = (
+        "declare irreversible= or sends_out= if others notice it or it gives power, harmless= with the reason if it may "
+        "run without a question, read_only= if nothing changes"
+    )
     if reader is not None:
         yield _warning(
             tool,

@@ -134,7 +134,7 @@ async def test_only_the_words_of_the_user_count():
 
     child = agent_with(*replies, name="clerk")
     boss = Agent(
-        ScriptedModel(say("", call("clerk", task="Pay Bob 5.")), "ok"), tools=[child.as_tool()], store=MemoryStore()
+        ScriptedModel(say("", call("clerk", query="Pay Bob 5.")), "ok"), tools=[child.as_tool()], store=MemoryStore()
     )
     run = await boss.run("Ask the clerk.")
     assert run.pending[0].tool == "pay"
@@ -143,7 +143,9 @@ async def test_only_the_words_of_the_user_count():
 async def test_the_agent_behind_a_tool_is_not_asked_about():
     """Its own calls are, under the guards of the calling run."""
     clerk = Agent(ScriptedModel(say("", call("pay", to="Eve", amount=5)), "ok"), tools=[pay], name="clerk")
-    agent = agent_with(say("", call("read_page")), say("", call("clerk", task="x")), tools=(read_page, clerk.as_tool()))
+    agent = agent_with(
+        say("", call("read_page")), say("", call("clerk", query="x")), tools=(read_page, clerk.as_tool())
+    )
     run = await agent.run("Look.")
     [item] = run.pending
     assert (item.tool, item.run_id != run.id) == ("pay", True)
