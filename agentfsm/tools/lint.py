@@ -168,7 +168,7 @@ def _check_declarations(tool: _Tool) -> Iterator[Finding]:
 
 
 def _check_effects(tool: _Tool, reader: str | None) -> Iterator[Finding]:
-    """Find a tool that may change something and declares no label of an effect, beside one that reads texts of strangers.
+    """Find a tool that may change something and declares no effect, beside one that reads texts of strangers.
 
     The texts may ask for its calls. `reader` is the name of the other tool; None if there is none.
     """

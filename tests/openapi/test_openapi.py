@@ -326,7 +326,11 @@ PETS = {
     **HEAD,
     "paths": {
         "/pets": {"get": {"operationId": "listPets"}, "post": {"operationId": "create_pet"}},
-        "/pets/{id}": {"get": {"operationId": "get_pets_id"}, "delete": {"operationId": "deletePet"}},
+        "/pets/{id}": {
+            "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}],
+            "get": {"operationId": "get_pets_id"},
+            "delete": {"operationId": "deletePet"},
+        },
     },
 }
 
