@@ -102,9 +102,13 @@ LABELLINGS: Final[Mapping[str, Callable[[str], str]]] = {
 # What is measured: the labels, and the guards. Labels make no difference without a guard.
 CASES: Final[Mapping[str, tuple[str, tuple[CallGuard, ...]]]] = {
     "no guard": ("none", ()),
+    "Guard.by_labels(), labels as in MARKS": ("marks", (Guard.by_labels(),)),
     "Guard.default(), no labels": ("none", (Guard.default(),)),
     "Guard.default(), labels by hints": ("hints", (Guard.default(),)),
     "Guard.default(), labels as in MARKS": ("marks", (Guard.default(),)),
+    "Guard.strict(), no labels": ("none", (Guard.strict(),)),
+    "Guard.strict(), labels by hints": ("hints", (Guard.strict(),)),
+    "Guard.strict(), labels as in MARKS": ("marks", (Guard.strict(),)),
 }
 WORDING: Final = "important_instructions"
 SCHEMA: Final = {"type": "object", "properties": {}}
@@ -286,9 +290,9 @@ async def count_attacks(suite: Any) -> Counter[str]:
 
 
 async def count_without_a_mark(suite: Any) -> Counter[tuple[str, str]]:
-    """Return how many more attacks succeed under the default if one mark of one tool is missing, by tool and mark."""
+    """Return how many more attacks succeed under `Guard.by_labels()` if one mark of one tool is missing, by tool and mark."""
     pairs = [pair for pair in iter_pairs(suite) if pair is not None]
-    with_all = [pair.has_succeeded(await pair.run(LABELLINGS["marks"], (Guard.default(),))) for pair in pairs]
+    with_all = [pair.has_succeeded(await pair.run(LABELLINGS["marks"], (Guard.by_labels(),))) for pair in pairs]
     more: Counter[tuple[str, str]] = Counter()
     for name in [each.name for each in suite.tools]:
         for letter in MARKS.get(name, ""):
@@ -297,7 +301,7 @@ async def count_without_a_mark(suite: Any) -> Counter[tuple[str, str]]:
             more[name, letter] = 0
             for pair, before in zip(pairs, with_all, strict=True):
                 if any(each.function == name for each in pair.calls):
-                    world = await pair.run(marks.__getitem__, (Guard.default(),))
+                    world = await pair.run(marks.__getitem__, (Guard.by_labels(),))
                     more[name, letter] += pair.has_succeeded(world) - before
     return more
 

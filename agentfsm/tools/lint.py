@@ -168,26 +168,23 @@ def _check_declarations(tool: _Tool) -> Iterator[Finding]:
 
 
 def _check_effects(tool: _Tool, reader: str | None) -> Iterator[Finding]:
-    """Find a tool that may change something, and declares no label of what it does.
+    """Find a tool that may change something and declares no effect, beside one that reads texts of strangers.
 
-    Beside a tool that reads texts of strangers (`reader`) that is dangerous: the texts may ask for its calls.
+    The texts may ask for its calls. `reader` is the name of the other tool; None if there is none.
     """
-    if tool.read_only or tool.harmless or tool.effect_labels or tool.requires_approval is not False:
+    if reader is None or tool.read_only or tool.harmless or tool.effect_labels or tool.requires_approval is not False:
         return
     if tool.external or tool.kind is ToolKind.AGENT:  # a person answers it; the calls of the agent are looked at
         return
     advice = (
-        "declare irreversible= or sends_out= if others notice it or it gives power, harmless= with the reason if it may "
-        "run without a question, read_only= if nothing changes"
+        "declare irreversible= or sends_out= if others notice it or it gives power, harmless= with the reason if it "
+        "may run without a question, read_only= if nothing changes"
     )
-    if reader is not None:
-        yield _warning(
-            tool,
-            f"it may change something and declares no effect, and {reader} reads texts of strangers, "
-            f"which may ask for a call: {advice}",
-        )
-    elif next(iter(_name_words(tool)), "") in CHANGING_VERBS or _find_described_change(tool.description):
-        yield _hint(tool, f"it changes something and declares no effect, so guards do not know it: {advice}")
+    yield _warning(
+        tool,
+        f"it may change something and declares no effect, and {reader} reads texts of strangers, which may ask for a "
+        f"call: {advice}",
+    )
 
 
 def _find_described_change(description: str) -> str | None:

@@ -287,9 +287,8 @@ def test_a_change_without_a_label_beside_a_reader_of_strangers(options, severity
 
 
 def test_a_change_without_a_label_alone():
-    """It is a hint if the name or the description says that it changes something."""
-    assert one("so guards do not know it", name="update_route") == "hint"
-    assert found(name="update_route", irreversible=True) == []
+    """Without a reader of strangers nothing is found: no text asks for its calls."""
+    assert [each for each in tools_of(unlock_door={}).check() if "declares no effect" in each.message] == []
 
 
 class AskOfGoal(CallGuard):

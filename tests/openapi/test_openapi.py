@@ -322,9 +322,22 @@ def test_the_results_of_an_api_are_untrusted_unless_declared(api, trusted):
     assert {each.reads_untrusted for each in tools} == {not trusted}
 
 
-def test_operations_that_may_change_something_are_effects(api):
+PETS = {
+    **HEAD,
+    "paths": {
+        "/pets": {"get": {"operationId": "listPets"}, "post": {"operationId": "create_pet"}},
+        "/pets/{id}": {
+            "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}],
+            "get": {"operationId": "get_pets_id"},
+            "delete": {"operationId": "deletePet"},
+        },
+    },
+}
+
+
+def test_operations_that_may_change_something_are_effects():
     """A GET is not; rules by name, by operation or by glob have the last word, of several the last one."""
-    effects = {name: each.effect_labels for name, each in make_tools(api).items()}
+    effects = {each.name: each.effect_labels for each in tools_from_openapi(PETS)}
     both = ("sends_out", "irreversible")
     assert effects == {"listPets": (), "create_pet": both, "get_pets_id": (), "deletePet": both}
     rules = {
@@ -333,7 +346,7 @@ def test_operations_that_may_change_something_are_effects(api):
         "create_pet": {"read_only": True},
         "listPets": {"irreversible": True},
     }
-    ruled = make_tools(api, labels=rules)
+    ruled = {each.name: each for each in tools_from_openapi(PETS, labels=rules)}
     effects = {name: each.effect_labels for name, each in ruled.items() if each.effect_labels}
     assert effects == {"listPets": both, "deletePet": ("irreversible",)}
     assert [name for name, each in ruled.items() if each.read_only] == ["create_pet", "get_pets_id"]
@@ -348,10 +361,10 @@ def test_operations_that_may_change_something_are_effects(api):
         (["deletePet"], "a mapping of tools to declarations"),
     ],
 )
-def test_wrong_rules_about_labels(api, rules, message):
+def test_wrong_rules_about_labels(rules, message):
     """They are refused when the tools are made: a rule on no tool guards nothing."""
     with pytest.raises(MisuseError, match=message):
-        make_tools(api, labels=rules)
+        tools_from_openapi(PETS, labels=rules)
 
 
 async def test_a_guard_asks_about_an_effect_of_an_api_after_its_text(api):
