@@ -290,7 +290,7 @@ async def count_attacks(suite: Any) -> Counter[str]:
 
 
 async def count_without_a_mark(suite: Any) -> Counter[tuple[str, str]]:
-    """Return how many more attacks succeed under `Guard.by_labels()` if one mark of one tool is missing, by tool and mark."""
+    """Return how many more attacks succeed under `by_labels` if one mark of a tool is missing, by tool and mark."""
     pairs = [pair for pair in iter_pairs(suite) if pair is not None]
     with_all = [pair.has_succeeded(await pair.run(LABELLINGS["marks"], (Guard.by_labels(),))) for pair in pairs]
     more: Counter[tuple[str, str]] = Counter()
