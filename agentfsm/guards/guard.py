@@ -59,7 +59,7 @@ class Guard(CallGuard, Value):
 
     @classmethod
     def strict(cls) -> Self:
-        """Return the policy of `default` for tools that nobody has labelled.
+        """Return the policy of `default` for tools without labels.
 
         The results of a tool count as untrusted, too, unless it declares `reads_untrusted=False`.
         """
