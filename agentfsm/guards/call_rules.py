@@ -265,7 +265,7 @@ class ChangeRule(CallGuard, Value):
 
 
 def _is_ordered(call: GuardedCall) -> bool:
-    """Return whether each text and number among the arguments stands as a whole word in what the user has said."""
+    """Return whether each text and number among the arguments stands as a whole word in the user's words."""
     said = call.said.casefold()
     leaves = [value for value in iter_leaves(vars(call.arguments)) if value != "" and not isinstance(value, bool)]
     values = [f"{value:.15g}" if isinstance(value, float) else str(value) for value in leaves]

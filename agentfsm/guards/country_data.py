@@ -84,7 +84,7 @@ _FORMS: Final[dict[str, tuple[_NumberForm, ...]]] = {
 
 @lru_cache(maxsize=32)
 def load_country_data(*countries: str) -> tuple[DataFinder, ...]:
-    """Return what finds the phone, tax and bank numbers of countries, for `redact_sensitive(text, finders=...)`.
+    """Return the finders of the phone, tax and bank numbers of countries, for `redact_sensitive(text, finders=...)`.
 
     Args:
         *countries: Codes of ISO 3166, such as "US", "GB" and "DE", or "EU" for the tax numbers of all its members.

@@ -374,7 +374,7 @@ class Tool(Generic[P, R]):
 
     @property
     def effect_labels(self) -> tuple[Label, ...]:
-        """Labels of what calls may do."""
+        """Labels of effects that calls may have."""
         return tuple([label for label in self.labels if label in EFFECT_LABELS]) if self.labels else ()
 
     def list_labels(self, call: ToolCall) -> tuple[Label, ...]:
@@ -387,7 +387,7 @@ class Tool(Generic[P, R]):
             return self.labels
 
     def list_effects(self, call: ToolCall) -> tuple[Label, ...]:
-        """Return the labels of what a call does, which count from its start."""
+        """Return the labels of the effect of a call, which count from its start."""
         return tuple([label for label in self.list_labels(call) if label in EFFECT_LABELS]) if self.labels else ()
 
     def select_labels(self, arguments: Arguments) -> tuple[Label, ...]:
