@@ -109,5 +109,6 @@ async def test_the_outcome_of_an_attack_does_not_depend_on_labels():
     figures = await direct_harm.count_pairs(readers, named)
     assert (figures.pairs, figures.succeeded["no guard"]) == (4, 4)
     assert figures.succeeded["Guard.default(), no labels"] == 4
-    assert figures.succeeded["Guard.default(), labels as in MARKS"] == 2
+    assert figures.succeeded["Guard.by_labels(), labels as in MARKS"] == 2
+    assert figures.succeeded["Guard.default(), labels as in MARKS"] == 0
     assert len(direct_harm.READERS) * len(direct_harm.HARMS) == 288
