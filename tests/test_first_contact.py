@@ -123,7 +123,7 @@ async def test_a_result_without_content_says_its_type(value, caplog):
     run = await agent.run("go")
     [result] = [message for message in run.messages if isinstance(message, ToolResult)]
     assert (run.output, result.outcome, len(calls)) == ("done", Outcome.DONE, 1)
-    assert "the type Weather has no readable content; the tool has to return text, plain values" in result.content
+    assert "the type Weather has no readable content; the tool has to return plain values" in result.content
     assert "0x" not in result.content
     assert "the type Weather has no readable content" in caplog.text
 

@@ -17,6 +17,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from agentfsm import Agent, Outcome, PendingKind, Run, RunContext, tool
+from agentfsm.core import events as e
 from agentfsm.core.errors import LeaseLostError, StoreError
 from agentfsm.core.usage import Usage
 from agentfsm.ports import ProposedCall, Reply, Request
@@ -184,11 +185,20 @@ async def forget(store: Any) -> None:
         await store.delete(summary.id)
 
 
+async def read_events(agent: Agent, run: Run) -> list[e.Event]:
+    """Return the events of a run and of the runs below."""
+    ids = [each.id for each in await agent.store.runs() if each.id.startswith(run.id)]
+    return [event for run_id in ids for event in await agent.history(run_id)]
+
+
 async def check(agent: Agent, world: World, run: Run, lost: set[tuple[str, str]]) -> None:
     """Fail unless the family ended as it would have without any crash, and each effect is what its run says."""
     assert run.output == "all done"
     spent = Usage(input_tokens=3 * REPLIES, output_tokens=4 * REPLIES, unpriced=True)
-    assert run.usage == spent, "each reply is counted once"
+    # A request that was cut off is charged besides: its input, as it was counted.
+    cut = [each.usage for each in await read_events(agent, run) if isinstance(each, e.AttemptFailed)]
+    assert run.usage == sum(cut, spent), "each reply is counted once"
+    assert not any(usage.output_tokens for usage in cut)
     ids = {summary.id for summary in await agent.store.runs() if summary.id.startswith(run.id)}
     assert ids == {run.id + suffix for suffix in FAMILY}, "an agent goes on under its id, and is not begun anew"
     by_key = Counter(key for _, key in world.effects)

@@ -216,7 +216,7 @@ async def test_a_limit_before_the_first_word_says_so():
 
 async def test_a_failed_agent_still_says_what_it_cost():
     """Tokens, turns and calls up to its end; the caller goes on with what it has."""
-    script = [say("", call("look", where="Rome")), fail(ModelUnavailableError("overloaded"))]
+    script = [say("", call("look", where="Rome")), fail(ModelUnavailableError("overloaded", status=529))]
     child = Agent(ScriptedModel(*script), tools=[look], name="child", limits=Limits(model_retries=0, errors=1))
     agent = Agent(asks("child", expect="Go on without it"), tools=[child.as_tool()])
     run = await agent.run("go")

@@ -177,11 +177,7 @@ class LimitError(StepError):
 
     Attributes:
         reason: The value of `StopReason` that the run ends with.
-        usage: Usage of replies of the same step that could not be used but were billed; None if there were none.
     """
-
-    usage: Usage | None = None
-    """Usage of replies of the same step that could not be used but were billed; None if there were none."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(reason, message)

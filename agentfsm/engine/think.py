@@ -78,7 +78,7 @@ async def think(execution: Execution, effect: AskModel, calls: ToolCalls) -> Ste
             return await _ask_with_eager_calls(execution, request, calls)
         return _read_reply(execution, digest, *await ask_model(request))
     except LimitError as error:
-        return stop_at_limit(execution, StopReason(error.reason), str(error), *_build_faltered(error))
+        return stop_at_limit(execution, StopReason(error.reason), str(error))
     except ModelError as error:
         return await _read_error(execution, error, digest)
 
@@ -136,7 +136,7 @@ async def _ask_last_answer(execution: Execution, effect: AskModel, reached: e.Li
         reply, usage = await ask_model(request)
     except LimitError as error:
         message = f"no room was left for a last answer: {error}"
-        return end_after_last_answer(execution, reached, message, *_build_faltered(error, Purpose.LAST_ANSWER))
+        return end_after_last_answer(execution, reached, message)
     except ModelError as error:
         faltered = e.ModelFaltered(
             error=str(error), usage=error.usage or Usage(), request=digest, purpose=Purpose.LAST_ANSWER
@@ -205,10 +205,10 @@ async def _refresh_tools(execution: Execution) -> None:
         execution.journal.log.warning("tools_not_refreshed", error=str(error))
 
 
-def _build_faltered(error: LimitError | ModelError, purpose: Purpose | None = None) -> tuple[e.ModelFaltered, ...]:
+def _build_faltered(error: ModelError) -> tuple[e.ModelFaltered, ...]:
     """Return the event that records the usage paid before an error that ends the run."""
     usage = error.usage or Usage()
-    return (e.ModelFaltered(error=str(error), usage=usage, purpose=purpose),) if usage.tokens else ()
+    return (e.ModelFaltered(error=str(error), usage=usage),) if usage.tokens else ()
 
 
 def _warn_of_limits(execution: Execution, near: Iterable[tuple[str, float, float]]) -> None:

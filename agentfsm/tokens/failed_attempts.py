@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
+from agentfsm.core.errors import ModelReplyError, ModelUnavailableError
 from agentfsm.core.usage import Usage
+from agentfsm.ports.model import CallChunk, FinishChunk
 from agentfsm.tokens.ledger import BYTE_COUNTER, BYTES_PER_TOKEN, count_message
 from agentfsm.tokens.tool_prompts import count_tools
 
 if TYPE_CHECKING:
-    from agentfsm.ports.model import Request
+    from agentfsm.ports.model import Chunk, Request
 
 # Average of English, code and Chinese, which a model writes; see `BYTES_PER_TOKEN`.
 _BYTES_PER_WRITTEN_TOKEN: Final = 4
@@ -32,6 +33,13 @@ def estimate_request_tokens(request: Request) -> int:
 def estimate_written_tokens(size_bytes: int) -> int:
     """Estimate the tokens of a text of so many bytes that a model has written."""
     return -(-size_bytes // _BYTES_PER_WRITTEN_TOKEN)
+
+
+def count_chunk_bytes(chunk: Chunk) -> int:
+    """Return the bytes of text, thinking or arguments in a chunk of a reply."""
+    if isinstance(chunk, FinishChunk):
+        return 0
+    return BYTE_COUNTER.count(chunk.arguments if isinstance(chunk, CallChunk) else chunk.text)
 
 
 def attach_usage(error: BaseException, usage: Usage) -> None:
@@ -66,4 +74,4 @@ def _may_have_been_billed(error: BaseException) -> bool:
     """Return whether a model may have worked on a request of which nothing has arrived."""
     if isinstance(error, ModelUnavailableError):  # a response with an error status is free of charge
         return error.status is None and not error.is_unreachable
-    return isinstance(error, ModelReplyError) or not isinstance(error, ModelError | MisuseError)
+    return isinstance(error, ModelReplyError) or not isinstance(error, Exception)  # or it was cut off

@@ -23,7 +23,7 @@ from tests.changed.programs import walk
 from tests.support.database_servers import empty_schema
 
 # In the usual suite.
-FEW = 100
+FEW = 50
 # In a soak.
 MANY = 20_000
 ON_SERVER = 15_000
@@ -53,6 +53,8 @@ def hold(seeds: range, *server: str) -> None:
             )
 
 
+# A process that is killed leaves executions that were started and had no step yet.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("first", range(0, FEW, IN_A_ROW))
 def test_the_promises_hold_for_every_deploy(first):
     """Each effect happens once, nothing that had started is told as not run, and every run comes to its end."""
@@ -85,7 +87,7 @@ def test_a_seed_makes_the_same_programs_and_the_same_story():
 def test_the_dice_throw_everything():
     """The pairs hold what they are meant to try: each kind of unit, of change, of stop and of decision."""
     things: Counter[str] = Counter()
-    for seed in range(FEW // 2):
+    for seed in range(IN_A_ROW):
         with store_of(0) as store:
             world = play(seed, store, backend_of(seed), lambda line: things.update(line.split()))
         things.update(world.changes)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfsm.core import loop_detection
-from agentfsm.core.loop_detection import MAX_PERIOD, MIN_REPEATS, find_loop
+from agentfsm.core.loop_detection import MAX_PERIOD, MIN_REPEATS, count_equal_calls, find_loop
 from agentfsm.core.messages import AssistantMessage, ImagePart, SystemMessage, UserMessage
 from tests.support.sample_runs import TASK, answer, call, result
 
@@ -258,3 +258,8 @@ def test_long_results_are_compared_by_samples():
     heads = [f"{' '.join([word] * 60)} {long}" for word in ("one", "two", "three")]
     assert find_loop(searching(*heads)) is None
     assert find_loop(searching(long, long[: len(long) // 2], long)) is None
+
+
+def test_a_history_without_a_reply_has_no_equal_calls():
+    """A turn without one is that of a plan, for example."""
+    assert count_equal_calls((), frozenset({"pay"})) == {}

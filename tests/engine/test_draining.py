@@ -116,7 +116,7 @@ def test_a_drain_claims_nothing_more():
 
 @pytest.mark.parametrize("way", ["time", "signal"])
 def test_a_drain_has_an_end(way, caplog):
-    """What is in flight then is cut off, as without a drain, and told in one line."""
+    """Effects that are still in flight then are cut off, as without a drain. One line of the log names the runs."""
 
     async def main():
         story = Story(pays("ann"), "Paid.")

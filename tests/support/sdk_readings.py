@@ -226,5 +226,6 @@ def _of_message(message: Message) -> Reading:
             cached_tokens=read,
             cache_write_tokens=written,
             reasoning_tokens=details and details.thinking_tokens,
-        ),
+        )
+        or None,  # a server that does not count
     )

@@ -22,7 +22,7 @@ from agentfsm.engine.model_calls.reply import calculate_usd, check_chunk, fetch_
 from agentfsm.ports.model import CallChunk, Chunk, FinishChunk, FinishReason, Reply, Request, TextChunk, ThinkingChunk
 from agentfsm.streaming.log import redact
 from agentfsm.streaming.stream import CallDelta, Listener, TextDelta, ThinkingDelta, build_delta_factory
-from agentfsm.tokens.failed_attempts import estimate_written_tokens, find_failed_usage
+from agentfsm.tokens.failed_attempts import count_chunk_bytes, estimate_written_tokens, find_failed_usage
 from agentfsm.tokens.ledger import BYTE_COUNTER
 
 if TYPE_CHECKING:
@@ -334,8 +334,7 @@ class _ChunkReceiver:
                 self.on_event(self.make_text_delta(chunk.text))
             return
         check_chunk(self.prepared.execution.config.model, chunk)
-        if not isinstance(chunk, FinishChunk):
-            self.received_bytes += BYTE_COUNTER.count(chunk.arguments if isinstance(chunk, CallChunk) else chunk.text)
+        self.received_bytes += count_chunk_bytes(chunk)
         if self.eager is not None:
             self.eager.feed(chunk)
         if self.on_event is None or isinstance(chunk, FinishChunk):

@@ -11,18 +11,20 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.usage import Usage
 from agentfsm.models.model_names import resolve_model
 from agentfsm.ports.model import (
-    CallChunk,
     Chunk,
     Emit,
-    FinishChunk,
     Model,
     OutputMode,
     Reply,
     Request,
     build_os_failure,
 )
-from agentfsm.tokens.failed_attempts import attach_usage, estimate_request_tokens, find_failed_usage
-from agentfsm.tokens.ledger import BYTE_COUNTER
+from agentfsm.tokens.failed_attempts import (
+    attach_usage,
+    count_chunk_bytes,
+    estimate_request_tokens,
+    find_failed_usage,
+)
 
 if TYPE_CHECKING:
     from agentfsm.core.hosted_tools import HostedTool
@@ -131,6 +133,5 @@ class ChunkRelay:
     def __call__(self, chunk: Chunk) -> None:
         """Pass a chunk on."""
         self.has_chunks = True
-        if not isinstance(chunk, FinishChunk):
-            self.received_bytes += BYTE_COUNTER.count(chunk.arguments if isinstance(chunk, CallChunk) else chunk.text)
+        self.received_bytes += count_chunk_bytes(chunk)
         self._emit(chunk)

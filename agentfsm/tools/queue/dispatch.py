@@ -443,7 +443,9 @@ class _RetryLoop:
             return _read_returned(value)
         if type(value) is SandboxOutcome:
             return await self._read_sandboxed(value)
-        text, parts = _render(value, self.tool)
+        # Nearly all results are short, so they do not pay the call of `_render`.
+        is_short = type(value) is not str or not value[CHUNK_CHARS:]
+        text, parts = (result_text.render_result if is_short else _render)(value, self.tool)
         return CallOutcome(Outcome.DONE, text, parts=parts)
 
     async def _read_sandboxed(self, ended: SandboxOutcome) -> CallOutcome | float | None:
