@@ -7,6 +7,7 @@ and Anthropic.
 from __future__ import annotations
 
 import inspect
+import re
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -20,11 +21,12 @@ from anyio.lowlevel import current_token
 
 from agentfsm._concurrency import start_in_thread
 from agentfsm.core.errors import AgentError, MisuseError, ModelError
+from agentfsm.core.messages import AssistantMessage
 from agentfsm.core.usage import Usage
 from agentfsm.core.validation import COUNT, NAME, STRING
 from agentfsm.core.value import Value
 from agentfsm.models import provider_errors as t
-from agentfsm.models.context_windows import find_window_tokens
+from agentfsm.models.context_windows import find_window_tokens, strip_name_prefix
 from agentfsm.models.prices import find_list_cost_usd, find_price, load_list_prices
 from agentfsm.models.wire import SizeLimitError
 from agentfsm.ports.model import (
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
 
     from agentfsm.models.prices import Prices
     from agentfsm.ports.model import Chunk, Emit, Reply, Request
+
+# Date of a snapshot, as OpenAI ("gpt-5-2025-08-07"), Anthropic ("claude-opus-4-1-20250805") and Google write it.
+_DATE: Final = re.compile(r"-(20\d\d-\d\d-\d\d|20\d{6}|latest|preview(-\d\d-\d\d(\d\d)?|-\d\d-20\d\d)?)$")
 
 # Characters of the shortest word of a key or a header that is masked in a server's message.
 _MIN_SECRET_CHARS: Final = 8
@@ -171,7 +176,7 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Send the request once, without retries; see `Model.reply`."""
-        client = await self._get_client()
+        client, request = await self._get_client(), self._select_native(request)
         watcher = None if emit is None else _BoundedEmit(emit)
         method = f"{type(self).__name__}._ask"
         try:
@@ -186,7 +191,7 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         check_reply(method, reply)
         for call in reply.calls:
             check_call(method, call)
-        return self._check_size(reply)
+        return self._check_size(self._mark_native(reply))
 
     def prepare(self) -> None:
         """Load the public price list, unless the model has a price of its own. Takes 0.4 s once in a process."""
@@ -242,6 +247,36 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
             await anext(keeper)  # up to its `yield`, without waiting
         if closed is not None and closed.keeper is not None:
             await closed.keeper.aclose()
+
+    # Replies in the provider's own form, which are sent back
+
+    def _can_read(self, model: str) -> bool:
+        """Return whether the provider accepts reasoning of another model back from this one. Default: of the same name.
+
+        What it cannot read is sent as text and calls. The names are compared without the prefix of a router and without
+        a date at the end.
+        """
+        return _strip_date(model) == _strip_date(self.name)
+
+    def _select_native(self, request: Request) -> Request:
+        """Return the request without the native replies of models whose reasoning this one cannot read."""
+        natives = {each.native.model for each in request.messages if isinstance(each, AssistantMessage) and each.native}
+        foreign = {name for name in natives if request.is_plain or (name and not self._can_read(name))}
+        if not foreign:
+            return request
+        messages = [
+            attrs.evolve(each, native=None)
+            if isinstance(each, AssistantMessage) and each.native is not None and each.native.model in foreign
+            else each
+            for each in request.messages
+        ]
+        return attrs.evolve(request, messages=messages)
+
+    def _mark_native(self, reply: Reply) -> Reply:
+        """Return the reply with the name of this model in its native form."""
+        if reply.native is None:
+            return reply
+        return attrs.evolve(reply, native=attrs.evolve(reply.native, model=self.name))
 
     # Errors
 
@@ -364,6 +399,11 @@ class _BoundedEmit:
 
 
 # Arguments
+
+
+def _strip_date(name: str) -> str:
+    """Return the name of a model without the prefix of a router and the date of a snapshot."""
+    return _DATE.sub("", strip_name_prefix(name))
 
 
 def _find_secrets(values: object) -> list[str]:

@@ -202,7 +202,8 @@ class SDKModel(AdapterModel[SDKConnection]):
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Ask once, without retries; see `Model.reply`."""
         # Reads translate their own errors and the assembler limits streams, so `emit` is passed on unwrapped.
-        return self._check_size(await self._ask(await self._get_client(), request, emit))
+        reply = await self._ask(await self._get_client(), self._select_native(request), emit)
+        return self._check_size(self._mark_native(reply))
 
     async def _ask(self, client: SDKConnection, request: Request, emit: Emit | None) -> Reply:
         body = self._encode_request(request, client.encoding_cache, streamed=emit is not None)

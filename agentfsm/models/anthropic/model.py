@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import attrs
@@ -166,6 +167,7 @@ class Anthropic(SDKModel):
             price=price,
         )
         self.cache = cache
+        self._digests = wire.PrefixDigests(partial(wire.list_wire_messages, self._provider_id, self.unsupported_part))
         given = {name.lower(): value for name, value in (headers or {}).items()}.get("anthropic-version")
         # Other servers implement the API as well, and keep what later versions of it have dropped.
         self._api_version = given or ANTHROPIC_API_VERSION if self._address == self.official_host else ""
@@ -210,7 +212,16 @@ class Anthropic(SDKModel):
     async def _ask(self, client: SDKConnection, request: Request, emit: Emit | None) -> Reply:
         if any(isinstance(tool, HostedMCP) for tool in request.hosted_tools):
             client = attrs.evolve(client, client=_add_beta(client.client, MCP_BETA))
-        return await super()._ask(client, request, emit)
+        if not wire.binds_thinking(self.name):
+            return await super()._ask(client, request, emit)
+        cache = client.encoding_cache
+        request, prefix = wire.keep_valid_thinking(request, cache, self._digests, self._provider_id)
+        reply = await super()._ask(client, request, emit)
+        return reply if reply.native is None else attrs.evolve(reply, native=attrs.evolve(reply.native, prefix=prefix))
+
+    def _can_read(self, model: str) -> bool:
+        # The API leaves out thinking of other models of its own that this one cannot read.
+        return super()._can_read(model) or all("claude" in name for name in (model, self.name))
 
     def _decode(self, data: bytes) -> Reply:
         return wire.decode(data, provider=self._provider_id)

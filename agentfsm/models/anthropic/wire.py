@@ -19,9 +19,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import weakref
 from base64 import b64decode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from hashlib import blake2b
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -45,6 +48,7 @@ from agentfsm.core.messages import (
 from agentfsm.core.usage import Usage
 from agentfsm.models.anthropic.hosted_blocks import encode_hosted_tools, hosted_fields, read_hosted
 from agentfsm.models.anthropic.schema import adapt_schema, unsupported_schema
+from agentfsm.models.context_windows import strip_name_prefix
 from agentfsm.models.wire import (
     EncodedListCache,
     EncodingCache,
@@ -108,7 +112,7 @@ def build_encoding_cache(provider: str = PROVIDER, part_check: PartCheck | None 
         provider: Server of the requests, as in `decode`. Native replies of other servers are not sent to it.
         part_check: Returns why the model does not support a part of a result. None: `unsupported_part`.
     """
-    wires = partial(_wire_messages, provider, part_check or unsupported_part)
+    wires = partial(list_wire_messages, provider, part_check or unsupported_part)
     return EncodingCache(messages=EncodedListCache(wires, can_split=_can_split), tools=EncodedListCache(_wire_tools))
 
 
@@ -233,6 +237,13 @@ def _define_called_tools(request: Request) -> list[ToolDefinition]:
 
 
 def _encode_lists(request: Request, encoding_cache: EncodingCache, *, cache: bool) -> dict[str, bytes]:
+    lists = _encode_prefix(request, encoding_cache, cache=cache)
+    lists["messages"] = _encode_history(request, encoding_cache, cache=cache)
+    return lists
+
+
+def _encode_prefix(request: Request, encoding_cache: EncodingCache, *, cache: bool) -> dict[str, bytes]:
+    """Return the encoded tools and instructions, which stand before the messages."""
     lists: dict[str, bytes] = {}
     has_instructions = bool(request.instructions.strip())
     tools = (
@@ -247,7 +258,6 @@ def _encode_lists(request: Request, encoding_cache: EncodingCache, *, cache: boo
     if has_instructions:
         system = encode_json({"type": "text", "text": request.instructions})
         lists["system"] = _mark_last_block(system, b"}") if cache else system
-    lists["messages"] = _encode_history(request, encoding_cache, cache=cache)
     return lists
 
 
@@ -302,7 +312,8 @@ def _can_split(before: Message, after: Message) -> bool:
     return _is_user_side(before) != _is_user_side(after)
 
 
-def _wire_messages(provider: str, part_check: PartCheck, messages: Sequence[Message]) -> Iterator[object]:
+def list_wire_messages(provider: str, part_check: PartCheck, messages: Sequence[Message]) -> Iterator[object]:
+    """Yield messages as the API has them; those of several neighbours in one."""
     # Neighbours of the same role are merged: Anthropic would merge them itself, and other servers refuse them.
     # Results follow their reply directly, so they are first in their message, as the API requires.
     for is_users, run in groupby(messages, key=_is_user_side):
@@ -403,6 +414,78 @@ def escape_call_id(call_id: str) -> str:
     Source: "tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'" (tailcallhq/forgecode#1142).
     """
     return call_id.translate(_ID_ESCAPES)
+
+
+# Thinking that is bound to all that came before it
+
+
+_THINKING: Final = frozenset({"thinking", "redacted_thinking"})
+_MODEL_VERSION: Final = re.compile(r"claude-([a-z]+)-(\d+)(?:-(\d{1,2}))?(?!\d)")
+# First versions of the families that bind it; other families do so from 5.5 on.
+# Source: platform.claude.com/docs/en/build-with-claude/preserved-thinking/prefix-checks, November 2026.
+_FIRST_BINDING: Final = {"fable": (5, 1), "mythos": (5, 1)}
+
+
+def binds_thinking(model: str) -> bool:
+    """Return whether a model refuses thinking of its own whose prefix has changed: tools, system or a message."""
+    found = _MODEL_VERSION.match(strip_name_prefix(model))
+    if found is None:
+        return False
+    return (int(found[2]), int(found[3] or 0)) >= _FIRST_BINDING.get(found[1], (5, 5))
+
+
+@attrs.define(eq=False, repr=False)
+class PrefixDigests:
+    """Digests of encoded messages, for the life of each message: a history is not encoded again in each turn."""
+
+    wires: Callable[[Sequence[Message]], Iterable[object]]
+    """Returns the JSON values of messages."""
+
+    known: dict[int, tuple[weakref.ref[Message], bytes]] = attrs.field(factory=dict)
+    """Digests by the identity of the message."""
+
+    def digest(self, message: Message) -> bytes:
+        """Return the digest of a message as it is sent."""
+        kept = self.known.get(id(message))
+        if kept is not None and kept[0]() is message:
+            return kept[1]
+        digest = blake2b(_join_json(self.wires([message])), digest_size=16).digest()
+        key, known = id(message), self.known
+        self.known[key] = weakref.ref(message, lambda _: known.pop(key, None)), digest
+        return digest
+
+
+def keep_valid_thinking(
+    request: Request, encoding_cache: EncodingCache, digests: PrefixDigests, provider: str
+) -> tuple[Request, str]:
+    """Return the request without thinking that a model which binds it would refuse, and the digest of the request.
+
+    Thinking is valid if tools, instructions and all earlier messages, with their thinking, are as they were when it was
+    written. What follows a change is left out, as the API documents for histories that cannot keep their beginning. The
+    digest is recorded with the reply, and covers what was sent: thinking that was left out stays out.
+    """
+    sent = blake2b(digest_size=16)
+    for name, text in _encode_prefix(request, encoding_cache, cache=False).items():
+        sent.update(b"%b %d " % (name.encode(), len(text)))
+        sent.update(text)
+    messages: list[Message] = []
+    for message in request.messages:
+        match message:
+            case AssistantMessage(native=NativeReply(provider=own, prefix=prefix) as native) if (
+                own == provider and prefix != sent.hexdigest()
+            ):
+                messages.append(_drop_thinking(message, native))
+            case _:
+                messages.append(message)
+        sent.update(digests.digest(messages[-1]))
+    return attrs.evolve(request, messages=messages), sent.hexdigest()
+
+
+def _drop_thinking(message: AssistantMessage, native: NativeReply) -> AssistantMessage:
+    blocks = [block for block in _parse_native(native) if block["type"] not in _THINKING]
+    if all(block["type"] in ("text", "tool_use") for block in blocks):
+        return attrs.evolve(message, native=None)
+    return attrs.evolve(message, native=attrs.evolve(native, content=json.dumps(blocks, ensure_ascii=False)))
 
 
 # Parts

@@ -60,8 +60,9 @@ def build_contents(messages: Sequence[Message], provider: str) -> list[types.Con
         provider: Identity of the server, as in `NativeReply.provider`.
     """
     contents: list[types.Content] = []
+    ids: dict[str, str | None] = {}  # of calls: a response has the id of its call as Gemini gave it, or none
     for message in messages:
-        content = _build_content(message, provider)
+        content = _build_content(message, provider, ids)
         if contents and contents[-1].role == content.role == "user":
             contents[-1].parts = [*(contents[-1].parts or ()), *(content.parts or ())]
         else:
@@ -69,20 +70,42 @@ def build_contents(messages: Sequence[Message], provider: str) -> list[types.Con
     return contents
 
 
-def _build_content(message: Message, provider: str) -> types.Content:
+def _build_content(message: Message, provider: str, ids: dict[str, str | None]) -> types.Content:
     match message:
         case SystemMessage(text=text):
             return types.Content(role="user", parts=[types.Part(text=f"<system>{text}</system>")])
         case UserMessage(parts=parts):
             return types.Content(role="user", parts=[_build_part(part) for part in parts])
         case ToolResult():
-            return types.Content(role="user", parts=_build_result(message))
-        case AssistantMessage(native=NativeReply(provider=own, content=content)) if own == provider:
-            return types.Content.model_validate_json(content)
+            return types.Content(role="user", parts=_build_result(message, ids.get(message.call_id, message.call_id)))
         case AssistantMessage(text=text, calls=calls):
-            said = [types.Part(text=text)] if text or not calls else []
-            return types.Content(role="model", parts=[*said, *map(_build_call, calls)])
+            content = _build_native_content(message, provider)
+            if content is None:
+                said = [types.Part(text=text)] if text or not calls else []
+                content = types.Content(role="model", parts=[*said, *map(_build_call, calls)])
+            called = [part.function_call for part in content.parts or () if part.function_call is not None]
+            ids |= {call.id: made.id for call, made in zip(calls, called, strict=True)}
+            return content
     raise AssertionError(message)
+
+
+def _build_native_content(message: AssistantMessage, provider: str) -> types.Content | None:
+    """Return the content of a native reply, with the calls of the message; None if there is none, or it does not fit.
+
+    A person may have edited arguments: such a call has no signature of Gemini's any more.
+    """
+    if message.native is None or message.native.provider != provider:
+        return None
+    content = types.Content.model_validate_json(message.native.content)
+    parts = [part for part in content.parts or () if part.function_call is not None]
+    if len(parts) != len(message.calls):
+        return None
+    for part, call in zip(parts, message.calls, strict=True):
+        made, arguments = part.function_call, json.loads(call.arguments)
+        assert made is not None  # noqa: S101  as filtered above
+        if (made.args or {}) != arguments:
+            made.args, part.thought_signature = arguments, _NO_SIGNATURE
+    return content
 
 
 def _build_call(call: ToolCall) -> types.Part:
@@ -92,9 +115,9 @@ def _build_call(call: ToolCall) -> types.Part:
     )
 
 
-def _build_result(result: ToolResult) -> list[types.Part]:
+def _build_result(result: ToolResult, call_id: str | None) -> list[types.Part]:
     key = "output" if result.outcome is Outcome.DONE else "error"
-    response = types.FunctionResponse(id=result.call_id, name=result.tool, response={key: result.text})
+    response = types.FunctionResponse(id=call_id, name=result.tool, response={key: result.text})
     return [types.Part(function_response=response), *map(_build_part, result.parts)]
 
 
