@@ -11,8 +11,7 @@ import pytest
 from agentfsm import Agent, Limits, tool
 from agentfsm.core import events as e
 from agentfsm.core.messages import AssistantMessage
-from agentfsm.models import Anthropic, OpenAIResponses, Router
-from agentfsm.models.anthropic.wire import binds_thinking
+from agentfsm.models import Anthropic, OpenAIResponses, Router, find_profile
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import LocalServer, WireReply, call, say
 from agentfsm.testing.models import Line
@@ -211,4 +210,4 @@ async def test_reasoning_is_sent_to_the_model_that_wrote_it_and_to_no_other() ->
 )
 def test_only_newer_models_bind_their_thinking(model: str, is_bound: bool) -> None:
     """Others keep all of it, whatever changes."""
-    assert binds_thinking(model) is is_bound
+    assert find_profile(model).binds_thinking is is_bound

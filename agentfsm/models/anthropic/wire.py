@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import weakref
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,7 +47,7 @@ from agentfsm.core.messages import (
 from agentfsm.core.usage import Usage
 from agentfsm.models.anthropic.hosted_blocks import encode_hosted_tools, hosted_fields, read_hosted
 from agentfsm.models.anthropic.schema import adapt_schema, unsupported_schema
-from agentfsm.models.context_windows import strip_name_prefix
+from agentfsm.models.profiles import DEFAULT_PROFILE, ModelProfile, Thinking
 from agentfsm.models.wire import (
     EncodedListCache,
     EncodingCache,
@@ -125,6 +124,7 @@ def encode(
     cache: bool = True,
     provider: str = PROVIDER,
     api_version: str = "",
+    profile: ModelProfile = DEFAULT_PROFILE,
 ) -> bytes:
     """Encode the body of a request. Settings that are not set are left out, except the limit of the answer.
 
@@ -136,6 +136,7 @@ def encode(
         cache: Whether to mark the parts that the provider's prompt cache keeps for the next request.
         provider: Server of the request, as in `decode`.
         api_version: Version of Anthropic's API, such as "2026-10-21"; empty for other servers.
+        profile: Abilities of the model.
 
     Raises:
         MisuseError: if a tool's parameters or a setting are not JSON.
@@ -143,7 +144,11 @@ def encode(
     """
     encoding_cache = encoding_cache or build_encoding_cache()
     try:
-        fields = {"model": model} | hosted_fields(request, provider) | _setting_fields(request, api_version)
+        fields = (
+            {"model": model}
+            | hosted_fields(request, provider)
+            | _setting_fields(request, api_version, profile.thinking)
+        )
         if streamed:
             fields["stream"] = True
         return encode_object(fields, _encode_lists(request, encoding_cache, cache=cache))
@@ -152,7 +157,7 @@ def encode(
         raise MisuseError(msg) from error
 
 
-def _setting_fields(request: Request, api_version: str) -> dict[str, Any]:
+def _setting_fields(request: Request, api_version: str, thinking: Thinking) -> dict[str, Any]:
     settings = request.settings
     if (why := unsupported_settings(settings, api_version)) is not None:
         raise ModelError(why)
@@ -161,7 +166,7 @@ def _setting_fields(request: Request, api_version: str) -> dict[str, Any]:
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "stop_sequences": list(settings.stop) or None,
-        "thinking": _thinking(settings.reasoning_effort),
+        "thinking": _thinking(settings.reasoning_effort, thinking),
         "output_config": _output_config(request) or None,
         "tool_choice": _tool_choice(request),
     }
@@ -193,11 +198,14 @@ def unsupported_settings(settings: Settings, api_version: str = "") -> str | Non
     return None
 
 
-def _thinking(effort: str | None) -> dict[str, Any] | None:
-    # The effort controls how much a model writes; for most models, reasoning has to be turned on separately.
-    if effort is None:
+def _thinking(effort: str | None, kind: Thinking) -> dict[str, Any] | None:
+    # The effort controls how much a model writes; for most models, thinking has to be turned on separately. Opus 4.5
+    # has efforts, and thinks by a budget only.
+    if effort is None or kind is Thinking.NONE:
         return None
-    return {"type": "disabled" if effort == "none" else "adaptive"}
+    if effort == "none":
+        return {"type": "disabled"}
+    return None if kind is Thinking.BUDGET else {"type": "adaptive"}
 
 
 def _output_config(request: Request) -> dict[str, Any]:
@@ -420,18 +428,6 @@ def escape_call_id(call_id: str) -> str:
 
 
 _THINKING: Final = frozenset({"thinking", "redacted_thinking"})
-_MODEL_VERSION: Final = re.compile(r"claude-([a-z]+)-(\d+)(?:-(\d{1,2}))?(?!\d)")
-# First versions of the families that bind it; other families do so from 5.5 on.
-# Source: platform.claude.com/docs/en/build-with-claude/preserved-thinking/prefix-checks, November 2026.
-_FIRST_BINDING: Final = {"fable": (5, 1), "mythos": (5, 1)}
-
-
-def binds_thinking(model: str) -> bool:
-    """Return whether a model refuses thinking of its own whose prefix has changed: tools, system or a message."""
-    found = _MODEL_VERSION.match(strip_name_prefix(model))
-    if found is None:
-        return False
-    return (int(found[2]), int(found[3] or 0)) >= _FIRST_BINDING.get(found[1], (5, 5))
 
 
 @attrs.define(eq=False, repr=False)
@@ -461,8 +457,8 @@ def keep_valid_thinking(
     """Return the request without thinking that a model which binds it would refuse, and the digest of the request.
 
     Thinking is valid if tools, instructions and all earlier messages, with their thinking, are as they were when it was
-    written. What follows a change is left out, as the API documents for histories that cannot keep their beginning. The
-    digest is recorded with the reply, and covers what was sent: thinking that was left out stays out.
+    written. Thinking after a change is left out, as the API documents for histories that cannot keep their beginning. The
+    digest is recorded with the reply, and covers the request as it was sent: thinking that was left out stays out.
     """
     sent = blake2b(digest_size=16)
     for name, text in _encode_prefix(request, encoding_cache, cache=False).items():

@@ -27,6 +27,7 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.settings import Settings
 from agentfsm.core.usage import Usage
+from agentfsm.models.profiles import ModelProfile, Thinking
 from agentfsm.ports.model import (
     CallChunk,
     Chunk,
@@ -150,7 +151,7 @@ def unsupported_settings(settings: Settings) -> str | None:
     return None
 
 
-def build_config(request: Request) -> types.GenerateContentConfig:
+def build_config(request: Request, profile: ModelProfile) -> types.GenerateContentConfig:
     """Return the settings, instructions and tools of a request."""
     settings, output = request.settings, request.output
     fields: dict[str, Any] = {
@@ -162,7 +163,7 @@ def build_config(request: Request) -> types.GenerateContentConfig:
         "stop_sequences": list(settings.stop) or None,
         "tools": [_declare_tools(request.tools)] if request.tools else None,
         "tool_config": _build_tool_config(settings.tool_choice) if request.tools else None,
-        "thinking_config": _build_thinking(settings.reasoning_effort),
+        "thinking_config": _build_thinking(settings.reasoning_effort, profile),
         "response_mime_type": None if output is None else "application/json",
         "response_json_schema": None if output is None else to_mutable_json(output.schema),
         "automatic_function_calling": types.AutomaticFunctionCallingConfig(disable=True),
@@ -192,11 +193,15 @@ def _build_tool_config(choice: str | None) -> types.ToolConfig | None:
     )
 
 
-def _build_thinking(effort: str | None) -> types.ThinkingConfig:
+def _build_thinking(effort: str | None, profile: ModelProfile) -> types.ThinkingConfig | None:
+    if profile.thinking is Thinking.NONE:
+        return None
     if effort is None:
         return types.ThinkingConfig(include_thoughts=True)
     if effort == "none":
         return types.ThinkingConfig(thinking_budget=0)
+    if profile.budgets:
+        return types.ThinkingConfig(include_thoughts=True, thinking_budget=profile.budgets[effort])
     return types.ThinkingConfig(include_thoughts=True, thinking_level=types.ThinkingLevel(_LEVELS[effort]))
 
 
