@@ -457,8 +457,8 @@ def keep_valid_thinking(
     """Return the request without thinking that a model which binds it would refuse, and the digest of the request.
 
     Thinking is valid if tools, instructions and all earlier messages, with their thinking, are as they were when it was
-    written. Thinking after a change is left out, as the API documents for histories that cannot keep their beginning. The
-    digest is recorded with the reply, and covers the request as it was sent: thinking that was left out stays out.
+    written. After a change it is left out, as the API documents for histories that cannot keep their beginning. The
+    digest is recorded with the reply, and covers the request as it was sent, so thinking that was left out stays out.
     """
     sent = blake2b(digest_size=16)
     for name, text in _encode_prefix(request, encoding_cache, cache=False).items():
