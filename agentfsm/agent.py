@@ -183,7 +183,7 @@ def _as_outlets(watchers: Iterable[Watcher | Outlet]) -> tuple[Outlet, ...]:
 def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
     check_agent(agent)
     log.preload()
-    _check_hosted_tools(agent)
+    _check_model_options(agent)
     if agent.limits.usd is not None or agent.spend:
         agent.model.prepare()  # here, because it may block; `check_price` asks for a price in the event loop
     if agent.guards:
@@ -241,10 +241,12 @@ def _resolve_reminder(reminder: Reminder, run: Run[Any]) -> str:
     return resolve_reminder(reminder, run)
 
 
-def _check_hosted_tools(agent: Agent[Any]) -> None:
+def _check_model_options(agent: Agent[Any]) -> None:
     for tool in agent.tools.hosted:
         if (why := agent.model.unsupported_hosted_tool(tool)) is not None:
             raise MisuseError(why)
+    if isinstance(agent.settings, Settings) and (why := agent.model.unsupported_settings(agent.settings)) is not None:
+        raise MisuseError(why)
     own = agent.settings.extra_body if isinstance(agent.settings, Settings) else {}
     if "tools" in own and (agent.tools.hosted or len(agent.tools)):
         raise MisuseError(EXTRA_TOOLS)

@@ -144,7 +144,10 @@ TORN_RESPONSES: dict[str, tuple[str, Tear]] = {
     "an empty note": ("empty content", lambda m: m[5].update(content="")),
     "a prompt of null": ("neither", lambda m: m[10].update(content=None)),
     "a prompt of no parts": ("neither", lambda m: m[10].update(content=[])),
-    "text of the assistant as input": ("a part of", lambda m: m[12]["content"][0].update(type="input_text")),
+    "text of the assistant as input": (
+        "a part of",
+        lambda m: m[12].update(content=[{"type": "input_text", "text": "so"}]),
+    ),
     "a recording": ("a part of", lambda m: m[0]["content"][0].update(type="input_audio")),
     "an empty part": ("one thing", lambda m: m[0]["content"][0].update(text="")),
     "an image without detail": ("detail", lambda m: m[0]["content"][1].pop("detail")),

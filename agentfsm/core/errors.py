@@ -10,6 +10,7 @@ AgentError
     StepError                something outside failed inside a step; the engine turns it into an event
         ModelError               the request failed, or its reply cannot be used
             ModelUnavailableError    overload, outage, timeout: a retry may help
+            ReasoningRefusedError    the reasoning of earlier replies was refused: the engine asks again without it
             ModelReplyError          the reply cannot be used (not JSON, empty, cut short)
             ContextTooLongError      the request is larger than the model's window
         LimitError               a limit was reached inside a step
@@ -155,6 +156,10 @@ class ModelUnavailableError(ModelError):
         self.status = status
         self.is_unreachable = is_unreachable
         super().__init__(message)
+
+
+class ReasoningRefusedError(ModelError):
+    """The provider refused reasoning of earlier replies, which the request sent back. A retry leaves it out."""
 
 
 class ModelReplyError(ModelError):

@@ -294,7 +294,8 @@ class ToolCall(Value):
 class NativeReply(Value):
     """A reply in the provider's own form, which is sent back unchanged: signed reasoning, results of searches.
 
-    It is not sent to a model of another provider.
+    It is sent only to models that can read it: of the same provider, and, if that binds reasoning to all that came
+    before it, while that is unchanged.
     """
 
     provider: str
@@ -303,6 +304,14 @@ class NativeReply(Value):
     content: str
     """JSON text of the whole reply, as the provider accepts it back. Its calls match `AssistantMessage.calls` by
     position.
+    """
+
+    model: str = ""
+    """Name of the model that was asked for it. Empty in records before format 5: any model of the provider."""
+
+    prefix: str = ""
+    """Digest of the instructions, tools and messages that the reply answered; empty if its reasoning is not bound to
+    them.
     """
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from agentfsm.models.openai.embeddings import OpenAIEmbedder
     from agentfsm.models.openai.responses import OpenAIResponses
     from agentfsm.models.prices import Price
+    from agentfsm.models.profiles import ModelProfile, Thinking, find_profile
     from agentfsm.models.wrappers.cached import CachedModel
     from agentfsm.models.wrappers.fallback import Fallback
     from agentfsm.models.wrappers.router import Router
@@ -46,15 +47,18 @@ __all__ = [
     "HostedMCP",
     "HostedTool",
     "ImageGeneration",
+    "ModelProfile",
     "OpenAIChat",
     "OpenAIEmbedder",
     "OpenAIResponses",
     "Price",
     "Router",
+    "Thinking",
     "Throttled",
     "TierClassifier",
     "Tiered",
     "WebSearch",
+    "find_profile",
     "from_openai",
     "resolve",
     "to_openai",
@@ -77,6 +81,9 @@ _EXPORT_MODULES = {
     "CachedModel": "agentfsm.models.wrappers.cached",
     "Fallback": "agentfsm.models.wrappers.fallback",
     "Gemini": "agentfsm.models.gemini.model",
+    "ModelProfile": "agentfsm.models.profiles",
+    "Thinking": "agentfsm.models.profiles",
+    "find_profile": "agentfsm.models.profiles",
     "OpenAIChat": "agentfsm.models.openai.chat",
     "OpenAIEmbedder": "agentfsm.models.openai.embeddings",
     "OpenAIResponses": "agentfsm.models.openai.responses",

@@ -7,6 +7,7 @@ and Anthropic.
 from __future__ import annotations
 
 import inspect
+import re
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -20,12 +21,13 @@ from anyio.lowlevel import current_token
 
 from agentfsm._concurrency import start_in_thread
 from agentfsm.core.errors import AgentError, MisuseError, ModelError
+from agentfsm.core.messages import AssistantMessage
 from agentfsm.core.usage import Usage
-from agentfsm.core.validation import COUNT, NAME, STRING
+from agentfsm.core.validation import COUNT, NAME, STRING, require_type
 from agentfsm.core.value import Value
 from agentfsm.models import provider_errors as t
-from agentfsm.models.context_windows import find_window_tokens
 from agentfsm.models.prices import find_list_cost_usd, find_price, load_list_prices
+from agentfsm.models.profiles import ModelProfile, find_profile, strip_name_prefix
 from agentfsm.models.wire import SizeLimitError
 from agentfsm.ports.model import (
     MAX_REPLY_CALLS,
@@ -43,12 +45,18 @@ from agentfsm.ports.model import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
+    from agentfsm.core.settings import Settings
     from agentfsm.models.prices import Prices
     from agentfsm.ports.model import Chunk, Emit, Reply, Request
+
+# Date of a snapshot, as OpenAI ("gpt-5-2025-08-07"), Anthropic ("claude-opus-4-1-20250805") and Google write it.
+_DATE: Final = re.compile(r"-(20\d\d-\d\d-\d\d|20\d{6}|latest|preview(-\d\d-\d\d(\d\d)?|-\d\d-20\d\d)?)$")
 
 # Characters of the shortest word of a key or a header that is masked in a server's message.
 _MIN_SECRET_CHARS: Final = 8
 MODEL_NAME: Final = attrs.evolve(NAME, wanted="the name of the model as the provider knows it, such as 'gpt-4o'")
+
+_PROFILE: Final = require_type(ModelProfile, wanted="a ModelProfile, such as find_profile('gpt-5')").or_none()
 
 # Characters of a server's message in which secrets are masked, before it is cut for an error.
 _MAX_RAW_DETAIL_CHARS: Final = 64 * 2**10
@@ -78,6 +86,7 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         window_tokens: Context window in tokens, input and output together. None: that of the model's family.
         price: Price of the model, or a table of prices by prefixes of models' names. None, or a table without the
             model: the public list of genai-prices, if that package is installed.
+        profile: Abilities of the model. None: those of its family.
 
     Raises:
         MisuseError: if an argument is invalid.
@@ -107,19 +116,26 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         secrets: Iterable[str] = (),
         window_tokens: int | None = None,
         price: Prices | None = None,
+        profile: ModelProfile | None = None,
     ) -> None:
         adapter = type(self).__name__
         MODEL_NAME.check(adapter, "name", name)
         COUNT.or_none().check(adapter, "window_tokens", window_tokens)
         STRING.check(adapter, "base_url", base_url)
         self.name = name
-        self.window_tokens: int = find_window_tokens(name) if window_tokens is None else window_tokens
+        _PROFILE.check(adapter, "profile", profile)
+        self.profile: ModelProfile = profile or find_profile(name)
+        self.window_tokens: int = self.profile.window_tokens if window_tokens is None else window_tokens
         self._base_url = base_url
         self._price = find_price(name, price)
         self._secrets = _find_secrets(secrets)
         self._tokens: tuple[str, ...] = ()
         self._clients: dict[object, _OpenClient[ClientT]] = {}  # by event loop
         _check_translations(self)
+
+    def unsupported_settings(self, settings: Settings) -> str | None:
+        """Return the setting that the model does not have, and a remedy; None if it has all."""
+        return self.profile.explain_settings(self.name, settings)
 
     @property
     def base_url(self) -> str:
@@ -171,7 +187,7 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
 
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Send the request once, without retries; see `Model.reply`."""
-        client = await self._get_client()
+        client, request = await self._get_client(), self._prepare_request(request)
         watcher = None if emit is None else _BoundedEmit(emit)
         method = f"{type(self).__name__}._ask"
         try:
@@ -186,7 +202,7 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
         check_reply(method, reply)
         for call in reply.calls:
             check_call(method, call)
-        return self._check_size(reply)
+        return self._check_size(self._mark_native(reply))
 
     def prepare(self) -> None:
         """Load the public price list, unless the model has a price of its own. Takes 0.4 s once in a process."""
@@ -242,6 +258,42 @@ class AdapterModel(Model, ABC, Generic[ClientT]):
             await anext(keeper)  # up to its `yield`, without waiting
         if closed is not None and closed.keeper is not None:
             await closed.keeper.aclose()
+
+    # Replies in the provider's own form, which are sent back
+
+    def _can_read(self, model: str) -> bool:
+        """Return whether the provider accepts reasoning of another model back from this one. Default: of the same name.
+
+        Other replies are sent as texts and calls. The names are compared without the prefix of a router and without
+        a date at the end.
+        """
+        return _strip_date(model) == _strip_date(self.name)
+
+    def _prepare_request(self, request: Request) -> Request:
+        """Return the request without the native replies of models whose reasoning this one cannot read.
+
+        Raises:
+            ModelError: if the model does not have one of the settings.
+        """
+        if (why := self.unsupported_settings(request.settings)) is not None:
+            raise ModelError(why)
+        natives = {each.native.model for each in request.messages if isinstance(each, AssistantMessage) and each.native}
+        foreign = {name for name in natives if request.is_plain or (name and not self._can_read(name))}
+        if not foreign:
+            return request
+        messages = [
+            attrs.evolve(each, native=None)
+            if isinstance(each, AssistantMessage) and each.native is not None and each.native.model in foreign
+            else each
+            for each in request.messages
+        ]
+        return attrs.evolve(request, messages=messages)
+
+    def _mark_native(self, reply: Reply) -> Reply:
+        """Return the reply with the name of this model in its native form."""
+        if reply.native is None:
+            return reply
+        return attrs.evolve(reply, native=attrs.evolve(reply.native, model=self.name))
 
     # Errors
 
@@ -364,6 +416,11 @@ class _BoundedEmit:
 
 
 # Arguments
+
+
+def _strip_date(name: str) -> str:
+    """Return the name of a model without the prefix of a router and the date of a snapshot."""
+    return _DATE.sub("", strip_name_prefix(name))
 
 
 def _find_secrets(values: object) -> list[str]:

@@ -13,7 +13,13 @@ from urllib.parse import urlsplit
 import attrs
 
 from agentfsm._public_network import is_local_host
-from agentfsm.core.errors import ContextTooLongError, ModelError, ModelReplyError, ModelUnavailableError
+from agentfsm.core.errors import (
+    ContextTooLongError,
+    ModelError,
+    ModelReplyError,
+    ModelUnavailableError,
+    ReasoningRefusedError,
+)
 from agentfsm.core.value import Value
 
 # Characters of a server's message that an error quotes: a proxy may answer with a whole page.
@@ -89,6 +95,15 @@ def bad_request_error(failure: ProviderFailure) -> ModelError:
     return ModelError(
         f"{failure.model_and_url} refused the request {failure.server_message}. Correct the setting, tool "
         "parameter or message that it names: the same request would be refused again.",
+        refusal="bad_request",
+    )
+
+
+def reasoning_error(failure: ProviderFailure) -> ModelError:
+    """Build the error of a request whose reasoning of earlier replies the provider does not accept back."""
+    return ReasoningRefusedError(
+        f"{failure.model_and_url} refused the reasoning of an earlier reply {failure.server_message}. The engine sends "
+        "the request once more without reasoning.",
         refusal="bad_request",
     )
 
@@ -254,9 +269,23 @@ _CONTEXT_LENGTH_PHRASES: Final = (
 )
 _find_context_length_phrase: Final = re.compile("|".join(_CONTEXT_LENGTH_PHRASES), re.IGNORECASE).search
 
+# Messages of servers about reasoning that they signed or sealed, in a history that they do not accept.
+_REASONING_PHRASES: Final = (
+    "bound to a different conversation",  # Anthropic: the page "Fix a thinking block bound to a different conversation"
+    "invalid `?signature`? in `?thinking",  # Anthropic
+    "`?(redacted_)?thinking`? blocks in the latest assistant message cannot be modified",  # Anthropic
+    "invalid_encrypted_content",  # OpenAI's code: openai/codex#8128
+    "encrypted content .*could not be verified",  # OpenAI, without the code
+    "reasoning input items can only be provided to a reasoning",  # OpenAI, of another model
+    "(corrupted|invalid) thought signature",  # Gemini: google-gemini/gemini-cli#13467
+    "thought signature is not valid",  # Gemini: decolua/9router#301
+)
+_find_reasoning_phrase: Final = re.compile("|".join(_REASONING_PHRASES), re.IGNORECASE).search
+
 # Codes of Groq for a reply of the model, not for the request: it answers with 400 (vercel/ai#6916, groq-typescript#28).
 _REPLY_CODES: Final = frozenset({"tool_use_failed", "json_validate_failed", "output_parse_failed"})
 
+_BAD_REQUEST: Final = 400
 # A rate limit may mention lengths as well: tokens per minute.
 _TOO_MANY_REQUESTS: Final = 429
 
@@ -277,8 +306,7 @@ def build_status_translator(
 ) -> Translate:
     """Build a function that translates a failure by its status.
 
-    A request that is too long is found by its message, and an unreadable reply by its code, since servers use any
-    status for them.
+    A request that is too long and refused reasoning are found by their messages, and an unreadable reply by its code.
 
     Args:
         client_error: Translates the other client errors, 400 to 499.
@@ -293,6 +321,8 @@ def build_status_translator(
             return context_length_error(failure)
         if failure.code in _REPLY_CODES:
             return unreadable_call_error(failure)
+        if status == _BAD_REQUEST and _find_reasoning_phrase(f"{failure.code} {failure.detail}"):
+            return reasoning_error(failure)
         return known.get(status, client_error if status < FIRST_SERVER_ERROR_STATUS else retryable_error)(failure)
 
     return translate

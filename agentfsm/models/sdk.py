@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from agentfsm.core.usage import Usage
     from agentfsm.models.prices import Prices
+    from agentfsm.models.profiles import ModelProfile
     from agentfsm.ports.model import Chunk, Emit, Reply, Request
 
 # Errors that the SDKs do not wrap: the transport breaks while the body is read, and invalid JSON.
@@ -111,6 +112,7 @@ class SDKModel(AdapterModel[SDKConnection]):
         window_tokens: Context window in tokens. None: that of the model's family.
         price: Price of the model, or a table of prices by prefixes of models' names. None, or a table without the
             model: the public list of genai-prices, if that package is installed.
+        profile: Abilities of the model. None: those of its family.
 
     Raises:
         MisuseError: if an argument is invalid.
@@ -135,6 +137,7 @@ class SDKModel(AdapterModel[SDKConnection]):
         http_client: httpx.AsyncClient | httpx2.AsyncClient | None = None,
         window_tokens: int | None = None,
         price: Prices | None = None,
+        profile: ModelProfile | None = None,
     ) -> None:
         url = parse_base_url(base_url)
         headers = {name: check_header(f"the header {name!r}", value) for name, value in (headers or {}).items()}
@@ -147,6 +150,7 @@ class SDKModel(AdapterModel[SDKConnection]):
             secrets=(api_key, *headers.values()),
             window_tokens=window_tokens,
             price=price,
+            profile=profile,
         )
         self._http_client = http_client
         self._is_client_shared = http_client is not None
@@ -202,7 +206,8 @@ class SDKModel(AdapterModel[SDKConnection]):
     async def reply(self, request: Request, emit: Emit | None = None) -> Reply:
         """Ask once, without retries; see `Model.reply`."""
         # Reads translate their own errors and the assembler limits streams, so `emit` is passed on unwrapped.
-        return self._check_size(await self._ask(await self._get_client(), request, emit))
+        reply = await self._ask(await self._get_client(), self._prepare_request(request), emit)
+        return self._check_size(self._mark_native(reply))
 
     async def _ask(self, client: SDKConnection, request: Request, emit: Emit | None) -> Reply:
         body = self._encode_request(request, client.encoding_cache, streamed=emit is not None)

@@ -163,6 +163,11 @@ class Request(Value):
     not sent it. None outside of a run.
     """
 
+    is_plain: bool = False
+    """Whether replies of the history are sent back as texts and calls alone, without reasoning: in a retry after a
+    `ReasoningRefusedError`. Default False.
+    """
+
     tier: TierChoice | None = attrs.field(default=None, eq=False, repr=False)
     """In a retry, the tier of a `Tiered` that failed in the attempt before (`ModelError.tier`). Providers are not sent
     it. Default None.

@@ -479,7 +479,9 @@ async def test_a_setting_that_one_of_them_has_no_word_for_is_refused_at_once(beh
     """And not on the day when the first is out and the other has to answer; nobody is asked."""
     with LocalServer([]) as server:
         model = Fallback(OpenAIChat("m", base_url=server.base_url), behind("n", base_url=server.base_url))
-        run = await Agent(Throttled(model, concurrency=1), settings=Settings(seed=7)).run("Hello")
+        with pytest.raises(MisuseError, match="seed"):
+            Agent(Throttled(model, concurrency=1), settings=Settings(seed=7))
+        run = await Agent(Throttled(model, concurrency=1), settings=lambda _: Settings(seed=7)).run("Hello")
         await model.aclose()
     assert (run.stop_reason, server.requests) == (StopReason.MODEL_ERROR, ())
     assert "seed" in run.stop_message

@@ -132,6 +132,38 @@ async def test_parallel_calls_are_answered_together(google):
     assert [len(each["parts"]) for each in google.seen[1]["contents"]] == [1, 2, 2]
 
 
+async def test_a_response_has_the_id_that_gemini_gave_its_call(google):
+    """And none where the call had none."""
+    named = {**CALL, "functionCall": {**CALL["functionCall"], "id": "gjl2yj5t"}}
+    google.replies = [reply(named), reply(CALL), reply({"text": "ok"})]
+    await run_agent(google)
+    contents = google.seen[2]["contents"]
+    assert contents[1]["parts"][0]["functionCall"]["id"] == "gjl2yj5t"
+    answered = [contents[at]["parts"][0]["functionResponse"].get("id") for at in (2, 4)]
+    assert answered == ["gjl2yj5t", None]
+
+
+async def test_edited_arguments_are_sent_without_the_signature_of_others(google):
+    """The model reads the call that ran, and not the one that it wished for."""
+
+    @tool(requires_approval=True)
+    def go(place: str) -> str:
+        """Go somewhere."""
+        return f"went to {place}"
+
+    wished = {"functionCall": {"name": "go", "args": {"place": "Rome"}}, "thoughtSignature": SIGNATURE}
+    google.replies = [reply(wished), reply({"text": "ok"})]
+    model = Gemini("gemini-3-pro", api_key="k", base_url=google.url)
+    async with Agent(model, tools=[go]) as agent:
+        run = await agent.run("Go.")
+        await agent.approve(run.id, run.pending[0].call_id, arguments={"place": "Oslo"})
+        run = await agent.resume(run.id)
+    assert run.output == "ok"
+    sent = google.seen[1]["contents"][1]["parts"][0]
+    assert sent["functionCall"]["args"] == {"place": "Oslo"}
+    assert base64.b64decode(sent["thoughtSignature"]) == b"skip_thought_signature_validator"
+
+
 async def test_a_call_of_another_model_has_the_signature_that_is_not_checked(google):
     """Gemini 3 refuses a call without one."""
     google.replies = [reply({"text": "ok"})]

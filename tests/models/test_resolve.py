@@ -23,6 +23,7 @@ from agentfsm.models import (
     TierClassifier,
     Tiered,
     from_openai,
+    profiles,
     resolve,
     to_openai,
 )
@@ -69,6 +70,7 @@ def test_the_package_names_what_it_has():
     assert {name: getattr(models, name) for name in models.__all__} == {
         **{name: getattr(hosted_tools, name) for name in hosted},
         **{name: getattr(messages, name) for name in outcome},
+        **{name: getattr(profiles, name) for name in ("ModelProfile", "Thinking", "find_profile")},
         "AdapterModel": AdapterModel,
         "Anthropic": Anthropic,
         "CachedModel": CachedModel,

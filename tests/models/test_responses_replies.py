@@ -197,10 +197,19 @@ def returned(reply):
 def test_thinking_and_searches_are_kept():
     """Thinking goes back sealed, a search whole, and what only the server that stored it knows is left out."""
     reply = read(SEALED, SEARCH, SEALED, said("I look."), SEALED, called())
-    message = {"type": "message", "role": "assistant", "content": said("I look.")["content"]}
+    message = {"type": "message", "role": "assistant", "content": "I look."}
     call = {"type": "function_call", "call_id": "t1.0", "name": "f", "arguments": "{}"}
     assert reply.native.provider == "openai-responses"
     assert returned(reply) == [BARE, SEARCH, BARE, message, BARE, call]
+
+
+def test_reasoning_that_is_not_sealed_goes_back_as_it_came():
+    """Of other servers, vLLM checks items against the types of OpenAI's package, which need the ids and the status."""
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "h"}]}
+    message = {**said("I look."), "status": "completed"}
+    reply = read(thought, message)
+    ask = UserMessage(parts=(TextPart(text="go"),))
+    assert responses_of((ask, AssistantMessage(text=reply.text, native=reply.native), ask))[1:3] == [thought, message]
 
 
 def test_the_phase_of_a_message_is_kept():

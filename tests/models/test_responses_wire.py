@@ -137,7 +137,8 @@ def test_a_native_reply_goes_back_whole_and_in_order():
     items = input_of(ASK, message, result, attrs.evolve(result, call_id="t1.1"))
     edited = {"type": "function_call", "call_id": "t1.0", "name": "weather", "arguments": '{"city": "Rome"}'}
     other = {**edited, "call_id": "t1.1", "arguments": "{}", "namespace": "maps"}
-    assert items[1:-2] == [SEALED, search, said, SEALED, edited, other]
+    message = {"type": "message", "role": "assistant", "content": "I look."}
+    assert items[1:-2] == [SEALED, search, message, SEALED, edited, other]
 
 
 def test_a_name_that_was_mended_is_so_in_a_native_reply():

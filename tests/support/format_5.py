@@ -7,7 +7,7 @@ import attrs
 
 from agentfsm.core import events as e
 from agentfsm.core.header import Header
-from agentfsm.core.messages import ErrorType, Outcome, ToolResult
+from agentfsm.core.messages import AssistantMessage, ErrorType, NativeReply, Outcome, ToolResult
 from agentfsm.core.plan_kinds import PlanKind
 from agentfsm.core.tier_choice import TierChoice
 from agentfsm.core.tool_traits import ToolKind
@@ -34,6 +34,13 @@ FURTHER = (
         purpose=Purpose.SUMMARY,
         tier=TierChoice(name="small", reason="rule"),
     ),
+    e.ToolsChosen(
+        message=AssistantMessage(
+            text="so",
+            native=NativeReply(provider="anthropic", content='[{"type":"thinking"}]', model="claude", prefix="ab12cd"),
+        ),
+        usage=Usage(input_tokens=9, output_tokens=2),
+    ),
     e.ToolFinished(
         result=ToolResult(
             call_id="t6.4",
@@ -57,6 +64,7 @@ FORMAT_5 = Format(
             *((e.Planned, name) for name in ("kind", "continues", "maker")),
             *((e.ToolStarted, name) for name in ("kind", "on_unknown", "key", "parameters")),
             *((e.ToolLost, name) for name in ("reason", "lacks_tool")),
+            *((NativeReply, name) for name in ("model", "prefix")),
             ErrorType.WITHHELD,
             e.AttemptFailed,
             (e.ApprovalAsked, "tools"),

@@ -30,6 +30,7 @@ from agentfsm.core.machine import State
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.journal import load_run
 from agentfsm.guards.reach import explain_idle_guards
+from agentfsm.models.profiles import ModelProfile
 from agentfsm.ports.store import Filter
 from agentfsm.prompts import PromptFinding, Prompts, lint_prompts
 from agentfsm.sandbox import find_isolation
@@ -295,6 +296,8 @@ def _add_agent(target: str, report: DoctorReport, equip: Callable[[Agent], Agent
         return attrs.evolve(report, checks=(*report.checks, DoctorCheck(name="agent", ok=False, detail=str(error))))
     tools = tuple(ToolReport(name=each.name, declared=list_declarations(each)) for each in agent.tools)
     detail = f"{target}: {agent.name}, model {agent.model.name}, {len(tools)} tools"
+    if isinstance(profile := getattr(agent.model, "profile", None), ModelProfile):
+        detail = f"{detail}; {profile.describe()}"
     check, findings = _check_agent_closes(agent, detail), agent.tools.check()
     if idle := explain_idle_guards(agent.guards, agent.tools):
         findings += (Finding(tool=None, severity="warning", message=idle),)

@@ -12,7 +12,13 @@ import attrs
 
 from agentfsm._http import parse_wait_s
 from agentfsm.core import events as e
-from agentfsm.core.errors import MisuseError, ModelError, ModelReplyError, ModelUnavailableError
+from agentfsm.core.errors import (
+    MisuseError,
+    ModelError,
+    ModelReplyError,
+    ModelUnavailableError,
+    ReasoningRefusedError,
+)
 from agentfsm.core.messages import AssistantMessage, SystemMessage
 from agentfsm.core.trace_context import event_context
 from agentfsm.core.usage import Purpose, Usage
@@ -65,6 +71,9 @@ class PreparedRequest:
     tier: TierChoice | None = None
     """Tier with which a retry begins; None in the first attempt, and for models other than `Tiered`."""
 
+    is_plain: bool = False
+    """Whether the reasoning of earlier replies is left out, since the provider refused it in an attempt before."""
+
     counted_tokens: int = 0
     """Tokens of the request as they were counted, without corrections."""
 
@@ -94,12 +103,15 @@ async def ask_model(prepared: PreparedRequest, eager: EagerCalls | None = None) 
             eager.begin_attempt()
         try:
             return await _attempt_once(prepared, _ChunkReceiver.for_attempt(prepared, attempt, eager))
-        except (ModelUnavailableError, ModelReplyError) as error:
+        except (ModelUnavailableError, ModelReplyError, ReasoningRefusedError) as error:
             if eager is not None:
                 eager.discard()
             prepared.tier = error.tier or prepared.tier
-            wait_s = _retry_wait_s(engine, error, attempt)
-            if not _should_retry(journal, engine.limits, attempt, wait_s):
+            if isinstance(error, ReasoningRefusedError):
+                if prepared.is_plain:
+                    raise
+                prepared.is_plain, wait_s = True, 0.0
+            elif not _should_retry(journal, engine.limits, attempt, wait_s := _retry_wait_s(engine, error, attempt)):
                 raise
             facts = {"wait_s": round(wait_s, 6), "error": type(error).__name__, "why": _describe_failure(error)}
             notice = _describe_unreachable(error, wait_s) if attempt == 1 else ""
@@ -130,7 +142,7 @@ def _should_retry(journal: Journal, limits: Limits, attempt: int, wait_s: float)
 
 def _describe_failure(error: ModelError) -> str:
     """Return the reason of a failure for the log, without the model's own text."""
-    return redact(str(error)) if isinstance(error, ModelUnavailableError) else "its reply is of no use"
+    return "its reply is of no use" if isinstance(error, ModelReplyError) else redact(str(error))
 
 
 def _describe_unreachable(error: ModelError, wait_s: float) -> str:
@@ -237,6 +249,7 @@ def _build_request(prepared: PreparedRequest, cap_tokens: int | None) -> Request
         timeout_s=engine.limits.model_timeout_s,
         purpose=_TURN if run.limit_reached is None else _LAST_ANSWER,
         run=run,
+        is_plain=prepared.is_plain,
         tier=prepared.tier,
     )
 

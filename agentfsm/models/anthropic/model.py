@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import attrs
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from agentfsm.core.settings import Settings
     from agentfsm.core.usage import Usage
     from agentfsm.models.prices import Price
+    from agentfsm.models.profiles import ModelProfile
     from agentfsm.models.sdk import SDKConnection
     from agentfsm.models.wire import EncodingCache, StreamAssembler
     from agentfsm.ports.model import Emit, Reply, Request
@@ -101,6 +103,7 @@ class Anthropic(SDKModel):
         http_client: HTTP client of your own (proxies, certificates) for one event loop; you close it.
         window_tokens: Context window in tokens. Default: that of the model's family.
         price: Price of the model. Default: the public list of genai-prices, if that package is installed.
+        profile: Abilities of the model, if they differ from those of `find_profile(name)`.
         cache: Whether to mark the parts that the provider's prompt cache keeps for the next request. Writing to the
             cache costs a quarter more and reading from it a tenth, so it pays from the second turn on.
 
@@ -142,6 +145,7 @@ class Anthropic(SDKModel):
         http_client: httpx2.AsyncClient | None = None,
         window_tokens: int | None = None,
         price: Price | None = None,
+        profile: ModelProfile | None = None,
         cache: bool = True,
     ) -> None:
         check_arguments(
@@ -164,8 +168,10 @@ class Anthropic(SDKModel):
             http_client=_check_http_client(http_client),
             window_tokens=window_tokens,
             price=price,
+            profile=profile,
         )
         self.cache = cache
+        self._digests = wire.PrefixDigests(partial(wire.list_wire_messages, self._provider_id, self.unsupported_part))
         given = {name.lower(): value for name, value in (headers or {}).items()}.get("anthropic-version")
         # Other servers implement the API as well, and keep what later versions of it have dropped.
         self._api_version = given or ANTHROPIC_API_VERSION if self._address == self.official_host else ""
@@ -178,7 +184,7 @@ class Anthropic(SDKModel):
 
     def unsupported_settings(self, settings: Settings) -> str | None:
         """Return the reason why the API does not support one of the settings; None if it supports all."""
-        return wire.unsupported_settings(settings, self._api_version)
+        return wire.unsupported_settings(settings, self._api_version) or super().unsupported_settings(settings)
 
     def unsupported_hosted_tool(self, tool: HostedTool) -> str | None:
         """Return the reason why the API does not have this tool or one of its options; None if it has."""
@@ -205,12 +211,22 @@ class Anthropic(SDKModel):
             cache=self.cache,
             provider=self._provider_id,
             api_version=self._api_version,
+            profile=self.profile,
         )
 
     async def _ask(self, client: SDKConnection, request: Request, emit: Emit | None) -> Reply:
         if any(isinstance(tool, HostedMCP) for tool in request.hosted_tools):
             client = attrs.evolve(client, client=_add_beta(client.client, MCP_BETA))
-        return await super()._ask(client, request, emit)
+        if not self.profile.binds_thinking:
+            return await super()._ask(client, request, emit)
+        cache = client.encoding_cache
+        request, prefix = wire.keep_valid_thinking(request, cache, self._digests, self._provider_id)
+        reply = await super()._ask(client, request, emit)
+        return reply if reply.native is None else attrs.evolve(reply, native=attrs.evolve(reply.native, prefix=prefix))
+
+    def _can_read(self, model: str) -> bool:
+        # The API leaves out thinking of other models of its own that this one cannot read.
+        return super()._can_read(model) or all("claude" in name for name in (model, self.name))
 
     def _decode(self, data: bytes) -> Reply:
         return wire.decode(data, provider=self._provider_id)

@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import json
 import math
+import weakref
 from base64 import b64decode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from hashlib import blake2b
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -45,6 +47,7 @@ from agentfsm.core.messages import (
 from agentfsm.core.usage import Usage
 from agentfsm.models.anthropic.hosted_blocks import encode_hosted_tools, hosted_fields, read_hosted
 from agentfsm.models.anthropic.schema import adapt_schema, unsupported_schema
+from agentfsm.models.profiles import DEFAULT_PROFILE, ModelProfile, Thinking
 from agentfsm.models.wire import (
     EncodedListCache,
     EncodingCache,
@@ -108,7 +111,7 @@ def build_encoding_cache(provider: str = PROVIDER, part_check: PartCheck | None 
         provider: Server of the requests, as in `decode`. Native replies of other servers are not sent to it.
         part_check: Returns why the model does not support a part of a result. None: `unsupported_part`.
     """
-    wires = partial(_wire_messages, provider, part_check or unsupported_part)
+    wires = partial(list_wire_messages, provider, part_check or unsupported_part)
     return EncodingCache(messages=EncodedListCache(wires, can_split=_can_split), tools=EncodedListCache(_wire_tools))
 
 
@@ -121,6 +124,7 @@ def encode(
     cache: bool = True,
     provider: str = PROVIDER,
     api_version: str = "",
+    profile: ModelProfile = DEFAULT_PROFILE,
 ) -> bytes:
     """Encode the body of a request. Settings that are not set are left out, except the limit of the answer.
 
@@ -132,6 +136,7 @@ def encode(
         cache: Whether to mark the parts that the provider's prompt cache keeps for the next request.
         provider: Server of the request, as in `decode`.
         api_version: Version of Anthropic's API, such as "2026-10-21"; empty for other servers.
+        profile: Abilities of the model.
 
     Raises:
         MisuseError: if a tool's parameters or a setting are not JSON.
@@ -139,7 +144,11 @@ def encode(
     """
     encoding_cache = encoding_cache or build_encoding_cache()
     try:
-        fields = {"model": model} | hosted_fields(request, provider) | _setting_fields(request, api_version)
+        fields = (
+            {"model": model}
+            | hosted_fields(request, provider)
+            | _setting_fields(request, api_version, profile.thinking)
+        )
         if streamed:
             fields["stream"] = True
         return encode_object(fields, _encode_lists(request, encoding_cache, cache=cache))
@@ -148,7 +157,7 @@ def encode(
         raise MisuseError(msg) from error
 
 
-def _setting_fields(request: Request, api_version: str) -> dict[str, Any]:
+def _setting_fields(request: Request, api_version: str, thinking: Thinking) -> dict[str, Any]:
     settings = request.settings
     if (why := unsupported_settings(settings, api_version)) is not None:
         raise ModelError(why)
@@ -157,7 +166,7 @@ def _setting_fields(request: Request, api_version: str) -> dict[str, Any]:
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "stop_sequences": list(settings.stop) or None,
-        "thinking": _thinking(settings.reasoning_effort),
+        "thinking": _thinking(settings.reasoning_effort, thinking),
         "output_config": _output_config(request) or None,
         "tool_choice": _tool_choice(request),
     }
@@ -189,11 +198,14 @@ def unsupported_settings(settings: Settings, api_version: str = "") -> str | Non
     return None
 
 
-def _thinking(effort: str | None) -> dict[str, Any] | None:
-    # The effort controls how much a model writes; for most models, reasoning has to be turned on separately.
-    if effort is None:
+def _thinking(effort: str | None, kind: Thinking) -> dict[str, Any] | None:
+    # The effort controls how much a model writes; for most models, thinking has to be turned on separately. Opus 4.5
+    # has efforts, and thinks by a budget only.
+    if effort is None or kind is Thinking.NONE:
         return None
-    return {"type": "disabled" if effort == "none" else "adaptive"}
+    if effort == "none":
+        return {"type": "disabled"}
+    return None if kind is Thinking.BUDGET else {"type": "adaptive"}
 
 
 def _output_config(request: Request) -> dict[str, Any]:
@@ -233,6 +245,13 @@ def _define_called_tools(request: Request) -> list[ToolDefinition]:
 
 
 def _encode_lists(request: Request, encoding_cache: EncodingCache, *, cache: bool) -> dict[str, bytes]:
+    lists = _encode_prefix(request, encoding_cache, cache=cache)
+    lists["messages"] = _encode_history(request, encoding_cache, cache=cache)
+    return lists
+
+
+def _encode_prefix(request: Request, encoding_cache: EncodingCache, *, cache: bool) -> dict[str, bytes]:
+    """Return the encoded tools and instructions, which stand before the messages."""
     lists: dict[str, bytes] = {}
     has_instructions = bool(request.instructions.strip())
     tools = (
@@ -247,7 +266,6 @@ def _encode_lists(request: Request, encoding_cache: EncodingCache, *, cache: boo
     if has_instructions:
         system = encode_json({"type": "text", "text": request.instructions})
         lists["system"] = _mark_last_block(system, b"}") if cache else system
-    lists["messages"] = _encode_history(request, encoding_cache, cache=cache)
     return lists
 
 
@@ -302,7 +320,8 @@ def _can_split(before: Message, after: Message) -> bool:
     return _is_user_side(before) != _is_user_side(after)
 
 
-def _wire_messages(provider: str, part_check: PartCheck, messages: Sequence[Message]) -> Iterator[object]:
+def list_wire_messages(provider: str, part_check: PartCheck, messages: Sequence[Message]) -> Iterator[object]:
+    """Yield messages as the API has them; those of several neighbours in one."""
     # Neighbours of the same role are merged: Anthropic would merge them itself, and other servers refuse them.
     # Results follow their reply directly, so they are first in their message, as the API requires.
     for is_users, run in groupby(messages, key=_is_user_side):
@@ -403,6 +422,66 @@ def escape_call_id(call_id: str) -> str:
     Source: "tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'" (tailcallhq/forgecode#1142).
     """
     return call_id.translate(_ID_ESCAPES)
+
+
+# Thinking that is bound to all that came before it
+
+
+_THINKING: Final = frozenset({"thinking", "redacted_thinking"})
+
+
+@attrs.define(eq=False, repr=False)
+class PrefixDigests:
+    """Digests of encoded messages, for the life of each message: a history is not encoded again in each turn."""
+
+    wires: Callable[[Sequence[Message]], Iterable[object]]
+    """Returns the JSON values of messages."""
+
+    known: dict[int, tuple[weakref.ref[Message], bytes]] = attrs.field(factory=dict)
+    """Digests by the identity of the message."""
+
+    def digest(self, message: Message) -> bytes:
+        """Return the digest of a message as it is sent."""
+        kept = self.known.get(id(message))
+        if kept is not None and kept[0]() is message:
+            return kept[1]
+        digest = blake2b(_join_json(self.wires([message])), digest_size=16).digest()
+        key, known = id(message), self.known
+        self.known[key] = weakref.ref(message, lambda _: known.pop(key, None)), digest
+        return digest
+
+
+def keep_valid_thinking(
+    request: Request, encoding_cache: EncodingCache, digests: PrefixDigests, provider: str
+) -> tuple[Request, str]:
+    """Return the request without thinking that a model which binds it would refuse, and the digest of the request.
+
+    Thinking is valid if tools, instructions and all earlier messages, with their thinking, are as they were when it was
+    written. After a change it is left out, as the API documents for histories that cannot keep their beginning. The
+    digest is recorded with the reply, and covers the request as it was sent, so thinking that was left out stays out.
+    """
+    sent = blake2b(digest_size=16)
+    for name, text in _encode_prefix(request, encoding_cache, cache=False).items():
+        sent.update(b"%b %d " % (name.encode(), len(text)))
+        sent.update(text)
+    messages: list[Message] = []
+    for message in request.messages:
+        match message:
+            case AssistantMessage(native=NativeReply(provider=own, prefix=prefix) as native) if (
+                own == provider and prefix != sent.hexdigest()
+            ):
+                messages.append(_drop_thinking(message, native))
+            case _:
+                messages.append(message)
+        sent.update(digests.digest(messages[-1]))
+    return attrs.evolve(request, messages=messages), sent.hexdigest()
+
+
+def _drop_thinking(message: AssistantMessage, native: NativeReply) -> AssistantMessage:
+    blocks = [block for block in _parse_native(native) if block["type"] not in _THINKING]
+    if all(block["type"] in ("text", "tool_use") for block in blocks):
+        return attrs.evolve(message, native=None)
+    return attrs.evolve(message, native=attrs.evolve(native, content=json.dumps(blocks, ensure_ascii=False)))
 
 
 # Parts

@@ -27,6 +27,7 @@ from agentfsm.core.messages import (
 )
 from agentfsm.core.settings import Settings
 from agentfsm.core.usage import Usage
+from agentfsm.models.profiles import ModelProfile, Thinking
 from agentfsm.ports.model import (
     CallChunk,
     Chunk,
@@ -60,8 +61,9 @@ def build_contents(messages: Sequence[Message], provider: str) -> list[types.Con
         provider: Identity of the server, as in `NativeReply.provider`.
     """
     contents: list[types.Content] = []
+    ids: dict[str, str | None] = {}  # of calls: a response has the id of its call as Gemini gave it, or none
     for message in messages:
-        content = _build_content(message, provider)
+        content = _build_content(message, provider, ids)
         if contents and contents[-1].role == content.role == "user":
             contents[-1].parts = [*(contents[-1].parts or ()), *(content.parts or ())]
         else:
@@ -69,20 +71,42 @@ def build_contents(messages: Sequence[Message], provider: str) -> list[types.Con
     return contents
 
 
-def _build_content(message: Message, provider: str) -> types.Content:
+def _build_content(message: Message, provider: str, ids: dict[str, str | None]) -> types.Content:
     match message:
         case SystemMessage(text=text):
             return types.Content(role="user", parts=[types.Part(text=f"<system>{text}</system>")])
         case UserMessage(parts=parts):
             return types.Content(role="user", parts=[_build_part(part) for part in parts])
         case ToolResult():
-            return types.Content(role="user", parts=_build_result(message))
-        case AssistantMessage(native=NativeReply(provider=own, content=content)) if own == provider:
-            return types.Content.model_validate_json(content)
+            return types.Content(role="user", parts=_build_result(message, ids.get(message.call_id, message.call_id)))
         case AssistantMessage(text=text, calls=calls):
-            said = [types.Part(text=text)] if text or not calls else []
-            return types.Content(role="model", parts=[*said, *map(_build_call, calls)])
+            content = _build_native_content(message, provider)
+            if content is None:
+                said = [types.Part(text=text)] if text or not calls else []
+                content = types.Content(role="model", parts=[*said, *map(_build_call, calls)])
+            called = [part.function_call for part in content.parts or () if part.function_call is not None]
+            ids |= {call.id: made.id for call, made in zip(calls, called, strict=True)}
+            return content
     raise AssertionError(message)
+
+
+def _build_native_content(message: AssistantMessage, provider: str) -> types.Content | None:
+    """Return the content of a native reply, with the calls of the message; None if there is none, or it does not fit.
+
+    A person may have edited arguments: such a call has no signature of Gemini's any more.
+    """
+    if message.native is None or message.native.provider != provider:
+        return None
+    content = types.Content.model_validate_json(message.native.content)
+    parts = [part for part in content.parts or () if part.function_call is not None]
+    if len(parts) != len(message.calls):
+        return None
+    for part, call in zip(parts, message.calls, strict=True):
+        made, arguments = part.function_call, json.loads(call.arguments)
+        assert made is not None  # noqa: S101  as filtered above
+        if (made.args or {}) != arguments:
+            made.args, part.thought_signature = arguments, _NO_SIGNATURE
+    return content
 
 
 def _build_call(call: ToolCall) -> types.Part:
@@ -92,9 +116,9 @@ def _build_call(call: ToolCall) -> types.Part:
     )
 
 
-def _build_result(result: ToolResult) -> list[types.Part]:
+def _build_result(result: ToolResult, call_id: str | None) -> list[types.Part]:
     key = "output" if result.outcome is Outcome.DONE else "error"
-    response = types.FunctionResponse(id=result.call_id, name=result.tool, response={key: result.text})
+    response = types.FunctionResponse(id=call_id, name=result.tool, response={key: result.text})
     return [types.Part(function_response=response), *map(_build_part, result.parts)]
 
 
@@ -127,7 +151,7 @@ def unsupported_settings(settings: Settings) -> str | None:
     return None
 
 
-def build_config(request: Request) -> types.GenerateContentConfig:
+def build_config(request: Request, profile: ModelProfile) -> types.GenerateContentConfig:
     """Return the settings, instructions and tools of a request."""
     settings, output = request.settings, request.output
     fields: dict[str, Any] = {
@@ -139,7 +163,7 @@ def build_config(request: Request) -> types.GenerateContentConfig:
         "stop_sequences": list(settings.stop) or None,
         "tools": [_declare_tools(request.tools)] if request.tools else None,
         "tool_config": _build_tool_config(settings.tool_choice) if request.tools else None,
-        "thinking_config": _build_thinking(settings.reasoning_effort),
+        "thinking_config": _build_thinking(settings.reasoning_effort, profile),
         "response_mime_type": None if output is None else "application/json",
         "response_json_schema": None if output is None else to_mutable_json(output.schema),
         "automatic_function_calling": types.AutomaticFunctionCallingConfig(disable=True),
@@ -169,11 +193,15 @@ def _build_tool_config(choice: str | None) -> types.ToolConfig | None:
     )
 
 
-def _build_thinking(effort: str | None) -> types.ThinkingConfig:
+def _build_thinking(effort: str | None, profile: ModelProfile) -> types.ThinkingConfig | None:
+    if profile.thinking is Thinking.NONE:
+        return None
     if effort is None:
         return types.ThinkingConfig(include_thoughts=True)
     if effort == "none":
         return types.ThinkingConfig(thinking_budget=0)
+    if profile.budgets:
+        return types.ThinkingConfig(include_thoughts=True, thinking_budget=profile.budgets[effort])
     return types.ThinkingConfig(include_thoughts=True, thinking_level=types.ThinkingLevel(_LEVELS[effort]))
 
 

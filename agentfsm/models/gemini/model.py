@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import Part
     from agentfsm.core.settings import Settings
     from agentfsm.models.prices import Prices
+    from agentfsm.models.profiles import ModelProfile
     from agentfsm.ports.model import Emit, Reply, Request
 
 GEMINI_URL: Final = "https://generativelanguage.googleapis.com"
@@ -73,6 +74,7 @@ class Gemini(AdapterModel[GeminiConnection]):
         window_tokens: Context window in tokens. Default: that of the model's family.
         price: Price of the model, or a table of prices by prefixes of models' names. Default: the public list of
             genai-prices, if that package is installed.
+        profile: Abilities of the model, if they differ from those of `find_profile(name)`.
 
     Raises:
         MisuseError: if there is no key, or an argument is invalid.
@@ -100,6 +102,7 @@ class Gemini(AdapterModel[GeminiConnection]):
         headers: Mapping[str, str] | None = None,
         window_tokens: int | None = None,
         price: Prices | None = None,
+        profile: ModelProfile | None = None,
     ) -> None:
         check_arguments(
             type(self).__name__, name=name, base_url=base_url, api_key=api_key, headers=headers, http_client=None
@@ -115,6 +118,7 @@ class Gemini(AdapterModel[GeminiConnection]):
             secrets=(key, *(headers or {}).values()),
             window_tokens=window_tokens,
             price=price,
+            profile=profile,
         )
         self._api_key = key
         self._headers = dict(headers or {})
@@ -127,7 +131,7 @@ class Gemini(AdapterModel[GeminiConnection]):
 
     def unsupported_settings(self, settings: Settings) -> str | None:
         """Return the reason why the API does not support one of the settings; None if it supports all."""
-        return contents.unsupported_settings(settings)
+        return contents.unsupported_settings(settings) or super().unsupported_settings(settings)
 
     def _open_client(self) -> GeminiConnection:
         http = httpx2.AsyncClient(transport=LimitedTransport(verify=shared_ssl_context()), timeout=None)
@@ -148,7 +152,7 @@ class Gemini(AdapterModel[GeminiConnection]):
         arguments: dict[str, Any] = {
             "model": self.name,
             "contents": contents.build_contents(request.messages, self._provider_id),
-            "config": contents.build_config(request),
+            "config": contents.build_config(request, self.profile),
         }
         models = client.client.aio.models
         with anyio.fail_after(request.timeout_s) as silence:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import httpx
 
     from agentfsm.models.prices import Prices
+    from agentfsm.models.profiles import ModelProfile
 
 OPENAI_URL: Final = "https://api.openai.com/v1"
 
@@ -138,6 +139,7 @@ class OpenAIModel(SDKModel):
         window_tokens: Context window in tokens. Default: that of the model's family, else 128,000.
         price: Price of the model, or a table of prices by prefixes of models' names. Default: the public list of
             genai-prices, if that package is installed.
+        profile: Abilities of the model, if they differ from those of `find_profile(name)`.
 
     Raises:
         MisuseError: if there is no key for OpenAI, or an argument is invalid.
@@ -175,6 +177,7 @@ class OpenAIModel(SDKModel):
         plain: bool = False,
         window_tokens: int | None = None,
         price: Prices | None = None,
+        profile: ModelProfile | None = None,
     ) -> None:
         BOOL.check(type(self).__name__, "plain", plain)
         provide_key = api_key if callable(api_key) else None
@@ -200,6 +203,7 @@ class OpenAIModel(SDKModel):
             http_client=http_client,
             window_tokens=window_tokens,
             price=price,
+            profile=profile,
         )
         self._is_plain = plain
         if provide_key is not None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from agentfsm.models.context_windows import strip_name_prefix
 from agentfsm.models.openai import responses_wire
 from agentfsm.models.openai.client import OPENAI_HOSTS, OpenAIModel
 from agentfsm.models.openai.responses_hosted import unsupported_hosted_tool
+from agentfsm.models.profiles import Thinking
 from agentfsm.models.wire import read_billed_usage
 
 if TYPE_CHECKING:
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from agentfsm.core.usage import Usage
     from agentfsm.models.wire import EncodingCache, StreamAssembler
     from agentfsm.ports.model import Reply, Request
-
-# Prefixes of models without reasoning. OpenAI answers 400 if their reasoning is requested.
-_NON_REASONING_PREFIXES: Final = ("chatgpt", "gpt-3.5", "gpt-4", "gpt-5-chat")
 
 
 class OpenAIResponses(OpenAIModel):
@@ -44,7 +41,7 @@ class OpenAIResponses(OpenAIModel):
 
     def unsupported_settings(self, settings: Settings) -> str | None:
         """Return the reason why the API does not support one of the settings; None if it supports all."""
-        return responses_wire.unsupported_settings(settings, self.name)
+        return responses_wire.unsupported_settings(settings, self.name) or super().unsupported_settings(settings)
 
     def unsupported_hosted_tool(self, tool: HostedTool) -> str | None:
         """Return the reason why the API does not have this tool or one of its options; None if it has."""
@@ -54,7 +51,7 @@ class OpenAIResponses(OpenAIModel):
         return responses_wire.build_encoding_cache(self._provider_id, self.unsupported_part)
 
     def _encode_request(self, request: Request, encoding_cache: EncodingCache, *, streamed: bool) -> bytes:
-        thinks = not strip_name_prefix(self.name).startswith(_NON_REASONING_PREFIXES)
+        thinks = self.profile.thinking is not Thinking.NONE
         return responses_wire.encode(
             request, model=self.name, streamed=streamed, include_reasoning=thinks, encoding_cache=encoding_cache
         )

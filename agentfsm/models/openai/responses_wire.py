@@ -7,7 +7,7 @@ back unchanged.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -267,7 +267,15 @@ def _native_items(native: NativeReply, calls: Sequence[ToolCall]) -> list[Item]:
         raise MisuseError(msg)
     for item, call in zip(called, calls, strict=True):
         item.update(_call_fields(call))
-    return items
+    return [_to_input_message(item) if item["type"] == "message" and "id" not in item else item for item in items]
+
+
+def _to_input_message(item: Item) -> Item:
+    """Return a message of a reply as an input. Without its id, its parts are none of OpenAI's input types."""
+    parts = [part for part in item.get("content") or () if isinstance(part, dict)]
+    text = "".join([str(part.get("text") or part.get("refusal") or "") for part in parts])
+    phase = {"phase": item["phase"]} if item.get("phase") else {}
+    return _message_item("assistant", text) | phase
 
 
 def _wire_part(part: Part) -> Item:
@@ -311,16 +319,17 @@ def decode(data: bytes, *, provider: str = PROVIDER) -> Reply:
 
 _INCOMPLETE_REASONS: Final = {"max_output_tokens": FinishReason.LENGTH, "content_filter": FinishReason.CONTENT_FILTER}
 
-# Fields that are removed from an item before it is sent back. With store=false the server has not stored these ids. It
-# still looks for them, and for the item that has to follow reasoning, and answers "Item with id 'rs_...' not found" or
-# "Item 'rs_...' of type 'reasoning' was provided without its required following item". It refuses an id of another form
-# ("Expected an ID that begins with 'fc'") and the status of reasoning ("Unknown parameter").
+# Fields that are removed from an item before it is sent back to OpenAI, or to a server in front of it. With store=false
+# these ids are not stored. OpenAI still looks for them, and for the item that has to follow reasoning, and answers
+# "Item with id 'rs_...' not found" or "Item 'rs_...' of type 'reasoning' was provided without its required following
+# item". It refuses an id of another form ("Expected an ID that begins with 'fc'") and the status of reasoning ("Unknown
+# parameter").
 # Source: NousResearch/hermes-agent#10217, `reasoning_item_id_policy` of openai-agents, nodetool-ai/nodetool#4252,
 # 1jehuang/jcode#1028. OpenAI's own client, Codex, does not send ids of these items either.
 _SERVER_FIELDS: Final = {
     "message": ("id", "status"),
     "function_call": ("id", "status"),
-    "reasoning": ("status",),
+    "reasoning": ("id", "status"),
 }
 
 
@@ -385,7 +394,12 @@ def _to_proposed_call(item: Item) -> ProposedCall:
 
 def _build_native(items: Sequence[Item], provider: str) -> NativeReply | None:
     """Return the items to send back; None if text and calls are enough."""
-    kept = [_strip_server_fields(item) for item in items if not _is_unusable_reasoning(item)]
+    kept = [item for item in items if not _is_unusable_reasoning(item)]
+    reasoning = [item for item in kept if item["type"] == "reasoning"]
+    # Reasoning that is not sealed comes from other servers. Of these, vLLM checks items against the types of OpenAI's
+    # package, which need the ids and the status of all.
+    is_open = bool(reasoning) and not any(item.get("encrypted_content") for item in reasoning)
+    kept = [_strip_server_fields(item, () if is_open else _SERVER_FIELDS.get(item["type"], ())) for item in kept]
     # The server refuses reasoning without a following item, and a reply that was cut off may end with reasoning.
     while kept and kept[-1]["type"] == "reasoning":
         kept.pop()
@@ -399,11 +413,11 @@ def _is_unusable_reasoning(item: Item) -> bool:
     return item["type"] == "reasoning" and not item.get("encrypted_content") and not item.get("content")
 
 
-def _strip_server_fields(item: Item) -> Item:
-    left_out = _SERVER_FIELDS.get(item["type"], ())
-    if item["type"] == "reasoning" and item.get("encrypted_content"):
-        left_out = ("id", *left_out)  # unencrypted reasoning, of other servers, needs its id
-    return {name: value for name, value in item.items() if name not in left_out and value is not None}
+def _strip_server_fields(item: Item, left_out: Collection[str]) -> Item:
+    # Nulls are left out. The outputs of a code interpreter are required, and null if they were not asked for.
+    return {
+        name: value for name, value in item.items() if name not in left_out and (value is not None or name == "outputs")
+    }
 
 
 def read_usage(response: object) -> Usage | None:

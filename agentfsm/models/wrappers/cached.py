@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 # Kind of the records of replies.
 KIND: Final = "reply_cache"
 # Version of the form of a record, part of each key: another form finds none of the old records.
-_FORM: Final = 1
+_FORM: Final = 2
 # Seconds for which a reply is kept: a month, in which recordings of tests are made anew anyway.
 REPLY_TTL_S: Final = 30 * 86_400.0
 # Most replies that are kept: at some 5 KB each, 50 MB.
@@ -142,7 +142,7 @@ class CachedModel(CompositeModel):
         tools = [[each.name, each.description, each.parameters, each.strict] for each in request.tools]
         output = None if request.output is None else [request.output.name, request.output.schema]
         messages = [_DESCRIBED[type(message)](message) for message in request.messages]
-        parts = [_FORM, self._identity, request.instructions, messages, tools, settings, output]
+        parts = [_FORM, self._identity, request.instructions, messages, tools, settings, output, request.is_plain]
         text = json.dumps(to_mutable_json(parts), sort_keys=True, default=str)
         return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -204,7 +204,7 @@ def _warn(error: StoreError) -> None:
 
 def _describe_assistant(message: AssistantMessage) -> object:
     calls = [[call.id, call.name, call.arguments] for call in message.calls]
-    native = None if message.native is None else [message.native.provider, message.native.content]
+    native = None if message.native is None else attrs.asdict(message.native)
     return ["assistant", message.text, calls, native, message.paused]
 
 
@@ -237,7 +237,7 @@ def _encode_reply(reply: Reply, at: float) -> dict[str, JSON]:
         "text": reply.text,
         "calls": [[call.id, call.name, call.arguments] for call in reply.calls],
         "finish_reason": str(reply.finish_reason),
-        "native": None if reply.native is None else [reply.native.provider, reply.native.content],
+        "native": None if reply.native is None else attrs.asdict(reply.native),
         "model": reply.model,
         "thinking": reply.thinking,
     }
@@ -250,9 +250,7 @@ def _decode_reply(value: Any) -> Reply | None:
             text=value["text"],
             calls=tuple([ProposedCall(id=id_, name=name, arguments=text) for id_, name, text in value["calls"]]),
             finish_reason=FinishReason(value["finish_reason"]),
-            native=None
-            if value["native"] is None
-            else NativeReply(provider=value["native"][0], content=value["native"][1]),
+            native=None if value["native"] is None else NativeReply(**value["native"]),
             model=value["model"],
             thinking=value["thinking"],
             usage=_HIT,
