@@ -97,8 +97,8 @@ class Pending(Value):
     """
 
     error: str = ""
-    """Reason why the last approval was not carried out: its arguments did not fit the tool. For an OUTCOME, the reason
-    why the call is not simply run again. Empty if there is none.
+    """Reason why the last approval was not carried out: its arguments did not fit the tool, or the person would be shown
+    something else now. For an OUTCOME, the reason why the call is not simply run again. Empty if there is none.
     """
 
     questions: tuple[Question, ...] = ()
