@@ -97,7 +97,7 @@ class Pending(Value):
     """
 
     error: str = ""
-    """Reason why the last approval was not carried out: its arguments did not fit the tool, or the person would be shown
+    """Reason why the last approval was not carried out: its arguments did not fit the tool, or a person would be shown
     something else now. For an OUTCOME, the reason why the call is not simply run again. Empty if there is none.
     """
 

@@ -363,8 +363,8 @@ class PlanProgress(Value):
     """The newest accepted plan that is not a compensation; None before one is accepted."""
 
     approved_tools: Mapping[str, str] = attrs.field(factory=dict)
-    """Digests of the tools that the approval of the plan covers, by name, and of what was shown of single calls; empty
-    if no person has approved it.
+    """Digests that the approval of the plan covers: of its tools, by name, and of descriptions and costs of single
+    calls. Empty if no person has approved it.
     """
 
     @property

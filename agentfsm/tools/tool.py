@@ -253,8 +253,8 @@ class Tool(Generic[P, R]):
     """
 
     describe: Callable[[Arguments], str] | None = None
-    """Function that returns a sentence about the effect of a call, for the person who approves it. It has to be pure: if
-    it returns another sentence before the call starts, the person is asked again.
+    """Function that returns a sentence about the effect of a call, for the person who approves it. It has to be pure:
+    if it returns another sentence before the call starts, the person is asked again.
     """
 
     timeout_s: float | None = None

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 # Maximum of characters of a tool's description of a call: a sentence, not a whole letter.
 DESCRIPTION_CHARS: Final = 2_000
-_OTHER_NOW: Final = "the tool, what it says of this call, its cost, or the reason of a guard is another now"
+_OTHER_NOW: Final = "the tool, its description of this call, its cost, or the reason of a guard is another now"
 
 
 @attrs.frozen
@@ -329,7 +329,7 @@ def build_approval(execution: Execution, entry: OpenCall, decision: Approve | Re
 def digest_call(config: EngineConfig, tool: Tool[..., Any], call: ToolCall, guarded: e.Guarded | None) -> str:
     """Return the hash of all that an approval of a call covers.
 
-    That is the tool, the arguments, what the tool says of this call, its price, the reason of a guard that asks, and
+    That is the tool, the arguments, the tool's description of this call, its cost, the reason of a guard that asks, and
     the tools of a plan.
     """
     own = tool.digest_call(call)
@@ -344,7 +344,7 @@ def digest_call(config: EngineConfig, tool: Tool[..., Any], call: ToolCall, guar
 def digest_plan_tools(config: EngineConfig, call: ToolCall) -> dict[str, str]:
     """Return the digests of the tools that the steps of a plan use, by name; empty for any other call.
 
-    A step whose arguments are known already has an entry of its own for what its tool says of it, and its price.
+    A step whose arguments are known already has an entry of its own, for its description and its cost.
     """
     digests: dict[str, str] = {}
     for step in list_plan_calls(call):
@@ -380,7 +380,7 @@ def _describe_and_price(tool: Tool[..., Any], call: ToolCall) -> JSON:
 
 
 def differs_from_plan(run: Run, tool: Tool[..., Any], call: ToolCall) -> bool:
-    """Return whether a tool, or what it says of this call, is another than when a person approved the plan."""
+    """Return whether a tool, its description of this call or its cost has changed since a person approved the plan."""
     plan = run.plan
     if plan is None or run.reply is not None or not plan.is_approved:
         return False
