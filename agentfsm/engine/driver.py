@@ -11,7 +11,14 @@ import anyio
 import attrs
 
 from agentfsm._concurrency import is_foreign_cancellation
-from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
+from agentfsm.core.errors import (
+    AgentError,
+    ConflictError,
+    IncompatibleProgramError,
+    LeaseHeldError,
+    MisuseError,
+    RunNotFoundError,
+)
 from agentfsm.core.events import Resumed
 from agentfsm.core.inner_ids import find_caller
 from agentfsm.core.machine import State
@@ -143,6 +150,8 @@ class Driver(Generic[A_co]):
             raise
         except BaseException as cancellation:
             if not is_foreign_cancellation(cancellation):
+                if isinstance(cancellation, IncompatibleProgramError):
+                    journal.lease.backoff_s = journal.lease.refusal_backoff_s or journal.lease.backoff_s
                 if not isinstance(cancellation, Exception):
                     journal.lease.backoff_s = 0.0  # not the run's fault
                 raise

@@ -104,8 +104,7 @@ def decide_call(
         counted: Number of calls before it that count toward a quota, by tool name. None: quotas do not matter, because
             the call has been counted.
         found: Decisions of screens, from the texts that the run has read.
-        before: An earlier decision on the call: results since then are left out, so that the same guards decide the same
-            again.
+        before: An earlier decision on the call: results since then are left out, so that the same guards decide alike.
 
     Returns:
         The strictest decision of all guards, of several the first. None if the call will be refused for another reason:
