@@ -21,6 +21,7 @@ from agentfsm._runnable_agent import AgentChoice, RunnableAgent
 from agentfsm.core.errors import (
     AgentError,
     ConflictError,
+    IncompatibleProgramError,
     MisuseError,
     RunNotFoundError,
     StoreError,
@@ -50,7 +51,7 @@ MAX_BACKOFF_S: Final = 300.0
 # Seconds that a run rests that a program has refused, or for a step of which it has no tool. No other rest is as long,
 # so that workers recognise these runs, and take those up early that they have not tried.
 REFUSED_REST_S: Final = 1_800.0
-# Seconds between two looks for such runs, and the maximum of runs that a look examines.
+# Minimum of seconds between two looks for such runs, and the maximum of runs that a look examines.
 REFUSED_LOOK_S: Final = 5.0
 REFUSED_EXAMINED: Final = 1_000
 # A rest is extended by up to this factor, so that runs are not retried all at once.
@@ -268,7 +269,7 @@ class Worker:
         begun = anyio.current_time()
         if room <= 0 or begun < self._next_look or self._has_suspects or self._suspects:
             return ()
-        self._next_look = begun + REFUSED_LOOK_S
+        self._next_look = begun + max(self.poll_s, REFUSED_LOOK_S)
         store, tried = self.agent.store, 0
         leases: list[Lease] = []
         try:
@@ -384,7 +385,9 @@ class Worker:
                     self._changed.set()
 
             return await self.execute(run, deps, lease=lease, on_run=on_run, drain=drain)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, IncompatibleProgramError):
+                lease.backoff_s = lease.refusal_backoff_s or lease.backoff_s
             self.agent.store.release(lease)
             raise
 
@@ -400,7 +403,7 @@ class Worker:
 
 def _lacks_tool(run: Run[Any]) -> bool:
     """Return whether a run waits for a program with the tool of a step, and for no deadline that comes earlier."""
-    if not run.is_waiting or not any(entry.lacks_tool for entry in run.open):
+    if not run.is_waiting or not any(item.lacks_tool for item in run.pending):
         return False
     rest_ends = run.updated_at + REST_SPREAD * REFUSED_REST_S
     return all(item.expires_at is None or item.expires_at > rest_ends for item in run.pending)

@@ -106,6 +106,11 @@ class Pending(Value):
     of the call.
     """
 
+    @property
+    def lacks_tool(self) -> bool:
+        """Whether this is a step that has not started, because the program has no tool of its name."""
+        return self.kind is PendingKind.OUTCOME and self.error.startswith(NOT_STARTED)
+
 
 Elicit: TypeAlias = Callable[[Pending], "Answer | Awaitable[Answer | None] | None"]
 """Asks a person the questions of a running call. Returns the answer, or an awaitable of it; None for no answer."""

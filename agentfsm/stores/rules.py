@@ -252,7 +252,7 @@ def next_expiry(run: Run) -> float | None:
 
     A step that waits for a program with its tool is due at once: any worker may have it.
     """
-    if run.paused is None and any(entry.lacks_tool for entry in run.open):
+    if run.paused is None and any(item.lacks_tool for item in run.pending):
         return run.updated_at
     times = [item.expires_at for item in run.pending if item.expires_at is not None]
     return min(times) if times and run.paused is None else None

@@ -103,8 +103,12 @@ class InnerAgent(Protocol):
         """
         ...
 
-    async def check_run(self, store: Store, caller: str, call_id: str) -> None:
-        """Check that this program can continue the child run of a call, and the runs below.
+    def has_tool(self, name: str, seen: tuple[object, ...]) -> bool:
+        """Return whether the agent has a tool, or an agent below it; `seen` are the tools on the way."""
+        ...
+
+    async def check_run(self, store: Store, caller: str, call_id: str, renamed: Mapping[str, str]) -> None:
+        """Check that this program can continue the child run of a call, and the runs below, with new names of tools.
 
         Raises:
             IncompatibleProgramError: if it cannot.

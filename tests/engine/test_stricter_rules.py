@@ -82,7 +82,9 @@ async def test_another_description_or_price_is_asked_about_again(old, new):
     await later.approve("mine", "t1.0", by="ann")
     run = await later.resume("mine")
     assert (shop.paid, [item.kind for item in run.pending]) == ([], [PendingKind.APPROVAL])
-    assert run.pending[0].error.startswith("not run as approved by ann: the tool, its description of this call, its cost")
+    assert run.pending[0].error.startswith(
+        "not run as approved by ann: the tool, its description of this call, its cost"
+    )
     await later.approve("mine", "t1.0", by="ann", digest=run.pending[0].digest)
     run = await later.resume("mine")
     assert (run.output, shop.paid, await shop.asked(later)) == ("done", [5], 2)

@@ -161,6 +161,11 @@ async def _is_child_unblocked(execution: Execution, entry: OpenCall, now: float)
     """Return whether the first item that the agent behind a paused call waits for was decided, or is due."""
     if execution.is_resumed and any(item.kind is PendingKind.CRASH for item in entry.pending):
         return True
+    tool, names = execution.config.find_tool(entry.call.name), execution.renamed
+    inner = None if tool is None else tool.inner_agent
+    missing = [names.get(item.tool, item.tool) for item in entry.pending if item.lacks_tool]
+    if inner is not None and any(inner.has_tool(name, ()) for name in missing):
+        return True
     first = {item.run_id: item for item in reversed(entry.pending)}
     return any([await is_wait_over(execution.journal.store, each, now) for each in first.values()])
 
@@ -213,7 +218,7 @@ async def _resolve_open_call(
         case (Phase.INTENDED, _) | (Phase.OUTCOME_UNKNOWN, Rerun()) if is_missing_step(execution, entry):
             reason = (
                 f"{NOT_STARTED}: this program has no tool {entry.call.name!r}; settle it, resume with a program that "
-                "has it, or with renamed= if it only has another name"
+                "has it, or with renamed= (--renamed OLD=NEW) if it only has another name"
             )
             return e.ToolLost(call_id=entry.call.id, reason=reason, lacks_tool=True)
         case Phase.INTENDED, _:

@@ -268,6 +268,7 @@ class RunHost(QueueHost):
             guards=drive.config.guards,
             drain=drive.drain,
             takeover=drive.is_takeover,
+            renamed=drive.renamed,
         )
 
     def check_available(self, tool: Tool[..., Any]) -> CallOutcome | None:
