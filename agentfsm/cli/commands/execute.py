@@ -335,9 +335,8 @@ class _WorkerReport:
         if target and target != agent.target:
             hint = CommandHint(location=self.location, agent=agent.target)
             raise IncompatibleProgramError(
-                f"run {before.id!r} belongs to {target}, which has the same name as {agent.target}, and nothing was "
-                f"changed: give two agents two names; if the module was moved, continue the run with "
-                f"{hint.build_resume(before.id)}"
+                f"the run belongs to {target}, which has the same name as {agent.target}: give two agents two names; "
+                f"if the module was moved, continue the run with {hint.build_resume(before.id)}"
             )
         on_event = None if self.relay is None else pass_deltas(before.id, self.relay.publish)
         run = await agent.driver.run_until_blocked(
