@@ -220,17 +220,20 @@ class Worker:
             self._changed = anyio.Event()
             await due_runs.create()
             leases = await self._claim()
-            if leases is not None:
-                leases = [*leases, *await self._claim_refused(self.parallel - len(self._busy) - len(leases))]
-            for lease in leases or ():
-                self._busy.add(lease.run_id)
-                executions.start_soon(self.execute_safely, lease)
+            self._begin(executions, leases or ())
+            if leases is not None and not self.is_draining:
+                self._begin(executions, await self._claim_refused())
             is_idle = leases is not None and not self._busy and not self._has_suspects
             if self.is_draining or (until_idle and is_idle):
                 return
             if leases is None or self._busy or not self._has_suspects:
                 with anyio.move_on_after(min(self.poll_s, due_runs.wait_s)):
                     await self._changed.wait()
+
+    def _begin(self, executions: TaskGroup, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            self._busy.add(lease.run_id)
+            executions.start_soon(self.execute_safely, lease)
 
     async def _claim(self) -> Sequence[Lease] | None:
         """Take the leases of ready runs, up to `parallel` runs in all. Return None if the store fails."""
@@ -264,9 +267,9 @@ class Worker:
         self._has_suspects = claim.has_suspects and not alone
         return claim.leases
 
-    async def _claim_refused(self, room: int) -> Sequence[Lease]:
+    async def _claim_refused(self) -> Sequence[Lease]:
         """Take the leases of runs that rest because a program has refused them, and which this one may continue."""
-        begun = anyio.current_time()
+        begun, room = anyio.current_time(), self.parallel - len(self._busy)
         if room <= 0 or begun < self._next_look or self._has_suspects or self._suspects:
             return ()
         self._next_look = begun + max(self.poll_s, REFUSED_LOOK_S)

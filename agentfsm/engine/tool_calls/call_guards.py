@@ -53,7 +53,8 @@ def guard_calls(execution: Execution, found: Sequence[Finding] = (), *, is_first
         others = add_counts(counted, {entry.call.name: -1}) if is_counted else counted
         if is_counted and not is_new:
             others = {}  # it keeps its place
-        decided = decide_call(execution, entry.call, others, found if is_new else (), entry.guarded)
+        known = (found, None) if is_new else ((), entry.guarded)
+        decided = decide_call(execution, entry.call, others, *known)
         if decided is None:  # it will be refused for another reason
             continue
         if not is_new and entry.guarded and decided.verdict.strictness <= entry.guarded.verdict.strictness:
