@@ -64,6 +64,7 @@ from agentfsm.engine.execution.cost import calculate_run_cost, calculate_session
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.engine.fork import build_fork_events
+from agentfsm.engine.program_check import has_tool
 from agentfsm.engine.replay import Replay, replay
 from agentfsm.engine.tool_calls.plan_tools import build_plan_tools
 from agentfsm.models.model_names import resolve_model
@@ -666,6 +667,7 @@ class Agent(Generic[A_co]):
         deps: Any = None,
         elicit: Elicit | None = None,
         resume: bool = False,
+        renamed: Mapping[str, str] | None = None,
         **start: Unpack[StartOptions],
     ) -> RunStream[A_co]:
         """Execute a run and yield its events: `async with agent.stream("...") as s: async for event in s: ...`.
@@ -675,15 +677,16 @@ class Agent(Generic[A_co]):
             deps: As in `run`.
             elicit: As in `run`.
             resume: Whether to end a pause of the run, as `resume` does.
+            renamed: As in `resume`.
             **start: As in `start`.
         """
         _check_start_options("stream", start)
         run = prompt_or_run if isinstance(prompt_or_run, Run) else self.start(prompt_or_run, **start)
-        attendant = as_attendant(elicit)
+        attendant, names = as_attendant(elicit), self._check_names(renamed)
 
         def execute(on_event: Listener, on_run: Callable[[Run[Any]], None]) -> Awaitable[Run[A_co]]:
             return self.driver.run_until_blocked(
-                run, deps, on_event=on_event, on_run=on_run, resume=resume, attendant=attendant
+                run, deps, on_event=on_event, on_run=on_run, resume=resume, attendant=attendant, renamed=names
             )
 
         answers = self.driver.config.output_spec
@@ -703,6 +706,17 @@ class Agent(Generic[A_co]):
         if _is_in_event_loop():
             raise MisuseError("run_sync would block the running event loop: use `await agent.run(...)` here")
         return anyio.run(partial(self.run, prompt, deps=deps, elicit=elicit, **start))
+
+    def _check_names(self, renamed: Mapping[str, str] | None) -> dict[str, str]:
+        """Return the new names of tools.
+
+        Raises:
+            MisuseError: if neither this agent nor one below it has a tool of a new name.
+        """
+        for old, new in (renamed or {}).items():
+            if not has_tool(self.driver.config, new):
+                raise MisuseError(f"renamed={{{old!r}: {new!r}}}: this agent has no tool {new!r}; nothing was changed")
+        return dict(renamed or {})
 
     async def resume(
         self,
@@ -726,7 +740,7 @@ class Agent(Generic[A_co]):
                 that it has in flight is treated as after a crash, and may still have its effect.
             renamed: New names of tools by their names in the journal, if this program has renamed tools or steps that
                 the run still needs. It is recorded, and applies to calls, steps and compensations that have not
-                started. None: nothing was renamed.
+                started, also in the runs below. None: nothing was renamed.
 
         Raises:
             RunNotFoundError: when the store has no such run.
@@ -736,12 +750,7 @@ class Agent(Generic[A_co]):
             MisuseError: when the run was begun with a release other than the `version` of this agent, or this agent has
                 no tool of a new name; nothing was changed.
         """
-        names = dict(renamed or {})
-        for old, new in (renamed or {}).items():
-            if self.driver.config.find_tool(new) is None:
-                raise MisuseError(f"renamed={{{old!r}: {new!r}}}: this agent has no tool {new!r}; nothing was changed")
-            if self.driver.config.find_tool(f"compensate_{new}") is not None:  # named after its step
-                names.setdefault(f"compensate_{old}", f"compensate_{new}")
+        names = self._check_names(renamed)
         check_run_id(run_id)
         attendant = as_attendant(elicit)
         if self.version:

@@ -91,7 +91,10 @@ def _explain_gone_wait(decided_by: str | None, phase: Phase | None) -> str:
     if decided_by is not None:
         return f"it was decided already{f' by {decided_by}' if decided_by else ''}"
     if phase is Phase.RUNNING:
-        return "it is running; wait for its result, or cancel the run; if its worker died, resume the run first"
+        return (
+            "a worker executes it; wait for its result, or cancel the run; if that worker died, repeat this once its "
+            "lease has ended, or resume the run"
+        )
     return "it has a result already"
 
 

@@ -20,7 +20,7 @@ from agentfsm._validation import (
     as_text,
     check_call_id,
 )
-from agentfsm.core.errors import MisuseError, PartlyDoneError, StoreError
+from agentfsm.core.errors import ConflictError, MisuseError, PartlyDoneError, StoreError
 from agentfsm.core.header import Header
 from agentfsm.core.inbox import Cancel, Input, InputKind, Pause, Priority, Reject
 from agentfsm.core.json_text import round_timestamp
@@ -45,7 +45,7 @@ from agentfsm.engine.execution.journal import EndedRuns, load_run, read_header
 from agentfsm.engine.follow import JournalFollower, wait_until_blocked
 from agentfsm.engine.run_list import RunIterator
 from agentfsm.engine.stranded import STRANDED_S, StrandedRun, find_stranded
-from agentfsm.engine.unattended import NO_TOOLS, apply_stop_requests
+from agentfsm.engine.unattended import NO_TOOLS, apply_stop_requests, give_up_cut_off_call
 from agentfsm.ports.store import (
     ALL_RUNS,
     DURABILITY,
@@ -385,7 +385,7 @@ class Runs:
         rerun: bool = False,
         by: str = "",
     ) -> None:
-        """Record the outcome of a call that was in flight when its worker died.
+        """Record the outcome of a call that was in flight when its worker died, or was cut off by the end of a drain.
 
         Args:
             run_id: `Pending.run_id`.
@@ -397,11 +397,16 @@ class Runs:
 
         Raises:
             MisuseError: when not exactly one of `result`, `failed` and `rerun` is given, or the run has no such call.
-            ConflictError: when the outcome was recorded already.
+            ConflictError: when the outcome was recorded already, or a worker executes the run.
         """
         check_call_id(run_id, call_id)
         decision = build_settlement(call_id, result, failed, rerun=rerun, by=by)
-        run, item = await find_pending(self.store, run_id, call_id, PendingKind.OUTCOME)
+        try:
+            run, item = await find_pending(self.store, run_id, call_id, PendingKind.OUTCOME)
+        except ConflictError:
+            if not await give_up_cut_off_call(self.store, run_id, call_id, clock=self.clock):
+                raise
+            run, item = await find_pending(self.store, run_id, call_id, PendingKind.OUTCOME)
         await post_decision(self.store, run, item, decision)
 
     # Send input, pause and cancel.

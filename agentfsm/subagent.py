@@ -25,7 +25,7 @@ from agentfsm.core.run import Run
 from agentfsm.core.tool_traits import Level, ToolKind
 from agentfsm.core.validation import COUNT, SECONDS
 from agentfsm.engine.execution.parent import Parent, child_run_id
-from agentfsm.engine.program_check import check_program
+from agentfsm.engine.program_check import check_program, has_tool
 from agentfsm.engine.tool_calls.child_runs import (
     build_final_result,
     build_unresponsive_result,
@@ -223,8 +223,12 @@ class _SubagentTool:
         run = await cancel_child_run(store, caller, call_id, clock=clock, tools=tools, durability=driver.durability)
         return build_final_result(run, model) if run.is_over else build_unresponsive_result(run, model)
 
-    async def check_run(self, store: Store, caller: str, call_id: str) -> None:
-        """Check that the agent can continue the child run of a call, and the runs below.
+    def has_tool(self, name: str, seen: tuple[object, ...]) -> bool:
+        """Return whether the agent has a tool, or an agent below it; `seen` are the tools on the way."""
+        return has_tool(self.agent.driver.config, name, seen)
+
+    async def check_run(self, store: Store, caller: str, call_id: str, renamed: Mapping[str, str]) -> None:
+        """Check that the agent can continue the child run of a call, and the runs below, with new names of tools.
 
         Raises:
             IncompatibleProgramError: if it cannot.
@@ -237,7 +241,7 @@ class _SubagentTool:
         if config.registry.sources:
             await config.registry.refresh()
         if not run.is_over:
-            await check_program(config, store, run)
+            await check_program(config, store, run, renamed)
 
     def _build_prompt(self, arguments: dict[str, Any]) -> str:
         if self.prompt is not None:
@@ -339,6 +343,7 @@ class _SubagentCall:
             parent_budget=None if self.parent is None else self.parent.budget,
             resume=True,
             drain=None if self.parent is None else self.parent.drain,
+            renamed={} if self.parent is None else self.parent.renamed,
             attendant=None if self.ctx.attendance is None else self.ctx.attendance.attendant,
         )
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Awaitable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,10 +18,21 @@ import attrs
 
 from agentfsm._concurrency import make_waker
 from agentfsm._runnable_agent import AgentChoice, RunnableAgent
-from agentfsm.core.errors import AgentError, MisuseError, StoreError, first_error
+from agentfsm.core.errors import (
+    AgentError,
+    ConflictError,
+    IncompatibleProgramError,
+    MisuseError,
+    RunNotFoundError,
+    StoreError,
+    TooNewError,
+    first_error,
+)
 from agentfsm.core.header import FORMAT
 from agentfsm.engine.execution.drain import Drain
+from agentfsm.ports.store import Filter
 from agentfsm.schedules.due_runs import DueRuns
+from agentfsm.stores.rules import next_expiry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -36,6 +48,14 @@ _log = logging.getLogger("agentfsm.worker")
 BACKOFF_S: Final = 1.0
 # The longest delay in seconds, after which the cause may have been fixed.
 MAX_BACKOFF_S: Final = 300.0
+# Seconds that a run rests that a program has refused, or for a step of which it has no tool. No other rest is as long,
+# so that workers recognise these runs, and take those up early that they have not tried.
+REFUSED_REST_S: Final = 1_800.0
+# Minimum of seconds between two looks for such runs, and the maximum of runs that a look examines.
+REFUSED_LOOK_S: Final = 5.0
+REFUSED_EXAMINED: Final = 1_000
+# A rest is extended by up to this factor, so that runs are not retried all at once.
+REST_SPREAD: Final = 1.5
 # Seconds that effects in flight have when a process of the command line stops: Kubernetes kills it after 30 s.
 DRAIN_S: Final = 25.0
 # Maximum of runs that a line of the log names.
@@ -85,8 +105,13 @@ class Worker:
     _has_suspects: bool = attrs.field(default=False, init=False)
     """Whether the store has more suspects. If so, no other run is begun, so that this worker becomes free for them."""
 
-    _backoffs: dict[str, tuple[float, bool]] = attrs.field(factory=dict, init=False)
-    """By id of a run that made no progress: the delay in seconds, and whether the execution failed."""
+    _backoffs: dict[str, tuple[float, bool, float]] = attrs.field(factory=dict, init=False)
+    """By id of a run that made no progress: the delay in seconds, whether the execution failed, and the time of the
+    event loop until which this worker leaves it.
+    """
+
+    _next_look: float = attrs.field(default=0.0, init=False)
+    """Time of the event loop from which on this worker looks for runs that others have refused."""
 
     _has_reported_newer: bool = attrs.field(default=False, init=False)
     """Whether it was logged that runs are left to a newer agentfsm."""
@@ -119,7 +144,7 @@ class Worker:
     @property
     def failed_count(self) -> int:
         """Number of runs whose last execution failed."""
-        return sum(has_failed for _, has_failed in self._backoffs.values())
+        return sum(has_failed for _, has_failed, _ in self._backoffs.values())
 
     def wake(self) -> None:
         """Poll the store now."""
@@ -195,15 +220,20 @@ class Worker:
             self._changed = anyio.Event()
             await due_runs.create()
             leases = await self._claim()
-            for lease in leases or ():
-                self._busy.add(lease.run_id)
-                executions.start_soon(self.execute_safely, lease)
+            self._begin(executions, leases or ())
+            if leases is not None and not self.is_draining:
+                self._begin(executions, await self._claim_refused())
             is_idle = leases is not None and not self._busy and not self._has_suspects
             if self.is_draining or (until_idle and is_idle):
                 return
             if leases is None or self._busy or not self._has_suspects:
                 with anyio.move_on_after(min(self.poll_s, due_runs.wait_s)):
                     await self._changed.wait()
+
+    def _begin(self, executions: TaskGroup, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            self._busy.add(lease.run_id)
+            executions.start_soon(self.execute_safely, lease)
 
     async def _claim(self) -> Sequence[Lease] | None:
         """Take the leases of ready runs, up to `parallel` runs in all. Return None if the store fails."""
@@ -237,6 +267,41 @@ class Worker:
         self._has_suspects = claim.has_suspects and not alone
         return claim.leases
 
+    async def _claim_refused(self) -> Sequence[Lease]:
+        """Take the leases of runs that rest because a program has refused them, and which this one may continue."""
+        begun, room = anyio.current_time(), self.parallel - len(self._busy)
+        if room <= 0 or begun < self._next_look or self._has_suspects or self._suspects:
+            return ()
+        self._next_look = begun + max(self.poll_s, REFUSED_LOOK_S)
+        store, tried = self.agent.store, 0
+        leases: list[Lease] = []
+        try:
+            now = await store.now()
+            where = Filter(agent=self.agent.name, ready_by=now + REST_SPREAD * REFUSED_REST_S)
+            for each in await store.runs(where, limit=REFUSED_EXAMINED):
+                _, _, until = self._backoffs.get(each.id, (0.0, False, 0.0))
+                is_resting = each.ready_at is not None and each.ready_at - now > REST_SPREAD * MAX_BACKOFF_S
+                is_ours = each.release in {"", *self.releases} and not each.is_too_new
+                if begun < until or not (is_resting and is_ours) or each.crashes > 1:
+                    continue
+                if each.waiting and next_expiry(await self.agent.load(each.id)) == each.ready_at:  # a deadline
+                    self._put_backoff(each.id, 0.0, has_failed=False, until=begun + MAX_BACKOFF_S)
+                else:
+                    with suppress(ConflictError, RunNotFoundError, TooNewError):  # another worker was faster
+                        leases.append(await store.lease(each.id, durability=self.agent.driver.durability))
+                tried += 1
+                if tried == room:
+                    break
+        except StoreError as error:  # the next look comes
+            _log.warning("the store failed to return the runs that were refused: %s", error)
+        return leases
+
+    def _put_backoff(self, run_id: str, rest_s: float, *, has_failed: bool, until: float) -> None:
+        """Remember a run without progress, so that the next delay is longer."""
+        self._backoffs[run_id] = rest_s, has_failed, until
+        if len(self._backoffs) > MAX_BACKOFF_RUNS:
+            del self._backoffs[next(iter(self._backoffs))]
+
     def report_newer(self) -> None:
         """Log that runs are left to workers of a newer agentfsm, once."""
         if not self._has_reported_newer:
@@ -264,9 +329,12 @@ class Worker:
     async def execute_safely(self, lease: Lease) -> Run[Any] | None:
         """Execute one run, and return it; None after an error, which is logged and does not stop other runs."""
         run_id, has_failed = lease.run_id, False
-        rest_s, _ = self._backoffs.pop(run_id, (0.0, False))
+        rest_s, _, _ = self._backoffs.pop(run_id, (0.0, False, 0.0))
         rest_s = min(max(BACKOFF_S, rest_s * 2), MAX_BACKOFF_S)
-        lease.backoff_s = rest_s * random.uniform(1.0, 1.5)  # noqa: S311  so that runs are not retried all at once
+        spread = random.uniform(1.0, REST_SPREAD)  # noqa: S311  so that runs are not retried all at once
+        lease.backoff_s = rest_s * spread
+        if self._executions is not None:  # else the runs are handed to this worker, which does not look for them
+            lease.refusal_backoff_s = REFUSED_REST_S * spread
         lease.backoff_inbox_head = lease.inbox_head
         try:
             if self.drain_s <= 0:
@@ -283,9 +351,8 @@ class Worker:
             self._busy.discard(run_id)
             self._suspects.discard(run_id)
             if lease.backoff_s:
-                self._backoffs[run_id] = rest_s, has_failed
-                if len(self._backoffs) > MAX_BACKOFF_RUNS:
-                    del self._backoffs[next(iter(self._backoffs))]
+                until = anyio.current_time() + rest_s * spread
+                self._put_backoff(run_id, rest_s, has_failed=has_failed, until=until)
             self._changed.set()
         return None
 
@@ -308,18 +375,22 @@ class Worker:
             self._check_release(run.header.release)
             deps = await self._resolve_deps(run)
             turn, known = run.turn, run
+            if _lacks_tool(run):
+                lease.backoff_s = lease.refusal_backoff_s or lease.backoff_s
 
             def on_run(run: Run) -> None:
                 nonlocal known
                 if _has_moved_on(known, run):
-                    lease.backoff_s = 0.0
+                    lease.backoff_s = lease.refusal_backoff_s if _lacks_tool(run) else 0.0
                 known = run
                 if run.turn > turn and lease.run_id in self._suspects:
                     self._suspects.discard(lease.run_id)
                     self._changed.set()
 
             return await self.execute(run, deps, lease=lease, on_run=on_run, drain=drain)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, IncompatibleProgramError):
+                lease.backoff_s = lease.refusal_backoff_s or lease.backoff_s
             self.agent.store.release(lease)
             raise
 
@@ -331,6 +402,14 @@ class Worker:
     async def _resolve_deps(self, run: Run) -> Any:
         deps = self.deps(run) if callable(self.deps) else self.deps
         return await deps if isinstance(deps, Awaitable) else deps
+
+
+def _lacks_tool(run: Run[Any]) -> bool:
+    """Return whether a run waits for a program with the tool of a step, and for no deadline that comes earlier."""
+    if not run.is_waiting or not any(item.lacks_tool for item in run.pending):
+        return False
+    rest_ends = run.updated_at + REST_SPREAD * REFUSED_REST_S
+    return all(item.expires_at is None or item.expires_at > rest_ends for item in run.pending)
 
 
 def _has_moved_on(before: Run[Any], run: Run[Any]) -> bool:

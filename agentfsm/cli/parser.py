@@ -230,6 +230,14 @@ def _add_execute(add: AddParser) -> None:
     _add_run_id(resume)
     _add_agent_option(resume)
     resume.add_argument("--takeover", action="store_true", help="take the run from a worker that hangs")
+    resume.add_argument(
+        "--renamed",
+        metavar="OLD=NEW",
+        type=parse_pair,
+        action="append",
+        default=[],
+        help="a tool or step of the run has another name in this program; may be given several times",
+    )
 
 
 def _add_inspect(add: AddParser) -> None:

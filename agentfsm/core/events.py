@@ -308,7 +308,7 @@ class StepsReady(Event):
 
 @attrs.frozen(kw_only=True)
 class Guarded(Event):
-    """The guards of the agent decided on a call, before it starts. The decision holds, also after a crash."""
+    """The guards of the agent decided on a call, before it starts. The decision holds until a stricter one is made."""
 
     call_id: str
     verdict: GuardVerdict

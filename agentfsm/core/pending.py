@@ -97,14 +97,19 @@ class Pending(Value):
     """
 
     error: str = ""
-    """Reason why the last approval was not carried out: its arguments did not fit the tool. For an OUTCOME, the reason
-    why the call is not simply run again. Empty if there is none.
+    """Reason why the last approval was not carried out: its arguments did not fit the tool, or a person would be shown
+    something else now. For an OUTCOME, the reason why the call is not simply run again. Empty if there is none.
     """
 
     questions: tuple[Question, ...] = ()
     """Questions that a tool asks in the middle of its call, to be answered together. Empty if the answer is the result
     of the call.
     """
+
+    @property
+    def lacks_tool(self) -> bool:
+        """Whether this is a step that has not started, because the program has no tool of its name."""
+        return self.kind is PendingKind.OUTCOME and self.error.startswith(NOT_STARTED)
 
 
 Elicit: TypeAlias = Callable[[Pending], "Answer | Awaitable[Answer | None] | None"]

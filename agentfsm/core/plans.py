@@ -363,7 +363,9 @@ class PlanProgress(Value):
     """The newest accepted plan that is not a compensation; None before one is accepted."""
 
     approved_tools: Mapping[str, str] = attrs.field(factory=dict)
-    """Digests of the tools that the approval of the plan covers, by name; empty if no person has approved it."""
+    """Digests that the approval of the plan covers: of its tools, by name, and of descriptions and costs of single
+    calls. Empty if no person has approved it.
+    """
 
     @property
     def results(self) -> dict[int, JSON]:
@@ -562,11 +564,24 @@ def _build_step_call(header: Header, number: int, step: PlanStep, results: Mappi
 
 def list_plan_tools(call: ToolCall) -> list[str]:
     """Return the names of the tools that the steps of a plan call; none for any other call."""
+    return [step.name for step in list_plan_calls(call)]
+
+
+def list_plan_calls(call: ToolCall) -> list[ToolCall]:
+    """Return the calls of tools that a plan consists of; none for any other call.
+
+    They have no ids. A call that takes results has no arguments yet, and is marked as malformed.
+    """
     if call.name != PLAN_TOOL or call.malformed is not None:
         return []
     steps = json.loads(call.arguments).get("steps")
-    names = [step.get("tool") for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
-    return [name for name in names if isinstance(name, str) and name]
+    calls: list[ToolCall] = []
+    for step in steps if isinstance(steps, list) else ():
+        name, arguments = (step.get("tool"), step.get("arguments") or {}) if isinstance(step, dict) else ("", {})
+        if isinstance(name, str) and name:
+            bound = "" if has_references(arguments) else json.dumps(arguments, ensure_ascii=False)
+            calls.append(ToolCall(id="", name=name, arguments=bound or "{}", malformed=None if bound else "not bound"))
+    return calls
 
 
 def accepted_plan(entry: OpenCall) -> Plan | None:

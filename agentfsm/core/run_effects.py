@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 
 from agentfsm.core.messages import ErrorType, Outcome, ToolResult
 from agentfsm.core.plan_kinds import PlanKind
-from agentfsm.core.plans import PLAN_TOOL, PlanProgress, find_step_number
+from agentfsm.core.plans import PLAN_TOOL, PlanProgress, PlanStep, find_step_number, is_skipped
 from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class RunEffects(Value):
     """Those of them whose compensation succeeded."""
 
     left: tuple[str, ...] = ()
-    """Those of them that have a compensation, which has not succeeded although the run compensates."""
+    """Those of them that have a compensation, which has not succeeded although a step has failed."""
 
     unknown: tuple[str, ...] = ()
     """Calls that failed, were cut off or lost while their tool was running, so that their effect may have happened."""
@@ -62,6 +62,7 @@ def list_effects(run: Run) -> RunEffects:
     undone = {number for undo, number in undoes.items() if undo in succeeded}
     steps = () if plan.forward is None else plan.forward.steps
     compensated = [step for step in steps if step.compensation is not None and step.id in succeeded]
+    is_failing = is_compensating or _has_failed(steps, results)
     running = [entry.call.name for entry in run.open if entry.result is None and entry.may_have_acted]
     return RunEffects(
         done=tuple(
@@ -72,8 +73,19 @@ def list_effects(run: Run) -> RunEffects:
             ]
         ),
         undone=tuple([step.tool for step in compensated if step.id in undone]),
-        left=tuple([step.tool for step in compensated if is_compensating and step.id not in undone]),
+        left=tuple([step.tool for step in compensated if is_failing and step.id not in undone]),
         unknown=(*[each.tool for each in results if may_have_happened(each)], *running),
+    )
+
+
+def _has_failed(steps: Sequence[PlanStep], results: Iterable[ToolResult]) -> bool:
+    """Return whether a step has failed for which no join "any" stands in, so that compensations are due."""
+    failed = {
+        find_step_number(each.call_id) for each in results if each.outcome is not Outcome.DONE and not is_skipped(each)
+    }
+    return any(
+        step.id in failed and all(each.join != "any" or each.id in failed for each in steps if step.id in each.after)
+        for step in steps
     )
 
 

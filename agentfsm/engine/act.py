@@ -78,7 +78,8 @@ def _refuse_over_budget(execution: Execution, host: RunHost, entries: Sequence[O
 async def _apply_guards(execution: Execution, host: RunHost) -> list[OpenCall]:
     """Commit the decisions of guards, and return the open calls that cannot run at once, perhaps because of them."""
     found = await screen_texts(execution) if execution.config.screens else ()
-    if decisions := guard_calls(execution, found):
+    is_first, host.has_guarded = not host.has_guarded, True
+    if decisions := guard_calls(execution, found, is_first=is_first):
         host.record(*decisions)
         execution.budget.report_counted_calls()
     entries = execution.journal.run.open

@@ -11,7 +11,14 @@ import anyio
 import attrs
 
 from agentfsm._concurrency import is_foreign_cancellation
-from agentfsm.core.errors import AgentError, ConflictError, LeaseHeldError, MisuseError, RunNotFoundError
+from agentfsm.core.errors import (
+    AgentError,
+    ConflictError,
+    IncompatibleProgramError,
+    LeaseHeldError,
+    MisuseError,
+    RunNotFoundError,
+)
 from agentfsm.core.events import Resumed
 from agentfsm.core.inner_ids import find_caller
 from agentfsm.core.machine import State
@@ -23,7 +30,7 @@ from agentfsm.engine.execution.drain import Drain
 from agentfsm.engine.execution.execution import build_execution
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.execution.journal import Journal, create_shield
-from agentfsm.engine.program_check import check_program
+from agentfsm.engine.program_check import check_program, select_names
 from agentfsm.engine.repeat_answer import keep_answer
 from agentfsm.engine.step import run_steps
 from agentfsm.engine.unattended import apply_stop_requests
@@ -121,9 +128,9 @@ class Driver(Generic[A_co]):
             if (is_stored or journal.run.version) and not journal.run.is_over:
                 if is_stored:
                     self.check_price()
-                known = journal.run.apply(Resumed(renamed=renamed)) if renamed else journal.run
-                await check_program(self.config, self.store, known)
-                self._record_resumption(journal, resume=resume, renamed=renamed)
+                await check_program(self.config, self.store, journal.run, renamed)
+                names = select_names(self.config, journal.run, renamed) if renamed else {}
+                self._record_resumption(journal, resume=resume, renamed=names)
             drive = build_execution(
                 engine,
                 journal,
@@ -134,6 +141,7 @@ class Driver(Generic[A_co]):
                 takeover=takeover,
                 attendant=attendant,
                 drain=drain,
+                renamed=renamed,
             )
             steps, claim = run_steps(drive, throttle, once=once), drive.answer_claim
             await outside_calls(steps if claim is None else keep_answer(drive, claim, steps))
@@ -143,6 +151,8 @@ class Driver(Generic[A_co]):
             raise
         except BaseException as cancellation:
             if not is_foreign_cancellation(cancellation):
+                if isinstance(cancellation, IncompatibleProgramError):
+                    journal.lease.backoff_s = journal.lease.refusal_backoff_s or journal.lease.backoff_s
                 if not isinstance(cancellation, Exception):
                     journal.lease.backoff_s = 0.0  # not the run's fault
                 raise

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from agentfsm.core.calls import Phase
 from agentfsm.core.errors import IncompatibleProgramError
+from agentfsm.core.events import Resumed
 from agentfsm.core.plans import list_plan_tools
 from agentfsm.tools.builtin import find_builtin
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.config import EngineConfig
     from agentfsm.ports.store import Store
@@ -19,7 +22,27 @@ _NOTHING_CHANGED = "nothing was changed"
 _FIRST_WITH_MAKER = 5
 
 
-async def check_program(config: EngineConfig, store: Store, run: Run[Any]) -> None:
+def select_names(config: EngineConfig, run: Run[Any], renamed: Mapping[str, str]) -> dict[str, str]:
+    """Return the new names that this agent has and that change a run, with those of compensations.
+
+    Raises:
+        MisuseError: if a new name is that of another tool of the run's plan.
+    """
+    names = {old: new for old, new in renamed.items() if config.find_tool(new) is not None}
+    for old, new in tuple(names.items()):
+        if config.find_tool(f"compensate_{new}") is not None:  # named after its step
+            names.setdefault(f"compensate_{old}", f"compensate_{new}")
+    after = run.apply(Resumed(renamed=names)) if names else run
+    return names if (after.open, after.plan) != (run.open, run.plan) else {}
+
+
+def has_tool(config: EngineConfig, name: str, seen: tuple[object, ...] = ()) -> bool:
+    """Return whether an agent has a tool, or an agent below it; `seen` are the tools on the way."""
+    inner = [tool.inner_agent for tool in config.registry if tool.inner_agent is not None and tool not in seen]
+    return config.find_tool(name) is not None or any(each.has_tool(name, (*seen, *config.registry)) for each in inner)
+
+
+async def check_program(config: EngineConfig, store: Store, run: Run[Any], renamed: Mapping[str, str]) -> None:
     """Check that an agent can continue a run and the open runs below it.
 
     A step of a plan that has not started does not count: without its tool, it waits for a program that has it.
@@ -28,10 +51,13 @@ async def check_program(config: EngineConfig, store: Store, run: Run[Any]) -> No
         config: Configuration of the agent.
         store: Store of the run.
         run: The run.
+        renamed: New names of tools by their names in the journal.
 
     Raises:
         IncompatibleProgramError: if it cannot. Nothing was changed.
     """
+    if renamed and (names := select_names(config, run, renamed)):
+        run = run.apply(Resumed(renamed=names))
     maker = "" if config.planner is None else config.planner.maker
     recorded = "" if run.plan is None else run.plan.maker
     if maker != recorded and (run.plan is not None or run.turn) and run.header.format >= _FIRST_WITH_MAKER:
@@ -58,4 +84,4 @@ async def check_program(config: EngineConfig, store: Store, run: Run[Any]) -> No
                 f"not have: resume it with an agent that has it, or cancel it; {_NOTHING_CHANGED}"
             )
         if tool is not None and entry.attempts and tool.inner_agent is not None:
-            await tool.inner_agent.check_run(store, run.id, call.id)
+            await tool.inner_agent.check_run(store, run.id, call.id, renamed)

@@ -93,12 +93,35 @@ async def _has_stop_request(store: Store, run_id: str) -> bool:
     return any(isinstance(row.item, Cancel | Pause) for row in await store.inbox(run_id))
 
 
-async def _stop_and_release(journal: Journal, tools: ToolRegistry) -> Run:
-    """Apply the requests in the inbox, release the lease, and return the run."""
+async def give_up_cut_off_call(store: Store, run_id: str, call_id: str, *, clock: Clock) -> bool:
+    """Record that the outcome of a call is unknown if it had started and no worker executes its run, so that it waits.
+
+    Return whether it waits for a person now.
+
+    Args:
+        store: The store that holds the run.
+        run_id: The id of the run.
+        call_id: The id of the call.
+        clock: Clock for the times in the journal.
+    """
+    reason = "it was cut off, and a person settles it before the run is taken up again"
+    with suppress(LeaseHeldError):
+        journal = await Journal.open(store, run_id, clock)
+        phases = {entry.call.id: entry.phase for entry in journal.run.open}
+        is_cut_off = phases.get(call_id) is Phase.RUNNING
+        lost = StepOutcome((e.ToolLost(call_id=call_id, reason=reason),) if is_cut_off else ())
+        await _stop_and_release(journal, NO_TOOLS, lost)
+        return is_cut_off
+    return False
+
+
+async def _stop_and_release(journal: Journal, tools: ToolRegistry, outcome: StepOutcome | None = None) -> Run:
+    """Commit an outcome, else apply the requests in the inbox. Release the lease, and return the run."""
     try:
         if not journal.run.is_over:
-            stop = await _find_requested_stop(journal, await journal.read_inbox(force=True), tools)
-            if stop is not None:
+            rows = () if outcome is not None else await journal.read_inbox(force=True)
+            stop = outcome or await _find_requested_stop(journal, rows, tools)
+            if stop is not None and stop.events:
                 journal.commit(*stop.events, taken=stop.taken)
             await journal.flush()
     except GeneratorExit:  # the coroutine was closed, perhaps after its event loop: awaiting is impossible

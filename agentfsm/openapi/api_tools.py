@@ -152,6 +152,8 @@ def _make_tool(api: _API, document: Document, operation: Operation, rules: Label
 
     said = find_declarations(rules, operation.ids)
     read_only = said.get("read_only", operation.method in READ_ONLY_METHODS and not said.get("irreversible"))
+    if read_only:  # an interrupted call runs again
+        said.pop("on_unknown", None)
     labels = {
         "read_only": read_only,
         "reads_untrusted": not api.trusted,

@@ -132,7 +132,8 @@ class FilteredText(Value):
 class CallGuard(Protocol):
     """Decides on calls before they start, and on the texts that a model reads and writes.
 
-    Its methods are pure functions of their arguments: the decision is committed to the journal and not made again.
+    Its methods are pure functions of their arguments. The decision is committed to the journal, and is made again only
+    when another execution takes the run up: the stricter of the two holds.
     """
 
     def concerns(self, tool: ToolTraits) -> bool:

@@ -112,6 +112,9 @@ class Lease:
     the backoff.
     """
 
+    refusal_backoff_s: float = 0.0
+    """Seconds of the backoff if the program turns out to be unable to continue the run; 0 for `backoff_s`."""
+
     backoff_inbox_head: int = 0
     """Newest inbox number when the backoff was set."""
 

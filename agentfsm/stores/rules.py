@@ -248,7 +248,12 @@ def check_inbox_capacity(run_id: str, item: InboxItem, waiting: int) -> None:
 
 
 def next_expiry(run: Run) -> float | None:
-    """Return the next deadline of the calls that a run waits for, seconds since 1970; None if there is none."""
+    """Return the next deadline of the calls that a run waits for, seconds since 1970; None if there is none.
+
+    A step that waits for a program with its tool is due at once: any worker may have it.
+    """
+    if run.paused is None and any(item.lacks_tool for item in run.pending):
+        return run.updated_at
     times = [item.expires_at for item in run.pending if item.expires_at is not None]
     return min(times) if times and run.paused is None else None
 

@@ -17,7 +17,7 @@ from agentfsm.tools.tool import check_declarations
 # Names or globs of tools, each with options of `tool`.
 LabelRules: TypeAlias = Mapping[str, Mapping[str, Any]]
 
-# Options that a rule may set: the labels, and whether a call changes something.
+# Options that a rule may set: the labels, whether a call changes something, and the policy for an unknown outcome.
 _OPTIONS: Final = (
     "read_only",
     "idempotent",
@@ -27,6 +27,7 @@ _OPTIONS: Final = (
     "irreversible",
     "harmless",
     "data_level",
+    "on_unknown",
 )
 _EXAMPLE: Final = "labels={'send_*': {'sends_out': True, 'irreversible': True}}"
 

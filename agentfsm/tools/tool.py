@@ -103,8 +103,12 @@ class InnerAgent(Protocol):
         """
         ...
 
-    async def check_run(self, store: Store, caller: str, call_id: str) -> None:
-        """Check that this program can continue the child run of a call, and the runs below.
+    def has_tool(self, name: str, seen: tuple[object, ...]) -> bool:
+        """Return whether the agent has a tool, or an agent below it; `seen` are the tools on the way."""
+        ...
+
+    async def check_run(self, store: Store, caller: str, call_id: str, renamed: Mapping[str, str]) -> None:
+        """Check that this program can continue the child run of a call, and the runs below, with new names of tools.
 
         Raises:
             IncompatibleProgramError: if it cannot.
@@ -253,7 +257,9 @@ class Tool(Generic[P, R]):
     """
 
     describe: Callable[[Arguments], str] | None = None
-    """Function that returns a sentence about the effect of a call, for the person who approves it."""
+    """Function that returns a sentence about the effect of a call, for the person who approves it. It has to be pure:
+    if it returns another sentence before the call starts, the person is asked again.
+    """
 
     timeout_s: float | None = None
     """Seconds per call, retries included, above 0. None: `Limits.tool_timeout_s` of the run."""
@@ -424,7 +430,7 @@ class Tool(Generic[P, R]):
         return self.requires_approval is not False or self.waits_for is not None
 
     def digest_call(self, call: ToolCall) -> str:
-        """Return the hash of the tool and the exact arguments. An approval is valid only for this digest."""
+        """Return the hash of the tool and the exact arguments."""
         return short_hash(f"{self.digest}\n{call.name}\n{call.arguments}", DIGEST_CHARS)
 
     @property

@@ -8,7 +8,7 @@ from functools import partial
 import anyio
 import pytest
 
-from agentfsm import Agent, tool
+from agentfsm import Agent, ConflictError, Runs, tool
 from agentfsm.core.events import ToolCutOff, ToolLost
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import FunctionModel, VirtualClock, run_virtual
@@ -189,5 +189,30 @@ def test_calls_side_by_side_all_end():
         assert await story.work(story.build_worker()) == pytest.approx(5.0)
         assert sorted(story.made[2:]) == ["ann ends", "bob ends"]
         await story.check_released("r")
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("decision", [{"result": "paid"}, {"rerun": True}], ids=str)
+def test_a_call_that_was_cut_off_can_be_settled_before_a_worker_comes(decision):
+    """While a worker executes the run, it cannot; afterwards a person who knows the outcome needs no worker for it."""
+
+    async def main():
+        story = Story(pays("ann"), "Paid.")
+        await story.agent.submit("Pay.", id="r")
+        worker = story.build_worker(drain_s=2.0)
+        runs = Runs(story.agent.store, clock=story.clock)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(worker.run, until_idle=False))
+            await anyio.sleep(5.0)
+            with pytest.raises(ConflictError, match="a worker executes it; wait for its result"):
+                await runs.settle("r", "t1.0", **decision)
+            worker.drain()
+        await runs.settle("r", "t1.0", **decision, by="ann")
+        with pytest.raises(ConflictError, match="already"):
+            await runs.settle("r", "t1.0", failed="not paid", by="bob")
+        await story.agent.worker(until_idle=True)
+        assert (await story.agent.load("r")).output == "Paid."
+        assert story.made == ["ann begins"] if "result" in decision else ["ann begins", "ann begins", "ann ends"]
 
     run_virtual(main)

@@ -9,7 +9,7 @@ from itertools import product
 import attrs
 import pytest
 
-from agentfsm import Agent, MisuseError, RunContext, State, StopReason, TransientError, tool
+from agentfsm import Agent, Limits, MisuseError, RunContext, Runs, State, StopReason, TransientError, tool
 from agentfsm.core import events as e
 from agentfsm.core.messages import ErrorType
 from agentfsm.core.pending import PendingKind
@@ -625,3 +625,31 @@ async def test_a_rename_reaches_the_steps_behind_and_takes_no_other_step():
     run = await program("charge_card").resume(run.id, renamed={"charge": "charge_card"})
     await program("charge_card").approve(run.id, run.pending[0].call_id)
     assert (await program("charge_card").resume(run.id)).output == '{"ship": "ship C"}'
+
+
+@pytest.mark.parametrize("stop", ["limit", "cancel"])
+async def test_a_run_that_ends_between_a_failure_and_its_compensations_names_those_that_are_left(stop):
+    """No compensation has been planned by then. A failure that another step stands in for leaves none."""
+    store = MemoryStore()
+
+    def charge() -> str:
+        return "charged"
+
+    def ship() -> str:
+        raise RuntimeError("no courier")
+
+    async def stand_in(ship: str | None) -> str:
+        await Runs(store).cancel("mine", by="op")
+        return "sent by mail"
+
+    charging = step(compensate=step(name="refund")(charge))(charge)
+    last = step(name="stand_in", depends_on=["charge", "ship"], join="any")(stand_in)
+    if stop == "limit":
+        flow = Flow([charging, step(depends_on=["charge"])(ship)], store=store, limits=Limits(tool_calls=2))
+    else:
+        flow = Flow([charging, step()(ship), last], store=store)
+    run = await flow.run({}, id="mine")
+    assert (run.stop_reason, "left: charge" in run.stop_message) == (
+        (StopReason.TOOL_BUDGET, True) if stop == "limit" else (StopReason.CANCELLED, False)
+    )
+    assert "done: charge" in run.stop_message

@@ -46,6 +46,20 @@ async def test_what_a_server_does_to_a_call_is_told_in_words(habit, error_type, 
     assert words in result.content
 
 
+async def test_a_rule_says_what_becomes_of_a_call_whose_server_died(record):
+    """No person is asked: the model reads that the outcome is unknown. The call was sent once."""
+    (result,) = await one_call(rude("dies", record, labels={"act": {"on_unknown": "fail"}}))
+    assert (result.outcome, "settled" in result.content) == (Outcome.UNKNOWN, False)
+    assert len([message for message in heard(record) if message["method"] == "tools/call"]) == 1
+
+
+async def test_a_rule_on_unknown_outcomes_does_not_concern_tools_that_only_read(record):
+    """Their calls run again anyhow, so a glob may cover both kinds."""
+    server = rude("plain", record, labels={"*": {"on_unknown": "ask"}, "act": {"read_only": True}})
+    (result,) = await one_call(server)
+    assert (result.outcome, server.tools[0].read_only, server.tools[0].on_unknown) == (Outcome.DONE, True, "rerun")
+
+
 @pytest.mark.parametrize("habit", ["plain", "chatty", "rubbish", "strangers", "floods", "changes", "cursor-loops"])
 async def test_what_a_server_says_beside_an_answer_does_no_harm(habit, record):
     """Rubbish, answers that nobody waits for, and floods of notifications do not keep the answer from coming."""

@@ -15,7 +15,7 @@ from agentfsm.core.errors import IncompatibleProgramError
 from agentfsm.core.events import ApprovalAsked, ToolStarted
 from agentfsm.core.messages import ErrorType
 from agentfsm.flow import Flow, each, step
-from agentfsm.guards import Guard, ask, refuse
+from agentfsm.guards import Guard, allow, ask, refuse
 from agentfsm.planning import Planner
 from agentfsm.stores import MemoryStore
 from agentfsm.testing import ScriptedModel
@@ -54,6 +54,8 @@ class Change:
     # Its options after the change; None removes one.
     fields: dict[str, Any] = attrs.field(factory=dict)
     # Further fields of the agent.
+    was: dict[str, Any] = attrs.field(factory=dict)
+    # Fields of the agent before the change.
     remake: Callable[[World, Agent], Any] = lambda _world, agent: agent
     # Function that returns the agent after the change.
     skips: tuple[str, ...] = ()
@@ -107,10 +109,25 @@ CHANGES: Final = {
         options={"requires_approval": None}, skips=("not started", "cut off", "sub-agent")
     ),
     "its description changes": Change(options={"description": "Pay, also abroad."}),
+    "`describe` says another text of it": Change(
+        first={"describe": lambda a: "Pay 5."}, options={"describe": lambda a: "Pay 5,000."}
+    ),
+    "its `cost_usd` is raised": Change(first={"cost_usd": 1.0}, options={"cost_usd": 2.0}, skips=("sub-agent",)),
     "a permission is taken away": Change(fields={"permissions": Permissions(deny=("pay",))}),
     "`enabled=False`": Change(options={"enabled": False}),
     "a guard refuses it": Change(fields={"guards": (Guard(refuse("pay")),)}),
     "a guard asks about it": Change(fields={"guards": (Guard(ask("pay")),)}),
+    "a guard that allowed it refuses it": Change(
+        was={"guards": (Guard(allow("pay")),)}, fields={"guards": (Guard(refuse("pay")),)}
+    ),
+    "a guard that allowed it asks about it": Change(
+        was={"guards": (Guard(allow("pay")),)}, fields={"guards": (Guard(ask("pay")),)}
+    ),
+    "a guard that asked about it allows it": Change(
+        was={"guards": (Guard(ask("pay")),)},
+        fields={"guards": (Guard(allow("pay")),)},
+        skips=("not started", "cut off", "sub-agent"),
+    ),
     "its circuit is open": Change(remake=open_circuit),
     "a function becomes an agent, or an agent a function": Change(remake=swap_kind),
     "a planner is added": Change(remake=plan_nothing),
@@ -141,10 +158,10 @@ async def try_change(change: Change, state: str) -> str:
     before = {name: value for name, value in before.items() if value is not None}
     own = {"idempotent": True} if kind == "agent" else {}
     if state in ("cut off", "sub-agent"):
-        await crash(kind, world, own, before)
+        await crash(kind, world, own, before, change.was)
     else:
         world.mortal = LateStore(world.store)  # type: ignore[assignment]
-        agent = build(world, world.mortal, {}, before, {})
+        agent = build(world, world.mortal, {}, before, change.was)
         world.mortal = None
         try:
             await agent.run("go", id="mine")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, Final
 
 import attrs
@@ -121,10 +122,16 @@ def build_agent_step(world: World, store: Any, declared: dict[str, Any], more: d
 BUILDERS: Final = {"function": build_function, "agent": build_agent, "step": build_step}
 
 
-async def crash(kind: str, world: World, declared: dict[str, Any], more: dict[str, Any]) -> str:
+async def crash(
+    kind: str,
+    world: World,
+    declared: dict[str, Any],
+    more: dict[str, Any],
+    fields: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
     """Run the first program until it dies in the middle of its effect; return the id of the call."""
     world.mortal = CrashingStore(world.store, 10_000, written=False)
-    agent = BUILDERS[kind](world, world.mortal, declared, more, {})
+    agent = BUILDERS[kind](world, world.mortal, declared, more, dict(fields))
     with suppress(WorkerKilled, BaseExceptionGroup):
         run = await agent.run({"to": "Ann"} if kind == "step" else "go", id="mine")
         (item,) = run.pending  # the first program asks for an approval

@@ -18,7 +18,7 @@ from agentfsm.agent import WORKER_POLL_S, Agent, StartOptions
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.json_documents import build_run_json
 from agentfsm.cli.resolve.agent_target import join_target, load_agent, split_target
-from agentfsm.cli.resolve.command_hint import build_header_hint, find_program
+from agentfsm.cli.resolve.command_hint import CommandHint, build_header_hint, find_program
 from agentfsm.cli.resolve.run_lookup import (
     attach_store,
     load_with_root,
@@ -31,7 +31,7 @@ from agentfsm.cli.session.attended_run import AttendedRun, build_hint, describe_
 from agentfsm.cli.session.prompts import DecideFunction, leave_undecided
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr
-from agentfsm.core.errors import MisuseError, RunNotFoundError
+from agentfsm.core.errors import IncompatibleProgramError, MisuseError, RunNotFoundError
 from agentfsm.core.machine import State
 from agentfsm.core.text_safety import one_line
 from agentfsm.stores.loading import mask_password
@@ -184,6 +184,7 @@ def resume(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         run=found.run,
         store_location=found.store_location,
         resumes_pause=True,
+        renamed=dict(args.renamed),
         unattended_decide=absent,
     )
     return attended.attend()
@@ -248,7 +249,7 @@ def worker(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     found, location = resolve_agent_or_rollout(args, terminal)
     rollout, agent = (None, found) if isinstance(found, Agent) else (found, found.base)
     relay = None if args.deltas is None else DeltaRelay(args.deltas)
-    report = _WorkerReport(agent=agent, rollout=rollout, terminal=terminal, relay=relay)
+    report = _WorkerReport(agent=agent, rollout=rollout, terminal=terminal, location=location, relay=relay)
     poll_s = args.poll or WORKER_POLL_S
     if rollout is None:
         own = Worker(
@@ -313,6 +314,9 @@ class _WorkerReport:
     """Roll-out that has the agent of each run; None if there is one agent."""
 
     terminal: Terminal
+    location: str | None
+    """Path or URL of the store; None if only the agent can open it."""
+
     relay: DeltaRelay | None
     """Passes the text of the models to servers."""
 
@@ -324,13 +328,15 @@ class _WorkerReport:
         """Execute a run whose lease is held, and report its end or its waits.
 
         Raises:
-            MisuseError: if the run belongs to another agent with the same name.
+            IncompatibleProgramError: if the run belongs to another agent with the same name.
         """
         agent = self.agent if self.rollout is None else self.rollout.find_agent(before.header.release)
         target = before.header.target
         if target and target != agent.target:
-            raise MisuseError(
-                f"the run belongs to {target}, which has the same name as {agent.target}: give them two names"
+            hint = CommandHint(location=self.location, agent=agent.target)
+            raise IncompatibleProgramError(
+                f"the run belongs to {target}, which has the same name as {agent.target}: give two agents two names; "
+                f"if the module was moved, continue the run with {hint.build_resume(before.id)}"
             )
         on_event = None if self.relay is None else pass_deltas(before.id, self.relay.publish)
         run = await agent.driver.run_until_blocked(

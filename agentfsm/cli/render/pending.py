@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from agentfsm.cli.render.formatting import NOTE_CHARS, format_arguments, format_time
-from agentfsm.core.pending import NOT_STARTED, PendingKind
+from agentfsm.core.pending import PendingKind
 from agentfsm.core.text_safety import escape_hidden, format_exact_json, one_line
 from agentfsm.tools.schema.arguments import describe_parameters
 
@@ -115,7 +115,7 @@ def _format_approval(item: Pending) -> str:
 
 
 def _format_outcome(item: Pending) -> str:
-    if item.error.startswith(NOT_STARTED):
+    if item.lacks_tool:
         return f"{item.tool} waits for its tool"
     return f"{describe_unknown_outcome(item)}; how did it end?"
 
@@ -181,6 +181,8 @@ def format_hints(item: Pending, hint: CommandHint) -> list[str]:
     if hint.location is None and _COMMANDS[item.kind]:
         return [f"from Python, with {_METHODS[item.kind]}, because only the agent can open its store"]
     forms = _QUESTION_COMMANDS if item.questions else _COMMANDS[item.kind]
+    if item.lacks_tool:  # to run it again starts nothing here
+        forms = forms[:2]
     shown = f" --digest {item.digest}" if item.digest else ""
     return [hint.build(form.format(run=shlex.quote(item.run_id), call=item.call_id, shown=shown)) for form in forms]
 

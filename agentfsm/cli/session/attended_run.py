@@ -16,16 +16,16 @@ from agentfsm.cli.render.pending import format_error_lines, format_hints, format
 from agentfsm.cli.render.progress import PlainView
 from agentfsm.cli.render.text import format_used
 from agentfsm.cli.resolve.agent_target import join_target, split_target
-from agentfsm.cli.resolve.command_hint import CommandHint
+from agentfsm.cli.resolve.command_hint import UNKNOWN_AGENT, CommandHint
 from agentfsm.cli.session.prompts import ask_during_call, build_prompter, leave_undecided
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr
-from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError
+from agentfsm.core.errors import ConflictError, IncompatibleProgramError, LeaseHeldError, MisuseError
 from agentfsm.core.machine import State
 from agentfsm.tools.queue.result_text import describe_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from agentfsm.agent import Agent
     from agentfsm.cli.render.progress import RunView
@@ -56,6 +56,9 @@ class AttendedRun:
 
     unattended_decide: DecideFunction = leave_undecided
     """Decides instead of a person if there is no terminal to ask at."""
+
+    renamed: Mapping[str, str] = attrs.field(factory=dict)
+    """New names of tools by their names in the journal."""
 
     remark: str = ""
     """Line that is written after the id of the run."""
@@ -99,7 +102,10 @@ class AttendedRun:
         except KeyboardInterrupt:
             return self._report_interrupted()
         except Exception as error:
-            if self.is_stored:
+            if isinstance(error, IncompatibleProgramError):
+                other = attrs.evolve(self.hint, agent=UNKNOWN_AGENT)
+                error.add_note(f"To continue with another program: {other.build_resume(self.run.id)}")
+            elif self.is_stored:
                 error.add_note(
                     f"Nothing that was acknowledged is lost. To continue: {self.hint.build_resume(self.run.id)}"
                 )
@@ -171,7 +177,9 @@ class AttendedRun:
 
     async def _stream(self) -> None:
         elicit = self._elicit if self.terminal.can_ask else None
-        async with self.agent.stream(self.run, resume=self.resumes_pause, elicit=elicit) as stream:
+        async with self.agent.stream(
+            self.run, resume=self.resumes_pause, elicit=elicit, renamed=self.renamed
+        ) as stream:
             async for event in stream:
                 self.resumes_pause = False  # pauses from here on are new
                 self.run = stream.run or self.run
@@ -263,6 +271,12 @@ def format_end(run: Run, hint: CommandHint) -> Iterator[str]:
             yield f"  {format_pending(item, run.id)}"
             yield from (f"    {line}" for line in format_error_lines(item))
             yield from (f"    {line}" for line in format_hints(item, hint))
+        missing = dict.fromkeys([item.tool for item in run.pending if item.lacks_tool])
+        if missing:
+            other = attrs.evolve(hint, agent=UNKNOWN_AGENT).build_resume(run.id)
+            names = "".join([f" --renamed {name}=NEW" for name in missing])
+            yield f"or, with a program that has {', '.join(missing)}: {other}"
+            yield f"or, if it has another name now: {hint.build_resume(run.id)}{names}"
         yield f"then: {hint.build_resume(run.id)}"
         return
     yield describe_end(run)

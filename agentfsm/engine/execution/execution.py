@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -44,6 +46,9 @@ class Execution:
     drain: Drain | None = None
     """Ends the execution between two effects; None if only cancellation ends it."""
 
+    renamed: Mapping[str, str] = MappingProxyType({})
+    """New names of tools by their names in the journal, also for the runs below."""
+
     answer_claim: AnswerClaim | None = None
     """Part of the run in the answer cache; None if the agent has no cache."""
 
@@ -64,6 +69,7 @@ def build_execution(
     takeover: bool = False,
     attendant: Attendant | None = None,
     drain: Drain | None = None,
+    renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> Execution:
     """Build the execution of a run.
 
@@ -77,6 +83,7 @@ def build_execution(
         takeover: Whether the run was taken from another worker.
         attendant: Asks the person who attends the execution; None if there is none.
         drain: Ends the execution between two effects; None if only cancellation ends it.
+        renamed: New names of tools by their names in the journal, also for the runs below.
     """
     above = None if parent_budget is None else parent_budget.spend
     spend: RunSpend | None = None
@@ -95,6 +102,7 @@ def build_execution(
         orphaned_calls=journal.list_orphaned_calls(),
         attendant=attendant,
         drain=drain,
+        renamed=renamed,
         answer_claim=None if config.answer_cache is None else _build_claim(config.answer_cache, journal),
     )
 

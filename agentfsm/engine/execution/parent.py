@@ -9,6 +9,8 @@ import attrs
 from agentfsm.core.value import Value
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agentfsm.core.run import Run
     from agentfsm.engine.execution.budget import Budget
     from agentfsm.engine.execution.drain import Drain
@@ -39,6 +41,9 @@ class Parent(Value):
 
     takeover: bool = False
     """Whether child runs are taken over from other workers."""
+
+    renamed: Mapping[str, str] = attrs.field(factory=dict)
+    """New names of tools by their names in the journal, for child runs as well."""
 
 
 def child_run_id(run_id: str, call_id: str) -> str:

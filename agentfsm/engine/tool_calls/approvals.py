@@ -30,10 +30,11 @@ from agentfsm.core.inbox import (
     Settle,
 )
 from agentfsm.core.labels import join_labels
-from agentfsm.core.messages import Outcome, ToolCall, ToolResult, replace_surrogates
+from agentfsm.core.messages import JSON, Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.core.pending import NOT_STARTED, Pending, PendingKind, Question
-from agentfsm.core.plans import list_plan_tools
+from agentfsm.core.plans import list_plan_calls
 from agentfsm.core.value import Value
+from agentfsm.engine.execution.call_costs import calculate_call_cost
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.journal import load_run
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
 # Maximum of characters of a tool's description of a call: a sentence, not a whole letter.
 DESCRIPTION_CHARS: Final = 2_000
+_OTHER_NOW: Final = "the tool, its description of this call, its cost, or the reason of a guard is another now"
 
 
 @attrs.frozen
@@ -159,6 +161,11 @@ async def _is_child_unblocked(execution: Execution, entry: OpenCall, now: float)
     """Return whether the first item that the agent behind a paused call waits for was decided, or is due."""
     if execution.is_resumed and any(item.kind is PendingKind.CRASH for item in entry.pending):
         return True
+    tool, names = execution.config.find_tool(entry.call.name), execution.renamed
+    inner = None if tool is None else tool.inner_agent
+    missing = [names.get(item.tool, item.tool) for item in entry.pending if item.lacks_tool]
+    if inner is not None and any(inner.has_tool(name, ()) for name in missing):
+        return True
     first = {item.run_id: item for item in reversed(entry.pending)}
     return any([await is_wait_over(execution.journal.store, each, now) for each in first.values()])
 
@@ -192,7 +199,7 @@ def _permits_run(execution: Execution, entry: OpenCall, row: PostedItem) -> bool
         return (
             entry.phase is Phase.AWAITING_APPROVAL
             and row.item.digest == entry.digest
-            and not _has_tool_changed(execution.config, entry)
+            and not _has_changed(execution.config, entry)
         )
     if isinstance(row.item, GiveInput):
         return entry.phase is Phase.PAUSED and row.item.digest == entry.pending[0].digest
@@ -211,7 +218,7 @@ async def _resolve_open_call(
         case (Phase.INTENDED, _) | (Phase.OUTCOME_UNKNOWN, Rerun()) if is_missing_step(execution, entry):
             reason = (
                 f"{NOT_STARTED}: this program has no tool {entry.call.name!r}; settle it, resume with a program that "
-                "has it, or with renamed= if it only has another name"
+                "has it, or with renamed= (--renamed OLD=NEW) if it only has another name"
             )
             return e.ToolLost(call_id=entry.call.id, reason=reason, lacks_tool=True)
         case Phase.INTENDED, _:
@@ -223,8 +230,8 @@ async def _resolve_open_call(
             return e.ToolFinished(result=_build_rejection(entry, f"a person rejected it{reason}"), by=by)
         case Phase.AWAITING_APPROVAL, None if is_late:
             return e.ToolFinished(result=_build_rejection(entry, "a person was asked, and no answer came in time"))
-        case Phase.AWAITING_APPROVAL, _ if row is not None or _has_tool_changed(execution.config, entry):
-            return _request_decision_again(execution, entry, now)
+        case Phase.AWAITING_APPROVAL, _ if row is not None or _has_changed(execution.config, entry):
+            return _request_decision_again(execution, entry, row, now)
         case Phase.PAUSED, None:
             return _resolve_wait(entry, arrived)
     return None
@@ -255,7 +262,7 @@ def _request_decision(execution: Execution, entry: OpenCall, now: float) -> e.Ev
     run = execution.journal.run
     if tool is None:
         return None
-    must_ask = is_outside_plan(run) or needs_approval_by_guard(entry) or differs_from_plan(run, tool)
+    must_ask = is_outside_plan(run) or needs_approval_by_guard(entry) or differs_from_plan(run, tool, call)
     if not (tool.is_interactive or must_ask):
         return None
     arguments = _bind_if_runnable(execution, tool, call)
@@ -264,7 +271,7 @@ def _request_decision(execution: Execution, entry: OpenCall, now: float) -> e.Ev
     if tool.waits_for is not None and not needs_approval_by_guard(entry):
         return _begin_wait(execution.journal.run, tool, call, arguments, now)
     asks = must_ask or needs_approval(tool, arguments)
-    return _build_approval_request(execution.config, tool, call, arguments, now) if asks else None
+    return _build_approval_request(execution.config, tool, entry, arguments, now) if asks else None
 
 
 def is_missing_step(execution: Execution, entry: OpenCall) -> bool:
@@ -317,32 +324,76 @@ def build_approval(execution: Execution, entry: OpenCall, decision: Approve | Re
     """Return the event by which a call spends a person's approval."""
     call = edit_call(execution.journal.run, entry.call, decision)
     tool = execution.config.find_tool(call.name)
-    digest = "" if tool is None else digest_call(execution.config, tool, call)
+    digest = "" if tool is None else digest_call(execution.config, tool, call, entry.guarded)
     fact = e.ApprovalGiven(call_id=call.id, by=decision.by, digest=digest)
     if not isinstance(decision, Approve) or decision.arguments is None:
         return fact
     return attrs.evolve(fact, arguments=call.arguments, key=call.key)
 
 
-def digest_call(config: EngineConfig, tool: Tool[..., Any], call: ToolCall) -> str:
-    """Return the hash of all that an approval of a call covers: the tool, the arguments, and the tools of a plan."""
+def digest_call(config: EngineConfig, tool: Tool[..., Any], call: ToolCall, guarded: e.Guarded | None) -> str:
+    """Return the hash of all that an approval of a call covers.
+
+    That is the tool, the arguments, the tool's description of this call, its cost, the reason of a guard that asks, and
+    the tools of a plan.
+    """
     own = tool.digest_call(call)
-    used = digest_plan_tools(config, call)
-    return short_hash(f"{own}\n{json.dumps(used, sort_keys=True)}", DIGEST_CHARS) if used else own
+    shown: dict[str, JSON] = {**digest_plan_tools(config, call)}
+    if not shown and (said := _describe_and_price(tool, call)) is not None:
+        shown["call"] = said
+    if guarded is not None and guarded.verdict is GuardVerdict.ASK:
+        shown["guard"] = [guarded.rule, guarded.reason]
+    return short_hash(f"{own}\n{json.dumps(shown, sort_keys=True)}", DIGEST_CHARS) if shown else own
 
 
 def digest_plan_tools(config: EngineConfig, call: ToolCall) -> dict[str, str]:
-    """Return the digests of the tools that the steps of a plan use, by name; empty for any other call."""
-    found = {name: config.registry.get(name) for name in list_plan_tools(call)}
-    return {name: tool.digest for name, tool in found.items() if tool is not None}
+    """Return the digests of the tools that the steps of a plan use, by name; empty for any other call.
+
+    A step whose arguments are known already has an entry of its own, for its description and its cost.
+    """
+    digests: dict[str, str] = {}
+    for step in list_plan_calls(call):
+        if (tool := config.registry.get(step.name)) is None:
+            continue
+        digests[tool.name] = _digest_shown(tool)
+        if (said := _describe_and_price(tool, step)) is not None:
+            digests[_name_step(step)] = short_hash(json.dumps(said), DIGEST_CHARS)
+    return digests
 
 
-def differs_from_plan(run: Run, tool: Tool[..., Any]) -> bool:
-    """Return whether a tool is another than when a person approved the plan whose steps run now."""
+def _digest_shown(tool: Tool[..., Any]) -> str:
+    """Return the digest of a tool, with whether it describes its calls, and its price if all calls have the same."""
+    price = "varies" if callable(tool.cost_usd) else tool.cost_usd
+    if tool.describe is None and price is None:
+        return tool.digest
+    return short_hash(f"{tool.digest}\n{tool.describe is not None} {price}", DIGEST_CHARS)
+
+
+def _name_step(call: ToolCall) -> str:
+    return f"{call.name}({short_hash(call.canonical, DIGEST_CHARS)})"  # no tool has such a name
+
+
+def _describe_and_price(tool: Tool[..., Any], call: ToolCall) -> JSON:
+    """Return a tool's description of a call, and the cost in US dollars; None if it has neither, or cannot run."""
+    if (tool.describe is None and tool.cost_usd is None) or call.malformed is not None:
+        return None
+    try:
+        arguments = tool.to_namespace(tool.bind(call.arguments))
+    except ArgumentsError:
+        return None
+    return [describe_call(tool, arguments), None if tool.cost_usd is None else calculate_call_cost(tool, arguments)]
+
+
+def differs_from_plan(run: Run, tool: Tool[..., Any], call: ToolCall) -> bool:
+    """Return whether a tool, its description of this call or its cost has changed since a person approved the plan."""
     plan = run.plan
     if plan is None or run.reply is not None or not plan.is_approved:
         return False
-    return plan.approved_tools.get(tool.name, tool.digest) != tool.digest
+    now = _digest_shown(tool)
+    if plan.approved_tools.get(tool.name, now) != now:
+        return True
+    shown = plan.approved_tools.get(_name_step(call))
+    return shown is not None and shown != short_hash(json.dumps(_describe_and_price(tool, call)), DIGEST_CHARS)
 
 
 def is_outside_plan(run: Run) -> bool:
@@ -351,23 +402,26 @@ def is_outside_plan(run: Run) -> bool:
 
 
 def _build_approval_request(
-    config: EngineConfig, tool: Tool[..., Any], call: ToolCall, arguments: Arguments, now: float
+    config: EngineConfig, tool: Tool[..., Any], entry: OpenCall, arguments: Arguments, now: float
 ) -> e.ApprovalAsked:
     return e.ApprovalAsked(
-        call_id=call.id,
+        call_id=entry.call.id,
         expires_at=now + tool.approval_expires_s,
         description=describe_call(tool, arguments),
-        digest=digest_call(config, tool, call),
-        tools=digest_plan_tools(config, call),
+        digest=digest_call(config, tool, entry.call, entry.guarded),
+        tools=digest_plan_tools(config, entry.call),
     )
 
 
-def _request_decision_again(execution: Execution, entry: OpenCall, now: float) -> e.Event:
-    """Return the event for a call whose tool has changed since a person was asked about it, or approved it."""
+def _request_decision_again(execution: Execution, entry: OpenCall, row: PostedItem | None, now: float) -> e.Event:
+    """Return the event for a call about which a person would be shown something else than when asked."""
     call, tool = entry.call, execution.config.find_tool(entry.call.name)
     arguments = None if tool is None else _bind_if_runnable(execution, tool, call)
     if tool is not None and arguments is not None:
-        return _build_approval_request(execution.config, tool, call, arguments, now)
+        by = f" by {row.item.by}" if row is not None and isinstance(row.item, Approve) and row.item.by else ""
+        error = "" if row is None else f"not run as approved{by}: {_OTHER_NOW}"
+        asked = _build_approval_request(execution.config, tool, entry, arguments, now)
+        return attrs.evolve(asked, error=replace_surrogates(error))
     content = "not run: the tool has changed since a person was asked about this call. Call it again, as it is now."
     return e.ToolFinished(result=build_decided_result(entry, Outcome.SKIPPED, content))
 
@@ -392,7 +446,8 @@ def _ask_again_if_misfit(execution: Execution, entry: OpenCall, row: PostedItem,
         # questions.
         expires_at=max(now + tool.approval_expires_s, nextafter(entry.expires_at or 0.0, inf)),
         description=entry.description,
-        digest=entry.digest or digest_call(execution.config, tool, entry.call),  # a question of format 1 has none
+        digest=entry.digest
+        or digest_call(execution.config, tool, entry.call, entry.guarded),  # a question of format 1 has none
         error=replace_surrogates(text[:DESCRIPTION_CHARS]),
     )
 
@@ -420,10 +475,12 @@ def _bind_if_runnable(execution: Execution, tool: Tool[..., Any], call: ToolCall
     return None if check_permitted(execution, tool, bound) is not None else tool.to_namespace(bound)
 
 
-def _has_tool_changed(config: EngineConfig, entry: OpenCall) -> bool:
-    """Return whether the tool has changed since a person was asked about the call."""
+def _has_changed(config: EngineConfig, entry: OpenCall) -> bool:
+    """Return whether a person would be shown something else about the call than when asked."""
     tool = config.find_tool(entry.call.name)
-    return bool(entry.digest) and tool is not None and digest_call(config, tool, entry.call) != entry.digest
+    return (
+        bool(entry.digest) and tool is not None and digest_call(config, tool, entry.call, entry.guarded) != entry.digest
+    )
 
 
 def needs_approval(tool: Tool[..., Any], arguments: Arguments) -> bool:

@@ -31,32 +31,41 @@ if TYPE_CHECKING:
 Finding: TypeAlias = "tuple[TextScreen, GuardDecision]"
 
 
-def guard_calls(execution: Execution, found: Sequence[Finding] = ()) -> tuple[e.Event, ...]:
+def guard_calls(execution: Execution, found: Sequence[Finding] = (), *, is_first: bool = False) -> tuple[e.Event, ...]:
     """Return the decisions of the guards on open calls without one, and their consequences.
 
     A call that is refused gets its result. A call that may have begun before there were guards, and that they do not
-    allow, is handed to a person.
+    allow, is handed to a person. A decision of an earlier execution is replaced if the guards are stricter now.
 
     Args:
         execution: The execution of the run.
         found: Decisions of screens, from the texts that the run has read.
+        is_first: Whether these are the first decisions of this execution.
     """
     config, run = execution.config, execution.journal.run
     events: list[e.Event] = []
     counted = execution.budget.counted_calls
     for entry in run.open:
-        if entry.call.name not in config.guarded_tools or not is_undecided(execution, entry):
+        is_new = is_undecided(execution, entry)
+        if entry.call.name not in config.guarded_tools or not (is_new or (is_first and _may_start_again(entry))):
             continue
         is_counted = entry.guarded is not None and entry.guarded.counts
         others = add_counts(counted, {entry.call.name: -1}) if is_counted else counted
-        decided = decide_call(execution, entry.call, others, found)
+        if is_counted and not is_new:
+            others = {}  # it keeps its place
+        known = (found, None) if is_new else ((), entry.guarded)
+        decided = decide_call(execution, entry.call, others, *known)
         if decided is None:  # it will be refused for another reason
             continue
+        if not is_new and entry.guarded and decided.verdict.strictness <= entry.guarded.verdict.strictness:
+            continue
+        if is_counted and decided.verdict is GuardVerdict.REFUSE:
+            decided = attrs.evolve(decided, counts=True)  # its result gives the place back
         events.append(decided)
         if decided.counts and not is_counted:
             counted = add_counts(counted, {entry.call.name: 1})
-        is_new = not entry.attempts and (entry.phase in _NOT_STARTED or entry.lacks_tool)
-        if decided.verdict is GuardVerdict.REFUSE and is_new:
+        has_not_started = not entry.attempts and (entry.phase in _NOT_STARTED or entry.lacks_tool)
+        if decided.verdict is GuardVerdict.REFUSE and has_not_started:
             events.append(e.ToolFinished(result=_build_refusal(entry, decided)))
         elif decided.verdict is not GuardVerdict.ALLOW and entry.phase is Phase.RUNNING:
             reason = f"it had started before, and is not run again: {decided.reason}"
@@ -76,11 +85,17 @@ def is_undecided(execution: Execution, entry: OpenCall) -> bool:
     return is_waiting and tool is not None and tool.digest_call(entry.call) != entry.guarded.digest
 
 
+def _may_start_again(entry: OpenCall) -> bool:
+    """Return whether a call may start under this program. One that waits for its result from outside has been made."""
+    return entry.phase is not Phase.FINISHED and (entry.phase is not Phase.PAUSED or entry.attempts > 0)
+
+
 def decide_call(
     execution: Execution,
     call: ToolCall,
     counted: Mapping[str, int] | None = None,
     found: Sequence[Finding] = (),
+    before: e.Guarded | None = None,
 ) -> e.Guarded | None:
     """Return the decision of the guards on a call, which may have other arguments than in the journal.
 
@@ -90,6 +105,7 @@ def decide_call(
         counted: Number of calls before it that count toward a quota, by tool name. None: quotas do not matter, because
             the call has been counted.
         found: Decisions of screens, from the texts that the run has read.
+        before: An earlier decision on the call: results since then are left out, so that the same guards decide alike.
 
     Returns:
         The strictest decision of all guards, of several the first. None if the call will be refused for another reason:
@@ -106,14 +122,15 @@ def decide_call(
     if check_permitted(execution, tool, bound) is not None:
         return None
     arguments = tool.to_namespace(bound)
+    later = _list_later_calls(run, before)
     asked = GuardedCall(
         tool=tool.select_traits(arguments),
         arguments=arguments,
-        labels=find_labels_before(run),
+        labels=_find_labels(run, later),
         counted=counted or {},
         header=run.header,
         said=_find_words_of_user(run) if Label.UNTRUSTED in run.labels else "",
-        unclear_readers=_list_unclear_readers(execution),
+        unclear_readers=_list_unclear_readers(execution, later),
     )
     decisions = [each for guard in config.guards if (each := guard.decide(asked)) is not None]
     decisions += [decision for screen, decision in found if screen.concerns(asked.tool)]
@@ -132,11 +149,10 @@ def _find_words_of_user(run: Run) -> str:
     return "\n".join([*prompt, *run.said])
 
 
-def _list_unclear_readers(execution: Execution) -> tuple[str, ...]:
+def _list_unclear_readers(execution: Execution, later: frozenset[str]) -> tuple[str, ...]:
     """Return the names of tools whose results the run has read, and that declare nothing about text of strangers."""
     run, find = execution.journal.run, execution.config.find_tool
-    own = {entry.call.id for entry in run.open} if run.reply is not None else set[str]()
-    names = dict.fromkeys([each.tool for each in list_results(run) if each.call_id not in own])
+    names = dict.fromkeys([each.tool for each in list_results(run) if each.call_id not in later])
     return tuple([name for name in names if (tool := find(name)) is not None and tool.traits.is_unclear_reader])
 
 
@@ -199,17 +215,27 @@ def fence_result(execution: Execution, result: ToolResult) -> ToolResult:
     return attrs.evolve(result, fence=build_fence_mark(run.header.nonce or run.id))
 
 
-def find_labels_before(run: Run) -> Mapping[Label, LabelSource]:
-    """Return the labels that a run had when its open calls were written.
+def _list_later_calls(run: Run, before: e.Guarded | None) -> frozenset[str]:
+    """Return the ids of the open calls whose results do not count for decisions on the others.
 
     A reply is written before the results of its own calls are read. The arguments of the steps of a plan may come from
-    results of other steps, so all labels count there.
+    results of other steps, so all count there that had ended when the call was decided on before.
     """
-    if run.reply is None or not run.labels:
+    if run.reply is not None:
+        return frozenset([entry.call.id for entry in run.open])
+    if before is None:
+        return frozenset()
+    ends = {entry.call.id: entry.result for entry in run.open}
+    had_ended = [call for call, end in ends.items() if end is not None and end.started_at + end.duration_s < before.at]
+    return frozenset(ends.keys() - set(had_ended))
+
+
+def _find_labels(run: Run, later: frozenset[str]) -> Mapping[Label, LabelSource]:
+    """Return the labels that the run has, without those that come from the given calls."""
+    if not later:
         return run.labels
-    own = {entry.call.id for entry in run.open}
     return {
-        label: source for label, source in run.labels.items() if source.run_id != run.id or source.call_id not in own
+        label: source for label, source in run.labels.items() if source.run_id != run.id or source.call_id not in later
     }
 
 

@@ -107,6 +107,9 @@ class RunHost(QueueHost):
     approvals: dict[str, PostedItem] = attrs.field(factory=dict)
     """Approvals by call id. The append that marks the call as started removes them from the inbox."""
 
+    has_guarded: bool = False
+    """Whether guards have decided in this execution, also on calls that an earlier one has decided on."""
+
     restarted_calls: frozenset[str] = frozenset()
     """Ids of calls that have started before and run again."""
 
@@ -265,6 +268,7 @@ class RunHost(QueueHost):
             guards=drive.config.guards,
             drain=drive.drain,
             takeover=drive.is_takeover,
+            renamed=drive.renamed,
         )
 
     def check_available(self, tool: Tool[..., Any]) -> CallOutcome | None:
@@ -354,20 +358,21 @@ class RunHost(QueueHost):
             return failed_outcome(format_refusal(entry.guarded), ErrorType.NOT_PERMITTED)
         if not needs_approval_by_guard(entry) or call.id in self.approvals:
             return None
-        if entry.approved != digest_call(self.execution.config, tool, call):
+        if entry.approved != digest_call(self.execution.config, tool, call, entry.guarded):
             return failed_outcome(_format_unasked(entry), ErrorType.BLOCKED, retryable=True)
         return None
 
     def _check_approved(self, call: ToolCall, tool: Tool[..., Any], bound: BoundArguments) -> CallOutcome | None:
         """Refuse a call that needs an approval that it does not have: a person was not asked, or about another one."""
         run = self.execution.journal.run
-        must_ask = run.plan is not None and (is_outside_plan(run) or differs_from_plan(run, tool))
+        must_ask = run.plan is not None and (is_outside_plan(run) or differs_from_plan(run, tool, call))
         if not (tool.is_interactive or must_ask) or call.id in self.approvals:
             return None
         entry = run.open_call(call.id)
         is_new = entry.phase is Phase.INTENDED or entry.lacks_tool
         if not is_new and (
-            tool.waits_for is not None or entry.approved == digest_call(self.execution.config, tool, call)
+            tool.waits_for is not None
+            or entry.approved == digest_call(self.execution.config, tool, call, entry.guarded)
         ):
             return None
         if tool.waits_for is None and not must_ask and not needs_approval(tool, tool.to_namespace(bound)):
@@ -533,7 +538,7 @@ class RunHost(QueueHost):
         allowed = self._allow_steps([call for call in steps if call.name in guarded]) if guarded else frozenset[str]()
         for call in steps:
             tool = self.execution.config.find_tool(call.name)
-            if call.id in refused or tool is None or differs_from_plan(journal.run, tool):
+            if call.id in refused or tool is None or differs_from_plan(journal.run, tool, call):
                 continue
             if not tool.is_interactive and (tool.name not in guarded or call.id in allowed):
                 session.add(call)

@@ -101,7 +101,8 @@ class ToolPolicy(Value):
 
     labels: LabelRules = attrs.field(factory=dict, converter=as_label_rules)
     """Declarations by name or glob, in the server's own names or as models see them (`mail__send_*`): options of
-    `tool` such as `{"sends_out": True}`. They have the last word, after the hints, and of several rules the last one.
+    `tool` such as `{"sends_out": True}` or `{"on_unknown": "fail"}`. They have the last word, after the hints, and of
+    several rules the last one.
     """
 
     confirm: Confirm | None = attrs.field(default=None, validator=_check_confirm)
@@ -178,6 +179,8 @@ class ToolPolicy(Value):
         hints = claims if self.hints else ToolHints()
         read_only = said.get("read_only", hints.read_only and not said.get("irreversible"))
         destructive = bool(said.get("irreversible")) or (hints.destructive and not read_only)
+        if read_only:  # an interrupted call runs again
+            said.pop("on_unknown", None)
         return {
             "read_only": read_only,
             "idempotent": hints.idempotent,
