@@ -9,6 +9,7 @@ import attrs
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.value import Value
 from agentfsm.guards.call_rules import ToolRule, no, two_of, within_clearance
+from agentfsm.guards.leak_rule import no_leaks
 from agentfsm.guards.text_rules import fence_untrusted
 from agentfsm.ports.guards import CallGuard, check_guard, collect_instructions, describe_guard, filter_in_order
 
@@ -51,12 +52,14 @@ class Guard(CallGuard, Value):
         """Return the recommended policy.
 
         A person is asked about calls that cannot be undone once the run has read untrusted content, and about calls
-        that send data out once it has read untrusted content and private data. Data above the clearance of a run, if it
+        that send data out once it has read untrusted content and private data, or whose arguments contain words or
+        numbers of the user's own data (`no_leaks`). Data above the clearance of a run, if it
         has one, is kept away from it. The model reads untrusted results between marks.
         """
         return cls(
             no("untrusted", "irreversible", verdict="ask"),
             two_of("untrusted", "private", "sends_out"),
+            no_leaks(),
             within_clearance(),
             fence_untrusted(),
         )

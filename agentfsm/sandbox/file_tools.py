@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, Final, Unpack
 
 from agentfsm.core.errors import MisuseError, ModelRetry
+from agentfsm.core.labels import Label
 from agentfsm.sandbox.path_jail import PathJail
+from agentfsm.tools.executing_call import current_call
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.schema.binding import Arguments
 from agentfsm.tools.tool import Tool, ToolDeclarations, UnknownOutcomePolicy, make_tool
@@ -31,7 +33,7 @@ def build_file_tools(
     """Return the tools `list_files` and `read_file` for the files below a folder.
 
     Paths are relative to the folder. Symbolic links are not followed, so nothing leads out of it. Files are UTF-8 text
-    of up to 4 MB.
+    of up to 4 MB. What is read of them has the label `user_data`.
 
     Args:
         folder: An existing folder.
@@ -71,6 +73,8 @@ def _build_read_file(jail: PathJail, options: ToolDeclarations) -> Tool[..., Any
             first_line: Number of the first line to read, from 1.
             lines: Number of lines to read at most.
         """
+        if (executing := current_call()) is not None:
+            executing.on_labels((Label.USER_DATA,))
         found = _read_text(jail, path).splitlines(keepends=True)
         start = max(first_line, 1) - 1
         shown = "".join(found[start : start + max(lines, 1)])

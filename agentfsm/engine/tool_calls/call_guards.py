@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
@@ -16,6 +17,7 @@ from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.core.reducers import add_counts
 from agentfsm.core.text_safety import build_fence_mark
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
+from agentfsm.engine.tool_calls.known_texts import list_known_texts
 from agentfsm.ports.guards import GuardDecision, GuardedCall
 from agentfsm.tools.builtin import READ_RESULT
 from agentfsm.tools.queue.result_text import build_decided_result
@@ -110,6 +112,7 @@ def decide_call(
         labels=find_labels_before(run),
         counted=counted or {},
         header=run.header,
+        list_texts=partial(list_known_texts, run),
     )
     decisions = [each for guard in config.guards if (each := guard.decide(asked)) is not None]
     decisions += [decision for screen, decision in found if screen.concerns(tool.traits)]
