@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 _VERDICT: Final = require_choice(*GuardVerdict)
 # Labels of texts that are not for everybody.
-PRIVATE_LABELS: Final = frozenset({Label.USER_DATA, Label.PRIVATE, Label.CONFIDENTIAL, Label.RESTRICTED})
+_NOT_FOR_ALL: Final = frozenset({Label.PRIVATE, Label.CONFIDENTIAL, Label.RESTRICTED})
+PRIVATE_LABELS: Final = _NOT_FOR_ALL | {Label.USER_DATA}
+# Name of the tool that runs code of the model.
+_RUN_PYTHON: Final = "run_python"
 # Scripts that are written without spaces: Thai, Lao, Burmese, Khmer, Chinese and Japanese. Their words are groups of
 # three characters, or two that stand alone.
 _DENSE: Final = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -83,7 +86,11 @@ class LeakRule(CallGuard, Value):
 
     def decide(self, call: GuardedCall) -> GuardDecision | None:
         """Return the verdict if the run has read untrusted content, and the arguments contain data of the user."""
-        if Label.UNTRUSTED not in call.labels or not self.concerns(call.tool):
+        if not self.concerns(call.tool):
+            return None
+        if call.tool.name == _RUN_PYTHON:  # the arguments do not show which data it sends
+            return self._decide_on_code(call)
+        if Label.UNTRUSTED not in call.labels:
             return None
         leaves = list(_iter_leaves(vars(call.arguments)))
         private, excused, places = _sort_words(call, _list_places(leaves))
@@ -105,16 +112,26 @@ class LeakRule(CallGuard, Value):
             verdict=self.verdict, rule=str(self), reason=reason, labels=(call.labels[Label.UNTRUSTED], *sources)
         )
 
+    def _decide_on_code(self, call: GuardedCall) -> GuardDecision | None:
+        """Return the verdict on code with hosts if it may have private data, since it can read a stranger's text."""
+        sources = tuple([call.labels[label] for label in call.labels if label in _NOT_FOR_ALL])
+        if not sources and not _NOT_FOR_ALL.intersection(call.tool.labels):
+            return None
+        read = f"the run has private data from {sources[0].describe()}" if sources else "it reads private data"
+        reason = f"the rule {self}: {call.tool.name} runs code that can send data out, and {read}"
+        return GuardDecision(verdict=self.verdict, rule=str(self), reason=reason, labels=sources)
+
 
 def no_leaks(*, verdict: GuardVerdict | str = GuardVerdict.ASK) -> LeakRule:
     """Return a rule that asks about calls that would send data of the user out, after untrusted content.
 
-    A call that sends out is asked about if its arguments share a word or a number with the user's data: what the user
-    typed, recalled items, and results with the label `user_data` or `private`, or the level `confidential` or
+    A call that sends out is asked about if its arguments share a word or a number with the user's data: the words of the
+    user, recalled items, and results with the label `user_data` or `private`, or the level `confidential` or
     `restricted`. Also found are words that are escaped, backwards, spaced, joined, or in ROT13, base64, base32,
     hexadecimal and the like. Not counted are common words, words with fewer than 3 letters or digits, those that
     untrusted content has brought, unless an earlier call could have made it repeat them, a host that was named before,
-    and those that a read-only tool got for the same hosts before the run had read untrusted content.
+    and those that a read-only tool got for the same hosts before the run had read untrusted content. A call of
+    `run_python` with hosts is asked about once the run or its code can have private data, whatever its arguments are.
 
     Args:
         verdict: Verdict on such a call; `"refuse"` refuses it.
@@ -132,7 +149,7 @@ def _sort_words(
     """Return the words of the user's data with their sources, the words that may be sent, and the hosts known."""
     private: dict[str, LabelSource] = {}
     excused, places = set[str](), set[str]()
-    # A result may repeat the arguments of a call, so what it shares with them is not of a stranger.
+    # A result may repeat the arguments of a call, so the words of both are not a stranger's.
     written, written_places = set[str](), set[str]()
     is_tainted = False
     for known in call.list_texts():
@@ -189,7 +206,7 @@ def _without_known_host(leaf: str, places: Collection[str]) -> str:
 
 
 def _list_words(text: str) -> set[str]:
-    """Return the words and numbers of a text that can tell something of a person."""
+    """Return the words and numbers of a text that may identify a person or a matter."""
     plain = _fold(text)
     words: set[str] = set()
     for token in _TOKEN.findall(plain):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import codecs
 
+import attrs
 import pytest
 
 from agentfsm import Agent, MisuseError, State, tool
 from agentfsm.guards import Guard, GuardVerdict, no_leaks
 from agentfsm.memory import Memory, build_memory_tools
-from agentfsm.sandbox import build_file_tools
+from agentfsm.sandbox import Sandbox, build_file_tools, build_python_tool
 from agentfsm.testing import ScriptedModel, call, say
 
 TOLD = "Ann Lee, 1 Harbour Road, card 4111 1111 1111 1111, diabetes"
@@ -169,3 +170,23 @@ def test_the_rule_by_itself():
     assert no_leaks(verdict="refuse").verdict is GuardVerdict.REFUSE
     with pytest.raises(MisuseError, match="verdict"):
         no_leaks(verdict="maybe")
+
+
+async def test_code_with_hosts_is_asked_about_after_private_data():
+    """Its arguments do not show which data it sends, and the code reads strangers' texts itself."""
+
+    @tool(read_only=True, reads_private=True)
+    async def read_record() -> str:
+        """Read a record."""
+        return "Harbour Road"
+
+    for sandbox, first, is_asked in (
+        (build_python_tool(Sandbox(hosts=["a.example"])), ["read_record"], True),
+        (build_python_tool(Sandbox(hosts=["a.example"]), reads_private=True), [], True),
+        (build_python_tool(Sandbox()), ["read_record"], False),
+    ):
+        code = sandbox if is_asked else attrs.evolve(sandbox, function=lambda code: code, sandbox=None)
+        replies = [*[say("", call(name)) for name in first], say("", call("run_python", code="1"))]
+        async with agent_of(*replies, tools=[read_record, code]) as agent:
+            run = await agent.run("Compute it.")
+        assert bool(run.pending) is is_asked

@@ -39,7 +39,7 @@ def _iter_known_texts(run: Run) -> Iterator[KnownText]:
         labels = frozenset(result.labels).union(_USER_DATA if result.tool == ASK_USER else ())
         return KnownText(text=result.content, labels=labels, source=source(result.tool, result.call_id))
 
-    given = frozenset([each.label for each in run.header.labels if each.run_id == run.id])
+    given = frozenset([each.label for each in run.header.labels if each.run_id == run.id and each.name == "prompt"])
     prompt_labels = given if Label.UNTRUSTED in given else given | _USER_DATA
     prompt_place = run.own_start + len(run.header.history)
     for place, message in enumerate(run.messages):
