@@ -62,6 +62,7 @@ from agentfsm.engine.execution.answer_cache import AnswerCache
 from agentfsm.engine.execution.config import EngineConfig, join_instructions
 from agentfsm.engine.execution.cost import calculate_run_cost, calculate_session_cost
 from agentfsm.engine.execution.fairness import StepThrottle
+from agentfsm.engine.execution.labelled_answers import find_answer_labels
 from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.engine.fork import build_fork_events
 from agentfsm.engine.replay import Replay, replay
@@ -518,7 +519,8 @@ class Agent(Generic[A_co]):
             arms: Arm of each experiment that the run takes part in, by the name of the experiment.
             traceparent: Trace that the run belongs to, as in the W3C header `traceparent`.
             labels: Labels of the prompt and of `messages`, such as "untrusted" for a prompt that contains a mail. The
-                run begins with those of the results in `messages` as well.
+                run begins with those of the results in `messages` as well, and with those of the runs of this process
+                whose answer stands in the prompt.
             parent: The run that calls this agent as a tool.
 
         Raises:
@@ -569,6 +571,8 @@ class Agent(Generic[A_co]):
             **identity,
         )
         inherited_labels = parent.labels if parent is not None else {} if call is None else call.labels
+        if answered := find_answer_labels(parts):
+            inherited_labels = {**answered, **inherited_labels}
         if labels or inherited_labels or history:
             sources = _list_label_sources(header.id, as_labels(labels), inherited_labels, history)
             header = attrs.evolve(header, labels=sources)
@@ -1168,7 +1172,7 @@ class _StepIterator(AsyncIterator[Run[A_co]]):
 def _list_label_sources(
     run_id: str, labels: Iterable[Label], inherited: Mapping[Label, LabelSource], history: Iterable[Message]
 ) -> tuple[LabelSource, ...]:
-    """Return the labels with which a run begins: of its history, those given for its prompt, and those of its caller."""
+    """Return the labels with which a run begins: of its history, its prompt, and the run that calls the agent."""
     own = {
         label: LabelSource(label=label, run_id=run_id, call_id=message.call_id, name=message.tool)
         for message in history

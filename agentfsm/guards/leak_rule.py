@@ -125,8 +125,8 @@ class LeakRule(CallGuard, Value):
 def no_leaks(*, verdict: GuardVerdict | str = GuardVerdict.ASK) -> LeakRule:
     """Return a rule that asks about calls that would send data of the user out, after untrusted content.
 
-    A call that sends out is asked about if its arguments share a word or a number with the user's data: the words of the
-    user, recalled items, and results with the label `user_data` or `private`, or the level `confidential` or
+    A call that sends out is asked about if its arguments share a word or a number with the user's data: the words of
+    the user, recalled items, and results with the label `user_data` or `private`, or the level `confidential` or
     `restricted`. Also found are words that are escaped, backwards, spaced, joined, or in ROT13, base64, base32,
     hexadecimal and the like. Not counted are common words, words with fewer than 3 letters or digits, those that
     untrusted content has brought, unless an earlier call could have made it repeat them, a host that was named before,

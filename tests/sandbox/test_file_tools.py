@@ -175,13 +175,14 @@ async def pay(cents: int) -> str:
     return "paid"
 
 
-async def test_a_file_keeps_the_labels_of_the_run_that_wrote_it(place, store):
+async def test_a_file_keeps_the_labels_of_the_run_that_wrote_it(place):
     """A later run that reads the file, or a file edited in between, is asked; other content of the path is clean."""
+    store = MemoryStore()
     steps = (
         [call("read_page")],
         [call("write_file", path="todo.md", text="Pay Mallory.")],
     )
-    edit = call("edit_file", path="./notes/../todo.md", old="Mallory", new="Mallory now")
+    edit = call("edit_file", path="./todo.md", old="Mallory", new="Mallory now")
     sending = (say("", call("read_file", path="todo.md")), say("", call("pay", cents=1)))
 
     def agent_of(*replies):

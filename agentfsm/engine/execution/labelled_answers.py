@@ -1,0 +1,45 @@
+"""Answers of runs with labels, so that a run whose prompt has one of them gets its labels."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from agentfsm.core.labels import EFFECT_LABELS, Label, LabelSource
+from agentfsm.core.messages import TextPart
+
+if TYPE_CHECKING:
+    from agentfsm.core.messages import Part
+    from agentfsm.core.run import Run
+
+# Answers that are known in a process, the newest, over all agents.
+MAX_ANSWERS: Final = 256
+# Characters of such an answer: a shorter one would be found by chance, and a longer one takes memory.
+MIN_CHARS: Final = 20
+MAX_CHARS: Final = 20_000
+_NOT_IN_TEXT: Final = EFFECT_LABELS | {Label.USER_DATA}
+
+_answers: Final[OrderedDict[str, Mapping[Label, LabelSource]]] = OrderedDict()
+
+
+def remember_answer(run: Run[Any]) -> None:
+    """Keep the answer of a run that is over with the labels of the data that it has read; nothing if it has none."""
+    labels = {label: source for label, source in run.labels.items() if label not in _NOT_IN_TEXT}
+    text = run.answer.strip() if labels else ""
+    if MIN_CHARS <= len(text) <= MAX_CHARS:
+        _answers[text] = {**_answers.pop(text, {}), **labels}
+        while len(_answers) > MAX_ANSWERS:
+            _answers.popitem(last=False)
+
+
+def find_answer_labels(prompt: Iterable[Part]) -> Mapping[Label, LabelSource]:
+    """Return the labels of the known answers that stand in a prompt as a whole, with their first sources."""
+    if not _answers:
+        return {}
+    texts = [part.text for part in prompt if isinstance(part, TextPart)]
+    labels: dict[Label, LabelSource] = {}
+    for answer, found in list(_answers.items()):  # another thread may add to them
+        if any(answer in text for text in texts):
+            labels = {**found, **labels}
+    return labels
