@@ -62,7 +62,7 @@ from agentfsm.engine.execution.answer_cache import AnswerCache
 from agentfsm.engine.execution.config import EngineConfig, join_instructions
 from agentfsm.engine.execution.cost import calculate_run_cost, calculate_session_cost
 from agentfsm.engine.execution.fairness import StepThrottle
-from agentfsm.engine.execution.labelled_answers import find_answer_labels
+from agentfsm.engine.execution.labelled_answers import KNOWN_ANSWERS, find_answer_labels
 from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.engine.fork import build_fork_events
 from agentfsm.engine.replay import Replay, replay
@@ -571,7 +571,7 @@ class Agent(Generic[A_co]):
             **identity,
         )
         inherited_labels = parent.labels if parent is not None else {} if call is None else call.labels
-        if answered := find_answer_labels(parts):
+        if KNOWN_ANSWERS and (answered := find_answer_labels(parts)):
             inherited_labels = {**answered, **inherited_labels}
         if labels or inherited_labels or history:
             sources = _list_label_sources(header.id, as_labels(labels), inherited_labels, history)

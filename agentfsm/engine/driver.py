@@ -153,7 +153,7 @@ class Driver(Generic[A_co]):
             ) from cancellation
         finally:
             report_read_run(journal.run)
-            if journal.run.labels and journal.run.is_over:
+            if journal.run.labels and journal.run.state is State.DONE:
                 remember_answer(journal.run)
             if await journal.close() and journal.run.stop_reason is None:
                 journal.run = await self._apply_late_requests(journal.run, on_event, on_run)
