@@ -275,6 +275,7 @@ def _find_in_reading(
                 continue
             index = bisect_right(starts, start) - 1
             is_within = index < len(tokens) and start + len(word) <= starts[index] + len(tokens[index])
-            if tokens[index] not in excused if is_within else len(word) >= _MIN_ACROSS:
+            is_long = len(word) >= _MIN_ACROSS or (is_within and least == 1)  # encoded text is random letters
+            if is_long and not (is_within and tokens[index] in excused):
                 found.add(word)
     return found
