@@ -46,7 +46,7 @@ from agentfsm.core.json_text import round_timestamp
 from agentfsm.core.labels import Label, LabelSource, as_labels
 from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
-from agentfsm.core.messages import JSON, Message, Part, as_parts, check_history
+from agentfsm.core.messages import JSON, AssistantMessage, Message, Part, ToolResult, as_parts, check_history
 from agentfsm.core.pending import Elicit
 from agentfsm.core.plans import Plan
 from agentfsm.core.run import A_co, Run, begin_run
@@ -62,6 +62,7 @@ from agentfsm.engine.execution.answer_cache import AnswerCache
 from agentfsm.engine.execution.config import EngineConfig, join_instructions
 from agentfsm.engine.execution.cost import calculate_run_cost, calculate_session_cost
 from agentfsm.engine.execution.fairness import StepThrottle
+from agentfsm.engine.execution.labelled_answers import KNOWN_ANSWERS, find_answer_labels
 from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.engine.fork import build_fork_events
 from agentfsm.engine.replay import Replay, replay
@@ -517,7 +518,9 @@ class Agent(Generic[A_co]):
             release: Name of the release of the agent that the run was assigned to.
             arms: Arm of each experiment that the run takes part in, by the name of the experiment.
             traceparent: Trace that the run belongs to, as in the W3C header `traceparent`.
-            labels: Labels of the prompt and of `messages`, such as "untrusted" for a prompt that contains a mail.
+            labels: Labels of the prompt and of `messages`, such as "untrusted" for a prompt that contains a mail. The
+                run begins with those of the results in `messages` as well, and with those of the runs of this process
+                whose answer stands in the prompt.
             parent: The run that calls this agent as a tool.
 
         Raises:
@@ -568,8 +571,11 @@ class Agent(Generic[A_co]):
             **identity,
         )
         inherited_labels = parent.labels if parent is not None else {} if call is None else call.labels
-        if labels or inherited_labels:
-            header = attrs.evolve(header, labels=_list_label_sources(header.id, as_labels(labels), inherited_labels))
+        if KNOWN_ANSWERS and (answered := find_answer_labels(parts)):
+            inherited_labels = {**answered, **inherited_labels}
+        if labels or inherited_labels or history:
+            sources = _list_label_sources(header.id, as_labels(labels), inherited_labels, history)
+            header = attrs.evolve(header, labels=sources)
         return self.driver.attach_decoder(begin_run(header, after))
 
     def _check_prompt(self, prompt: Prompt) -> tuple[Part, ...]:
@@ -1167,10 +1173,19 @@ class _StepIterator(AsyncIterator[Run[A_co]]):
 
 
 def _list_label_sources(
-    run_id: str, labels: Iterable[Label], inherited: Mapping[Label, LabelSource]
+    run_id: str, labels: Iterable[Label], inherited: Mapping[Label, LabelSource], history: Iterable[Message]
 ) -> tuple[LabelSource, ...]:
-    """Return the labels that the prompt of a run has: those given for it, and those of the run that calls the agent."""
-    own = {label: LabelSource(label=label, run_id=run_id, name="prompt") for label in labels}
+    """Return the labels with which a run begins: of its history, its prompt, and the run that calls the agent."""
+    own = {
+        label: LabelSource(label=label, run_id=run_id, call_id=message.call_id, name=message.tool)
+        for message in history
+        if isinstance(message, ToolResult)
+        for label in message.labels
+    }
+    for message in history:
+        if isinstance(message, AssistantMessage) and message.hosted is not None:
+            own |= {label: LabelSource(label=label, run_id=run_id, name="messages") for label in message.hosted.labels}
+    own |= {label: LabelSource(label=label, run_id=run_id, name="prompt") for label in labels}
     return tuple({**own, **inherited}.values())
 
 

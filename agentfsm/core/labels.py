@@ -23,6 +23,7 @@ class Label(StrEnum):
     PRIVATE = "private"
     SENDS_OUT = "sends_out"
     IRREVERSIBLE = "irreversible"
+    USER_DATA = "user_data"
     PUBLIC = "public"
     INTERNAL = "internal"
     CONFIDENTIAL = "confidential"
@@ -53,6 +54,9 @@ class LabelSource(Value):
 
     name: str = ""
     """Name of the tool, kind of the input, "prompt", or name of a tool that the provider executed."""
+
+    owner: str = ""
+    """User whose data it is, for `user_data`; empty for other labels, and for runs without a user."""
 
     def describe(self) -> str:
         """Return the source for people, such as "call t1.0 of fetch_page"."""

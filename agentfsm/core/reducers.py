@@ -106,7 +106,14 @@ def _add_labels(
     before = run.labels if known is None else known
     version = run.version + 1
     new = {
-        label: LabelSource(label=label, run_id=run.id, version=version, call_id=call_id, name=name)
+        label: LabelSource(
+            label=label,
+            run_id=run.id,
+            version=version,
+            call_id=call_id,
+            name=name,
+            owner=(run.header.user or "") if label is Label.USER_DATA else "",
+        )
         for label in labels
         if label not in before
     }
@@ -238,7 +245,7 @@ def _reduce_recalled(run: RunFields, event: e.Recalled) -> Changes:
     changes: Changes = {"is_recalled": True, "usage": run.usage + event.usage}
     if event.items:
         changes["messages"] = run.messages.with_appended(build_recall_note(event.items))
-    if labels := join_labels(*[item.labels for item in event.items]):
+        labels = join_labels((Label.USER_DATA,), *[item.labels for item in event.items])
         changes["labels"] = _add_labels(run, labels, name="memory")
     return changes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Protocol
 
@@ -42,6 +42,23 @@ class ToolTraits(Value):
 
 
 @attrs.frozen(kw_only=True)
+class KnownText(Value):
+    """A text that a run had read when a call was written, or the arguments of an earlier call."""
+
+    text: str
+    """The text, as it came."""
+
+    labels: frozenset[Label]
+    """Labels of the text; `user_data` for the words of the user and recalled items."""
+
+    source: LabelSource
+    """Origin of the text, with its owner. `label` is `user_data`, whatever the labels of the text are."""
+
+    is_written: bool = False
+    """Whether the model wrote it: the arguments of a call, of the tool `source.name`."""
+
+
+@attrs.frozen(kw_only=True)
 class GuardedCall(Value):
     """A call that a guard decides on: it could run now, and has not started."""
 
@@ -69,6 +86,11 @@ class GuardedCall(Value):
 
     unclear_readers: tuple[str, ...] = ()
     """Names of tools whose results the run has read, and that declare nothing about text of strangers."""
+
+    list_texts: Callable[[], Sequence[KnownText]] = attrs.field(default=tuple, eq=False, repr=False)
+    """Function that returns the texts that the run had read when the call was written, and the arguments of earlier
+    calls, in order, also those before a compaction.
+    """
 
 
 @attrs.frozen(kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
@@ -17,6 +18,7 @@ from agentfsm.core.reducers import add_counts
 from agentfsm.core.run_effects import list_results
 from agentfsm.core.text_safety import build_fence_mark
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
+from agentfsm.engine.tool_calls.known_texts import list_known_texts
 from agentfsm.ports.guards import GuardDecision, GuardedCall
 from agentfsm.tools.builtin import READ_RESULT
 from agentfsm.tools.queue.result_text import build_decided_result
@@ -114,6 +116,7 @@ def decide_call(
         header=run.header,
         said=_find_words_of_user(run) if Label.UNTRUSTED in run.labels else "",
         unclear_readers=_list_unclear_readers(execution),
+        list_texts=partial(list_known_texts, run),
     )
     decisions = [each for guard in config.guards if (each := guard.decide(asked)) is not None]
     decisions += [decision for screen, decision in found if screen.concerns(asked.tool)]
