@@ -62,7 +62,6 @@ from agentfsm.engine.execution.answer_cache import AnswerCache
 from agentfsm.engine.execution.config import EngineConfig, join_instructions
 from agentfsm.engine.execution.cost import calculate_run_cost, calculate_session_cost
 from agentfsm.engine.execution.fairness import StepThrottle
-from agentfsm.engine.execution.labelled_answers import KNOWN_ANSWERS, find_answer_labels
 from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.engine.fork import build_fork_events
 from agentfsm.engine.replay import Replay, replay
@@ -518,9 +517,9 @@ class Agent(Generic[A_co]):
             release: Name of the release of the agent that the run was assigned to.
             arms: Arm of each experiment that the run takes part in, by the name of the experiment.
             traceparent: Trace that the run belongs to, as in the W3C header `traceparent`.
-            labels: Labels of the prompt and of `messages`, such as "untrusted" for a prompt that contains a mail. The
-                run begins with those of the results in `messages` as well, and with those of the runs of this process
-                whose answer stands in the prompt.
+            labels: Labels of the prompt and of `messages`, such as "untrusted" for a prompt that contains a mail, and
+                `labels=other.labels` for one that contains the answer of another run. The run has those of the results
+                in `messages` as well.
             parent: The run that calls this agent as a tool.
 
         Raises:
@@ -571,8 +570,6 @@ class Agent(Generic[A_co]):
             **identity,
         )
         inherited_labels = parent.labels if parent is not None else {} if call is None else call.labels
-        if KNOWN_ANSWERS and (answered := find_answer_labels(parts)):
-            inherited_labels = {**answered, **inherited_labels}
         if labels or inherited_labels or history:
             sources = _list_label_sources(header.id, as_labels(labels), inherited_labels, history)
             header = attrs.evolve(header, labels=sources)

@@ -16,7 +16,6 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from agentfsm.engine.execution.labelled_answers import KNOWN_ANSWERS
 from tests.support.worlds import LOOPS, are_named, left_out
 
 pytest_plugins = ["tests.support.database_servers"]
@@ -32,11 +31,6 @@ settings.load_profile("suite")
 @pytest.fixture(params=LOOPS)
 def anyio_backend(request):
     return request.param
-
-
-def pytest_runtest_setup():
-    """Forget the answers of earlier tests, so that no prompt has the labels of their runs."""
-    KNOWN_ANSWERS.clear()
 
 
 def pytest_collection_modifyitems(config, items):

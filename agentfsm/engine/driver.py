@@ -23,7 +23,6 @@ from agentfsm.engine.execution.drain import Drain
 from agentfsm.engine.execution.execution import build_execution
 from agentfsm.engine.execution.fairness import StepThrottle
 from agentfsm.engine.execution.journal import Journal, create_shield
-from agentfsm.engine.execution.labelled_answers import remember_answer
 from agentfsm.engine.program_check import check_program
 from agentfsm.engine.repeat_answer import keep_answer
 from agentfsm.engine.step import run_steps
@@ -153,8 +152,6 @@ class Driver(Generic[A_co]):
             ) from cancellation
         finally:
             report_read_run(journal.run)
-            if journal.run.labels and journal.run.state is State.DONE:
-                remember_answer(journal.run)
             if await journal.close() and journal.run.stop_reason is None:
                 journal.run = await self._apply_late_requests(journal.run, on_event, on_run)
         return journal.run

@@ -1,4 +1,4 @@
-"""A rule about data of the user that leaves a run by the arguments of a call, after untrusted content."""
+"""A rule about data of the user that a call would send out, once the run has read untrusted content."""
 
 from __future__ import annotations
 
@@ -6,50 +6,55 @@ import codecs
 import html
 import re
 import unicodedata
-from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 import attrs
 
 from agentfsm.core.guarding import GuardVerdict
-from agentfsm.core.labels import Label, LabelSource
+from agentfsm.core.labels import DATA_LEVELS, Label
 from agentfsm.core.text_safety import HIDDEN_CHARS
-from agentfsm.core.validation import require_choice
 from agentfsm.core.value import Value
+from agentfsm.guards.argument_values import iter_leaves
+from agentfsm.guards.call_rules import is_ordered, parse_verdict
 from agentfsm.guards.encoded_text import iter_readings
 from agentfsm.ports.guards import CallGuard, GuardDecision
 
 if TYPE_CHECKING:
-    from agentfsm.ports.guards import GuardedCall, ToolTraits
+    from agentfsm.core.labels import LabelSource
+    from agentfsm.ports.guards import GuardedCall, KnownText, ToolTraits
 
-_VERDICT: Final = require_choice(*GuardVerdict)
 # Labels of texts that are not for everybody.
-_NOT_FOR_ALL: Final = frozenset({Label.PRIVATE, Label.CONFIDENTIAL, Label.RESTRICTED})
-PRIVATE_LABELS: Final = _NOT_FOR_ALL | {Label.USER_DATA}
-# Name of the tool that runs code of the model.
-_RUN_PYTHON: Final = "run_python"
-# Scripts that are written without spaces: Thai, Lao, Burmese, Khmer, Chinese and Japanese. Their words are groups of
-# three characters, or two that stand alone.
-_DENSE: Final = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_TOKEN: Final = re.compile(rf"[{_DENSE}]+|(?:(?![{_DENSE}])[^\W_])+")
-_IS_DENSE: Final = re.compile(rf"[{_DENSE}]")
-# A number that is written in groups, such as that of a card or a phone.
-_GROUPED: Final = re.compile(r"\d(?:[ ()./-]{0,2}\d){5,}")
-# Names of hosts, and all that stands where an address has its host.
-_PLACE: Final = re.compile(r"(?<=//)[^/?#\s\"'\\]+|[\w-]+(?:\.[\w-]+)+")
-_HOST_AT_START: Final = re.compile(r"\s*(?:https?:)?//([\w.-]+)(?=[/?#:]|\s*$)", re.IGNORECASE)
-# Fewest characters of a word that is looked for: as a word of its own, within a word or an encoded text, and across
-# words. Shorter ones would be found by chance.
+_PRIVATE: Final = frozenset({Label.USER_DATA, Label.PRIVATE, *DATA_LEVELS[2:]})
+# Fewest characters of a word that is looked for: plain, encoded, and as a part of a longer one. Shorter ones are found
+# by chance.
 _MIN_WORD: Final = 3
 _MIN_ENCODED: Final = 5
-_MIN_PART: Final = 6
-_MIN_ACROSS: Final = 8
+_PART: Final = 8
+# Words to look for times characters to look at, about 20 ms; a call that needs more is asked about. To prepare a
+# character of a text, of one not in ASCII, and to read one of the arguments, costs as much as this number of words.
+_MAX_WORK: Final = 20_000_000
+_PREPARING: Final = 5
+_FOLDING: Final = 25
+_READING: Final = 4_000
+_TOO_LONG: Final = "its arguments and the data to compare them with are too long"
 # How often an address may be escaped.
 _ESCAPES: Final = 3
-# Sources that a reason names at most.
-_MAX_SOURCES: Final = 3
+# Thai, Lao, Burmese, Khmer, Chinese and Japanese are written without spaces: groups of three characters are words.
+_DENSE: Final = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_GROUP: Final = 3
+_MIN_DENSE: Final = 2
+_WORD: Final = re.compile(rf"[{_DENSE}]+|(?:(?![{_DENSE}])[^\W_])+")
+_IS_DENSE: Final = re.compile(rf"[{_DENSE}]")
+_SIGNS: Final = re.compile(r"[\W_]+")
+# A word with the same sign between its letters, and a number in groups.
+_SPELT: Final = re.compile(
+    r"(?<![^\W_])[^\W_]{1,2}([\W_]{1,3})[^\W_]{1,2}(?:\1[^\W_]{1,2}){3,}(?![^\W_])|\d(?:[ ()./-]{0,2}\d){5,}"
+)
+_HOST: Final = re.compile(r"\s*(?:https?:)?//([\w.:-]+)(?=[/?#]|\s*$)", re.IGNORECASE)
+_TO_SPACES: Final = bytes([code if chr(code).isalnum() and code < 128 else 32 for code in range(256)])  # noqa: PLR2004
 # Words that say nothing of a person.
 _COMMON: Final = frozenset(
     """
@@ -69,12 +74,12 @@ _COMMON: Final = frozenset(
 class LeakRule(CallGuard, Value):
     """A rule about calls that would send data of the user out, after the run has read untrusted content.
 
-    The words and numbers of the arguments are compared with the texts that are the user's: the prompts and inputs, the
+    The words and numbers of the arguments are looked for in the texts that are the user's: prompts and inputs, the
     history, recalled items, and results with a label `user_data`, `private`, `confidential` or `restricted`. See
     `no_leaks`.
     """
 
-    verdict: GuardVerdict
+    verdict: GuardVerdict = attrs.field(converter=parse_verdict)
     """Verdict on a call whose arguments contain such data."""
 
     def __str__(self) -> str:
@@ -86,40 +91,20 @@ class LeakRule(CallGuard, Value):
 
     def decide(self, call: GuardedCall) -> GuardDecision | None:
         """Return the verdict if the run has read untrusted content, and the arguments contain data of the user."""
-        if not self.concerns(call.tool):
+        untrusted = call.labels.get(Label.UNTRUSTED)
+        if untrusted is None or not self.concerns(call.tool) or is_ordered(call):
             return None
-        if call.tool.name == _RUN_PYTHON:  # the arguments do not show which data it sends
-            return self._decide_on_code(call)
-        if Label.UNTRUSTED not in call.labels:
+        found = _find_leak(call, untrusted)
+        if found is None:
             return None
-        leaves = list(_iter_leaves(vars(call.arguments)))
-        private, excused, places = _sort_words(call, _list_places(leaves))
-        secret = {word: source for word, source in private.items() if word not in excused}
-        if not secret:
-            return None
-        text = "\n".join([_without_known_host(leaf, places) for leaf in leaves])
-        found = _find_words(text, secret, excused)
-        if not found:
-            return None
-        sources = tuple({secret[word].describe(): secret[word] for word in sorted(found)}.values())[:_MAX_SOURCES]
-        owner = f" of {sources[0].owner}" if sources[0].owner else ""
-        reason = (
-            f"the rule {self}: {call.tool.name} sends data out, its arguments have data{owner} from "
-            f"{', '.join([each.describe() for each in sources])} (words and numbers in common: {len(found)}), and the "
-            f"run has untrusted content from {call.labels[Label.UNTRUSTED].describe()}"
-        )
+        reason, sources = found
         return GuardDecision(
-            verdict=self.verdict, rule=str(self), reason=reason, labels=(call.labels[Label.UNTRUSTED], *sources)
+            verdict=self.verdict,
+            rule=str(self),
+            reason=f"the rule {self}: {call.tool.name} sends data out, {reason}, and the run has untrusted content "
+            f"from {untrusted.describe()}",
+            labels=(untrusted, *sources),
         )
-
-    def _decide_on_code(self, call: GuardedCall) -> GuardDecision | None:
-        """Return the verdict on code with hosts if it may have private data, since it can read a stranger's text."""
-        sources = tuple([call.labels[label] for label in call.labels if label in _NOT_FOR_ALL])
-        if not sources and not _NOT_FOR_ALL.intersection(call.tool.labels):
-            return None
-        read = f"the run has private data from {sources[0].describe()}" if sources else "it reads private data"
-        reason = f"the rule {self}: {call.tool.name} runs code that can send data out, and {read}"
-        return GuardDecision(verdict=self.verdict, rule=str(self), reason=reason, labels=sources)
 
 
 def no_leaks(*, verdict: GuardVerdict | str = GuardVerdict.ASK) -> LeakRule:
@@ -128,10 +113,10 @@ def no_leaks(*, verdict: GuardVerdict | str = GuardVerdict.ASK) -> LeakRule:
     A call that sends out is asked about if its arguments share a word or a number with the user's data: the words of
     the user, recalled items, and results with the label `user_data` or `private`, or the level `confidential` or
     `restricted`. Also found are words that are escaped, backwards, spaced, joined, or in ROT13, base64, base32,
-    hexadecimal and the like. Not counted are common words, words with fewer than 3 letters or digits, those that
-    untrusted content has brought, unless an earlier call could have made it repeat them, a host that was named before,
-    and those that a read-only tool got for the same hosts before the run had read untrusted content. A call of
-    `run_python` with hosts is asked about once the run or its code can have private data, whatever its arguments are.
+    hexadecimal and the like. Not counted are common words, those with fewer than 3 letters or digits, those that
+    untrusted content has brought first, the name of a host that the user's data names, and words that a read-only tool
+    has got for the same hosts before the run had read untrusted content. A call that the user has ordered in his own
+    words is exempt. Arguments and data that are too long to be compared in about 20 ms count as a leak.
 
     Args:
         verdict: Verdict on such a call; `"refuse"` refuses it.
@@ -139,143 +124,117 @@ def no_leaks(*, verdict: GuardVerdict | str = GuardVerdict.ASK) -> LeakRule:
     Raises:
         MisuseError: if the verdict is unknown.
     """
-    _VERDICT.check("no_leaks", "verdict", verdict)
-    return LeakRule(verdict=GuardVerdict(verdict))
+    return LeakRule(verdict=verdict)
 
 
-def _sort_words(
-    call: GuardedCall, wanted_places: Collection[str]
-) -> tuple[Mapping[str, LabelSource], Collection[str], Collection[str]]:
-    """Return the words of the user's data with their sources, the words that may be sent, and the hosts known."""
-    private: dict[str, LabelSource] = {}
-    excused, places = set[str](), set[str]()
-    # A result may repeat the arguments of a call, so the words of both are not a stranger's.
-    written, written_places = set[str](), set[str]()
-    is_tainted = False
-    for known in call.list_texts():
-        words, named = _list_words(known.text), _list_places([known.text])
+@attrs.frozen(slots=False)
+class _Text:
+    """A text that the run knows, in the forms in which words are looked for."""
+
+    known: KnownText
+
+    @property
+    def is_private(self) -> bool:
+        return not self.known.is_written and not _PRIVATE.isdisjoint(self.known.labels)
+
+    @cached_property
+    def folded(self) -> str:
+        return _fold(self.known.text)
+
+    @cached_property
+    def spaced(self) -> bytes:
+        return b" %b " % self.folded.encode("ascii", "replace").translate(_TO_SPACES)
+
+    @cached_property
+    def joined(self) -> bytes:
+        return self.folded.encode("ascii", "ignore").translate(_TO_SPACES).replace(b" ", b"")
+
+    def has(self, word: str) -> bool:
+        """Return whether a word is in the text: within others if it is long, or in a script without spaces."""
+        if not word.isascii():
+            return word in self.folded
+        return word.encode() in self.joined if len(word) >= _PART else b" %b " % word.encode() in self.spaced
+
+
+def _find_leak(call: GuardedCall, untrusted: LabelSource) -> tuple[str, tuple[LabelSource, ...]] | None:
+    """Return what is wrong with the arguments of a call, and the source of the data in them; None if nothing is."""
+    texts = [_Text(each) for each in call.list_texts()]
+    private = [each for each in texts if each.is_private]
+    size = sum([len(each.known.text) for each in private])
+    size_of_all = sum([len(each.known.text) for each in texts])
+    not_ascii = sum([len(each.known.text) for each in texts if not each.known.text.isascii()])
+    leaves = [str(each) for each in iter_leaves(call.arguments, has_keys=True)]
+    work = size_of_all * _PREPARING + not_ascii * _FOLDING + sum(map(len, leaves)) * _READING
+    if work > _MAX_WORK:
+        return _TOO_LONG, ()
+    addresses = {leaf: found for leaf in leaves if (found := _HOST.match(leaf))}
+    hosts = {_fold(found[1]) for found in addresses.values()}
+    for leaf in dict.fromkeys(leaves):
+        address = addresses.get(leaf)
+        is_named = address is not None and any(_fold(address[1]) in each.folded for each in private)
+        words = _list_words(leaf[address.end() :] if address is not None and is_named else leaf)
+        work += size * sum(map(len, words.values()))
+        if work > _MAX_WORK:
+            return _TOO_LONG, ()
+        for word, parts in words.items():
+            found = next((each for each in private if any(map(each.has, parts))), None)
+            if found is None:
+                continue
+            work += size_of_all * 2
+            if work > _MAX_WORK:
+                return _TOO_LONG, ()
+            if not any(_may_leave(each, call, texts, hosts, untrusted) for each in (word, leaf)):
+                owner = f" of {found.known.source.owner}" if found.known.source.owner else ""
+                source = found.known.source
+                return f"its arguments have words or numbers of the data{owner} from {source.describe()}", (source,)
+    return None
+
+
+def _may_leave(
+    word: str, call: GuardedCall, texts: Sequence[_Text], hosts: Iterable[str], untrusted: LabelSource
+) -> bool:
+    """Return whether strangers know a word, or a whole argument, that is in the user's data.
+
+    A result may repeat the arguments of a call, so it makes nothing known that the run has written before. Excused are
+    those of a search before the run had read anything untrusted.
+    """
+    is_written, is_tainted = False, untrusted.run_id != call.header.id or not untrusted.call_id
+    for text in texts:
+        known = text.known
         if known.is_written:
-            written.update(words)
-            written_places.update(named)
-            if not is_tainted:  # by a model that no stranger had talked to
-                places.update(named)
-                if call.tool.read_only and known.source.name == call.tool.name and named.issuperset(wanted_places):
-                    excused.update(words)
-        elif PRIVATE_LABELS.intersection(known.labels):
-            places.update(named)
-            for word in words:
-                private.setdefault(word, known.source)
+            has = word in known.text or text.has(word)
+            is_search = call.tool.read_only and known.source.name == call.tool.name and not is_tainted
+            if has and is_search and all(host in text.folded for host in hosts):
+                return True
+            is_written = is_written or has
         elif Label.UNTRUSTED in known.labels:
-            excused.update(words - written)
-            places.update(named - written_places)
-        is_tainted = is_tainted or Label.UNTRUSTED in known.labels
-    return private, excused, places
+            is_tainted = True
+            if not is_written and not text.is_private and (word in known.text or text.has(word)):
+                return True
+    return False
 
 
-def _iter_leaves(value: Any, *, has_keys: bool = False) -> Iterator[str]:
-    """Yield the texts and numbers in arguments, and the keys of the objects in them, at any depth."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            if has_keys:
-                yield str(key)
-            yield from _iter_leaves(each, has_keys=True)
-    elif isinstance(value, list | tuple | set | frozenset):
-        for each in value:
-            yield from _iter_leaves(each, has_keys=True)
-    elif hasattr(value, "__dict__"):
-        yield from _iter_leaves(vars(value), has_keys=True)
-    elif value is not None:
-        yield str(value)
+def _list_words(text: str) -> dict[str, tuple[str, ...]]:
+    """Return the words and numbers of a text, as it is and decoded, each with the parts of it to look for."""
+    plain = [text]
+    while len(plain) <= _ESCAPES and (bare := html.unescape(unquote(plain[-1]))) != plain[-1]:
+        plain.append(bare)
+    readings = [(reading, _MIN_WORD) for reading in plain]
+    for reading in plain:
+        turned = (reading[::-1], codecs.encode(reading, "rot13"))
+        readings += [(other, _MIN_ENCODED) for other in (*turned, *iter_readings(reading)) if other != reading]
+    words: dict[str, tuple[str, ...]] = {}
+    for reading, least in readings:
+        folded = _fold(reading)
+        spelt = [_SIGNS.sub("", found[0]) for found in _SPELT.finditer(folded)]
+        for word in {*_WORD.findall(folded), *spelt} - words.keys() - _COMMON:
+            is_dense = not word.isascii() and _IS_DENSE.match(word) is not None
+            if len(word) >= (_MIN_DENSE if is_dense else least):
+                size = _GROUP if is_dense else _PART if word.isascii() and least == _MIN_WORD else len(word)
+                words[word] = tuple([word[at : at + size] for at in range(max(len(word) - size, 0) + 1)])
+    return words
 
 
 def _fold(text: str) -> str:
     """Return a text in small letters and their plain forms, without hidden characters."""
-    return text.lower() if text.isascii() else unicodedata.normalize("NFKC", HIDDEN_CHARS.sub("", text)).casefold()
-
-
-def _list_places(texts: Iterable[str]) -> set[str]:
-    return {found.rstrip(".") for text in texts for found in _PLACE.findall(_fold(text))}
-
-
-def _without_known_host(leaf: str, places: Collection[str]) -> str:
-    """Return an address without its host if that was named before, since the host knows its name."""
-    found = _HOST_AT_START.match(leaf)
-    return leaf if found is None or _fold(found[1]).rstrip(".") not in places else leaf[found.end() :]
-
-
-def _list_words(text: str) -> set[str]:
-    """Return the words and numbers of a text that may identify a person or a matter."""
-    plain = _fold(text)
-    words: set[str] = set()
-    for token in _TOKEN.findall(plain):
-        if token.isascii() or not _IS_DENSE.match(token):
-            words.add(token)
-        else:
-            words.update(token[start : start + size] for size in (2, 3) for start in range(len(token) - size + 1))
-    words.update(re.sub(r"\D", "", found) for found in _GROUPED.findall(plain))
-    return {word for word in words if _counts(word)}
-
-
-def _counts(word: str) -> bool:
-    return (len(word) >= _MIN_WORD or not word.isascii()) and word not in _COMMON
-
-
-def _find_words(text: str, secret: Collection[str], excused: Collection[str]) -> set[str]:
-    """Return the words of the user's data that a text contains, plain or encoded."""
-    parts: dict[str, list[str]] = {}
-    for word in secret:
-        if len(word) >= _MIN_PART:
-            parts.setdefault(word[:_MIN_PART], []).append(word)
-    plain = [text]
-    while len(plain) <= _ESCAPES and (bare := html.unescape(unquote(plain[-1]))) != plain[-1]:
-        plain.append(bare)
-    found: set[str] = set()
-    for reading in plain:
-        found |= _find_in_reading(_fold(reading), secret, excused, parts, least=1)
-    if found:
-        return found
-    for reading in plain:
-        turned = (reading[::-1], codecs.encode(reading, "rot13"))
-        for other in (*turned, *iter_readings(reading)):
-            found |= _find_in_reading(_fold(other), secret, excused, parts, least=_MIN_ENCODED)
-    return found
-
-
-def _find_in_reading(
-    text: str, secret: Collection[str], excused: Collection[str], parts: Mapping[str, list[str]], *, least: int
-) -> set[str]:
-    found: set[str] = set()
-    tokens = _TOKEN.findall(text)
-    starts: list[int] = []
-    place = 0
-    spelt = ""  # words of one or two characters in a row: letters with spaces in between
-    for token in (*tokens, ""):
-        starts.append(place)
-        place += len(token)
-        if token.isascii() and len(token) <= 2 and token:  # noqa: PLR2004
-            spelt += token
-            continue
-        if len(spelt) >= _MIN_ENCODED:
-            found.update([word for word in secret if len(word) >= _MIN_ENCODED and word in spelt])
-        spelt = ""
-        if len(token) < least or token in excused:
-            continue
-        if token in secret:
-            found.add(token)
-        elif not token.isascii() and _IS_DENSE.match(token):
-            size = min(len(token), 3)
-            grams = {token[start : start + size] for start in range(len(token) - size + 1)}
-            found.update(grams.intersection(secret))
-    joined = "".join(tokens)
-    for start in range(len(joined) - _MIN_PART + 1):
-        for word in parts.get(joined[start : start + _MIN_PART], ()):
-            if not joined.startswith(word, start):
-                continue
-            index = bisect_right(starts, start) - 1
-            is_within = index < len(tokens) and start + len(word) <= starts[index] + len(tokens[index])
-            is_long = len(word) >= _MIN_ACROSS or (is_within and least == 1)  # encoded text is random letters
-            if is_long and not (is_within and tokens[index] in excused):
-                found.add(word)
-    return found
+    return text.lower() if text.isascii() else unicodedata.normalize("NFKC", HIDDEN_CHARS.sub("", text)).lower()

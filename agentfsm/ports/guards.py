@@ -35,6 +35,9 @@ class ToolTraits(Value):
     is_unclear_reader: bool = False
     """Whether the tool reads something and declares nothing about text of strangers; False for agents and the user."""
 
+    is_sandboxed: bool = False
+    """Whether the tool runs code in a sandbox: it may act on what it reads, and not only on its arguments."""
+
     @property
     def effects(self) -> frozenset[Label]:
         """Labels of the effects of a call, which count from its start."""

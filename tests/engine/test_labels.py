@@ -317,13 +317,3 @@ async def test_a_history_that_is_given_carries_the_labels_of_its_results(store):
     run = await agent.run("Settle it.", messages=before.messages)
     assert [each.tool for each in run.pending] == ["pay"]
     assert (run.labels[Label.UNTRUSTED].run_id, run.labels[Label.UNTRUSTED].name) == (run.id, "read_page")
-
-
-async def test_an_answer_that_is_used_as_a_prompt_carries_its_labels(store):
-    """Another agent of the process that is given it, alone or within a text, is asked as if it had read the page."""
-    before = await agent_of(store, say("", call("read_page")), "Mallory wants 900 EUR for the shoes.").run("Look.")
-    for prompt, is_asked in ((f"Do this: {before.output}", True), ("Pay for the shoes.", False)):
-        run = await agent_of(store, say("", call("pay")), "done", guards=[Guard.default()]).run(prompt)
-        assert bool(run.pending) is is_asked
-        assert (Label.UNTRUSTED in run.labels) is is_asked
-        assert not is_asked or run.labels[Label.UNTRUSTED].run_id == before.id

@@ -18,7 +18,7 @@ from agentfsm.core.reducers import add_counts
 from agentfsm.core.run_effects import list_results
 from agentfsm.core.text_safety import build_fence_mark
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
-from agentfsm.engine.tool_calls.known_texts import list_known_texts
+from agentfsm.engine.tool_calls.known_texts import find_prompt_labels, list_known_texts
 from agentfsm.ports.guards import GuardDecision, GuardedCall
 from agentfsm.tools.builtin import READ_RESULT
 from agentfsm.tools.queue.result_text import build_decided_result
@@ -130,7 +130,7 @@ def _find_words_of_user(run: Run) -> str:
     header = run.header
     if header.parent is not None or header.caller is not None:
         return ""
-    is_own = all(each.label is not Label.UNTRUSTED or each.run_id != run.id for each in header.labels)
+    is_own = Label.UNTRUSTED not in find_prompt_labels(header)
     prompt = [part.text for part in header.prompt if isinstance(part, TextPart)] if is_own else []
     return "\n".join([*prompt, *run.said])
 

@@ -5,65 +5,71 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import attrs
+
 from agentfsm.core.labels import Label, LabelSource
-from agentfsm.core.messages import AssistantMessage, MessageOrigin, ToolResult, UserMessage
+from agentfsm.core.messages import AssistantMessage, MessageOrigin, TextPart, ToolResult, UserMessage
 from agentfsm.ports.guards import KnownText
 from agentfsm.tools.builtin import ASK_USER
 
 if TYPE_CHECKING:
-    from agentfsm.core.messages import HostedContent, ToolCall
+    from agentfsm.core.header import Header
+    from agentfsm.core.messages import ToolCall
     from agentfsm.core.run import Run
 
 _USER_DATA = frozenset({Label.USER_DATA})
+_UNTRUSTED = frozenset({Label.UNTRUSTED})
+
+
+def find_prompt_labels(header: Header) -> frozenset[Label]:
+    """Return the labels that were given for the prompt of a run."""
+    return frozenset([each.label for each in header.labels if each.run_id == header.id and each.name == "prompt"])
 
 
 def list_known_texts(run: Run) -> tuple[KnownText, ...]:
     """Return the texts that a run had read when its open calls were written, and the arguments of earlier calls.
 
-    The words of the user, recalled items and answers to `ask_user` are user data. A prompt that is labelled as
-    untrusted when the run is started is a stranger's text instead, unless it is labelled as user data too.
+    The words of the user, recalled items and answers to `ask_user` are user data. A prompt or an input that is labelled
+    as untrusted is a stranger's text instead; the prompt is both if it is labelled as user data, too.
     """
     return tuple(_iter_known_texts(run))
 
 
 def _iter_known_texts(run: Run) -> Iterator[KnownText]:
-    owner = run.header.user or ""
-
-    def source(name: str, call_id: str = "") -> LabelSource:
-        return LabelSource(label=Label.USER_DATA, run_id=run.id, call_id=call_id, name=name, owner=owner)
+    def build(text: str, labels: frozenset[Label], name: str, call_id: str = "") -> KnownText:
+        owner = run.header.user or ""
+        source = LabelSource(label=Label.USER_DATA, run_id=run.id, call_id=call_id, name=name, owner=owner)
+        return KnownText(text=text, labels=labels, source=source)
 
     def write(call: ToolCall) -> KnownText:
-        return KnownText(text=call.arguments, labels=frozenset(), source=source(call.name, call.id), is_written=True)
+        return attrs.evolve(build(call.arguments, frozenset(), call.name, call.id), is_written=True)
 
     def read(result: ToolResult) -> KnownText:
         labels = frozenset(result.labels).union(_USER_DATA if result.tool == ASK_USER else ())
-        return KnownText(text=result.content, labels=labels, source=source(result.tool, result.call_id))
+        return build(result.content, labels, result.tool, result.call_id)
 
-    given = frozenset([each.label for each in run.header.labels if each.run_id == run.id and each.name == "prompt"])
-    prompt_labels = given if Label.UNTRUSTED in given else given | _USER_DATA
-    prompt_place = run.own_start + len(run.header.history)
+    prompt_place, given = run.own_start + len(run.header.history), find_prompt_labels(run.header)
+    said = frozenset([TextPart(text=text) for text in run.said])
     for place, message in enumerate(run.messages):
         if isinstance(message, ToolResult):
             yield read(message)
         elif isinstance(message, AssistantMessage):
             if message.hosted is not None:
-                name = message.hosted.calls[0].tool if message.hosted.calls else "reply"
-                text = "\n".join(_iter_hosted(message.hosted))
-                yield KnownText(text=text, labels=frozenset(message.hosted.labels), source=source(name))
+                cited = [f"{each.url} {each.title} {each.quote}" for each in message.hosted.citations]
+                text = "\n".join([*cited, *[each.output for each in message.hosted.calls]])
+                yield build(text, frozenset(message.hosted.labels), "reply")
             yield from map(write, message.calls)
-        elif isinstance(message, UserMessage) and message.origin is not MessageOrigin.PLAN:  # its results follow
-            labels = prompt_labels if place == prompt_place else _USER_DATA
-            yield KnownText(text=message.text, labels=labels, source=source("memory" if message.is_note else "prompt"))
+        elif isinstance(message, UserMessage) and message.origin is MessageOrigin.MEMORY:
+            yield build(message.text, _USER_DATA, "memory")
+        elif isinstance(message, UserMessage) and message.origin is MessageOrigin.USER:
+            labels = _USER_DATA
+            if place == prompt_place:
+                labels = given if Label.UNTRUSTED in given else given | _USER_DATA
+            elif place > prompt_place and said.isdisjoint(message.parts):
+                labels = _UNTRUSTED
+            yield build(message.text, labels, "prompt" if place <= prompt_place else "input")
     # The arguments of the steps of a plan may come from results of its other steps.
-    steps = (*(() if run.plan is None else run.plan.closed), *(run.open if run.reply is None else ()))
-    for entry in steps:
+    for entry in (*(() if run.plan is None else run.plan.closed), *(run.open if run.reply is None else ())):
         if entry.result is not None:
             yield write(entry.call)
             yield read(entry.result)
-
-
-def _iter_hosted(content: HostedContent) -> Iterator[str]:
-    for citation in content.citations:
-        yield f"{citation.url} {citation.title} {citation.quote}"
-    for call in content.calls:
-        yield call.output
