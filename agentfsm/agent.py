@@ -43,7 +43,7 @@ from agentfsm.core.header import INHERITED_FIELDS, Header
 from agentfsm.core.hosted_tools import HostedTool
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.json_text import round_timestamp
-from agentfsm.core.labels import Label, LabelSource, as_labels
+from agentfsm.core.labels import Label, LabelSource, as_labels, find_owner
 from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
 from agentfsm.core.messages import JSON, AssistantMessage, Message, Part, ToolResult, as_parts, check_history
@@ -570,8 +570,8 @@ class Agent(Generic[A_co]):
             **identity,
         )
         inherited_labels = parent.labels if parent is not None else {} if call is None else call.labels
-        if labels or inherited_labels or history:
-            sources = _list_label_sources(header.id, as_labels(labels), inherited_labels, history)
+        if labels or inherited_labels or header.history:
+            sources = _list_label_sources(header, as_labels(labels), inherited_labels)
             header = attrs.evolve(header, labels=sources)
         return self.driver.attach_decoder(begin_run(header, after))
 
@@ -1170,19 +1170,22 @@ class _StepIterator(AsyncIterator[Run[A_co]]):
 
 
 def _list_label_sources(
-    run_id: str, labels: Iterable[Label], inherited: Mapping[Label, LabelSource], history: Iterable[Message]
+    header: Header, labels: Iterable[Label], inherited: Mapping[Label, LabelSource]
 ) -> tuple[LabelSource, ...]:
     """Return the labels with which a run begins: of its history, its prompt, and the run that calls the agent."""
+    found: list[tuple[Label, str, str]] = []
+    for message in header.history:
+        if isinstance(message, ToolResult):
+            found += [(label, message.tool, message.call_id) for label in message.labels]
+        elif isinstance(message, AssistantMessage) and message.hosted is not None:
+            found += [(label, "messages", "") for label in message.hosted.labels]
+    found += [(label, "prompt", "") for label in labels]
     own = {
-        label: LabelSource(label=label, run_id=run_id, call_id=message.call_id, name=message.tool)
-        for message in history
-        if isinstance(message, ToolResult)
-        for label in message.labels
+        label: LabelSource(
+            label=label, run_id=header.id, call_id=call_id, name=name, owner=find_owner(label, header.user)
+        )
+        for label, name, call_id in found
     }
-    for message in history:
-        if isinstance(message, AssistantMessage) and message.hosted is not None:
-            own |= {label: LabelSource(label=label, run_id=run_id, name="messages") for label in message.hosted.labels}
-    own |= {label: LabelSource(label=label, run_id=run_id, name="prompt") for label in labels}
     return tuple({**own, **inherited}.values())
 
 

@@ -81,6 +81,11 @@ def as_labels(labels: Iterable[str]) -> tuple[Label, ...]:
     return tuple([label for label in Label if label in given])
 
 
+def find_owner(label: Label, user: str | None) -> str:
+    """Return the owner of data with a label that comes into a run of the user; empty if it has none."""
+    return (user or "") if label is Label.USER_DATA else ""
+
+
 def join_labels(*several: Iterable[Label]) -> tuple[Label, ...]:
     """Return the labels of all, in the order of `Label`, each once."""
     given = frozenset().union(*several)

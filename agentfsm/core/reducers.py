@@ -22,7 +22,7 @@ from agentfsm.core.calls import (
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.history import History
 from agentfsm.core.inbox import InputKind
-from agentfsm.core.labels import Label, LabelSource, join_labels
+from agentfsm.core.labels import Label, LabelSource, find_owner, join_labels
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import next_state
 from agentfsm.core.messages import Outcome, SystemMessage, TextPart, ToolResult, UserMessage
@@ -112,7 +112,7 @@ def _add_labels(
             version=version,
             call_id=call_id,
             name=name,
-            owner=(run.header.user or "") if label is Label.USER_DATA else "",
+            owner=find_owner(label, run.header.user),
         )
         for label in labels
         if label not in before

@@ -6,7 +6,7 @@ import codecs
 import html
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
@@ -53,7 +53,10 @@ _SIGNS: Final = re.compile(r"[\W_]+")
 _SPELT: Final = re.compile(
     r"(?<![^\W_])[^\W_]{1,2}([\W_]{1,3})[^\W_]{1,2}(?:\1[^\W_]{1,2}){3,}(?![^\W_])|\d(?:[ ()./-]{0,2}\d){5,}"
 )
-_HOST: Final = re.compile(r"\s*(?:https?:)?//([\w.:-]+)(?=[/?#]|\s*$)", re.IGNORECASE)
+# An address up to the end of its host, and names of hosts and all that stands where an address has its host.
+_ADDRESS: Final = re.compile(r"\s*(?:https?:)?//([\w.:-]+)(?=[/?#]|\s*$)", re.IGNORECASE)
+_PLACE: Final = re.compile(r"(?<=//)[^/?#\s]+|[\w-]+(?:\.[\w-]+)+")
+_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]+")
 _TO_SPACES: Final = bytes([code if chr(code).isalnum() and code < 128 else 32 for code in range(256)])  # noqa: PLR2004
 # Words that say nothing of a person.
 _COMMON: Final = frozenset(
@@ -143,7 +146,7 @@ class _Text:
 
     @cached_property
     def spaced(self) -> bytes:
-        return b" %b " % self.folded.encode("ascii", "replace").translate(_TO_SPACES)
+        return b" %b " % _NOT_ASCII.sub(" ", self.folded).encode().translate(_TO_SPACES)
 
     @cached_property
     def joined(self) -> bytes:
@@ -167,49 +170,47 @@ def _find_leak(call: GuardedCall, untrusted: LabelSource) -> tuple[str, tuple[La
     work = size_of_all * _PREPARING + not_ascii * _FOLDING + sum(map(len, leaves)) * _READING
     if work > _MAX_WORK:
         return _TOO_LONG, ()
-    addresses = {leaf: found for leaf in leaves if (found := _HOST.match(leaf))}
-    hosts = {_fold(found[1]) for found in addresses.values()}
+    places = {place for leaf in leaves for place in _PLACE.findall(_fold(leaf))}
     for leaf in dict.fromkeys(leaves):
-        address = addresses.get(leaf)
+        address = _ADDRESS.match(leaf)
         is_named = address is not None and any(_fold(address[1]) in each.folded for each in private)
         words = _list_words(leaf[address.end() :] if address is not None and is_named else leaf)
         work += size * sum(map(len, words.values()))
-        if work > _MAX_WORK:
-            return _TOO_LONG, ()
         for word, parts in words.items():
+            if work > _MAX_WORK:
+                return _TOO_LONG, ()
             found = next((each for each in private if any(map(each.has, parts))), None)
             if found is None:
                 continue
             work += size_of_all * 2
-            if work > _MAX_WORK:
-                return _TOO_LONG, ()
-            if not any(_may_leave(each, call, texts, hosts, untrusted) for each in (word, leaf)):
-                owner = f" of {found.known.source.owner}" if found.known.source.owner else ""
+            sought = [word] if address is None else [word, leaf]
+            if not any(_is_known_outside(each, call, texts, places, untrusted) for each in sought):
                 source = found.known.source
+                owner = f" of {source.owner}" if source.owner else ""
                 return f"its arguments have words or numbers of the data{owner} from {source.describe()}", (source,)
     return None
 
 
-def _may_leave(
-    word: str, call: GuardedCall, texts: Sequence[_Text], hosts: Iterable[str], untrusted: LabelSource
+def _is_known_outside(
+    sought: str, call: GuardedCall, texts: Sequence[_Text], places: Collection[str], untrusted: LabelSource
 ) -> bool:
-    """Return whether strangers know a word, or a whole argument, that is in the user's data.
+    """Return whether a word of the user's data, or an address with one, is known where the call sends it.
 
-    A result may repeat the arguments of a call, so it makes nothing known that the run has written before. Excused are
-    those of a search before the run had read anything untrusted.
+    Untrusted content makes known what it has, unless the run has written that before: a result may repeat arguments. A
+    read-only tool has made known what it got for the same places before the run had read anything untrusted.
     """
     is_written, is_tainted = False, untrusted.run_id != call.header.id or not untrusted.call_id
     for text in texts:
         known = text.known
+        has = sought in known.text if _ADDRESS.match(sought) else text.has(sought)
         if known.is_written:
-            has = word in known.text or text.has(word)
             is_search = call.tool.read_only and known.source.name == call.tool.name and not is_tainted
-            if has and is_search and all(host in text.folded for host in hosts):
+            if has and is_search and all(place in text.folded for place in places):
                 return True
             is_written = is_written or has
         elif Label.UNTRUSTED in known.labels:
             is_tainted = True
-            if not is_written and not text.is_private and (word in known.text or text.has(word)):
+            if has and not is_written and not text.is_private:
                 return True
     return False
 
@@ -227,7 +228,7 @@ def _list_words(text: str) -> dict[str, tuple[str, ...]]:
     for reading, least in readings:
         folded = _fold(reading)
         spelt = [_SIGNS.sub("", found[0]) for found in _SPELT.finditer(folded)]
-        for word in {*_WORD.findall(folded), *spelt} - words.keys() - _COMMON:
+        for word in sorted({*_WORD.findall(folded), *spelt} - words.keys() - _COMMON):
             is_dense = not word.isascii() and _IS_DENSE.match(word) is not None
             if len(word) >= (_MIN_DENSE if is_dense else least):
                 size = _GROUP if is_dense else _PART if word.isascii() and least == _MIN_WORD else len(word)

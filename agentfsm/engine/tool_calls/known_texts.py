@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from agentfsm.core.labels import Label, LabelSource
+from agentfsm.core.labels import Label, LabelSource, find_owner
 from agentfsm.core.messages import AssistantMessage, MessageOrigin, TextPart, ToolResult, UserMessage
+from agentfsm.core.recalled_items import read_recall_note
 from agentfsm.ports.guards import KnownText
 from agentfsm.tools.builtin import ASK_USER
 
@@ -22,8 +23,10 @@ _UNTRUSTED = frozenset({Label.UNTRUSTED})
 
 
 def find_prompt_labels(header: Header) -> frozenset[Label]:
-    """Return the labels that were given for the prompt of a run."""
-    return frozenset([each.label for each in header.labels if each.run_id == header.id and each.name == "prompt"])
+    """Return the labels that were given for the prompt of a run, or for that of the run of which it is a fork."""
+    is_own = header.parent is None and header.caller is None  # else they may be those of a prompt above it
+    given = [each for each in header.labels if each.name == "prompt" and (is_own or each.run_id == header.id)]
+    return frozenset([each.label for each in given])
 
 
 def list_known_texts(run: Run) -> tuple[KnownText, ...]:
@@ -37,7 +40,7 @@ def list_known_texts(run: Run) -> tuple[KnownText, ...]:
 
 def _iter_known_texts(run: Run) -> Iterator[KnownText]:
     def build(text: str, labels: frozenset[Label], name: str, call_id: str = "") -> KnownText:
-        owner = run.header.user or ""
+        owner = find_owner(Label.USER_DATA, run.header.user)
         source = LabelSource(label=Label.USER_DATA, run_id=run.id, call_id=call_id, name=name, owner=owner)
         return KnownText(text=text, labels=labels, source=source)
 
@@ -60,7 +63,7 @@ def _iter_known_texts(run: Run) -> Iterator[KnownText]:
                 yield build(text, frozenset(message.hosted.labels), "reply")
             yield from map(write, message.calls)
         elif isinstance(message, UserMessage) and message.origin is MessageOrigin.MEMORY:
-            yield build(message.text, _USER_DATA, "memory")
+            yield build(read_recall_note(message), _USER_DATA, "memory")
         elif isinstance(message, UserMessage) and message.origin is MessageOrigin.USER:
             labels = _USER_DATA
             if place == prompt_place:
