@@ -130,7 +130,7 @@ def no_leaks(*, verdict: GuardVerdict | str = GuardVerdict.ASK) -> LeakRule:
     return LeakRule(verdict=verdict)
 
 
-@attrs.frozen(slots=False)
+@attrs.define(eq=False)
 class _Text:
     """A text that the run knows, in the forms in which words are looked for."""
 
