@@ -11,7 +11,6 @@ from agentfsm.tools.executing_call import current_call
 
 if TYPE_CHECKING:
     from agentfsm.ports.store import Store
-    from agentfsm.ports.stored import StoreRecord
 
 FILE_LABELS_KIND: Final = "file-labels"
 # Contents of a path whose labels are kept: the present one, and those before it, since a crash may leave an older one.
@@ -31,9 +30,8 @@ async def restore_file_labels(path: str, content: bytes) -> None:
     if call is None:
         return
     call.on_labels((Label.USER_DATA,))
-    record = None if call.store is None else await _read(call.store, path)
-    if record is not None:
-        call.on_labels(as_labels(_read_versions(record).get(_hash(content), ())))
+    versions, _revision = ({}, 0) if call.store is None else await _read_versions(call.store, path)
+    call.on_labels(as_labels(versions.get(_hash(content), ())))
 
 
 async def keep_file_labels(path: str, content: bytes) -> None:
@@ -51,16 +49,12 @@ async def keep_file_labels(path: str, content: bytes) -> None:
     if call is None or call.store is None or not labels:
         return
     while True:
-        record = await _read(call.store, path)
-        versions = {} if record is None else _read_versions(record)
+        versions, revision = await _read_versions(call.store, path)
         known = versions.pop(_hash(content), ())
         versions[_hash(content)] = [str(label) for label in join_labels(as_labels(known), labels)]
-        newest = dict([*versions.items()][-_MAX_VERSIONS:])
-        revision = 0 if record is None else record.revision
+        record: Any = {"path": path, "versions": dict([*versions.items()][-_MAX_VERSIONS:])}
         try:
-            await call.store.write_record(
-                FILE_LABELS_KIND, _hash(path.encode()), {"path": path, "versions": newest}, revision=revision
-            )
+            await call.store.write_record(FILE_LABELS_KIND, _hash(path.encode()), record, revision=revision)
         except ConflictError:  # another run has written the file at the same time
             continue
         except MisuseError:  # a store without records
@@ -68,15 +62,16 @@ async def keep_file_labels(path: str, content: bytes) -> None:
         return
 
 
-async def _read(store: Store, path: str) -> StoreRecord | None:
+async def _read_versions(store: Store, path: str) -> tuple[dict[str, Any], int]:
+    """Return the labels of the contents of a path by their hashes, oldest first, and the revision of the record."""
     try:
-        return await store.read_record(FILE_LABELS_KIND, _hash(path.encode()))
+        record = await store.read_record(FILE_LABELS_KIND, _hash(path.encode()))
     except MisuseError:  # a store without records
-        return None
-
-
-def _read_versions(record: StoreRecord) -> dict[str, Any]:
-    return dict(record.value["versions"]) if isinstance(record.value, dict) else {}  # type: ignore[arg-type]
+        record = None
+    if record is None or not isinstance(record.value, dict):
+        return {}, 0 if record is None else record.revision
+    versions: Any = record.value["versions"]
+    return dict(versions), record.revision
 
 
 def _hash(content: bytes) -> str:
