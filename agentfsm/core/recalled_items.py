@@ -46,7 +46,7 @@ def build_recall_note(items: Sequence[RecalledItem]) -> UserMessage:
 
 
 def read_recall_note(note: UserMessage) -> str:
-    """Return the texts of the items in a note, one a line, without what the note says itself."""
+    """Return the texts of the items in a note, one a line, without the words of the note itself."""
     lines = [line.partition(": ") for line in note.text.splitlines() if line.startswith("- ")]
     return "\n".join([text for _head, _colon, text in lines])
 

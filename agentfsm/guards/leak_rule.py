@@ -160,7 +160,7 @@ class _Text:
 
 
 def _find_leak(call: GuardedCall, untrusted: LabelSource) -> tuple[str, tuple[LabelSource, ...]] | None:
-    """Return what is wrong with the arguments of a call, and the source of the data in them; None if nothing is."""
+    """Return a reason against the arguments of a call, and the source of the data in them; None if there is none."""
     texts = [_Text(each) for each in call.list_texts()]
     private = [each for each in texts if each.is_private]
     size = sum([len(each.known.text) for each in private])
@@ -196,8 +196,8 @@ def _is_known_outside(
 ) -> bool:
     """Return whether a word of the user's data, or an address with one, is known where the call sends it.
 
-    Untrusted content makes known what it has, unless the run has written that before: a result may repeat arguments. A
-    read-only tool has made known what it got for the same places before the run had read anything untrusted.
+    Untrusted content makes its words known, unless the run has written that before: a result may repeat arguments. A
+    read-only tool has made those known that it got for the same places before the run had read anything untrusted.
     """
     is_written, is_tainted = False, untrusted.run_id != call.header.id or not untrusted.call_id
     for text in texts:

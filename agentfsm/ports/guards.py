@@ -36,7 +36,7 @@ class ToolTraits(Value):
     """Whether the tool reads something and declares nothing about text of strangers; False for agents and the user."""
 
     is_sandboxed: bool = False
-    """Whether the tool runs code in a sandbox: it may act on what it reads, and not only on its arguments."""
+    """Whether the tool runs code in a sandbox: it may act on the texts that it reads, and not only on its arguments."""
 
     @property
     def effects(self) -> frozenset[Label]:
