@@ -48,8 +48,8 @@ class LabelRule(CallGuard, Value):
 
     A call breaks it if it adds one of the labels, and all others are there. If the labels name something that calls do
     (`sends_out`, `irreversible`), only a call that does it breaks the rule, whatever it reads itself: its arguments
-    were written before. Code in a sandbox may act on texts that it reads, so there that counts. A level of data stands for
-    itself and all levels above.
+    were written before. Code in a sandbox may act on texts that it reads, so there that counts. A level of data stands
+    for itself and all levels above.
     """
 
     labels: tuple[Label, ...] = attrs.field(converter=as_labels)
