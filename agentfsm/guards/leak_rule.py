@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import attrs
 
 from agentfsm.core.guarding import GuardVerdict
-from agentfsm.core.labels import DATA_LEVELS, Label
+from agentfsm.core.labels import DATA_LEVELS, Label, LabelSource, find_owner
 from agentfsm.core.text_safety import HIDDEN_CHARS
 from agentfsm.core.value import Value
 from agentfsm.guards.argument_values import iter_leaves
@@ -23,7 +23,6 @@ from agentfsm.guards.encoded_text import iter_readings
 from agentfsm.ports.guards import CallGuard, GuardDecision
 
 if TYPE_CHECKING:
-    from agentfsm.core.labels import LabelSource
     from agentfsm.ports.guards import GuardedCall, KnownText, ToolTraits
 
 # Labels of texts that are not for everybody.
@@ -185,7 +184,13 @@ def _find_leak(call: GuardedCall, untrusted: LabelSource) -> tuple[str, tuple[La
             work += size_of_all * 2
             sought = [word] if address is None else [word, leaf]
             if not any(_is_known_outside(each, call, texts, places, untrusted) for each in sought):
-                source = found.known.source
+                source = LabelSource(
+                    label=Label.USER_DATA,
+                    run_id=call.header.id,
+                    call_id=found.known.call_id,
+                    name=found.known.name,
+                    owner=find_owner(Label.USER_DATA, call.header.user),
+                )
                 owner = f" of {source.owner}" if source.owner else ""
                 return f"its arguments have words or numbers of the data{owner} from {source.describe()}", (source,)
     return None
@@ -204,7 +209,7 @@ def _is_known_outside(
         known = text.known
         has = sought in known.text if _ADDRESS.match(sought) else text.has(sought)
         if known.is_written:
-            is_search = call.tool.read_only and known.source.name == call.tool.name and not is_tainted
+            is_search = call.tool.read_only and known.name == call.tool.name and not is_tainted
             if has and is_search and all(place in text.folded for place in places):
                 return True
             is_written = is_written or has

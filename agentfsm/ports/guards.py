@@ -54,11 +54,14 @@ class KnownText(Value):
     labels: frozenset[Label]
     """Labels of the text; `user_data` for the words of the user and recalled items."""
 
-    source: LabelSource
-    """Origin of the text, with its owner. `label` is `user_data`, whatever the labels of the text are."""
+    name: str
+    """Name of the tool, "prompt", "input", "memory" or "reply"."""
+
+    call_id: str = ""
+    """Id of the call; empty if the text belongs to none."""
 
     is_written: bool = False
-    """Whether the model wrote it: the arguments of a call, of the tool `source.name`."""
+    """Whether the model wrote it: the arguments of the call."""
 
 
 @attrs.frozen(kw_only=True)

@@ -158,8 +158,7 @@ def guarded(texts, *, labels=("untrusted",), **arguments):
 
 
 def known(text, *labels):
-    source = LabelSource(label=Label.USER_DATA, run_id="r", name="prompt")
-    return KnownText(text=text, labels=frozenset(map(Label, labels)), source=source)
+    return KnownText(text=text, labels=frozenset(map(Label, labels)), name="prompt")
 
 
 def test_nothing_is_looked_at_before_untrusted_content():

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import attrs
-
-from agentfsm.core.labels import Label, LabelSource, find_owner
+from agentfsm.core.labels import Label
 from agentfsm.core.messages import AssistantMessage, MessageOrigin, TextPart, ToolResult, UserMessage
 from agentfsm.core.recalled_items import read_recall_note
 from agentfsm.ports.guards import KnownText
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
     from agentfsm.core.messages import ToolCall
     from agentfsm.core.run import Run
 
+_NONE = frozenset[Label]()
 _USER_DATA = frozenset({Label.USER_DATA})
 _UNTRUSTED = frozenset({Label.UNTRUSTED})
 
@@ -39,17 +38,12 @@ def list_known_texts(run: Run) -> tuple[KnownText, ...]:
 
 
 def _iter_known_texts(run: Run) -> Iterator[KnownText]:
-    def build(text: str, labels: frozenset[Label], name: str, call_id: str = "") -> KnownText:
-        owner = find_owner(Label.USER_DATA, run.header.user)
-        source = LabelSource(label=Label.USER_DATA, run_id=run.id, call_id=call_id, name=name, owner=owner)
-        return KnownText(text=text, labels=labels, source=source)
-
     def write(call: ToolCall) -> KnownText:
-        return attrs.evolve(build(call.arguments, frozenset(), call.name, call.id), is_written=True)
+        return KnownText(text=call.arguments, labels=_NONE, name=call.name, call_id=call.id, is_written=True)
 
     def read(result: ToolResult) -> KnownText:
-        labels = frozenset(result.labels).union(_USER_DATA if result.tool == ASK_USER else ())
-        return build(result.content, labels, result.tool, result.call_id)
+        labels = frozenset((*result.labels, Label.USER_DATA) if result.tool == ASK_USER else result.labels)
+        return KnownText(text=result.content, labels=labels, name=result.tool, call_id=result.call_id)
 
     prompt_place, given = run.own_start + len(run.header.history), find_prompt_labels(run.header)
     said = frozenset([TextPart(text=text) for text in run.said])
@@ -60,17 +54,17 @@ def _iter_known_texts(run: Run) -> Iterator[KnownText]:
             if message.hosted is not None:
                 cited = [f"{each.url} {each.title} {each.quote}" for each in message.hosted.citations]
                 text = "\n".join([*cited, *[each.output for each in message.hosted.calls]])
-                yield build(text, frozenset(message.hosted.labels), "reply")
+                yield KnownText(text=text, labels=frozenset(message.hosted.labels), name="reply")
             yield from map(write, message.calls)
         elif isinstance(message, UserMessage) and message.origin is MessageOrigin.MEMORY:
-            yield build(read_recall_note(message), _USER_DATA, "memory")
+            yield KnownText(text=read_recall_note(message), labels=_USER_DATA, name="memory")
         elif isinstance(message, UserMessage) and message.origin is MessageOrigin.USER:
             labels = _USER_DATA
             if place == prompt_place:
                 labels = given if Label.UNTRUSTED in given else given | _USER_DATA
             elif place > prompt_place and said.isdisjoint(message.parts):
                 labels = _UNTRUSTED
-            yield build(message.text, labels, "prompt" if place <= prompt_place else "input")
+            yield KnownText(text=message.text, labels=labels, name="prompt" if place <= prompt_place else "input")
     # The arguments of the steps of a plan may come from results of its other steps.
     for entry in (*(() if run.plan is None else run.plan.closed), *(run.open if run.reply is None else ())):
         if entry.result is not None:
