@@ -43,10 +43,10 @@ from agentfsm.core.header import INHERITED_FIELDS, Header
 from agentfsm.core.hosted_tools import HostedTool
 from agentfsm.core.inbox import InputKind, Priority
 from agentfsm.core.json_text import round_timestamp
-from agentfsm.core.labels import Label, LabelSource, as_labels
+from agentfsm.core.labels import Label, LabelSource, as_labels, find_owner
 from agentfsm.core.limits import Limits
 from agentfsm.core.machine import State
-from agentfsm.core.messages import JSON, Message, Part, as_parts, check_history
+from agentfsm.core.messages import JSON, AssistantMessage, Message, Part, ToolResult, as_parts, check_history
 from agentfsm.core.pending import Elicit
 from agentfsm.core.plans import Plan
 from agentfsm.core.run import A_co, Run, begin_run
@@ -520,7 +520,9 @@ class Agent(Generic[A_co]):
             release: Name of the release of the agent that the run was assigned to.
             arms: Arm of each experiment that the run takes part in, by the name of the experiment.
             traceparent: Trace that the run belongs to, as in the W3C header `traceparent`.
-            labels: Labels of the prompt and of `messages`, such as "untrusted" for a prompt that contains a mail.
+            labels: Labels of the prompt and of `messages`, such as "untrusted" for a prompt that contains a mail, and
+                `labels=other.labels` for one that contains the answer of another run. The run has those of the results
+                in `messages` as well.
             parent: The run that calls this agent as a tool.
 
         Raises:
@@ -571,8 +573,9 @@ class Agent(Generic[A_co]):
             **identity,
         )
         inherited_labels = parent.labels if parent is not None else {} if call is None else call.labels
-        if labels or inherited_labels:
-            header = attrs.evolve(header, labels=_list_label_sources(header.id, as_labels(labels), inherited_labels))
+        if labels or inherited_labels or header.history:
+            sources = _list_label_sources(header, as_labels(labels), inherited_labels)
+            header = attrs.evolve(header, labels=sources)
         return self.driver.attach_decoder(begin_run(header, after))
 
     def _check_prompt(self, prompt: Prompt) -> tuple[Part, ...]:
@@ -1178,10 +1181,22 @@ class _StepIterator(AsyncIterator[Run[A_co]]):
 
 
 def _list_label_sources(
-    run_id: str, labels: Iterable[Label], inherited: Mapping[Label, LabelSource]
+    header: Header, labels: Iterable[Label], inherited: Mapping[Label, LabelSource]
 ) -> tuple[LabelSource, ...]:
-    """Return the labels that the prompt of a run has: those given for it, and those of the run that calls the agent."""
-    own = {label: LabelSource(label=label, run_id=run_id, name="prompt") for label in labels}
+    """Return the labels with which a run begins: of its history, its prompt, and the run that calls the agent."""
+    found: list[tuple[Label, str, str]] = []
+    for message in header.history:
+        if isinstance(message, ToolResult):
+            found += [(label, message.tool, message.call_id) for label in message.labels]
+        elif isinstance(message, AssistantMessage) and message.hosted is not None:
+            found += [(label, "messages", "") for label in message.hosted.labels]
+    found += [(label, "prompt", "") for label in labels]
+    own = {
+        label: LabelSource(
+            label=label, run_id=header.id, call_id=call_id, name=name, owner=find_owner(label, header.user)
+        )
+        for label, name, call_id in found
+    }
     return tuple({**own, **inherited}.values())
 
 

@@ -23,6 +23,7 @@ class Label(StrEnum):
     PRIVATE = "private"
     SENDS_OUT = "sends_out"
     IRREVERSIBLE = "irreversible"
+    USER_DATA = "user_data"
     PUBLIC = "public"
     INTERNAL = "internal"
     CONFIDENTIAL = "confidential"
@@ -54,6 +55,9 @@ class LabelSource(Value):
     name: str = ""
     """Name of the tool, kind of the input, "prompt", or name of a tool that the provider executed."""
 
+    owner: str = ""
+    """User whose data it is, for `user_data`; empty for other labels, and for runs without a user."""
+
     def describe(self) -> str:
         """Return the source for people, such as "call t1.0 of fetch_page"."""
         return f"call {self.call_id} of {self.name}" if self.call_id else self.name
@@ -75,6 +79,11 @@ def as_labels(labels: Iterable[str]) -> tuple[Label, ...]:
             f"{', '.join(Label)}"
         )
     return tuple([label for label in Label if label in given])
+
+
+def find_owner(label: Label, user: str | None) -> str:
+    """Return the owner of data with a label that comes into a run of the user; empty if it has none."""
+    return (user or "") if label is Label.USER_DATA else ""
 
 
 def join_labels(*several: Iterable[Label]) -> tuple[Label, ...]:

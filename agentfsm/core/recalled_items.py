@@ -45,6 +45,12 @@ def build_recall_note(items: Sequence[RecalledItem]) -> UserMessage:
     return UserMessage(parts=(TextPart(text=f"[Memory] Kept from earlier runs. {text}"),), origin=MessageOrigin.MEMORY)
 
 
+def read_recall_note(note: UserMessage) -> str:
+    """Return the texts of the items in a note, one a line, without the words of the note itself."""
+    lines = [line.partition(": ") for line in note.text.splitlines() if line.startswith("- ")]
+    return "\n".join([text for _head, _colon, text in lines])
+
+
 def _write_line(item: RecalledItem) -> str:
     return f"- {item.kind} of {_write_day(item.valid_from)}: {' '.join(strip_unsafe(item.text).split())}"
 

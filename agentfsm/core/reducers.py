@@ -22,7 +22,7 @@ from agentfsm.core.calls import (
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.history import History
 from agentfsm.core.inbox import InputKind
-from agentfsm.core.labels import Label, LabelSource, join_labels
+from agentfsm.core.labels import Label, LabelSource, find_owner, join_labels
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import next_state
 from agentfsm.core.messages import Outcome, SystemMessage, TextPart, ToolResult, UserMessage
@@ -106,7 +106,14 @@ def _add_labels(
     before = run.labels if known is None else known
     version = run.version + 1
     new = {
-        label: LabelSource(label=label, run_id=run.id, version=version, call_id=call_id, name=name)
+        label: LabelSource(
+            label=label,
+            run_id=run.id,
+            version=version,
+            call_id=call_id,
+            name=name,
+            owner=find_owner(label, run.header.user),
+        )
         for label in labels
         if label not in before
     }
@@ -238,7 +245,7 @@ def _reduce_recalled(run: RunFields, event: e.Recalled) -> Changes:
     changes: Changes = {"is_recalled": True, "usage": run.usage + event.usage}
     if event.items:
         changes["messages"] = run.messages.with_appended(build_recall_note(event.items))
-    if labels := join_labels(*[item.labels for item in event.items]):
+        labels = join_labels((Label.USER_DATA,), *[item.labels for item in event.items])
         changes["labels"] = _add_labels(run, labels, name="memory")
     return changes
 

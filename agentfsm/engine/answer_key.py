@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from agentfsm.core.labels import join_labels
+from agentfsm.core.labels import Label, join_labels
 from agentfsm.core.messages import TextPart
 from agentfsm.engine.model_calls.tool_selection import list_offered_tools
 from agentfsm.ports.guards import describe_guard
@@ -45,7 +45,7 @@ def hash_question(execution: Execution, cache: AnswerCache) -> str:
         "roles": sorted(header.roles),
         "clearance": header.clearance,
         "metadata": header.metadata,
-        "labels": join_labels(run.labels),
+        "labels": join_labels(run.labels.keys() - {Label.USER_DATA}),
         "release": header.release,
         "arms": header.arms,
         "agent": [header.agent, header.agent_version],

@@ -133,7 +133,8 @@ async def _settle_claim(execution: Execution, claim: AnswerClaim) -> None:
     expires_at = None if uses is None else _find_expiry(config, claim.cache, run.updated_at, uses)
     if uses is None or expires_at is None or expires_at <= config.clock.now():
         return await claim.mark_uncacheable()
-    source = AnswerSource(run_id=run.id, at=run.updated_at, labels=join_labels(run.labels))
+    labels = join_labels(run.labels.keys() - {Label.USER_DATA})  # of the user who asked, not of those who get it
+    source = AnswerSource(run_id=run.id, at=run.updated_at, labels=labels)
     answer = KeptAnswer(text=run.answer, source=source, version=run.version, uses=uses)
     return await claim.keep(answer, expires_at)
 

@@ -28,10 +28,19 @@ from agentfsm.guards.country_data import load_country_data
 from agentfsm.guards.detection import Detection, calibrate, score_windows
 from agentfsm.guards.exit_rules import ExitFilter, exit_filter
 from agentfsm.guards.guard import Guard
+from agentfsm.guards.leak_rule import LeakRule, no_leaks
 from agentfsm.guards.pattern_detector import PatternDetector
 from agentfsm.guards.text_rules import FenceRule, fence_untrusted
 from agentfsm.guards.vault import Vault
-from agentfsm.ports.guards import CallGuard, FilteredText, GuardDecision, GuardedCall, OutgoingText, ToolTraits
+from agentfsm.ports.guards import (
+    CallGuard,
+    FilteredText,
+    GuardDecision,
+    GuardedCall,
+    KnownText,
+    OutgoingText,
+    ToolTraits,
+)
 from agentfsm.ports.screening import Detector, ScreenedText, TextScreen
 
 if TYPE_CHECKING:
@@ -53,7 +62,9 @@ __all__ = [
     "GuardDecision",
     "GuardVerdict",
     "GuardedCall",
+    "KnownText",
     "LabelRule",
+    "LeakRule",
     "OutgoingText",
     "PatternDetector",
     "QuotaRule",
@@ -73,6 +84,7 @@ __all__ = [
     "max_calls",
     "no",
     "no_change_after_untrusted",
+    "no_leaks",
     "only_for",
     "open_http_client",
     "redact_sensitive",

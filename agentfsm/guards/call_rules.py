@@ -36,7 +36,8 @@ _WORD: Final = r"(?<![\w.,@/-]){}(?!\w|[.,@/-]\w)"
 _VERDICT: Final = require_choice(*GuardVerdict)
 
 
-def _parse_verdict(value: GuardVerdict | str) -> GuardVerdict:
+def parse_verdict(value: GuardVerdict | str) -> GuardVerdict:
+    """Return the verdict of a rule, which may be given by its name."""
     _VERDICT.check("LabelRule", "verdict", value)
     return GuardVerdict(value)
 
@@ -47,13 +48,14 @@ class LabelRule(CallGuard, Value):
 
     A call breaks it if it adds one of the labels, and all others are there. If the labels name something that calls do
     (`sends_out`, `irreversible`), only a call that does it breaks the rule, whatever it reads itself: its arguments
-    were written before. A level of data stands for itself and all levels above.
+    were written before. Code in a sandbox may act on texts that it reads, so there that counts. A level of data stands
+    for itself and all levels above.
     """
 
     labels: tuple[Label, ...] = attrs.field(converter=as_labels)
     """The labels, two or more."""
 
-    verdict: GuardVerdict = attrs.field(converter=_parse_verdict)
+    verdict: GuardVerdict = attrs.field(converter=parse_verdict)
     """Verdict on a call that breaks the rule."""
 
     name: str = "no"
@@ -84,6 +86,8 @@ class LabelRule(CallGuard, Value):
     def decide(self, call: GuardedCall) -> GuardDecision | None:
         """Return the verdict if the call completes the labels."""
         added, known = self._list_added(call.tool), _with_lower_levels(call.labels)
+        if added and call.tool.is_sandboxed:
+            added |= (_with_lower_levels(call.tool.labels) - known).intersection(self.labels)
         if not added or not known.union(added).issuperset(self.labels):
             return None
         sources = tuple([_find_source(call, label) for label in self.labels if label not in added])
@@ -235,7 +239,7 @@ class ChangeRule(CallGuard, Value):
     arguments, and there is one at least, stands there as a whole word.
     """
 
-    verdict: GuardVerdict = attrs.field(converter=_parse_verdict)
+    verdict: GuardVerdict = attrs.field(converter=parse_verdict)
     """Verdict on such a call."""
 
     strict: bool = False
@@ -252,7 +256,7 @@ class ChangeRule(CallGuard, Value):
         """Return the verdict if the run has read untrusted content, and the user has not ordered the call."""
         source = call.labels.get(Label.UNTRUSTED)
         unclear = call.unclear_readers if self.strict else ()
-        if not call.tool.changes or (source is None and not unclear) or _is_ordered(call):
+        if not call.tool.changes or (source is None and not unclear) or is_ordered(call):
             return None
         read = f"untrusted content from {source.describe()}" if source is not None else f"results of {unclear[0]}"
         more = "" if source is not None else ", which does not declare whether strangers write them (reads_untrusted=)"
@@ -264,7 +268,7 @@ class ChangeRule(CallGuard, Value):
         )
 
 
-def _is_ordered(call: GuardedCall) -> bool:
+def is_ordered(call: GuardedCall) -> bool:
     """Return whether each text and number among the arguments stands as a whole word in the user's words."""
     said = call.said.casefold()
     leaves = [value for value in iter_leaves(vars(call.arguments)) if value != "" and not isinstance(value, bool)]
@@ -398,7 +402,7 @@ class QuotaRule(CallGuard, Value):
     limit: int
     """Maximum of calls, 0 or more."""
 
-    verdict: GuardVerdict = attrs.field(converter=_parse_verdict)
+    verdict: GuardVerdict = attrs.field(converter=parse_verdict)
     """Verdict on a call beyond it."""
 
     def __str__(self) -> str:

@@ -51,7 +51,7 @@ def find_encoded(text: str, wanted: Iterable[str]) -> str | None:
             needles |= dict.fromkeys((plain, plain[::-1], codecs.encode(plain, "rot13")), each)
     if not needles:
         return None
-    for candidate in _iter_readings(text):
+    for candidate in iter_readings(text):
         plain = _squeeze(candidate)
         for needle, each in needles.items():
             if needle in plain:
@@ -67,7 +67,7 @@ def _squeeze(text: str) -> str:
     return _SIGNS.sub("", plain)
 
 
-def _iter_readings(text: str) -> Iterator[str]:
+def iter_readings(text: str) -> Iterator[str]:
     """Yield the text, those in it that are encoded or escaped, and the first letters of its lines and words."""
     yield text
     if "%" in text or "&" in text:

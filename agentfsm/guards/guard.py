@@ -9,6 +9,7 @@ import attrs
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.value import Value
 from agentfsm.guards.call_rules import ToolRule, no, no_change_after_untrusted, two_of, within_clearance
+from agentfsm.guards.leak_rule import no_leaks
 from agentfsm.guards.text_rules import fence_untrusted
 from agentfsm.ports.guards import CallGuard, check_guard, collect_instructions, describe_guard, filter_in_order
 
@@ -52,10 +53,11 @@ class Guard(CallGuard, Value):
 
         Once a run has read untrusted content, a person is asked about each call that may change something: of all tools
         that are neither `read_only` nor declare `harmless=`, unless the user has ordered the call in his own words.
+        Also about each call that would send words or numbers of the user's data out (`no_leaks`).
         Data above the clearance of a run, if it has one, is kept away from it. The model reads untrusted results
         between marks.
         """
-        return cls(*cls.by_labels().rules, no_change_after_untrusted())
+        return cls(*cls.by_labels().rules, no_leaks(), no_change_after_untrusted())
 
     @classmethod
     def strict(cls) -> Self:
@@ -63,7 +65,7 @@ class Guard(CallGuard, Value):
 
         The results of a tool count as untrusted, too, unless it declares `reads_untrusted=False`.
         """
-        return cls(*cls.by_labels().rules, no_change_after_untrusted(strict=True))
+        return cls(*cls.by_labels().rules, no_leaks(), no_change_after_untrusted(strict=True))
 
     @classmethod
     def by_labels(cls) -> Self:

@@ -13,6 +13,7 @@ from agentfsm.core.labels import DATA_LEVELS, EFFECT_LABELS, Label, LabelSource,
 from agentfsm.core.tool_traits import ToolKind
 from agentfsm.guards.call_rules import LabelRule, ToolRule
 from agentfsm.guards.guard import Guard
+from agentfsm.guards.leak_rule import LeakRule
 from agentfsm.ports.guards import GuardedCall
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def may_stop(guard: CallGuard, tool: ToolTraits, labels: Iterable[Label]) -> boo
     """
     if isinstance(guard, Guard):
         return any(may_stop(rule, tool, labels) for rule in guard.rules)
+    if isinstance(guard, LeakRule):  # the texts of the run decide
+        return guard.verdict is not GuardVerdict.ALLOW and guard.concerns(tool) and Label.UNTRUSTED in labels
     if isinstance(guard, ToolRule):
         return guard.verdict is not GuardVerdict.ALLOW and guard.concerns(tool)
     if any(screen.concerns(tool) for screen in getattr(guard, "screens", ())):

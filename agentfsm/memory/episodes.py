@@ -180,7 +180,7 @@ def build_items(run: Run[Any], extraction: Run[Any], feedback: Sequence[Feedback
     common: dict[str, Any] = {
         "namespace": Namespace(tenant=header.tenant or "", user=header.user or ""),
         "source": ItemSource(run_id=run.id, version=run.version),
-        "labels": join_labels([label for label in run.labels if label not in DATA_LEVELS]),
+        "labels": join_labels(run.labels.keys() - {*DATA_LEVELS, Label.USER_DATA}),
         "level": "internal" if level is None else level.value,
         "valid_from": ended,
         "held": bool(extraction.header.metadata.get(HELD_KEY)),

@@ -45,7 +45,7 @@ def build_memory_tools(memory: Memory) -> list[Tool[..., Any]]:
         """
         found = await mine(ctx).recall(query, k=MAX_FOUND, max_level=ctx.clearance or DATA_LEVELS[-1])
         for each in found:
-            ctx.add_labels(each.item.level, *each.item.labels)
+            ctx.add_labels(Label.USER_DATA, each.item.level, *each.item.labels)
         items = [each.item for each in found]
         return [{"id": item.id, "kind": item.kind.value, "text": strip_unsafe(item.text)} for item in items]
 
@@ -64,7 +64,7 @@ def build_memory_tools(memory: Memory) -> list[Tool[..., Any]]:
             kind=ItemKind.PREFERENCE,
             key=ctx.idempotency_key,
             slot=topic.strip().casefold(),
-            labels=[label for label in ctx.labels if label not in DATA_LEVELS],
+            labels=[label for label in ctx.labels if label not in (*DATA_LEVELS, Label.USER_DATA)],
             level=DEFAULT_LEVEL if level is None else level.value,
             held=held,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Protocol
 
@@ -35,10 +35,33 @@ class ToolTraits(Value):
     is_unclear_reader: bool = False
     """Whether the tool reads something and declares nothing about text of strangers; False for agents and the user."""
 
+    is_sandboxed: bool = False
+    """Whether the tool runs code in a sandbox: it may act on the texts that it reads, and not only on its arguments."""
+
     @property
     def effects(self) -> frozenset[Label]:
         """Labels of the effects of a call, which count from its start."""
         return EFFECT_LABELS.intersection(self.labels)
+
+
+@attrs.frozen(kw_only=True)
+class KnownText(Value):
+    """A text that a run had read when a call was written, or the arguments of an earlier call."""
+
+    text: str
+    """The text, as it came."""
+
+    labels: frozenset[Label]
+    """Labels of the text; `user_data` for the words of the user and recalled items."""
+
+    name: str
+    """Name of the tool, "prompt", "input", "memory" or "reply"."""
+
+    call_id: str = ""
+    """Id of the call; empty if the text belongs to none."""
+
+    is_written: bool = False
+    """Whether the model wrote it: the arguments of the call."""
 
 
 @attrs.frozen(kw_only=True)
@@ -69,6 +92,11 @@ class GuardedCall(Value):
 
     unclear_readers: tuple[str, ...] = ()
     """Names of tools whose results the run has read, and that declare nothing about text of strangers."""
+
+    list_texts: Callable[[], Sequence[KnownText]] = attrs.field(default=tuple, eq=False, repr=False)
+    """Function that returns the texts that the run had read when the call was written, and the arguments of earlier
+    calls, in order, also those before a compaction.
+    """
 
 
 @attrs.frozen(kw_only=True)

@@ -7,7 +7,10 @@ import stat
 from pathlib import Path
 from typing import Any, Final, Unpack
 
+from anyio import to_thread
+
 from agentfsm.core.errors import MisuseError, ModelRetry
+from agentfsm.sandbox.file_labels import keep_file_labels, restore_file_labels
 from agentfsm.sandbox.path_jail import PathJail
 from agentfsm.tools.run_context import RunContext
 from agentfsm.tools.schema.binding import Arguments
@@ -31,7 +34,10 @@ def build_file_tools(
     """Return the tools `list_files` and `read_file` for the files below a folder.
 
     Paths are relative to the folder. Symbolic links are not followed, so nothing leads out of it. Files are UTF-8 text
-    of up to 4 MB.
+    of up to 4 MB. The result of `read_file` has the label `user_data`. A file that a run writes keeps the labels of the
+    run, in the store of the run, and a run that reads the same content from the same path gets them.
+
+    Except for `list_files` the functions of the tools are async.
 
     Args:
         folder: An existing folder.
@@ -63,7 +69,7 @@ def _build_list_files(jail: PathJail, options: ToolDeclarations) -> Tool[..., An
 
 
 def _build_read_file(jail: PathJail, options: ToolDeclarations) -> Tool[..., Any]:
-    def read_file(path: str, first_line: int = 1, lines: int = _MAX_LINES) -> str:
+    async def read_file(path: str, first_line: int = 1, lines: int = _MAX_LINES) -> str:
         """Read a text file, or a part of it.
 
         Args:
@@ -71,7 +77,9 @@ def _build_read_file(jail: PathJail, options: ToolDeclarations) -> Tool[..., Any
             first_line: Number of the first line to read, from 1.
             lines: Number of lines to read at most.
         """
-        found = _read_text(jail, path).splitlines(keepends=True)
+        content = await to_thread.run_sync(jail.read, path, MAX_FILE_BYTES)
+        await restore_file_labels(_locate(jail, path), content)
+        found = _decode(path, content).splitlines(keepends=True)
         start = max(first_line, 1) - 1
         shown = "".join(found[start : start + max(lines, 1)])
         left = len(found) - start - max(lines, 1)
@@ -81,7 +89,7 @@ def _build_read_file(jail: PathJail, options: ToolDeclarations) -> Tool[..., Any
 
 
 def _build_write_file(jail: PathJail, options: ToolDeclarations) -> Tool[..., Any]:
-    def write_file(path: str, text: str) -> str:
+    async def write_file(path: str, text: str) -> str:
         """Write a text file: a new one, or in place of an old one. Folders are created as needed.
 
         Args:
@@ -89,7 +97,8 @@ def _build_write_file(jail: PathJail, options: ToolDeclarations) -> Tool[..., An
             text: The whole content.
         """
         content = _encode(text)
-        jail.write(path, content)
+        await keep_file_labels(_locate(jail, path), content)
+        await to_thread.run_sync(jail.write, path, content)
         return f"wrote {len(content):,} bytes to {path}"
 
     all_options: dict[str, Any] = {"locks": _lock, **options}
@@ -97,7 +106,7 @@ def _build_write_file(jail: PathJail, options: ToolDeclarations) -> Tool[..., An
 
 
 def _build_edit_file(jail: PathJail, options: ToolDeclarations) -> Tool[..., Any]:
-    def edit_file(path: str, old: str, new: str) -> str:
+    async def edit_file(path: str, old: str, new: str) -> str:
         """Replace a piece of a text file that occurs in it exactly once.
 
         Args:
@@ -105,12 +114,16 @@ def _build_edit_file(jail: PathJail, options: ToolDeclarations) -> Tool[..., Any
             old: The piece, with as much around it as makes it unique.
             new: The text to put in its place; empty to remove it.
         """
-        text = _read_text(jail, path)
+        before = await to_thread.run_sync(jail.read, path, MAX_FILE_BYTES)
+        await restore_file_labels(_locate(jail, path), before)
+        text = _decode(path, before)
         count = text.count(old) if old else 0
         if count != 1:
             earlier = "; an earlier edit may have replaced it" if not count else ""
             raise ModelRetry(f"the old text occurs {count} times in {path!r}, and has to occur once{earlier}")
-        jail.write(path, _encode(text.replace(old, new)))
+        content = _encode(text.replace(old, new))
+        await keep_file_labels(_locate(jail, path), content)
+        await to_thread.run_sync(jail.write, path, content)
         return f"edited {path}"
 
     def decide_unknown(_ctx: RunContext[Any], a: Arguments) -> UnknownOutcomePolicy:
@@ -125,9 +138,13 @@ def _lock(a: Arguments) -> set[str]:
     return {posixpath.normpath(a.path)}
 
 
-def _read_text(jail: PathJail, path: str) -> str:
+def _locate(jail: PathJail, path: str) -> str:
+    return posixpath.normpath(posixpath.join(str(jail.root), path))
+
+
+def _decode(path: str, content: bytes) -> str:
     try:
-        return jail.read(path, MAX_FILE_BYTES).decode("utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ModelRetry(f"{path!r} is not a text file in UTF-8") from error
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from agentfsm.ports.model import ToolDefinition
     from agentfsm.tools.schema.binding import Arguments
 
+ASK_USER: Final = "ask_user"
 READ_RESULT: Final = "read_result"
 FIND_TOOLS: Final = "find_tools"
 # Characters of a page: about 3,000 tokens of usual text.
@@ -103,7 +104,7 @@ async def _find_tools(ctx: RunContext[Any], query: str) -> str:
 @cache
 def ask_user() -> Tool[..., Any]:
     """Return the tool with which a model asks the user: the call waits, and the answer is its result."""
-    return make_tool(_ask_user, name="ask_user", external=True, permission=Level.READ)
+    return make_tool(_ask_user, name=ASK_USER, external=True, permission=Level.READ)
 
 
 def _ask_user(question: str) -> str:

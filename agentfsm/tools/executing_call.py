@@ -16,6 +16,7 @@ from agentfsm.core.labels import Label, LabelSource, join_labels
 if TYPE_CHECKING:
     from agentfsm.core.messages import ToolCall
     from agentfsm.core.run import Run
+    from agentfsm.ports.store import Store
 
 T = TypeVar("T")
 
@@ -38,6 +39,9 @@ class ExecutingCall:
 
     on_labels: Callable[[tuple[Label, ...]], None]
     """Callback for labels of runs that the function has read; called from any thread."""
+
+    store: Store | None = None
+    """Store of the run, for records beside it; None if the call has none."""
 
     is_over: bool = False
     """Whether the function has ended. Tasks that it left behind are then outside of the call."""

@@ -164,7 +164,7 @@ class RunContext(Generic[D]):
         thread.
 
         Args:
-            *labels: "untrusted", "private", "sends_out", "irreversible", or a level of data.
+            *labels: "untrusted", "private", "sends_out", "irreversible", "user_data", or a level of data.
 
         Raises:
             MisuseError: if a label is unknown.

@@ -14,6 +14,7 @@ def test_items_bring_their_labels():
     private = attrs.evolve(REMEMBERED, labels=(Label.PRIVATE, Label.INTERNAL))
     run = run_in(State.THINK).apply(e.Recalled(query="tea", items=(REMEMBERED, private)))
     assert {label: source.name for label, source in run.labels.items()} == {
+        Label.USER_DATA: "memory",
         Label.PRIVATE: "memory",
         Label.INTERNAL: "memory",
     }

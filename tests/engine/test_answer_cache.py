@@ -8,7 +8,19 @@ import anyio
 import attrs
 import pytest
 
-from agentfsm import Agent, AnswerCache, Limits, ModelRetry, Permissions, Rule, Settings, StoreError, TextDelta, tool
+from agentfsm import (
+    Agent,
+    AnswerCache,
+    Limits,
+    ModelRetry,
+    Permissions,
+    Rule,
+    RunContext,
+    Settings,
+    StoreError,
+    TextDelta,
+    tool,
+)
 from agentfsm.context import Summarise, TrimResults
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.events import AnswerDrafted
@@ -567,3 +579,20 @@ def test_misuse_is_said_at_once():
         tool(cacheable=True)(refuse)
     with pytest.raises(MisuseError, match="cacheable=True"):
         tool(read_only=True, fresh_s=5)(refuse)
+
+
+@tool(read_only=True, cacheable=True)
+async def profile(ctx: RunContext[None]) -> str:
+    """Read the profile of the user."""
+    ctx.add_labels(Label.USER_DATA)
+    return "Ann"
+
+
+async def test_data_of_the_user_is_no_reason_to_keep_no_answer():
+    """The label is ignored: an answer that used it is repeated in its scope, and brings no such label along."""
+    agent = office("profile", cache=AnswerCache(scope="tenant"))
+    agent = agent.with_(tools=[profile])
+    first = await agent.run(QUESTION, **FOR_ANN)
+    again = await agent.run(QUESTION, **{**FOR_ANN, "user": "bob"})
+    assert Label.USER_DATA in first.labels
+    assert (again.answered_from.run_id, dict(again.labels)) == (first.id, {})

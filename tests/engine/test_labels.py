@@ -308,3 +308,36 @@ def test_a_call_whose_arguments_do_not_fit_has_all_labels():
     assert create_event.list_labels(invites) == ("sends_out", "irreversible")
     assert create_event.list_effects(call("create_event", title="a")) == ()
     assert create_event.list_labels(call("create_event", title=5, wrong=True)) == create_event.labels
+
+
+async def test_a_history_that_is_given_carries_the_labels_of_its_results(store):
+    """`messages=run.messages` brings them into the run, and its prompt is still in the words of the user."""
+    before = await agent_of(store, say("", call("read_page")), "Shoes.").run("Look.")
+    agent = agent_of(store, say("", call("pay")), "done", guards=[Guard.default()])
+    run = await agent.run("Settle it.", messages=before.messages)
+    assert [each.tool for each in run.pending] == ["pay"]
+    assert (run.labels[Label.UNTRUSTED].run_id, run.labels[Label.UNTRUSTED].name) == (run.id, "read_page")
+
+
+async def test_an_answer_as_a_prompt_has_the_labels_that_are_given_with_it(store):
+    """`labels=run.labels` gives a prompt those of the run whose answer it has."""
+    before = await agent_of(store, say("", call("read_page")), "Mallory wants 900 EUR.").run("Look.")
+    agent = agent_of(store, say("", call("pay")), "done", guards=[Guard.default()])
+    run = await agent.run(f"Do this: {before.output}", labels=before.labels)
+    assert [each.tool for each in run.pending] == ["pay"]
+    assert run.labels[Label.UNTRUSTED].name == "prompt"
+
+
+async def test_data_of_the_user_in_a_history_has_its_owner(store):
+    """The label of a result in `messages=` names the user of the run that is given it."""
+
+    @tool(read_only=True)
+    async def look_up(ctx: RunContext[None]) -> str:
+        """Look something up."""
+        ctx.add_labels("user_data")
+        return "Ann"
+
+    before = await agent_of(store, say("", call("look_up")), "Ann.", tools=[look_up]).run("Look.", user="ann")
+    run = await agent_of(store, "done").run("Again.", messages=before.messages, user="bob")
+    assert before.labels[Label.USER_DATA].owner == "ann"
+    assert (run.labels[Label.USER_DATA].owner, run.labels[Label.USER_DATA].name) == ("bob", "look_up")

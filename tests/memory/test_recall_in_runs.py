@@ -216,7 +216,7 @@ async def test_what_a_model_looks_up_keeps_its_labels(memory):
     plain = attrs.evolve(memory, facts=0, episodes=0)
     async with Agent(ScriptedModel(*calls), memory=plain, tools=build_memory_tools(memory)) as agent:
         run = await agent.run("budget?", user="ann", tenant="acme", clearance="confidential")
-    assert set(run.labels) == {"private", "confidential"}
+    assert set(run.labels) == {"user_data", "private", "confidential"}
     [result] = [message for message in run.messages if isinstance(message, ToolResult)]
     assert "budget of ann: 5,000" in result.content
     assert "7,000" not in result.content

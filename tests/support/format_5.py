@@ -6,7 +6,9 @@ It stays open until the next release: what is added before that is added to its 
 import attrs
 
 from agentfsm.core import events as e
+from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.header import Header
+from agentfsm.core.labels import Label, LabelSource
 from agentfsm.core.messages import AssistantMessage, ErrorType, NativeReply, Outcome, ToolResult
 from agentfsm.core.plan_kinds import PlanKind
 from agentfsm.core.tier_choice import TierChoice
@@ -50,6 +52,12 @@ FURTHER = (
             error_type=ErrorType.WITHHELD,
         )
     ),
+    e.Guarded(
+        call_id="t6.5",
+        verdict=GuardVerdict.ASK,
+        rule="no_leaks()",
+        labels=(LabelSource(label=Label.USER_DATA, run_id="r0", name="prompt", owner="ann"),),
+    ),
 )
 
 FORMAT_5 = Format(
@@ -70,6 +78,8 @@ FORMAT_5 = Format(
             (e.ApprovalAsked, "tools"),
             (e.ApprovalGiven, "digest"),
             (e.Resumed, "renamed"),
+            (LabelSource, "owner"),
+            Label.USER_DATA,
         }
     ),
     closed_sets=(*FORMAT_4.closed_sets, PlanKind, ToolKind),

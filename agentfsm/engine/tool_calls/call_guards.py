@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
@@ -17,6 +18,7 @@ from agentfsm.core.reducers import add_counts
 from agentfsm.core.run_effects import list_results
 from agentfsm.core.text_safety import build_fence_mark
 from agentfsm.engine.execution.tool_access import check_available, check_permitted
+from agentfsm.engine.tool_calls.known_texts import find_prompt_labels, list_known_texts
 from agentfsm.ports.guards import GuardDecision, GuardedCall
 from agentfsm.tools.builtin import READ_RESULT
 from agentfsm.tools.queue.result_text import build_decided_result
@@ -131,6 +133,7 @@ def decide_call(
         header=run.header,
         said=_find_words_of_user(run) if Label.UNTRUSTED in run.labels else "",
         unclear_readers=_list_unclear_readers(execution, later),
+        list_texts=partial(list_known_texts, run),
     )
     decisions = [each for guard in config.guards if (each := guard.decide(asked)) is not None]
     decisions += [decision for screen, decision in found if screen.concerns(asked.tool)]
@@ -144,7 +147,7 @@ def _find_words_of_user(run: Run) -> str:
     header = run.header
     if header.parent is not None or header.caller is not None:
         return ""
-    is_own = all(each.label is not Label.UNTRUSTED or each.run_id != run.id for each in header.labels)
+    is_own = Label.UNTRUSTED not in find_prompt_labels(header)
     prompt = [part.text for part in header.prompt if isinstance(part, TextPart)] if is_own else []
     return "\n".join([*prompt, *run.said])
 

@@ -191,6 +191,7 @@ class RunHost(QueueHost):
             takeover=self.execution.is_takeover,
             own_labels=lambda: self.labels.get(call.id, ()),
             on_labels=partial(self._add_labels, call.id),
+            store=self.execution.journal.store,
         )
 
     def _add_cost(self, call_id: str, usd: float) -> None:
