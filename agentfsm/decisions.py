@@ -7,7 +7,7 @@ refused, and the error names the person who decided first.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +22,7 @@ from agentfsm.core.errors import (
     RunNotFoundError,
     StoreError,
 )
-from agentfsm.core.inbox import Approve, Decision, GiveInput, Rerun, Settle, Wake
+from agentfsm.core.inbox import Approve, Decision, GiveInput, Reject, Rerun, Settle, Wake
 from agentfsm.core.messages import Outcome, replace_surrogates
 from agentfsm.core.pending import Answer, Elicit, Pending, PendingKind
 from agentfsm.core.plans import PLAN_TOOL, Plan
@@ -68,6 +68,11 @@ async def find_pending(
         MisuseError: when the run does not wait for this decision.
     """
     run = await load_run(store, run_id)
+    return run, await _find_pending_in(store, run, call_id, kind, digest)
+
+
+async def _find_pending_in(store: Store, run: Run, call_id: str, kind: PendingKind, digest: str | None) -> Pending:
+    run_id = run.id
     if call_id == "plan":
         call_id = next((item.call_id for item in run.pending if item.tool == PLAN_TOOL), call_id)
     for item in run.pending:
@@ -75,7 +80,7 @@ async def find_pending(
             if digest not in (None, item.digest):
                 done = "approved" if kind is PendingKind.APPROVAL else "answered"
                 raise ConflictError(f"{call_id} was not {done}: it has changed since it was shown, look at it again")
-            return run, item
+            return item
     gone = (Phase.APPROVED, Phase.RUNNING, Phase.FINISHED)
     phases = {entry.call.id: entry.phase for entry in run.open if entry.phase in gone}
     if run.paused is None and call_id in phases.keys() | {record.call_id for record in run.calls}:
@@ -130,6 +135,42 @@ async def post_decision(store: Store, run: Run, item: Pending, decision: Decisio
     await wake_callers(store, run.id, run.header.parent, posted.key)
     if isinstance(posted.item, Decision) and posted.item.by != decision.by:
         raise decided_already_error(run.id, posted)
+
+
+async def post_decisions(store: Store, decisions: Sequence[tuple[Pending, Approve | Reject]]) -> None:
+    """Post decisions on several calls. Nothing is posted unless each call waits as it was shown.
+
+    Args:
+        store: Store of the runs.
+        decisions: The calls as they were shown, in any runs, and the decision on each.
+
+    Raises:
+        MisuseError: when a run does not wait for one of the decisions; nothing is posted.
+        ConflictError: when one call was decided already, or has changed since it was shown; nothing is posted.
+        PartlyDoneError: when another decision came first, or the store failed, after some were posted.
+    """
+    runs: dict[str, Run] = {}
+    calls = [(item.run_id, item.call_id) for item, _ in decisions]
+    if twice := next((call_id for run_id, call_id in calls if calls.count((run_id, call_id)) > 1), None):
+        raise MisuseError(f"{twice} is given twice: a call is either approved or rejected")
+    waits: list[Pending] = []
+    for item, _ in decisions:
+        if (run := runs.get(item.run_id)) is None:
+            run = runs[item.run_id] = await load_run(store, item.run_id)
+        waits.append(await _find_pending_in(store, run, item.call_id, PendingKind.APPROVAL, item.digest))
+    for index, (item, (_, decision)) in enumerate(zip(waits, decisions, strict=True)):
+        try:
+            await post_decision(store, runs[item.run_id], item, decision)
+        except StoreError as error:
+            count = index + isinstance(error, PartlyDoneError)  # its own post is in the inbox
+            if not count:
+                raise
+            names = [each.call_id for each in waits]
+            done, left = ", ".join(names[:count]), ", ".join(names[count:]) or "no other"
+            raise PartlyDoneError(
+                f"the decisions on {done} are recorded, those on {left} are not: {error}; load the run again, and "
+                "decide on the calls that still wait"
+            ) from error
 
 
 def build_approval(item: Pending, arguments: Mapping[str, Any] | None, *, by: str) -> Approve:

@@ -22,7 +22,7 @@ from agentfsm._validation import (
 )
 from agentfsm.core.errors import MisuseError, PartlyDoneError, StoreError
 from agentfsm.core.header import Header
-from agentfsm.core.inbox import Cancel, Input, InputKind, Pause, Priority, Reject
+from agentfsm.core.inbox import Approve, Cancel, Input, InputKind, Pause, Priority, Reject
 from agentfsm.core.json_text import round_timestamp
 from agentfsm.core.labels import as_labels
 from agentfsm.core.messages import Part, as_parts
@@ -37,6 +37,7 @@ from agentfsm.decisions import (
     check_edited_arguments,
     find_pending,
     post_decision,
+    post_decisions,
     read_edited_plan,
     wake_callers,
 )
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from agentfsm.core.audit_records import AuditRecord
     from agentfsm.core.events import Event
     from agentfsm.core.inbox import PostedItem
+    from agentfsm.core.pending import Pending
     from agentfsm.engine.follow import JournalEvent
 
 Prompt = str | Part | tuple[Part, ...] | list[Part]
@@ -338,6 +340,32 @@ class Runs:
         await post_decision(
             self.store, run, item, Reject(call_id=item.call_id, by=by, message=as_text(message, "message"))
         )
+
+    async def decide(
+        self, *, approve: Iterable[Pending] = (), reject: Iterable[Pending] = (), message: str = "", by: str = ""
+    ) -> None:
+        """Decide on several calls together, as they were shown: `await runs.decide(approve=run.pending, by="ann")`.
+
+        Each approval is bound to the digest of its call, and is a decision and an event of its own. Calls that are
+        given in neither list go on waiting. Nothing is recorded unless all of the given calls wait as they were shown.
+
+        Args:
+            approve: Items of `run.pending` that may run, in any runs.
+            reject: Items of `run.pending` that must not run.
+            message: The reason of the rejections, for the model.
+            by: Name of the person who decides.
+
+        Raises:
+            MisuseError: when an item is given twice, or its run does not wait for an approval of it.
+            ConflictError: when one of the calls was decided already, or has changed since it was shown.
+            PartlyDoneError: when another decision or a fault of the store came in between; it names both parts.
+        """
+        text = as_text(message, "message")
+        decisions: list[tuple[Pending, Approve | Reject]] = [
+            *[(item, build_approval(item, None, by=by)) for item in approve],
+            *[(item, Reject(call_id=item.call_id, by=by, message=text)) for item in reject],
+        ]
+        await post_decisions(self.store, decisions)
 
     async def answer(
         self,

@@ -362,7 +362,10 @@ def _add_decide(add: AddParser) -> None:
     reject = _add_command(add, decide.reject, text="reject a call that waits for approval")
     settle = _add_command(add, decide.settle, text="record the outcome of a call whose worker crashed")
     answer = _add_command(add, decide.answer, text="answer a question, or supply the result of an external call")
-    for decides in (approve, reject, settle, answer):
+    for decides in (approve, reject):
+        _add_run_id(decides)
+        decides.add_argument("calls", metavar="CALL", nargs="+", help="ids of the calls, for example t3.0")
+    for decides in (settle, answer):
         _add_run_id(decides)
         decides.add_argument("call", help="id of the call, for example t3.0")
     approve.add_argument(
@@ -371,7 +374,13 @@ def _add_decide(add: AddParser) -> None:
         type=parse_object,
         help="run the call with these arguments instead of the model's",
     )
-    approve.add_argument("--digest", default="", help="digest of the call as shown; fails if it has changed since")
+    approve.add_argument(
+        "--digest",
+        dest="digests",
+        action="append",
+        default=[],
+        help="digest of the call as shown, in the order of the calls; nothing is approved if one has changed since",
+    )
     reject.add_argument("--message", default="", help="the reason, which the model reads")
     outcome = settle.add_mutually_exclusive_group(required=True)
     outcome.add_argument("--result", metavar="TEXT", help="the call succeeded and returned this")

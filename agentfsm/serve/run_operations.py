@@ -14,7 +14,7 @@ from agentfsm.serve.fork_edits import parse_edits
 from agentfsm.serve.gateway import ForbiddenError
 from agentfsm.serve.prompt_parts import read_prompt
 from agentfsm.serve.queries import read_number, read_state, read_text, read_traceparent
-from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, reject_call, send_text
+from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, decide_calls, reject_call, send_text
 from agentfsm.serve.run_documents import JSONDocument, build_row_document, build_run_document
 from agentfsm.serve.run_pages import MAX_PAGE_SIZE, PAGE_SIZE, find_page
 
@@ -106,6 +106,13 @@ async def reject(gateway: Gateway, request: Request, caller: Caller, body: bodie
     """Reject a call that waits; the model reads the reason."""
     run_id = request.path_params["run_id"]
     await reject_call(gateway, caller, run_id, body.call_id, message=body.message)
+    return await _accept(gateway, run_id)
+
+
+async def decide(gateway: Gateway, request: Request, caller: Caller, body: bodies.DecideBody) -> Response:
+    """Approve or reject several calls that wait, as they were shown. Nothing is decided if one has changed."""
+    run_id = request.path_params["run_id"]
+    await decide_calls(gateway, caller, run_id, approve=body.approve, reject=body.reject, message=body.message)
     return await _accept(gateway, run_id)
 
 
@@ -207,6 +214,7 @@ RUNS: Final = RouteGroup(
         Endpoint(method="POST", path=f"{_RUN}/input", handler=send_input, scope="run", body=bodies.InputBody),
         Endpoint(method="POST", path=f"{_RUN}/approve", handler=approve, scope="approve", body=bodies.ApproveBody),
         Endpoint(method="POST", path=f"{_RUN}/reject", handler=reject, scope="approve", body=bodies.RejectBody),
+        Endpoint(method="POST", path=f"{_RUN}/decide", handler=decide, scope="approve", body=bodies.DecideBody),
         Endpoint(method="POST", path=f"{_RUN}/answer", handler=answer, body=bodies.AnswerBody),
         Endpoint(method="POST", path=f"{_RUN}/settle", handler=settle, scope="approve", body=bodies.SettleBody),
         Endpoint(method="POST", path=f"{_RUN}/pause", handler=pause, scope="run", body=bodies.StopBody),

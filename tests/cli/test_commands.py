@@ -118,6 +118,25 @@ def test_a_limit_has_a_code_of_its_own(here):
     assert "stopped by max_turns: 2 of 2 turns used" in here.err
 
 
+def test_calls_of_one_tool_are_decided_on_together(here):
+    """A run that waits prints one command for all of them; the digests are those shown, or nothing is approved."""
+    run_id = here.run("app:cashier", code=3)
+    [command] = [line.split() for line in here.err.splitlines() if "approve" in line and "t1.1 t1.2" in line]
+    assert command[:6] == ["agentfsm", "approve", run_id, "t1.0", "t1.1", "t1.2"]
+    assert f"  all 3 calls of pay:\n    {' '.join(command)}\n" in here.err
+    here(*command[1:-1], "0123", code=1)
+    assert "t1.2 was not approved: it has changed since it was shown" in here.err
+    here(*command[1:-2], code=2)
+    assert "--digest is given 2 times for 3 calls" in here.err
+    said = here.json("reject", run_id, "t1.0", "t1.2", "--message", "no", "--by", "ann")
+    assert (said["decision"], said["call_ids"], said["by"]) == ("reject", ["t1.0", "t1.2"], "ann")
+    here(*command[1:], code=1)
+    assert "t1.0 was rejected already by 'ann'" in here.err
+    here("approve", run_id, "t1.1")
+    here("resume", run_id)
+    assert [call["status"] for call in here.json("audit", run_id)["calls"]] == ["rejected", "done", "rejected"]
+
+
 def test_without_a_terminal_approvals_wait(here):
     """Nobody is there to ask: 3, with the very commands that decide and go on; and those work."""
     run_id = here.run("app:payer", code=3)

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from agentfsm.cli import terminal as cli_terminal
+from agentfsm.cli.session.prompts import ask_together
+from agentfsm.core.pending import Pending
 from tests.support.command_line import HANG_S
 
 
@@ -35,6 +37,33 @@ def test_a_yes_at_the_terminal_lets_the_call_run(shell, terminal, term):
     assert "paid 5 to 17" in screen.text
     assert len(effects(shell)) == 1
     assert ("\x1b[" in screen.raw) == (term == "xterm")
+
+
+@pytest.mark.parametrize(
+    ("typed", "approved", "rejected", "left"),
+    [
+        (["y"], [0, 1, 2], [], []),
+        (["n", "no"], [], [0, 1, 2], []),
+        (["s", "4", "1, 3"], [0, 2], [], [1]),
+        (["o"], [], [], [0, 1, 2]),
+        (["s", None], [], [], []),
+        ([None], [], [], []),
+    ],
+)
+def test_calls_of_one_tool_are_asked_about_together(typed, approved, rejected, left):
+    """Each is shown to the letter; all, none or some of them may run, and the others are asked about one by one."""
+    items = [Pending(kind="approval", run_id="r", call_id=f"t1.{n}", tool="pay", arguments={"n": n}) for n in range(3)]
+    shown, given, decided = [], iter(typed), {"approve": (), "reject": ()}
+    screen = SimpleNamespace(
+        err=shown.append, ask=lambda _: next(given), ask_choice=lambda _, choices: choices.get(next(given))
+    )
+    submission, rest = ask_together(screen, items, "r")
+    if submission is not None:
+        submission(SimpleNamespace(decide=lambda **values: decided.update(values)))
+    assert [f'{{\n  "n": {n}\n}}' in shown for n in range(3)] == [True] * 3
+    assert [list(each) for each in (decided["approve"], decided["reject"], rest)] == [
+        [items[n] for n in chosen] for chosen in (approved, rejected, left)
+    ]
 
 
 def test_a_no_at_the_terminal_is_told_to_the_model(shell, terminal):

@@ -112,6 +112,30 @@ async def test_a_call_is_approved_by_whom_may():
         assert twice.status_code in {400, 409}
 
 
+async def test_several_calls_are_decided_on_together():
+    """As they were shown, by whom may, in part too; with four eyes not by the run's own user, except to reject."""
+    calls = say("", *[call("pay", amount=amount) for amount in (1, 2, 3)])
+    agent = Agent(ScriptedModel(calls, say("done")), tools=[pay], name="shop", store=MemoryStore())
+    async with serving(agent, four_eyes=True) as client:
+        own = named("ann", "", "run+approve")
+        run = (await client.post("/v1/runs", json={"prompt": "pay", "wait_s": 30}, headers=own)).json()
+        path = f"/v1/runs/{run['id']}"
+        first, second, third = [{name: item[name] for name in ("call_id", "digest")} for item in run["pending"]]
+        forbidden = await client.post(f"{path}/decide", json={"approve": [first]}, headers=own)
+        assert forbidden.status_code == 403
+        stale = {"approve": [first, second | {"digest": "x"}]}
+        assert (await client.post(f"{path}/decide", json=stale, headers=named("eve", "", "approve"))).status_code == 409
+        rejected = await client.post(f"{path}/decide", json={"reject": [third], "message": "no"}, headers=own)
+        approved = await client.post(
+            f"{path}/decide", json={"approve": [first, second]}, headers=named("eve", "", "approve")
+        )
+        assert (rejected.status_code, approved.status_code) == (202, 202)
+        run = (await client.get(path, params={"wait_s": 30})).json()
+        assert run["output"] == "done"
+        events = [data["event"] for _, data in await events_of(client, run["id"])]
+        assert [event["by"] for event in events if event["is"] == "ApprovalGiven"] == ["eve", "eve"]
+
+
 @pytest.mark.parametrize(
     "endpoint", [each for each in ENDPOINTS if "{run_id}" in each.path], ids=lambda each: each.handler.__name__
 )

@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_time
 from agentfsm.cli.render.json_documents import build_run_json
@@ -22,35 +24,58 @@ from agentfsm.decisions import find_pending
 from agentfsm.runs import Runs
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.header import Header
+    from agentfsm.core.pending import Pending
     from agentfsm.core.run import Run
     from agentfsm.tools.registry import ToolRegistry
 
 
 def approve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Approve a call."""
+    """Approve one call, perhaps with other arguments, or several calls together.
+
+    Raises:
+        MisuseError: if the digests are not those of all calls, or several calls are given with arguments.
+    """
+    if args.digests and len(args.digests) != len(args.calls):
+        raise MisuseError(f"--digest is given {len(args.digests)} times for {len(args.calls)} calls: give one for each")
+    if len(args.calls) > 1 and args.arguments is not None:
+        raise MisuseError("--arguments are those of one call: approve the others by themselves")
     arguments = None if args.arguments is None else json.loads(args.arguments)
     tools = {} if arguments is None else _load_tools(args, terminal)
 
     async def decide(runs: Runs) -> None:
-        await runs.approve(
-            args.id, args.call, by=_resolve_author(args), arguments=arguments, digest=args.digest or None
-        )
+        by = _resolve_author(args)
+        if len(args.calls) == 1:
+            digest = args.digests[0] if args.digests else None
+            return await runs.approve(args.id, args.calls[0], by=by, arguments=arguments, digest=digest)
+        return await runs.decide(approve=await _find_shown(runs, args.id, args.calls, args.digests), by=by)
 
     details = {} if arguments is None else {"arguments": arguments}
     return _submit(args, terminal, "approve", decide, tools=tools, details=details)
 
 
 def reject(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Reject a call."""
+    """Reject one or several calls."""
 
     async def decide(runs: Runs) -> None:
-        await runs.reject(args.id, args.call, message=args.message, by=_resolve_author(args))
+        by = _resolve_author(args)
+        if len(args.calls) == 1:
+            return await runs.reject(args.id, args.calls[0], message=args.message, by=by)
+        return await runs.decide(reject=await _find_shown(runs, args.id, args.calls), message=args.message, by=by)
 
     return _submit(args, terminal, "reject", decide)
+
+
+async def _find_shown(runs: Runs, run_id: str, calls: Sequence[str], digests: Sequence[str] = ()) -> list[Pending]:
+    """Return the waits for the approval of several calls, with the digests that the person gives, if any."""
+    found = [await find_pending(runs.store, run_id, call, PendingKind.APPROVAL) for call in calls]
+    items = [item for _, item in found]
+    return (
+        [attrs.evolve(item, digest=digest) for item, digest in zip(items, digests, strict=True)] if digests else items
+    )
 
 
 def settle(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -96,7 +121,9 @@ def _submit(
 ) -> ExitCode:
     async def act(runs: Runs) -> dict[str, Any]:
         await decide(runs)
-        report = {"says": f"recorded for {args.call} of run {args.id}", "decision": decision, "call_id": args.call}
+        calls = args.calls if "calls" in args else [args.call]
+        report: dict[str, Any] = {"says": f"recorded for {', '.join(calls)} of run {args.id}", "decision": decision}
+        report |= {"call_id": calls[0]} if len(calls) == 1 else {"call_ids": calls}
         return {**report, "by": _resolve_author(args), **(details or {})}
 
     return _send_request(args, terminal, act, tools)

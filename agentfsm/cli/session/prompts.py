@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from agentfsm.cli.render.formatting import format_time
@@ -112,6 +112,42 @@ def _ask_approval(terminal: Terminal, item: Pending, run_id: str, rule: Approval
         why = terminal.ask("Reason, for the model (may be empty):") or ""
         return lambda runs: runs.reject(item.run_id, item.call_id, message=why, by=user_name())
     return None if answer is None else approve
+
+
+def ask_together(
+    terminal: Terminal, items: Sequence[Pending], run_id: str
+) -> tuple[Submission | None, Sequence[Pending]]:
+    """Ask whether several calls of one tool may run, each shown as for a single question.
+
+    Returns:
+        The submission of the decisions, None if there are none; and the items that remain to be asked one by one. Both
+        are empty if the person leaves all of them for later.
+    """
+    for number, item in enumerate(items, 1):
+        terminal.err(f"\n{number} of {len(items)}:")
+        _show_call(terminal, item, run_id)
+    terminal.err("s: some of them, by their numbers; o: one by one, also to edit")
+    answer = terminal.ask_choice("May they run? [y/n/s/o]", _TOGETHER)
+    if answer == "o":
+        return None, items
+    if answer == "n":
+        why = terminal.ask("Reason, for the model (may be empty):") or ""
+        return lambda runs: runs.decide(reject=items, message=why, by=user_name()), ()
+    chosen = set(range(1, len(items) + 1)) if answer == "y" else set[int]()
+    while answer == "s" and not chosen:
+        if (text := terminal.ask("Numbers of those that may run, such as 1,3:")) is None:
+            return None, ()
+        words = text.replace(",", " ").split()
+        if words and all(word.isdecimal() and 1 <= int(word) <= len(items) for word in words):
+            chosen = set(map(int, words))
+    if not chosen:
+        return None, ()
+    approved = [item for number, item in enumerate(items, 1) if number in chosen]
+    left = [item for number, item in enumerate(items, 1) if number not in chosen]
+    return lambda runs: runs.decide(approve=approved, by=user_name()), left
+
+
+_TOGETHER: Final = {form: word[0] for word in ("yes", "no", "some", "one") for form in (word, word[0])}
 
 
 def _show_call(terminal: Terminal, item: Pending, run_id: str) -> None:
