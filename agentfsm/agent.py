@@ -964,12 +964,14 @@ class Agent(Generic[A_co]):
         arguments: Mapping[str, Any] | None = None,
         plan: Plan | None = None,
         digest: str | None = None,
+        allow: Sequence[str] = (),
     ) -> None:
         """Approve a call, perhaps with edited `arguments`. It runs when the run is resumed. See `Runs.approve`.
 
-        With `call_id="plan"` the plan that waits is approved, or the edited `plan` in its place.
+        With `call_id="plan"` the plan that waits is approved, or the edited `plan` in its place. With `allow=["to"]`
+        later calls like it, with the same value of `to`, run without this question in this session.
         """
-        await self.runs.approve(run_id, call_id, by=by, arguments=arguments, plan=plan, digest=digest)
+        await self.runs.approve(run_id, call_id, by=by, arguments=arguments, plan=plan, digest=digest, allow=allow)
 
     async def reject(self, run_id: str, call_id: str, *, message: str = "", by: str = "") -> None:
         """Reject a call. It does not run, and the model reads the message. See `Runs.reject`."""
