@@ -381,6 +381,16 @@ def _add_decide(add: AddParser) -> None:
         default=[],
         help="digest of the call as shown, in the order of the calls; nothing is approved if one has changed since",
     )
+    approve.add_argument(
+        "--allow",
+        metavar="ARGUMENT",
+        action="append",
+        default=[],
+        help="let later calls with this value of the argument run in this session; without --digest: show this",
+    )
+    allowances = _add_command(add, decide.allowances, text="list what is allowed in the session of a run, or revoke it")
+    _add_run_id(allowances)
+    allowances.add_argument("--revoke", metavar="ALLOWANCE", help="end the allowance with this id")
     reject.add_argument("--message", default="", help="the reason, which the model reads")
     outcome = settle.add_mutually_exclusive_group(required=True)
     outcome.add_argument("--result", metavar="TEXT", help="the call succeeded and returned this")
@@ -407,7 +417,7 @@ def _add_decide(add: AddParser) -> None:
     _add_run_id(feedback)
     feedback.add_argument("--rating", metavar="1-5", type=parse_rating, required=True, help="1 (bad) to 5 (good)")
     feedback.add_argument("--comment", default="", help="the reasons")
-    for signed in (approve, reject, settle, answer, pause, cancel, feedback):
+    for signed in (approve, allowances, reject, settle, answer, pause, cancel, feedback):
         signed.add_argument("--by", metavar="NAME", help="person who decides (default: your user name)")
 
 

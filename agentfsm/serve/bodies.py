@@ -89,6 +89,16 @@ class ApproveBody(RequestBody):
     arguments: dict[str, Any] | None = None
     """Arguments that replace the model's."""
 
+    allow: list[_Name] = Field(default_factory=list, max_length=100)
+    """Names of arguments: later calls of the tool with the same values run without this question in this session."""
+
+
+class RevokeBody(RequestBody):
+    """End of an allowance."""
+
+    allowance: Annotated[str, Field(min_length=1, max_length=1_000)]
+    """`id` of the item in `GET /v1/runs/{run_id}/allowances`."""
+
 
 class RejectBody(RequestBody):
     """Rejection of a call."""

@@ -35,8 +35,9 @@ async def approve_call(
     *,
     digest: str,
     arguments: Mapping[str, Any] | None = None,
+    allow: Sequence[str] = (),
 ) -> None:
-    """Approve a call of a run, or of a sub-agent's run that it waits for, as the caller.
+    """Approve a call of a run, or of a sub-agent's run that it waits for, as the caller; perhaps with later ones.
 
     Raises:
         RunNotFoundError: when there is no such run, or the caller may not see it.
@@ -48,7 +49,7 @@ async def approve_call(
     check_scope(caller, "approve")
     gateway.check_decider(header, caller)
     waiting = await gateway.find_waiting_run(header, call_id)
-    await gateway.runs.approve(waiting, call_id, by=caller.user, arguments=arguments, digest=digest)
+    await gateway.runs.approve(waiting, call_id, by=caller.user, arguments=arguments, digest=digest, allow=allow)
 
 
 async def reject_call(gateway: Gateway, caller: Caller, run_id: str, call_id: str, *, message: str = "") -> None:

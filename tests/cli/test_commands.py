@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import stat
 from importlib.metadata import version
 
@@ -135,6 +136,29 @@ def test_calls_of_one_tool_are_decided_on_together(here):
     here("approve", run_id, "t1.1")
     here("resume", run_id)
     assert [call["status"] for call in here.json("audit", run_id)["calls"]] == ["rejected", "done", "rejected"]
+
+
+def test_a_rule_for_the_session_is_shown_then_allowed_listed_and_revoked(here):
+    """Without a digest `approve --allow` only shows the rule, with the command that approves and allows it."""
+    run_id = here.run("app:payer", code=3)
+    here("approve", run_id, "t1.0", "--allow", "account", code=3)
+    rule = 'allow(pay, account="17\\u202e")'
+    assert (
+        f"nothing is approved yet; this would be allowed:\n{rule}\nEach later call of pay with this value" in here.err
+    )
+    [command] = [
+        shlex.split(line.partition("allow this: ")[2]) for line in here.err.splitlines() if "allow this:" in line
+    ]
+    assert command[:6] == ["agentfsm", "approve", run_id, "t1.0", "--allow", "account"]
+    here("allowances", run_id)
+    assert f"nothing is allowed in the session of run {run_id}" in here.err
+    here(*command[1:], "--by", "ann")
+    [found] = here.json("allowances", run_id)["allowances"]
+    assert (found["rule"], found["by"], found["used"], found["revoked_by"]) == (rule, "ann", 0, None)
+    assert f"{found['id']}  {rule}  0 calls  by ann" in here(
+        "allowances", run_id, "--revoke", found["id"], "--by", "eve"
+    )
+    assert here.json("allowances", run_id)["allowances"][0]["revoked_by"] == "eve"
 
 
 def test_without_a_terminal_approvals_wait(here):

@@ -16,9 +16,11 @@ from agentfsm.cli.render.pending import (
     format_exact_arguments,
 )
 from agentfsm.cli.session.forms import ask_questions
-from agentfsm.core.errors import AgentError
+from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.pending import Answer, PendingKind
+from agentfsm.core.plans import PLAN_TOOL
 from agentfsm.core.text_safety import escape_hidden, format_exact_json
+from agentfsm.decisions import describe_allowance
 from agentfsm.tools.schema.arguments import check_object
 
 if TYPE_CHECKING:
@@ -102,10 +104,16 @@ def _ask_approval(terminal: Terminal, item: Pending, run_id: str, rule: Approval
     for key, scope in scopes.items():
         terminal.err(f"{key}: {_SCOPES[scope][1]}")
     terminal.err("e: edit the arguments first")
-    choices = {"y": "y", "yes": "y", "n": "n", "no": "n", "e": "e", "edit": "e", **{key: key for key in scopes}}
-    answer = terminal.ask_choice(f"May it run? [{'/'.join(['y', 'n', 'e', *scopes])}]", choices)
+    keys = ["y", "n", "e", *scopes]
+    if item.arguments and item.tool != PLAN_TOOL:
+        terminal.err("s: yes, and also to later calls like it in this session")
+        keys.append("s")
+    choices = {"yes": "y", "no": "n", "edit": "e", **{key: key for key in keys}}
+    answer = terminal.ask_choice(f"May it run? [{'/'.join(keys)}]", choices)
     if answer == "e":
         return _edit_arguments(terminal, item)
+    if answer == "s":
+        return _allow_for_session(terminal, item)
     if rule is not None and answer in scopes:
         _allow_always(terminal, rule, scopes[answer])
     if answer == "n":
@@ -177,6 +185,27 @@ def _edit_arguments(terminal: Terminal, item: Pending) -> Submission | None:
             )
         terminal.err(f"that is not a JSON object ({flaw})")
         text = edited
+    return None
+
+
+def _allow_for_session(terminal: Terminal, item: Pending) -> Submission | None:
+    """Approve the call, and allow later ones by a rule that the person has seen."""
+    names = ", ".join(item.arguments)
+    while (text := terminal.ask(f"Arguments that have to be the same ({names}):")) is not None:
+        chosen = text.replace(",", " ").split()
+        try:
+            terminal.err(f"Rule: {describe_allowance(item, chosen)}")
+        except MisuseError as error:
+            terminal.err(str(error))
+            continue
+        if (
+            terminal.ask_choice("Approve the call, and allow this? [y/n]", {"y": "y", "yes": "y", "n": "n", "no": "n"})
+            == "y"
+        ):
+            return lambda runs: runs.approve(
+                item.run_id, item.call_id, by=user_name(), digest=item.digest, allow=chosen
+            )
+        return None
     return None
 
 

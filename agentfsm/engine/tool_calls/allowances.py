@@ -165,6 +165,12 @@ def build_record(allowance: Allowance) -> dict[str, JSON]:
     return attrs.asdict(allowance, filter=lambda field, _: field.name != "used")
 
 
+def build_document(allowance: Allowance) -> dict[str, JSON]:
+    """Return an allowance as it is shown to people and programs."""
+    fields = ("id", "rule", "tool", "arguments", "asked_by", "agent", "by", "at", "expires_at", "revoked_by", "used")
+    return {name: getattr(allowance, name) for name in fields}
+
+
 async def find_allowance(execution: Execution, entry: OpenCall, tool: Tool[..., Any]) -> Allowance | None:
     """Return the allowance that answers the question about a call that has not started; None if there is none.
 
