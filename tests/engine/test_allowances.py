@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentfsm import Agent, ConflictError, MisuseError, PartlyDoneError, Rule, tool
+from agentfsm import Agent, ConflictError, MisuseError, PartlyDoneError, Rule, StoreError, tool
 from agentfsm.core.events import ApprovalAsked, ApprovalGiven
 from agentfsm.decisions import describe_allowance
 from agentfsm.guards import Guard, ask, refuse
@@ -180,6 +180,31 @@ async def test_sub_agents_are_within_the_session():
     [allowance] = await Runs(store).allowances(run.id)
     assert (run.output, paid, allowance.used) == ("Done.", [("Ann", 5)] * 2, 1)
     assert (allowance.id, allowance.session) == (f"{run.id}.t1.0/t1.0", "s")
+
+
+@pytest.mark.parametrize("is_revoked", [False, True])
+async def test_a_crash_right_before_the_start(is_revoked):
+    """The approval and the start are lost together, so the next program looks the rule up again: it may be revoked."""
+
+    class Dying(MemoryStore):
+        def append(self, lease, run, events, **options):
+            if any(getattr(event, "allowance", "") for event in events) and not died:
+                died.append(names(events))
+                raise StoreError("the power failed")
+            return super().append(lease, run, events, **options)
+
+    store, paid, died = Dying(), [], []
+    agent = make_clerk(store, paid, [ANN], [ANN])
+    run = await agent.run("Help.", id="r")
+    await approve(store, run)
+    with pytest.raises(StoreError, match="the power failed"):
+        await agent.resume("r")
+    assert (died, len(paid)) == ([["ApprovalGiven", "ToolStarted"]], 1)
+    if is_revoked:
+        await Runs(store).revoke("r/t2.0", by="eve")
+    run = await make_clerk(store, paid).with_(model=ScriptedModel("Done.")).resume("r")
+    assert (len(paid), len(run.pending)) == ((1, 1) if is_revoked else (2, 0))
+    assert [each.used for each in await Runs(store).allowances("r")] == [0 if is_revoked else 1]
 
 
 async def test_an_allowance_that_is_not_recorded():

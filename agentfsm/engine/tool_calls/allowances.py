@@ -87,9 +87,7 @@ class Allowance(Value):
     """Number of calls that it has let through, from the journals."""
 
     shown: str = attrs.field(default="{}", repr=False)
-    """Arguments of the approved call as they were shown, as JSON text. With `digest` they tell whether the tool is the
-    same.
-    """
+    """Arguments of the approved call as they were shown, as JSON text; with `digest` they identify the tool."""
 
     digest: str = ""
     """Digest of the approved call as it was shown."""
@@ -121,7 +119,7 @@ class Allowance(Value):
 
 
 def _write(value: object) -> str:
-    """Return a value as text that tells `1`, `1.0`, `"1"` and `true` apart."""
+    """Return a value as text, which is another one for each of `1`, `1.0`, `"1"` and `true`."""
     return json.dumps(value, sort_keys=True)
 
 
