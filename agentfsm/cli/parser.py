@@ -386,7 +386,7 @@ def _add_decide(add: AddParser) -> None:
         metavar="ARGUMENT",
         action="append",
         default=[],
-        help="let later calls with this value of the argument run in this session; without --digest: show this",
+        help="let later calls with this value of the argument run in this session; without --digest, only show it",
     )
     allowances = _add_command(add, decide.allowances, text="list what is allowed in the session of a run, or revoke it")
     _add_run_id(allowances)

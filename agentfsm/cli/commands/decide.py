@@ -78,7 +78,7 @@ def _show_allowance(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     hint = build_header_hint(root, resolve_location(args.store))
     options = "".join([f" --allow {shlex.quote(name)}" for name in args.allow])
     edited = None if args.arguments is None else json.loads(args.arguments)
-    options += "" if edited is None else f" --arguments {shlex.quote(args.arguments)}"
+    options += "" if edited is None else f" --arguments {shlex.quote(str(args.arguments))}"
     terminal.err(f"nothing is approved yet; this would be allowed:\n{describe_allowance(item, args.allow, edited)}")
     terminal.err(
         f"To approve the call and allow this: {hint.build(f'approve {shlex.quote(item.run_id)} {item.call_id}')}"
