@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from agentfsm.core.audit_records import AuditRecord
     from agentfsm.core.events import Event
     from agentfsm.core.inbox import PostedItem
+    from agentfsm.core.pending import Pending
     from agentfsm.engine.execution.output import OutputSpec
     from agentfsm.engine.follow import JournalEvent
     from agentfsm.mcp.server.service import MCPService
@@ -977,16 +978,24 @@ class Agent(Generic[A_co]):
         arguments: Mapping[str, Any] | None = None,
         plan: Plan | None = None,
         digest: str | None = None,
+        allow: Sequence[str] = (),
     ) -> None:
         """Approve a call, perhaps with edited `arguments`. It runs when the run is resumed. See `Runs.approve`.
 
-        With `call_id="plan"` the plan that waits is approved, or the edited `plan` in its place.
+        With `call_id="plan"` the plan that waits is approved, or the edited `plan` in its place. With `allow=["to"]`
+        later calls like it, with the same value of `to`, run without this question in this session.
         """
-        await self.runs.approve(run_id, call_id, by=by, arguments=arguments, plan=plan, digest=digest)
+        await self.runs.approve(run_id, call_id, by=by, arguments=arguments, plan=plan, digest=digest, allow=allow)
 
     async def reject(self, run_id: str, call_id: str, *, message: str = "", by: str = "") -> None:
         """Reject a call. It does not run, and the model reads the message. See `Runs.reject`."""
         await self.runs.reject(run_id, call_id, message=message, by=by)
+
+    async def decide(
+        self, *, approve: Iterable[Pending] = (), reject: Iterable[Pending] = (), message: str = "", by: str = ""
+    ) -> None:
+        """Decide on several items of `run.pending` together, each bound to what it shows. See `Runs.decide`."""
+        await self.runs.decide(approve=approve, reject=reject, message=message, by=by)
 
     async def answer(
         self,

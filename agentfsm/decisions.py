@@ -7,9 +7,12 @@ refused, and the error names the person who decided first.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final
+
+import attrs
 
 from agentfsm._validation import as_text, to_plain_json
 from agentfsm.core.audit_records import build_audit
@@ -21,20 +24,40 @@ from agentfsm.core.errors import (
     PartlyDoneError,
     RunNotFoundError,
     StoreError,
+    TooNewError,
 )
-from agentfsm.core.inbox import Approve, Decision, GiveInput, Rerun, Settle, Wake
+from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.inbox import Approve, Decision, GiveInput, Reject, Rerun, Settle, Wake
+from agentfsm.core.json_text import round_timestamp
 from agentfsm.core.messages import Outcome, replace_surrogates
 from agentfsm.core.pending import Answer, Elicit, Pending, PendingKind
 from agentfsm.core.plans import PLAN_TOOL, Plan
 from agentfsm.core.run import Run
+from agentfsm.engine.audit import audit_run_tree
 from agentfsm.engine.execution.journal import load_run, read_header
+from agentfsm.engine.run_list import RunIterator
+from agentfsm.engine.tool_calls.allowances import (
+    ALLOWANCES,
+    LIFETIME_S,
+    MAX_ALLOWANCES,
+    MAX_RULE_CHARS,
+    Allowance,
+    build_key,
+    build_prefix,
+    build_record,
+    find_root,
+    format_rule,
+    read_allowance,
+)
 from agentfsm.engine.tool_calls.plan_tools import find_tool_flaws
+from agentfsm.ports.store import Filter
 from agentfsm.stores.rules import decided_already_error
 from agentfsm.tools.attendance import Attendant
 from agentfsm.tools.callback_errors import log_callback_error
 from agentfsm.tools.question_validation import validate_answer
 
 if TYPE_CHECKING:
+    from agentfsm.core.header import Header
     from agentfsm.ports.store import Store
     from agentfsm.tools.registry import ToolRegistry
     from agentfsm.tools.tool import Tool
@@ -68,6 +91,11 @@ async def find_pending(
         MisuseError: when the run does not wait for this decision.
     """
     run = await load_run(store, run_id)
+    return run, await _find_pending_in(store, run, call_id, kind, digest)
+
+
+async def _find_pending_in(store: Store, run: Run, call_id: str, kind: PendingKind, digest: str | None) -> Pending:
+    run_id = run.id
     if call_id == "plan":
         call_id = next((item.call_id for item in run.pending if item.tool == PLAN_TOOL), call_id)
     for item in run.pending:
@@ -75,7 +103,7 @@ async def find_pending(
             if digest not in (None, item.digest):
                 done = "approved" if kind is PendingKind.APPROVAL else "answered"
                 raise ConflictError(f"{call_id} was not {done}: it has changed since it was shown, look at it again")
-            return run, item
+            return item
     gone = (Phase.APPROVED, Phase.RUNNING, Phase.FINISHED)
     phases = {entry.call.id: entry.phase for entry in run.open if entry.phase in gone}
     if run.paused is None and call_id in phases.keys() | {record.call_id for record in run.calls}:
@@ -135,6 +163,42 @@ async def post_decision(store: Store, run: Run, item: Pending, decision: Decisio
         raise decided_already_error(run.id, posted)
 
 
+async def post_decisions(store: Store, decisions: Sequence[tuple[Pending, Approve | Reject]]) -> None:
+    """Post decisions on several calls. Nothing is posted unless each call waits as it was shown.
+
+    Args:
+        store: Store of the runs.
+        decisions: The calls as they were shown, in any runs, and the decision on each.
+
+    Raises:
+        MisuseError: when a run does not wait for one of the decisions; nothing is posted.
+        ConflictError: when one call was decided already, or has changed since it was shown; nothing is posted.
+        PartlyDoneError: when another decision came first, or the store failed, after some were posted.
+    """
+    runs: dict[str, Run] = {}
+    calls = [(item.run_id, item.call_id) for item, _ in decisions]
+    if twice := next((call_id for run_id, call_id in calls if calls.count((run_id, call_id)) > 1), None):
+        raise MisuseError(f"{twice} is given twice: a call is either approved or rejected")
+    waits: list[Pending] = []
+    for item, _ in decisions:
+        if (run := runs.get(item.run_id)) is None:
+            run = runs[item.run_id] = await load_run(store, item.run_id)
+        waits.append(await _find_pending_in(store, run, item.call_id, PendingKind.APPROVAL, item.digest))
+    for index, (item, (_, decision)) in enumerate(zip(waits, decisions, strict=True)):
+        try:
+            await post_decision(store, runs[item.run_id], item, decision)
+        except StoreError as error:
+            count = index + isinstance(error, PartlyDoneError)  # its own post is in the inbox
+            if not count:
+                raise
+            names = [each.call_id for each in waits]
+            done, left = ", ".join(names[:count]), ", ".join(names[count:]) or "no other"
+            raise PartlyDoneError(
+                f"the decisions on {done} are recorded, those on {left} are not: {error}; load the run again, and "
+                "decide on the calls that still wait"
+            ) from error
+
+
 def build_approval(item: Pending, arguments: Mapping[str, Any] | None, *, by: str) -> Approve:
     """Build the approval of a call.
 
@@ -148,6 +212,130 @@ def build_approval(item: Pending, arguments: Mapping[str, Any] | None, *, by: st
     """
     edited = None if arguments is None else json.dumps(to_plain_json(arguments, "arguments"), ensure_ascii=False)
     return Approve(call_id=item.call_id, by=by, arguments=edited, digest=item.digest)
+
+
+def build_allowance(
+    run: Run, root: Header, item: Pending, names: Sequence[str], arguments: Mapping[str, Any] | None, *, by: str
+) -> Allowance:
+    """Build the allowance that is given with the approval of a call, without its times.
+
+    Args:
+        run: The run of the call.
+        root: Header of the run at the top of its callers.
+        item: The wait for the approval.
+        names: Arguments whose values have to be equal in the calls that it covers.
+        arguments: Arguments that replace the model's; None for those of the item.
+        by: Name of the person who approves.
+
+    Raises:
+        MisuseError: as `describe_allowance`, or when the rule is too long to be read.
+    """
+    rule = describe_allowance(item, names, arguments).partition("\n")[0]
+    if len(rule) > MAX_RULE_CHARS:
+        raise MisuseError(
+            f"allow={list(names)}: the rule has {len(rule):,} characters, more than the {MAX_RULE_CHARS:,} "
+            "that a person can read: name an argument with a shorter value, or approve each call"
+        )
+    given = item.arguments if arguments is None else to_plain_json(arguments, "arguments")
+    entry = run.open_call(item.call_id)
+    guarded = entry.guarded
+    return Allowance(
+        id=f"{run.id}/{item.call_id}",
+        tool=item.tool,
+        arguments={name: given[name] for name in names},
+        asked_by=guarded.rule if guarded is not None and guarded.verdict is GuardVerdict.ASK else "",
+        agent=run.header.agent,
+        session=root.session,
+        by=by,
+        shown=entry.call.arguments,
+        digest=item.digest,
+        nonce=run.header.nonce,
+    )
+
+
+def describe_allowance(item: Pending, names: Sequence[str], arguments: Mapping[str, Any] | None = None) -> str:
+    """Return the rule of an allowance on its first line, and below it the calls that it covers, for the person.
+
+    Args:
+        item: The wait for the approval with which it is given.
+        names: Arguments whose values have to be equal, one or more.
+        arguments: Arguments that replace those of the item, if the person has edited them.
+
+    Raises:
+        MisuseError: when an argument is not one of the call, none is named, or the call is a plan.
+    """
+    given = item.arguments if arguments is None else arguments
+    if item.tool == PLAN_TOOL or not item.digest:
+        raise MisuseError(f"allow= covers calls of a tool, and {item.call_id} is not such a call: approve it by itself")
+    if isinstance(names, str) or not names or any(name not in given for name in names):
+        known = ", ".join(given) or "none, so that each call has to be approved"
+        raise MisuseError(f"allow={names!r}: name one or more arguments of {item.call_id}, which has: {known}")
+    others = ", ".join([name for name in given if name not in names])
+    whatever = f", whatever its other arguments ({others})," if others else ""
+    asked = "the rule that asked about this one, and of the tool itself" if item.reason else "the tool itself"
+    return (
+        f"{format_rule(item.tool, {name: given[name] for name in names})}\n"
+        f"Each later call of {item.tool} with {'these values' if len(names) > 1 else 'this value'}{whatever} runs "
+        f"without a question of {asked}: in this session, or in this run if it has no session, for "
+        f"{LIFETIME_S / 86_400:g} days, until it is revoked or the tool changes. Other rules still ask, and a call "
+        "that is refused does not run."
+    )
+
+
+async def write_allowance(store: Store, root: Header, allowance: Allowance) -> None:
+    """Record an allowance; the same one again changes nothing.
+
+    Raises:
+        ConflictError: when the call has another one, or it was revoked.
+    """
+    now, key = await store.now(), build_key(root, allowance.id)
+    known = await store.read_record(ALLOWANCES, key)
+    if known is None:
+        made = attrs.evolve(allowance, at=round_timestamp(now), expires_at=round_timestamp(now + LIFETIME_S))
+        await store.write_record(ALLOWANCES, key, build_record(made), revision=0, expires_at=made.expires_at)
+    elif (found := read_allowance(known)) is None or found.name != allowance.name or found.revoked_by is not None:
+        raise ConflictError(f"{allowance.id} has an allowance already: list the allowances of the run")
+
+
+async def revoke_allowance(store: Store, allowance_id: str, *, by: str) -> Allowance:
+    """End an allowance, and return it. The first person who revokes it is recorded.
+
+    Raises:
+        RunNotFoundError: when its run was deleted, so that it has ended.
+        MisuseError: when there is none with the id.
+    """
+    root = await find_root(store, await read_header(store, allowance_id.rpartition("/")[0]))
+    key = build_key(root, allowance_id)
+    while (record := await store.read_record(ALLOWANCES, key)) is not None:
+        if (found := read_allowance(record)) is None:
+            raise TooNewError(f"the allowance {allowance_id} was written by a newer agentfsm: revoke it with that one")
+        if found.revoked_by is not None:
+            return found
+        revoked = build_record(attrs.evolve(found, revoked_by=by))
+        try:
+            await store.write_record(ALLOWANCES, key, revoked, revision=record.revision, expires_at=record.expires_at)
+        except ConflictError:  # revoked by another person at the same moment
+            continue
+    raise MisuseError(f"there is no allowance {allowance_id!r}, or it has ended: list the allowances of the run")
+
+
+async def list_allowances(store: Store, run_id: str) -> tuple[Allowance, ...]:
+    """Return the allowances of a run and its session, revoked ones included, oldest first, with their uses.
+
+    Raises:
+        RunNotFoundError: when the store has no such run.
+    """
+    root = await find_root(store, await read_header(store, run_id))
+    records = await store.list_records(ALLOWANCES, prefix=build_prefix(root), limit=MAX_ALLOWANCES)
+    found = sorted([each for each in map(read_allowance, records) if each is not None], key=lambda each: each.at)
+    if not found:
+        return ()
+    runs = [root.id]
+    if root.session is not None:
+        where = Filter(session=root.session, user=root.user, tenant=root.tenant)
+        runs = [line.id async for line in RunIterator(store, where) if line.parent is None]
+    used = Counter([record.allowance for each in runs for record in await audit_run_tree(store, each)])
+    return tuple([attrs.evolve(each, used=used[each.name]) for each in found])
 
 
 def read_edited_plan(item: Pending, plan: Plan, arguments: object, tools: ToolRegistry) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from agentfsm._validation import (
 )
 from agentfsm.core.errors import ConflictError, MisuseError, PartlyDoneError, StoreError
 from agentfsm.core.header import Header
-from agentfsm.core.inbox import Cancel, Input, InputKind, Pause, Priority, Reject
+from agentfsm.core.inbox import Approve, Cancel, Input, InputKind, Pause, Priority, Reject
 from agentfsm.core.json_text import round_timestamp
 from agentfsm.core.labels import as_labels
 from agentfsm.core.messages import Part, as_parts
@@ -31,20 +31,26 @@ from agentfsm.core.plans import Plan
 from agentfsm.core.run import Run
 from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, NAME, SECONDS, STRING
 from agentfsm.decisions import (
+    build_allowance,
     build_answer,
     build_approval,
     build_settlement,
     check_edited_arguments,
     find_pending,
+    list_allowances,
     post_decision,
+    post_decisions,
     read_edited_plan,
+    revoke_allowance,
     wake_callers,
+    write_allowance,
 )
 from agentfsm.engine.audit import AuditTrail, audit_run_tree
 from agentfsm.engine.execution.journal import EndedRuns, load_run, read_header
 from agentfsm.engine.follow import JournalFollower, wait_until_blocked
 from agentfsm.engine.run_list import RunIterator
 from agentfsm.engine.stranded import STRANDED_S, StrandedRun, find_stranded
+from agentfsm.engine.tool_calls.allowances import Allowance, find_root
 from agentfsm.engine.unattended import NO_TOOLS, apply_stop_requests, give_up_cut_off_call
 from agentfsm.ports.store import (
     ALL_RUNS,
@@ -64,12 +70,13 @@ from agentfsm.tools.executing_call import report_read_run
 from agentfsm.tools.registry import ToolRegistry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from types import TracebackType
 
     from agentfsm.core.audit_records import AuditRecord
     from agentfsm.core.events import Event
     from agentfsm.core.inbox import PostedItem
+    from agentfsm.core.pending import Pending
     from agentfsm.engine.follow import JournalEvent
 
 Prompt = str | Part | tuple[Part, ...] | list[Part]
@@ -291,6 +298,7 @@ class Runs:
         arguments: Mapping[str, Any] | None = None,
         plan: Plan | None = None,
         digest: str | None = None,
+        allow: Sequence[str] = (),
     ) -> None:
         """Approve a call. It runs when the run is resumed.
 
@@ -306,10 +314,15 @@ class Runs:
             plan: Plan that replaces the one that waits; only with the call id of a plan. None: the plan as it is.
             digest: `Pending.digest` of the call that the person saw; the approval of a different call is refused.
                 None: the call as it is now.
+            allow: Names of arguments: later calls of the tool in this session in which each of them has the same value
+                run without this question; see `Allowance`. It needs `digest`, and the person has to have seen the rule:
+                `agentfsm.decisions.describe_allowance(item, allow)` returns it with the calls that it covers.
 
         Raises:
-            MisuseError: when the run has no such call, or the arguments are not JSON or do not fit the tool.
+            MisuseError: when the run has no such call, the arguments are not JSON or do not fit the tool, or `allow`
+                names no arguments of the call.
             ConflictError: when the call was decided already, its time is up, or the digest differs.
+            PartlyDoneError: when the call is approved, and the allowance could not be recorded.
         """
         check_call_id(run_id, call_id)
         run, item = await find_pending(self.store, run_id, call_id, PendingKind.APPROVAL, digest=digest)
@@ -318,7 +331,46 @@ class Runs:
             arguments = read_edited_plan(item, plan, arguments, tools)
         approval = build_approval(item, arguments, by=by)
         check_edited_arguments(approval, tools.get(item.tool))
+        if not allow:
+            return await post_decision(self.store, run, item, approval)
+        if digest is None:
+            raise MisuseError("allow= needs digest=, the digest of the call that the person was shown with the rule")
+        root = await find_root(self.store, run.header)
+        allowance = build_allowance(run, root, item, allow, arguments, by=by)
         await post_decision(self.store, run, item, approval)
+        try:
+            await write_allowance(self.store, root, allowance)
+        except StoreError as error:
+            raise PartlyDoneError(
+                f"{item.call_id} is approved, and {allowance.rule} was not recorded, so that later calls are asked "
+                f"about: {error}"
+            ) from error
+        return None
+
+    async def allowances(self, run_id: str) -> tuple[Allowance, ...]:
+        """Return the allowances that hold for a run or its session, oldest first, also the revoked ones.
+
+        The journals of the session are read, to count the calls that each has let through.
+
+        Raises:
+            RunNotFoundError: when the store has no such run.
+            MisuseError: when the store keeps no records.
+        """
+        check_run_id(run_id)
+        return await list_allowances(self.store, run_id)
+
+    async def revoke(self, allowance_id: str, *, by: str = "") -> Allowance:
+        """End an allowance, and return it: from now on its calls are asked about again. Calls that run go on.
+
+        Args:
+            allowance_id: `Allowance.id`.
+            by: Name of the person who revokes it. The first one is recorded.
+
+        Raises:
+            RunNotFoundError: when the run with the approved call was deleted, so that the allowance has ended.
+            MisuseError: when there is no such allowance.
+        """
+        return await revoke_allowance(self.store, as_text(allowance_id, "allowance_id"), by=as_text(by, "by"))
 
     async def reject(self, run_id: str, call_id: str, *, message: str = "", by: str = "") -> None:
         """Reject a call. It does not run, and the model reads the reason.
@@ -338,6 +390,32 @@ class Runs:
         await post_decision(
             self.store, run, item, Reject(call_id=item.call_id, by=by, message=as_text(message, "message"))
         )
+
+    async def decide(
+        self, *, approve: Iterable[Pending] = (), reject: Iterable[Pending] = (), message: str = "", by: str = ""
+    ) -> None:
+        """Decide on several calls together, as they were shown: `await runs.decide(approve=run.pending, by="ann")`.
+
+        Each approval is bound to the digest of its call, and is a decision and an event of its own. Calls that are
+        given in neither list go on waiting. Nothing is recorded unless all of the given calls wait as they were shown.
+
+        Args:
+            approve: Items of `run.pending` that may run, in any runs.
+            reject: Items of `run.pending` that must not run.
+            message: The reason of the rejections, for the model.
+            by: Name of the person who decides.
+
+        Raises:
+            MisuseError: when an item is given twice, or its run does not wait for an approval of it.
+            ConflictError: when one of the calls was decided already, or has changed since it was shown.
+            PartlyDoneError: when another decision or a fault of the store came in between; it names both parts.
+        """
+        text = as_text(message, "message")
+        decisions: list[tuple[Pending, Approve | Reject]] = [
+            *[(item, build_approval(item, None, by=by)) for item in approve],
+            *[(item, Reject(call_id=item.call_id, by=by, message=text)) for item in reject],
+        ]
+        await post_decisions(self.store, decisions)
 
     async def answer(
         self,

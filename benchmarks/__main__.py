@@ -9,8 +9,8 @@ Further words, each by itself: `peers` measures the other frameworks, `growth` w
 `options` what each option costs, `plans` the tokens of plans, `dialogues` whether recorded dialogues may run in
 parallel, `graded` which faults of a model an evaluation sees, `traces` what live traces cost, `recall` how well and how
 fast a memory is searched, and `selection` how often the right tool is chosen, both for which they need the network, and
-`injections` which attacks of agentdojo succeed under a guard, `direct_harm` which of our own, `searches` how often a
-guard asks in ordinary work, and `detection` which of their texts a list finds.
+`injections` which attacks of agentdojo succeed under a guard, `direct_harm` which of our own, `searches` and
+`questions` how often guards ask in ordinary work, and `detection` which of their texts a list finds.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ OTHERS = (
     "detection",
     "direct_harm",
     "searches",
+    "questions",
     "traces",
 )
 HEAD = (

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import attrs
 import pytest
 
+from agentfsm import Agent
 from agentfsm.ports import Reply
 from agentfsm.stores import SQLiteStore
+from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.tools.tool import make_tool
 from benchmarks import __main__ as table
-from benchmarks import bare, direct_harm, growth, ours
+from benchmarks import bare, direct_harm, growth, ours, questions
 from benchmarks.contender import Contender, Script
 from benchmarks.floor import Floor
 from benchmarks.peers import driver
@@ -112,3 +116,18 @@ async def test_the_outcome_of_an_attack_does_not_depend_on_labels():
     assert figures.succeeded["Guard.by_labels(), labels as in MARKS"] == 2
     assert figures.succeeded["Guard.default(), labels as in MARKS"] == 0
     assert len(direct_harm.READERS) * len(direct_harm.HARMS) == 288
+
+
+async def test_the_questions_of_ordinary_work_are_counted(tmp_path, monkeypatch):
+    """Each call is noted with the policies that ask about it, and runs; the pages and examples are all there."""
+    log = tmp_path / "calls.jsonl"
+    monkeypatch.setenv(questions.LOG, str(log))
+    tools = [make_tool(lambda: "text", name="read", description="Read.", read_only=True, reads_untrusted=True)]
+    tools += [make_tool(lambda: "done", name="pay", description="Pay.", irreversible=True)]
+    model = ScriptedModel(say("", call("read")), say("", call("pay")), "Done.")
+    run = await Agent(model, tools=tools, guards=[questions.Counting()]).run("Help.")
+    assert run.output == "Done."
+    asking = [json.loads(line)["asking"] for line in log.read_text().splitlines()]
+    assert asking == [[], ["by_labels", "default", "strict"]]
+    tasks = questions.list_tasks(tmp_path)
+    assert (len(tasks["tutorial"]), "guarded" in tasks["examples"]) == (8, True)

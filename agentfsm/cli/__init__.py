@@ -2,7 +2,7 @@
 
     agentfsm demo | chat | run | submit | worker | resume | serve | webhooks                  execute
              runs | show | export | audit | metrics | costs | graph | doctor | load | studio | docs   inspect
-             approve | reject | settle | answer | send | pause | cancel | feedback            decide
+             approve | allowances | reject | settle | answer | send | pause | cancel | feedback   decide
              fork | replay | diff                                                             fork and compare
              delete | prune | compact                                                         remove
     agentfsm init | completion                                                                set up

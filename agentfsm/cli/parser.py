@@ -370,7 +370,10 @@ def _add_decide(add: AddParser) -> None:
     reject = _add_command(add, decide.reject, text="reject a call that waits for approval")
     settle = _add_command(add, decide.settle, text="record the outcome of a call whose worker crashed")
     answer = _add_command(add, decide.answer, text="answer a question, or supply the result of an external call")
-    for decides in (approve, reject, settle, answer):
+    for decides in (approve, reject):
+        _add_run_id(decides)
+        decides.add_argument("calls", metavar="CALL", nargs="+", help="ids of the calls, for example t3.0")
+    for decides in (settle, answer):
         _add_run_id(decides)
         decides.add_argument("call", help="id of the call, for example t3.0")
     approve.add_argument(
@@ -379,7 +382,23 @@ def _add_decide(add: AddParser) -> None:
         type=parse_object,
         help="run the call with these arguments instead of the model's",
     )
-    approve.add_argument("--digest", default="", help="digest of the call as shown; fails if it has changed since")
+    approve.add_argument(
+        "--digest",
+        dest="digests",
+        action="append",
+        default=[],
+        help="digest of the call as shown, in the order of the calls; nothing is approved if one has changed since",
+    )
+    approve.add_argument(
+        "--allow",
+        metavar="ARGUMENT",
+        action="append",
+        default=[],
+        help="let later calls with this value of the argument run in this session; without --digest, only show it",
+    )
+    allowances = _add_command(add, decide.allowances, text="list what is allowed in the session of a run, or revoke it")
+    _add_run_id(allowances)
+    allowances.add_argument("--revoke", metavar="ALLOWANCE", help="end the allowance with this id")
     reject.add_argument("--message", default="", help="the reason, which the model reads")
     outcome = settle.add_mutually_exclusive_group(required=True)
     outcome.add_argument("--result", metavar="TEXT", help="the call succeeded and returned this")
@@ -406,7 +425,7 @@ def _add_decide(add: AddParser) -> None:
     _add_run_id(feedback)
     feedback.add_argument("--rating", metavar="1-5", type=parse_rating, required=True, help="1 (bad) to 5 (good)")
     feedback.add_argument("--comment", default="", help="the reasons")
-    for signed in (approve, reject, settle, answer, pause, cancel, feedback):
+    for signed in (approve, allowances, reject, settle, answer, pause, cancel, feedback):
         signed.add_argument("--by", metavar="NAME", help="person who decides (default: your user name)")
 
 

@@ -100,6 +100,9 @@ class AuditRecord(Value):
     approved_by: str | None = None
     """Person who approved the call, empty if no name was given; None if the call was not approved."""
 
+    allowance: str = ""
+    """Allowance by which that person had decided beforehand, as `Allowance.name`; empty if on this very call."""
+
     rerun_by: tuple[str, ...] = ()
     """Persons who had the call run again when its outcome was unknown, in order."""
 
@@ -226,7 +229,7 @@ class _AuditBuilder:
         if is_lost and event.arguments is None:  # `settle(rerun=True)` is journalled so, too
             self._update(event.call_id, rerun_by=(*record.rerun_by, event.by))
             return
-        self._update(event.call_id, approved_by=event.by)
+        self._update(event.call_id, approved_by=event.by, allowance=event.allowance)
         if event.arguments is not None:
             own = record.arguments if record.proposed is None else record.proposed
             key = event.key or record.key

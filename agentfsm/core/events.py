@@ -483,6 +483,9 @@ class ApprovalGiven(Event):
     stands for the digest of the question.
     """
 
+    allowance: str = ""
+    """Allowance by which the person has decided beforehand, as `Allowance.name`; empty if on this very call."""
+
 
 @attrs.frozen(kw_only=True)
 class ToolsReturned(Event):

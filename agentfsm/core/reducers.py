@@ -212,7 +212,7 @@ _ALLOWED_PHASES: Final[Mapping[type[e.Event], frozenset[Phase]]] = {
     e.ToolPaused: frozenset({Phase.INTENDED, Phase.APPROVED, Phase.RUNNING, Phase.PAUSED}),
     e.InputGiven: frozenset({Phase.PAUSED, Phase.RUNNING}),
     e.ApprovalAsked: frozenset({Phase.INTENDED, Phase.AWAITING_APPROVAL}),
-    e.ApprovalGiven: frozenset({Phase.AWAITING_APPROVAL, Phase.OUTCOME_UNKNOWN}),
+    e.ApprovalGiven: frozenset({Phase.INTENDED, Phase.AWAITING_APPROVAL, Phase.OUTCOME_UNKNOWN}),
 }
 
 

@@ -13,6 +13,7 @@ import attrs
 from agentfsm.core import events as e
 from agentfsm.core.calls import UNDECIDED_PHASES, OpenCall, Phase
 from agentfsm.core.effects import RunTools, Wait
+from agentfsm.core.inbox import PostedItem
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall
 from agentfsm.engine.tool_calls.approvals import Decisions, decide_open_calls, edit_call
 from agentfsm.engine.tool_calls.call_guards import guard_calls, needs_approval_by_guard
@@ -111,5 +112,6 @@ def _list_ready_calls(run: Run, decisions: Decisions) -> tuple[ToolCall, ...]:
                 continue
             break
         if entry.phase is not Phase.FINISHED:
-            ready.append(entry.call if row is None else edit_call(run, entry.call, row.item))
+            decision = row.item if isinstance(row, PostedItem) else row
+            ready.append(entry.call if decision is None else edit_call(run, entry.call, decision))
     return tuple(ready)

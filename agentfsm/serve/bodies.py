@@ -89,6 +89,16 @@ class ApproveBody(RequestBody):
     arguments: dict[str, Any] | None = None
     """Arguments that replace the model's."""
 
+    allow: list[_Name] = Field(default_factory=list, max_length=100)
+    """Names of arguments: later calls of the tool with the same values run without this question in this session."""
+
+
+class RevokeBody(RequestBody):
+    """End of an allowance."""
+
+    allowance: Annotated[str, Field(min_length=1, max_length=1_000)]
+    """`id` of the item in `GET /v1/runs/{run_id}/allowances`."""
+
 
 class RejectBody(RequestBody):
     """Rejection of a call."""
@@ -98,6 +108,32 @@ class RejectBody(RequestBody):
 
     message: _Note = ""
     """The reason, for the model."""
+
+
+class ShownCall(RequestBody):
+    """A call as the person saw it: an item of `pending` of `GET /v1/runs/{run_id}`."""
+
+    call_id: _Name
+    """`call_id` of the item."""
+
+    digest: _Name
+    """`digest` of the item."""
+
+    run_id: _Name | None = None
+    """`run_id` of the item; it may be left out if no two items have the same `call_id`."""
+
+
+class DecideBody(RequestBody):
+    """Decisions on several calls. Calls in neither list go on waiting."""
+
+    approve: list[ShownCall] = Field(default_factory=list, max_length=1_000)
+    """Calls that may run."""
+
+    reject: list[ShownCall] = Field(default_factory=list, max_length=1_000)
+    """Calls that must not run."""
+
+    message: _Note = ""
+    """The reason of the rejections, for the model."""
 
 
 class AnswerBody(RequestBody):

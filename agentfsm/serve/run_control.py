@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from agentfsm.core.pending import Pending, PendingKind
 from agentfsm.core.text_safety import escape_hidden
 from agentfsm.serve.gateway import ForbiddenError
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from agentfsm.core.inbox import Priority
     from agentfsm.runs import Prompt
     from agentfsm.serve.access import Caller
+    from agentfsm.serve.bodies import ShownCall
     from agentfsm.serve.gateway import Gateway
 
 
@@ -33,8 +35,9 @@ async def approve_call(
     *,
     digest: str,
     arguments: Mapping[str, Any] | None = None,
+    allow: Sequence[str] = (),
 ) -> None:
-    """Approve a call of a run, or of a sub-agent's run that it waits for, as the caller.
+    """Approve a call of a run, or of a sub-agent's run that it waits for, as the caller; perhaps with later ones.
 
     Raises:
         RunNotFoundError: when there is no such run, or the caller may not see it.
@@ -46,7 +49,7 @@ async def approve_call(
     check_scope(caller, "approve")
     gateway.check_decider(header, caller)
     waiting = await gateway.find_waiting_run(header, call_id)
-    await gateway.runs.approve(waiting, call_id, by=caller.user, arguments=arguments, digest=digest)
+    await gateway.runs.approve(waiting, call_id, by=caller.user, arguments=arguments, digest=digest, allow=allow)
 
 
 async def reject_call(gateway: Gateway, caller: Caller, run_id: str, call_id: str, *, message: str = "") -> None:
@@ -63,6 +66,41 @@ async def reject_call(gateway: Gateway, caller: Caller, run_id: str, call_id: st
     waiting = await gateway.find_waiting_run(header, call_id)
     text = escape_hidden(message, keep_legitimate=True)
     await gateway.runs.reject(waiting, call_id, by=caller.user, message=text)
+
+
+async def decide_calls(
+    gateway: Gateway,
+    caller: Caller,
+    run_id: str,
+    *,
+    approve: Sequence[ShownCall],
+    reject: Sequence[ShownCall],
+    message: str = "",
+) -> None:
+    """Decide on several calls of a run, or of the runs of sub-agents that it waits for, as the caller.
+
+    Raises:
+        RunNotFoundError: as for `approve_call`.
+        ForbiddenError: as for `approve_call`.
+        ConflictError: when one was decided already, its time is up, or its digest differs: nothing is decided.
+        MisuseError: when the run does not wait for one of them.
+    """
+    header = await gateway.open_run(run_id, caller)
+    check_scope(caller, "approve")
+    if approve:
+        gateway.check_decider(header, caller)
+    pending = (await gateway.runs.load(header.id)).pending
+
+    def find(shown: ShownCall) -> Pending:
+        runs = [
+            each.run_id for each in pending if each.call_id == shown.call_id and shown.run_id in (None, each.run_id)
+        ]
+        waiting = runs[0] if runs else header.id
+        return Pending(kind=PendingKind.APPROVAL, run_id=waiting, call_id=shown.call_id, digest=shown.digest)
+
+    text = escape_hidden(message, keep_legitimate=True)
+    yes, no = ([find(each) for each in shown] for shown in (approve, reject))
+    await gateway.runs.decide(approve=yes, reject=no, message=text, by=caller.user)
 
 
 async def answer_call(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import attrs
 from starlette.responses import Response
 
+from agentfsm.core.errors import MisuseError
+from agentfsm.engine.tool_calls.allowances import build_document
 from agentfsm.serve import bodies
 from agentfsm.serve.agent_documents import build_agent_document
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
@@ -14,7 +17,7 @@ from agentfsm.serve.fork_edits import parse_edits
 from agentfsm.serve.gateway import ForbiddenError
 from agentfsm.serve.prompt_parts import read_prompt
 from agentfsm.serve.queries import read_number, read_state, read_text, read_traceparent
-from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, reject_call, send_text
+from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, decide_calls, reject_call, send_text
 from agentfsm.serve.run_documents import JSONDocument, build_row_document, build_run_document
 from agentfsm.serve.run_pages import MAX_PAGE_SIZE, PAGE_SIZE, find_page
 
@@ -98,14 +101,40 @@ async def send_input(gateway: Gateway, request: Request, caller: Caller, body: b
 async def approve(gateway: Gateway, request: Request, caller: Caller, body: bodies.ApproveBody) -> Response:
     """Approve a call that waits."""
     run_id = request.path_params["run_id"]
-    await approve_call(gateway, caller, run_id, body.call_id, digest=body.digest, arguments=body.arguments)
+    await approve_call(
+        gateway, caller, run_id, body.call_id, digest=body.digest, arguments=body.arguments, allow=body.allow
+    )
     return await _accept(gateway, run_id)
+
+
+async def list_allowances(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
+    """List what a person has allowed for later calls in the session of a run, and how many calls it has let through."""
+    header = await gateway.open_run(request.path_params["run_id"], caller)
+    found = await gateway.runs.allowances(header.id)
+    return JSONDocument({"allowances": [build_document(each) for each in found]})
+
+
+async def revoke(gateway: Gateway, request: Request, caller: Caller, body: bodies.RevokeBody) -> Response:
+    """End an allowance of the session of a run, as its own user or with the scope "approve"."""
+    header = await gateway.open_run(request.path_params["run_id"], caller)
+    for each in await gateway.runs.allowances(header.id):
+        if each.id == body.allowance:
+            ended = await gateway.runs.revoke(each.id, by=caller.user)
+            return JSONDocument(build_document(attrs.evolve(ended, used=each.used)))
+    raise MisuseError(f"the session of run {header.id!r} has no allowance {body.allowance!r}")
 
 
 async def reject(gateway: Gateway, request: Request, caller: Caller, body: bodies.RejectBody) -> Response:
     """Reject a call that waits; the model reads the reason."""
     run_id = request.path_params["run_id"]
     await reject_call(gateway, caller, run_id, body.call_id, message=body.message)
+    return await _accept(gateway, run_id)
+
+
+async def decide(gateway: Gateway, request: Request, caller: Caller, body: bodies.DecideBody) -> Response:
+    """Approve or reject several calls that wait, as they were shown. Nothing is decided if one has changed."""
+    run_id = request.path_params["run_id"]
+    await decide_calls(gateway, caller, run_id, approve=body.approve, reject=body.reject, message=body.message)
     return await _accept(gateway, run_id)
 
 
@@ -207,6 +236,9 @@ RUNS: Final = RouteGroup(
         Endpoint(method="POST", path=f"{_RUN}/input", handler=send_input, scope="run", body=bodies.InputBody),
         Endpoint(method="POST", path=f"{_RUN}/approve", handler=approve, scope="approve", body=bodies.ApproveBody),
         Endpoint(method="POST", path=f"{_RUN}/reject", handler=reject, scope="approve", body=bodies.RejectBody),
+        Endpoint(method="GET", path=f"{_RUN}/allowances", handler=list_allowances),
+        Endpoint(method="POST", path=f"{_RUN}/revoke", handler=revoke, body=bodies.RevokeBody),
+        Endpoint(method="POST", path=f"{_RUN}/decide", handler=decide, scope="approve", body=bodies.DecideBody),
         Endpoint(method="POST", path=f"{_RUN}/answer", handler=answer, body=bodies.AnswerBody),
         Endpoint(method="POST", path=f"{_RUN}/settle", handler=settle, scope="approve", body=bodies.SettleBody),
         Endpoint(method="POST", path=f"{_RUN}/pause", handler=pause, scope="run", body=bodies.StopBody),

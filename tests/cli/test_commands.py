@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import stat
 from importlib.metadata import version
 
@@ -116,6 +117,48 @@ def test_a_limit_has_a_code_of_its_own(here):
     """A run that a larger limit would have let go on ends with 4."""
     here("run", "app:limited", "Go on and on.", code=4)
     assert "stopped by max_turns: 2 of 2 turns used" in here.err
+
+
+def test_calls_of_one_tool_are_decided_on_together(here):
+    """A run that waits prints one command for all of them; the digests are those shown, or nothing is approved."""
+    run_id = here.run("app:cashier", code=3)
+    [command] = [line.split() for line in here.err.splitlines() if "approve" in line and "t1.1 t1.2" in line]
+    assert command[:6] == ["agentfsm", "approve", run_id, "t1.0", "t1.1", "t1.2"]
+    assert f"  all 3 calls of pay:\n    {' '.join(command)}\n" in here.err
+    here(*command[1:-1], "0123", code=1)
+    assert "t1.2 was not approved: it has changed since it was shown" in here.err
+    here(*command[1:-2], code=2)
+    assert "--digest is given 2 times for 3 calls" in here.err
+    said = here.json("reject", run_id, "t1.0", "t1.2", "--message", "no", "--by", "ann")
+    assert (said["decision"], said["call_ids"], said["by"]) == ("reject", ["t1.0", "t1.2"], "ann")
+    here(*command[1:], code=1)
+    assert "t1.0 was rejected already by 'ann'" in here.err
+    here("approve", run_id, "t1.1")
+    here("resume", run_id)
+    assert [call["status"] for call in here.json("audit", run_id)["calls"]] == ["rejected", "done", "rejected"]
+
+
+def test_a_rule_for_the_session_is_shown_then_allowed_listed_and_revoked(here):
+    """Without a digest `approve --allow` only shows the rule, with the command that approves and allows it."""
+    run_id = here.run("app:payer", code=3)
+    here("approve", run_id, "t1.0", "--allow", "account", code=3)
+    rule = 'allow(pay, account="17\\u202e")'
+    assert (
+        f"nothing is approved yet; this would be allowed:\n{rule}\nEach later call of pay with this value" in here.err
+    )
+    [command] = [
+        shlex.split(line.partition("allow this: ")[2]) for line in here.err.splitlines() if "allow this:" in line
+    ]
+    assert command[:6] == ["agentfsm", "approve", run_id, "t1.0", "--allow", "account"]
+    here("allowances", run_id)
+    assert f"nothing is allowed in the session of run {run_id}" in here.err
+    here(*command[1:], "--by", "ann")
+    [found] = here.json("allowances", run_id)["allowances"]
+    assert (found["rule"], found["by"], found["used"], found["revoked_by"]) == (rule, "ann", 0, None)
+    assert f"{found['id']}  {rule}  0 calls  by ann" in here(
+        "allowances", run_id, "--revoke", found["id"], "--by", "eve"
+    )
+    assert here.json("allowances", run_id)["allowances"][0]["revoked_by"] == "eve"
 
 
 def test_without_a_terminal_approvals_wait(here):

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from agentfsm.cli import terminal as cli_terminal
+from agentfsm.cli.session.prompts import ask_together, build_prompter
+from agentfsm.core.pending import Pending, PendingKind
 from tests.support.command_line import HANG_S
 
 
@@ -23,13 +25,13 @@ def effects(shell):
 def test_a_yes_at_the_terminal_lets_the_call_run(shell, terminal, term):
     """The question shows exactly what would be done, hidden characters spelt out; live or in plain lines."""
     screen = terminal("run", "app:payer", "Pay.", TERM=term)
-    screen.wait_for("May it run? [y/n/e]")
+    screen.wait_for("May it run? [y/n/e/s]")
     assert "pay (t1.0) asks for your approval" in screen.text
     assert '"account": "17\\u202e",' in screen.text
     assert '"cents": 5' in screen.text
     assert not (shell.folder / "paid.txt").exists()
     screen.type("perhaps\n")
-    screen.wait_for("May it run? [y/n/e]", times=2)
+    screen.wait_for("May it run? [y/n/e/s]", times=2)
     screen.type("y\n")
     assert screen.end() == 0
     assert "paid 5 to 17" in screen.text
@@ -37,10 +39,58 @@ def test_a_yes_at_the_terminal_lets_the_call_run(shell, terminal, term):
     assert ("\x1b[" in screen.raw) == (term == "xterm")
 
 
+@pytest.mark.parametrize("last", ["y", "n"])
+def test_a_rule_for_the_session_is_shown_before_it_is_allowed(last):
+    """An argument that the call has not is asked again; only a yes to the rule approves the call with it."""
+    item = Pending(kind=PendingKind.APPROVAL, run_id="r", call_id="t1.0", tool="pay", arguments=PAID, digest="d")
+    shown, given, decided = [], iter(["s", "amount", "to, n", last]), []
+    screen = SimpleNamespace(
+        err=shown.append, ask=lambda _: next(given), ask_choice=lambda _, choices: choices.get(next(given))
+    )
+    submission = build_prompter(screen, "r")(item)
+    assert any(line.startswith('Rule: allow(pay, to="Ann", n=1)\n') for line in shown)
+    if submission is not None:
+        submission(SimpleNamespace(approve=lambda *words, **values: decided.append((words, values["allow"]))))
+    assert decided == ([(("r", "t1.0"), ["to", "n"])] if last == "y" else [])
+
+
+PAID = {"to": "Ann", "n": 1}
+
+
+@pytest.mark.parametrize(
+    ("typed", "approved", "rejected", "left"),
+    [
+        (["y"], [0, 1, 2], [], []),
+        (["n", "no"], [], [0, 1, 2], []),
+        (["s", "4", "1, 3"], [0, 2], [], [1]),
+        (["o"], [], [], [0, 1, 2]),
+        (["s", None], [], [], []),
+        ([None], [], [], []),
+    ],
+)
+def test_calls_of_one_tool_are_asked_about_together(typed, approved, rejected, left):
+    """Each is shown to the letter; all, none or some of them may run, and the others are asked about one by one."""
+    items = [
+        Pending(kind=PendingKind.APPROVAL, run_id="r", call_id=f"t1.{n}", tool="pay", arguments={"n": n})
+        for n in range(3)
+    ]
+    shown, given, decided = [], iter(typed), {"approve": (), "reject": ()}
+    screen = SimpleNamespace(
+        err=shown.append, ask=lambda _: next(given), ask_choice=lambda _, choices: choices.get(next(given))
+    )
+    submission, rest = ask_together(screen, items, "r")
+    if submission is not None:
+        submission(SimpleNamespace(decide=lambda **values: decided.update(values)))
+    assert [f'{{\n  "n": {n}\n}}' in shown for n in range(3)] == [True] * 3
+    assert [list(each) for each in (decided["approve"], decided["reject"], rest)] == [
+        [items[n] for n in chosen] for chosen in (approved, rejected, left)
+    ]
+
+
 def test_a_no_at_the_terminal_is_told_to_the_model(shell, terminal):
     """With the reason, if one is given."""
     screen = terminal("run", "app:payer", "Pay.")
-    screen.wait_for("May it run? [y/n/e]")
+    screen.wait_for("May it run? [y/n/e/s]")
     screen.type("n\n")
     screen.wait_for("Reason, for the model")
     screen.type("too much\n")
@@ -53,7 +103,7 @@ def test_what_was_typed_before_the_question_is_no_answer(shell, terminal):
     """A yes that was typed ahead approves nothing: the question waits for one of its own."""
     screen = terminal("run", "app:payer", "Pay.")
     screen.type("y\n")
-    screen.wait_for("May it run? [y/n/e]")
+    screen.wait_for("May it run? [y/n/e/s]")
     screen.type("n\n")
     screen.wait_for("Reason, for the model")
     screen.type("too early\n")
@@ -64,13 +114,13 @@ def test_what_was_typed_before_the_question_is_no_answer(shell, terminal):
 def test_a_yes_is_to_what_was_shown(here, terminal):
     """A tool that has changed since is asked about again, with a word on why."""
     screen = terminal("run", "app:payer", "Pay.", "--id", "p")
-    screen.wait_for("May it run? [y/n/e]")
+    screen.wait_for("May it run? [y/n/e/s]")
     app = here.folder / "app.py"
     was = app.read_text(encoding="utf-8")
     app.write_text(was.replace('"""Pay."""', '"""Pay at once."""'), encoding="utf-8")
     here("resume", "p", code=3)  # by a worker with the new tool, which asks anew
     screen.type("y\n")
-    screen.wait_for("May it run? [y/n/e]", times=2)
+    screen.wait_for("May it run? [y/n/e/s]", times=2)
     assert "t1.0 was not approved: it has changed since it was shown" in screen.text
     assert not (here.folder / "paid.txt").exists()
     screen.type("y\n")
@@ -82,7 +132,7 @@ def test_a_pause_while_the_person_thinks(here, terminal):
     here("run", "app:payer", "Pay.", "--id", "p", code=3)
     here("pause", "p", "--by", "ann")
     screen = terminal("resume", "p")
-    screen.wait_for("May it run? [y/n/e]")
+    screen.wait_for("May it run? [y/n/e/s]")
     here("pause", "p", "--by", "bob")
     screen.type("y\n")
     assert screen.end() == 3
@@ -118,7 +168,7 @@ def test_a_result_from_outside_may_wait(terminal):
 def test_what_a_sub_agent_asks_is_answered_here(shell, terminal):
     """The question says what it will do, hidden characters spelt out, and whose run asks; the caller goes on."""
     screen = terminal("run", "app:bank", "Pay.", "--id", "b")
-    screen.wait_for("May it run? [y/n/e]")
+    screen.wait_for("May it run? [y/n/e/s]")
     assert "transfer (t1.0 of run b.t1.0) asks for your approval." in screen.text
     assert 'Its own description: "Move 5 cents to Bob. \\u001b[31mred' in screen.text
     screen.type("y\n")
@@ -130,7 +180,7 @@ def test_what_a_sub_agent_asks_is_answered_here(shell, terminal):
 def test_what_a_sub_agent_asks_may_wait(terminal):
     """Ctrl-D leaves it for later, and it is not asked again; the commands name both runs."""
     screen = terminal("run", "app:bank", "Pay.", "--id", "b")
-    screen.wait_for("May it run? [y/n/e]")
+    screen.wait_for("May it run? [y/n/e/s]")
     screen.type("\x04")
     assert screen.end() == 3
     assert "agentfsm approve b.t1.0 t1.0" in screen.text
@@ -149,7 +199,7 @@ def test_the_live_tree_shows_how_far_a_sub_agent_is(shell, terminal):
 def test_ctrl_d_leaves_it_for_later(shell, terminal):
     """The run waits, and the commands are printed."""
     screen = terminal("run", "app:payer", "Pay.")
-    screen.wait_for("May it run? [y/n/e]")
+    screen.wait_for("May it run? [y/n/e/s]")
     screen.type("\x04")
     assert screen.end() == 3
     assert "agentfsm approve" in screen.text
@@ -158,7 +208,7 @@ def test_ctrl_d_leaves_it_for_later(shell, terminal):
 def test_ctrl_c_at_the_question_leaves_the_run(shell, terminal):
     """Nothing is decided."""
     screen = terminal("run", "app:payer", "Pay.")
-    screen.wait_for("May it run? [y/n/e]")
+    screen.wait_for("May it run? [y/n/e/s]")
     os.killpg(screen.popen.pid, signal.SIGINT)
     assert screen.end() == 130
     assert "To continue: agentfsm resume" in screen.text

@@ -112,12 +112,60 @@ async def test_a_call_is_approved_by_whom_may():
         assert twice.status_code in {400, 409}
 
 
+async def test_several_calls_are_decided_on_together():
+    """As they were shown, by whom may, in part too; with four eyes not by the run's own user, except to reject."""
+    calls = say("", *[call("pay", amount=amount) for amount in (1, 2, 3)])
+    agent = Agent(ScriptedModel(calls, say("done")), tools=[pay], name="shop", store=MemoryStore())
+    async with serving(agent, four_eyes=True) as client:
+        own = named("ann", "", "run+approve")
+        run = (await client.post("/v1/runs", json={"prompt": "pay", "wait_s": 30}, headers=own)).json()
+        path = f"/v1/runs/{run['id']}"
+        first, second, third = [{name: item[name] for name in ("call_id", "digest")} for item in run["pending"]]
+        forbidden = await client.post(f"{path}/decide", json={"approve": [first]}, headers=own)
+        assert forbidden.status_code == 403
+        stale = {"approve": [first, second | {"digest": "x"}]}
+        assert (await client.post(f"{path}/decide", json=stale, headers=named("eve", "", "approve"))).status_code == 409
+        rejected = await client.post(f"{path}/decide", json={"reject": [third], "message": "no"}, headers=own)
+        approved = await client.post(
+            f"{path}/decide", json={"approve": [first, second]}, headers=named("eve", "", "approve")
+        )
+        assert (rejected.status_code, approved.status_code) == (202, 202)
+        run = (await client.get(path, params={"wait_s": 30})).json()
+        assert run["output"] == "done"
+        events = [data["event"] for _, data in await events_of(client, run["id"])]
+        assert [event["by"] for event in events if event["is"] == "ApprovalGiven"] == ["eve", "eve"]
+
+
+async def test_later_calls_of_a_session_are_allowed_and_that_is_revoked():
+    """With four eyes another person allows them; they run unasked and are counted, until the run's user ends it."""
+    store, replies = MemoryStore(), [say("", call("pay", amount=5)), say("done")]
+    agent = Agent(ScriptedModel(*replies * 3), tools=[pay], name="shop", store=store)
+    async with serving(agent, four_eyes=True) as client:
+        own, start = named("ann", "", "run+approve"), {"prompt": "pay", "session": "s", "wait_s": 30}
+        run = (await client.post("/v1/runs", json=start, headers=own)).json()
+        path, [item] = f"/v1/runs/{run['id']}", run["pending"]
+        answer = {"call_id": item["call_id"], "digest": item["digest"], "allow": ["amount"]}
+        assert (await client.post(f"{path}/approve", json=answer, headers=own)).status_code == 403
+        assert (await client.get(f"{path}/allowances", headers=own)).json() == {"allowances": []}
+        given = await client.post(f"{path}/approve", json=answer, headers=named("eve", "", "approve"))
+        assert given.status_code == 202
+        await client.get(path, params={"wait_s": 30})
+        assert (await client.post("/v1/runs", json=start, headers=own)).json()["output"] == "done"
+        [found] = (await client.get(f"{path}/allowances", headers=own)).json()["allowances"]
+        assert (found["rule"], found["by"], found["used"]) == ("allow(pay, amount=5)", "eve", 1)
+        ended = await client.post(f"{path}/revoke", json={"allowance": found["id"]}, headers=own)
+        assert (ended.json()["revoked_by"], ended.json()["used"]) == ("ann", 1)
+        assert (await client.post("/v1/runs", json=start, headers=own)).json()["status"] == "waiting"
+        assert (await client.post(f"{path}/revoke", json={"allowance": "x/t1.0"}, headers=own)).status_code == 400
+
+
 @pytest.mark.parametrize(
     "endpoint", [each for each in ENDPOINTS if "{run_id}" in each.path], ids=lambda each: each.handler.__name__
 )
 async def test_other_tenants_runs_do_not_exist(endpoint):
     """Each operation on another tenant's run, or with "run" on another user's, answers as for an unknown id."""
     bodies = {"approve": {"call_id": "c", "digest": "d"}, "input": {"text": "x"}, "feedback": {"rating": 1}}
+    bodies["revoke"] = {"allowance": "x/t1.0"}
     body = bodies.get(
         endpoint.path.rpartition("/")[2],
         {"call_id": "c"} if endpoint.body and "call_id" in endpoint.body.model_fields else {},

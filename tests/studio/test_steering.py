@@ -45,6 +45,23 @@ def test_approve_with_edited_arguments_in_one_of_two_tabs(open_page, studio, sho
     expect(tab.locator('tr[data-call="t2.0"]')).to_contain_text("arguments edited")
 
 
+def test_calls_of_one_tool_are_decided_on_together(open_page, studio, show):
+    """Each stands in one card with its arguments; those not chosen keep a card of their own."""
+    run_id = studio.start("payroll")
+    page = open_run(open_page, run_id)
+    together = page.locator(".decision.together")
+    expect(together.locator("code")).to_have_text([f'{{"account":"DE0{n}","cents":{n * 100}}}' for n in (1, 2, 3)])
+    together.get_by_role("checkbox").nth(1).uncheck()
+    together.get_by_role("button", name="Approve the chosen").click()
+    expect(page.locator(CARD)).to_have_count(2)  # the third starts after the second
+    expect(together).to_have_count(0)
+    expect(page.locator(CARD).nth(1)).to_contain_text("a worker applies it")
+    page.locator(CARD).get_by_text("Reject…").click()
+    page.locator(CARD).get_by_role("button", name="Reject", exact=True).click()
+    expect_status(page, "done")
+    assert [call["status"] for call in show("show", run_id)["tree"][0]["calls"]] == ["done", "rejected", "done"]
+
+
 def test_the_second_of_two_people_is_told(open_page, studio):
     """A card that shows an old state decides nothing: its server says that the call was decided."""
     run_id = studio.start("shop", "Two people at once")

@@ -28,6 +28,7 @@ FURTHER = (
     e.ToolLost(call_id="p2.3", reason="it has not started", lacks_tool=True),
     e.ApprovalAsked(call_id="p1", expires_at=1700604800.0, digest="aa", tools={"pay": "bb"}),
     e.ApprovalGiven(call_id="p1", by="ann", digest="aa"),
+    e.ApprovalGiven(call_id="t6.1", by="ann", digest="cc", allowance='allow(pay, to="Bob") of r1/t2.0'),
     e.Resumed(renamed={"refund": "give_back"}),
     e.AttemptFailed(
         error="the connection broke",
@@ -77,6 +78,7 @@ FORMAT_5 = Format(
             e.AttemptFailed,
             (e.ApprovalAsked, "tools"),
             (e.ApprovalGiven, "digest"),
+            (e.ApprovalGiven, "allowance"),
             (e.Resumed, "renamed"),
             (LabelSource, "owner"),
             Label.USER_DATA,

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from agentfsm.cli.codes import ExitCode
-from agentfsm.cli.render.formatting import format_time
+from agentfsm.cli.render.formatting import format_count, format_time
 from agentfsm.cli.render.json_documents import build_run_json
+from agentfsm.cli.render.pending import format_shown
 from agentfsm.cli.resolve.command_hint import build_header_hint
 from agentfsm.cli.resolve.run_lookup import load_run_agent, load_with_root, run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
@@ -18,39 +22,116 @@ from agentfsm.core.errors import AgentError, ConflictError, MisuseError
 from agentfsm.core.inbox import Input, InputKind, Priority
 from agentfsm.core.messages import as_parts
 from agentfsm.core.pending import PendingKind
-from agentfsm.decisions import find_pending
+from agentfsm.core.text_safety import escape_hidden
+from agentfsm.decisions import describe_allowance, find_pending
+from agentfsm.engine.tool_calls.allowances import build_document
 from agentfsm.runs import Runs
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.header import Header
+    from agentfsm.core.pending import Pending
     from agentfsm.core.run import Run
+    from agentfsm.engine.tool_calls.allowances import Allowance
     from agentfsm.tools.registry import ToolRegistry
 
 
 def approve(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Approve a call."""
+    """Approve one call, perhaps with other arguments, or several calls together.
+
+    Raises:
+        MisuseError: if the digests are not those of all calls, or several calls are given with arguments.
+    """
+    if args.digests and len(args.digests) != len(args.calls):
+        raise MisuseError(f"--digest is given {len(args.digests)} times for {len(args.calls)} calls: give one for each")
+    if len(args.calls) > 1 and (args.arguments is not None or args.allow):
+        raise MisuseError("--arguments and --allow are about one call: approve the others by themselves")
+    if args.allow and not args.digests:
+        return _show_allowance(args, terminal)
     arguments = None if args.arguments is None else json.loads(args.arguments)
     tools = {} if arguments is None else _load_tools(args, terminal)
 
     async def decide(runs: Runs) -> None:
-        await runs.approve(
-            args.id, args.call, by=_resolve_author(args), arguments=arguments, digest=args.digest or None
-        )
+        by = _resolve_author(args)
+        if len(args.calls) == 1:
+            digest = args.digests[0] if args.digests else None
+            return await runs.approve(
+                args.id, args.calls[0], by=by, arguments=arguments, digest=digest, allow=args.allow
+            )
+        return await runs.decide(approve=await _find_shown(runs, args.id, args.calls, args.digests), by=by)
 
     details = {} if arguments is None else {"arguments": arguments}
     return _submit(args, terminal, "approve", decide, tools=tools, details=details)
 
 
+def _show_allowance(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """Show the rule that an approval would allow, and the command that approves the call with it."""
+    store = open_existing_store(args.store)
+
+    async def load() -> tuple[Pending, Header]:
+        _, item = await find_pending(store, args.id, args.calls[0], PendingKind.APPROVAL)
+        return item, (await load_with_root(store, args.id))[1]
+
+    item, root = run_in_store(store, load)
+    hint = build_header_hint(root, resolve_location(args.store))
+    options = "".join([f" --allow {shlex.quote(name)}" for name in args.allow])
+    edited = None if args.arguments is None else json.loads(args.arguments)
+    options += "" if edited is None else f" --arguments {shlex.quote(str(args.arguments))}"
+    terminal.err(f"nothing is approved yet; this would be allowed:\n{describe_allowance(item, args.allow, edited)}")
+    terminal.err(
+        f"To approve the call and allow this: {hint.build(f'approve {shlex.quote(item.run_id)} {item.call_id}')}"
+        f"{options}{format_shown([item])}"
+    )
+    return ExitCode.WAITING
+
+
+def allowances(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
+    """List the allowances of the session of a run, or revoke one."""
+    store = open_existing_store(args.store)
+
+    async def act() -> Sequence[Allowance]:
+        runs = Runs(store)
+        if args.revoke is not None:
+            await runs.revoke(args.revoke, by=_resolve_author(args))
+        return await runs.allowances(args.id)
+
+    found = run_in_store(store, act)
+    for each in () if terminal.json else found:
+        given = f"by {each.by or '?'}, {format_time(each.at)}"
+        end = (
+            f"ends {format_time(each.expires_at)}"
+            if each.revoked_by is None
+            else f"revoked by {each.revoked_by or '?'}"
+        )
+        terminal.out(f"{each.id}  {escape_hidden(each.rule)}  {format_count(each.used, 'call')}  {given}, {end}")
+    if terminal.json:
+        terminal.document({"allowances": [build_document(each) for each in found]})
+    if not found:
+        terminal.err(f"nothing is allowed in the session of run {args.id}")
+    return ExitCode.DONE
+
+
 def reject(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
-    """Reject a call."""
+    """Reject one or several calls."""
 
     async def decide(runs: Runs) -> None:
-        await runs.reject(args.id, args.call, message=args.message, by=_resolve_author(args))
+        by = _resolve_author(args)
+        if len(args.calls) == 1:
+            return await runs.reject(args.id, args.calls[0], message=args.message, by=by)
+        return await runs.decide(reject=await _find_shown(runs, args.id, args.calls), message=args.message, by=by)
 
     return _submit(args, terminal, "reject", decide)
+
+
+async def _find_shown(runs: Runs, run_id: str, calls: Sequence[str], digests: Sequence[str] = ()) -> list[Pending]:
+    """Return the waits for the approval of several calls, with the digests that the person gives, if any."""
+    found = [await find_pending(runs.store, run_id, call, PendingKind.APPROVAL) for call in calls]
+    items = [item for _, item in found]
+    return (
+        [attrs.evolve(item, digest=digest) for item, digest in zip(items, digests, strict=True)] if digests else items
+    )
 
 
 def settle(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -96,7 +177,9 @@ def _submit(
 ) -> ExitCode:
     async def act(runs: Runs) -> dict[str, Any]:
         await decide(runs)
-        report = {"says": f"recorded for {args.call} of run {args.id}", "decision": decision, "call_id": args.call}
+        calls = args.calls if "calls" in args else [args.call]
+        report: dict[str, Any] = {"says": f"recorded for {', '.join(calls)} of run {args.id}", "decision": decision}
+        report |= {"call_id": calls[0]} if len(calls) == 1 else {"call_ids": calls}
         return {**report, "by": _resolve_author(args), **(details or {})}
 
     return _send_request(args, terminal, act, tools)

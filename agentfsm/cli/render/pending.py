@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from agentfsm.cli.render.formatting import NOTE_CHARS, format_arguments, format_time
@@ -173,7 +173,31 @@ _FORMATTERS: Final[Mapping[PendingKind, Callable[[Pending], str]]] = {
 }
 
 
+def group_alike(pending: Iterable[Pending]) -> list[list[Pending]]:
+    """Return the waits in their order, with those for the approval of calls of one tool in one run together.
+
+    A call whose approval was not carried out stands alone, since its reason has to be read.
+    """
+    groups: dict[tuple[str, ...], list[Pending]] = {}
+    for item in pending:
+        is_alone = item.kind is not PendingKind.APPROVAL or item.error
+        key = (item.run_id, item.call_id, item.kind) if is_alone else (item.run_id, item.tool)
+        groups.setdefault(key, []).append(item)
+    return list(groups.values())
+
+
 # Commands that end a wait.
+
+
+def format_group_hint(items: Sequence[Pending], hint: CommandHint) -> str:
+    """Return the command line that approves several calls of one run together."""
+    calls = " ".join([item.call_id for item in items])
+    return hint.build(f"approve {shlex.quote(items[0].run_id)} {calls}{format_shown(items)}")
+
+
+def format_shown(items: Iterable[Pending]) -> str:
+    """Return the options that bind a decision to the calls as they are now."""
+    return "".join([f" --digest {item.digest}" for item in items if item.digest])
 
 
 def format_hints(item: Pending, hint: CommandHint) -> list[str]:
@@ -183,8 +207,8 @@ def format_hints(item: Pending, hint: CommandHint) -> list[str]:
     forms = _QUESTION_COMMANDS if item.questions else _COMMANDS[item.kind]
     if item.lacks_tool:  # to run it again starts nothing here
         forms = forms[:2]
-    shown = f" --digest {item.digest}" if item.digest else ""
-    return [hint.build(form.format(run=shlex.quote(item.run_id), call=item.call_id, shown=shown)) for form in forms]
+    words = {"run": shlex.quote(item.run_id), "call": item.call_id, "shown": format_shown([item])}
+    return [hint.build(form.format(**words)) for form in forms]
 
 
 _COMMANDS: Final = {

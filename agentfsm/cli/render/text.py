@@ -110,6 +110,9 @@ class CallView(Value):
     approved_by: str | None = None
     """Name of the person who approved the call; None if no approval was needed, or the journal was not read."""
 
+    allowance: str = ""
+    """Allowance by which that person had decided beforehand; empty if on this very call."""
+
     proposed: dict[str, JSON] | None = None
     """Arguments of the model, if that person edited them; None otherwise."""
 
@@ -161,7 +164,8 @@ def format_decisions(call: CallView | AuditRecord) -> Iterator[str]:
     if call.verdict is not None and call.reason:
         yield f"guards: {call.verdict}, {call.reason}"
     if call.approved_by is not None:
-        yield f"approved by {_format_person(call.approved_by)}"
+        beforehand = f", by {call.allowance}" if call.allowance else ""
+        yield f"approved by {_format_person(call.approved_by)}{beforehand}"
     if call.proposed is not None:
         yield f"arguments of the model before the edit: {format_arguments(call.proposed)}"
     for name in call.rerun_by:
@@ -244,6 +248,7 @@ def _add_decisions(call: CallView, record: AuditRecord | None) -> CallView:
         verdict=record.verdict,
         reason=record.reason,
         approved_by=record.approved_by,
+        allowance=record.allowance,
         proposed=proposed,
         decision=record.decision,
         decided_by=record.decided_by,

@@ -12,20 +12,32 @@ from agentfsm.cli import codes
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count, format_duration
 from agentfsm.cli.render.json_documents import build_run_json
-from agentfsm.cli.render.pending import format_error_lines, format_hints, format_pending
+from agentfsm.cli.render.pending import (
+    format_error_lines,
+    format_group_hint,
+    format_hints,
+    format_pending,
+    group_alike,
+)
 from agentfsm.cli.render.progress import PlainView
 from agentfsm.cli.render.text import format_used
 from agentfsm.cli.resolve.agent_target import join_target, split_target
 from agentfsm.cli.resolve.command_hint import UNKNOWN_AGENT, CommandHint
-from agentfsm.cli.session.prompts import ask_during_call, build_prompter, leave_undecided
+from agentfsm.cli.session.prompts import ask_during_call, ask_together, build_prompter, leave_undecided
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr
-from agentfsm.core.errors import ConflictError, IncompatibleProgramError, LeaseHeldError, MisuseError
+from agentfsm.core.errors import (
+    ConflictError,
+    IncompatibleProgramError,
+    LeaseHeldError,
+    MisuseError,
+    PartlyDoneError,
+)
 from agentfsm.core.machine import State
 from agentfsm.tools.queue.result_text import describe_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from agentfsm.agent import Agent
     from agentfsm.cli.render.progress import RunView
@@ -127,13 +139,13 @@ class AttendedRun:
         while True:
             with stdout_to_stderr():  # stdout is reserved for results
                 self.runner.run(self._run_with_view)
-            submissions = [each for item in self._open_items() if (each := self._decide(item)) is not None]
+            submissions = [each for group in group_alike(self._open_items()) for each in self._decide_group(group)]
             if not submissions:
                 return
             for submit in submissions:
                 try:
                     self.runner.run(submit, self.agent.runs)
-                except (ConflictError, MisuseError) as error:  # already decided elsewhere, or edits that do not fit
+                except (ConflictError, MisuseError, PartlyDoneError) as error:  # decided elsewhere, or unfit edits
                     self.terminal.err(str(error))
 
     def _open_items(self) -> list[Pending]:
@@ -141,6 +153,16 @@ class AttendedRun:
             return []  # answers take effect after the pause only
         pending = self.run.pending if self.run.is_waiting else ()
         return [item for item in pending if (item.run_id, item.call_id) not in self._deferred]
+
+    def _decide_group(self, items: Sequence[Pending]) -> list[Submission]:
+        """Ask about calls that are alike together, and about those that are left one by one."""
+        together, left = None, items
+        if len(items) > 1 and self.terminal.can_ask:
+            together, left = ask_together(self.terminal, items, self.run.id)
+            if together is None and not left:
+                self._deferred.update([(item.run_id, item.call_id) for item in items])
+        singly = [each for item in left if (each := self._decide(item)) is not None]
+        return singly if together is None else [together, *singly]
 
     def _decide(self, item: Pending) -> Submission | None:
         asking = build_prompter(self.terminal, self.run.id, self._find_rule)
@@ -277,6 +299,10 @@ def format_end(run: Run, hint: CommandHint) -> Iterator[str]:
             names = "".join([f" --renamed {name}=NEW" for name in missing])
             yield f"or, with a program that has {', '.join(missing)}: {other}"
             yield f"or, if it has another name now: {hint.build_resume(run.id)}{names}"
+        for group in group_alike(run.pending):
+            if len(group) > 1 and hint.location is not None:
+                yield f"  all {len(group)} calls of {group[0].tool}:"
+                yield f"    {format_group_hint(group, hint)}"
         yield f"then: {hint.build_resume(run.id)}"
         return
     yield describe_end(run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from agentfsm.cli.render.formatting import format_time
@@ -16,9 +16,11 @@ from agentfsm.cli.render.pending import (
     format_exact_arguments,
 )
 from agentfsm.cli.session.forms import ask_questions
-from agentfsm.core.errors import AgentError
+from agentfsm.core.errors import AgentError, MisuseError
 from agentfsm.core.pending import Answer, PendingKind
+from agentfsm.core.plans import PLAN_TOOL
 from agentfsm.core.text_safety import escape_hidden, format_exact_json
+from agentfsm.decisions import describe_allowance
 from agentfsm.tools.schema.arguments import check_object
 
 if TYPE_CHECKING:
@@ -102,16 +104,58 @@ def _ask_approval(terminal: Terminal, item: Pending, run_id: str, rule: Approval
     for key, scope in scopes.items():
         terminal.err(f"{key}: {_SCOPES[scope][1]}")
     terminal.err("e: edit the arguments first")
-    choices = {"y": "y", "yes": "y", "n": "n", "no": "n", "e": "e", "edit": "e", **{key: key for key in scopes}}
-    answer = terminal.ask_choice(f"May it run? [{'/'.join(['y', 'n', 'e', *scopes])}]", choices)
+    keys = ["y", "n", "e", *scopes]
+    if item.arguments and item.tool != PLAN_TOOL:
+        terminal.err("s: yes, and also to later calls like it in this session")
+        keys.append("s")
+    choices = {"yes": "y", "no": "n", "edit": "e", **{key: key for key in keys}}
+    answer = terminal.ask_choice(f"May it run? [{'/'.join(keys)}]", choices)
     if answer == "e":
         return _edit_arguments(terminal, item)
+    if answer == "s":
+        return _allow_for_session(terminal, item)
     if rule is not None and answer in scopes:
         _allow_always(terminal, rule, scopes[answer])
     if answer == "n":
         why = terminal.ask("Reason, for the model (may be empty):") or ""
         return lambda runs: runs.reject(item.run_id, item.call_id, message=why, by=user_name())
     return None if answer is None else approve
+
+
+def ask_together(
+    terminal: Terminal, items: Sequence[Pending], run_id: str
+) -> tuple[Submission | None, Sequence[Pending]]:
+    """Ask whether several calls of one tool may run, each shown as for a single question.
+
+    Returns:
+        The submission of the decisions, None if there are none; and the items that remain to be asked one by one. Both
+        are empty if the person leaves all of them for later.
+    """
+    for number, item in enumerate(items, 1):
+        terminal.err(f"\n{number} of {len(items)}:")
+        _show_call(terminal, item, run_id)
+    terminal.err("s: some of them, by their numbers; o: one by one, also to edit")
+    answer = terminal.ask_choice("May they run? [y/n/s/o]", _TOGETHER)
+    if answer == "o":
+        return None, items
+    if answer == "n":
+        why = terminal.ask("Reason, for the model (may be empty):") or ""
+        return lambda runs: runs.decide(reject=items, message=why, by=user_name()), ()
+    chosen = set(range(1, len(items) + 1)) if answer == "y" else set[int]()
+    while answer == "s" and not chosen:
+        if (text := terminal.ask("Numbers of those that may run, such as 1,3:")) is None:
+            return None, ()
+        words = text.replace(",", " ").split()
+        if words and all(word.isdecimal() and 1 <= int(word) <= len(items) for word in words):
+            chosen = set(map(int, words))
+    if not chosen:
+        return None, ()
+    approved = [item for number, item in enumerate(items, 1) if number in chosen]
+    left = [item for number, item in enumerate(items, 1) if number not in chosen]
+    return lambda runs: runs.decide(approve=approved, by=user_name()), left
+
+
+_TOGETHER: Final = {form: word[0] for word in ("yes", "no", "some", "one") for form in (word, word[0])}
 
 
 def _show_call(terminal: Terminal, item: Pending, run_id: str) -> None:
@@ -141,6 +185,27 @@ def _edit_arguments(terminal: Terminal, item: Pending) -> Submission | None:
             )
         terminal.err(f"that is not a JSON object ({flaw})")
         text = edited
+    return None
+
+
+def _allow_for_session(terminal: Terminal, item: Pending) -> Submission | None:
+    """Approve the call, and allow later ones by a rule that the person has seen."""
+    names = ", ".join(item.arguments)
+    while (text := terminal.ask(f"Arguments that have to be the same ({names}):")) is not None:
+        chosen = text.replace(",", " ").split()
+        try:
+            terminal.err(f"Rule: {describe_allowance(item, chosen)}")
+        except MisuseError as error:
+            terminal.err(str(error))
+            continue
+        if (
+            terminal.ask_choice("Approve the call, and allow this? [y/n]", {"y": "y", "yes": "y", "n": "n", "no": "n"})
+            == "y"
+        ):
+            return lambda runs: runs.approve(
+                item.run_id, item.call_id, by=user_name(), digest=item.digest, allow=chosen
+            )
+        return None
     return None
 
 

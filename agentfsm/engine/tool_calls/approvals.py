@@ -32,13 +32,14 @@ from agentfsm.core.inbox import (
 from agentfsm.core.labels import join_labels
 from agentfsm.core.messages import JSON, Outcome, ToolCall, ToolResult, replace_surrogates
 from agentfsm.core.pending import NOT_STARTED, Pending, PendingKind, Question
-from agentfsm.core.plans import list_plan_calls
+from agentfsm.core.plans import PLAN_TOOL, list_plan_calls
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.call_costs import calculate_call_cost
 from agentfsm.engine.execution.config import EngineConfig
 from agentfsm.engine.execution.execution import Execution
 from agentfsm.engine.execution.journal import load_run
 from agentfsm.engine.execution.tool_access import check_available, check_permitted, find_engine_tool
+from agentfsm.engine.tool_calls.allowances import Allowance, find_allowance
 from agentfsm.engine.tool_calls.call_guards import decide_call, needs_approval_by_guard
 from agentfsm.engine.tool_calls.child_runs import build_missing_result, has_child_run, waits_on_child
 from agentfsm.engine.tool_calls.started_calls import build_settled_result, settle_cut_off_call
@@ -81,8 +82,10 @@ class Decisions(Value):
     taken: tuple[int, ...]
     """Numbers of the inbox rows that the events consume."""
 
-    approvals: dict[str, PostedItem]
-    """Approvals by call id; the append that marks the call as started consumes them."""
+    approvals: dict[str, PostedItem | Allowance]
+    """Approvals, and allowances that answer a question before it is asked, by call id. The append that marks the call
+    as started consumes them.
+    """
 
     resumable: frozenset[str]
     """Ids of paused calls that may continue."""
@@ -106,7 +109,7 @@ async def decide_open_calls(
     arrived = await _read_decisions(execution)
     events: list[e.Event] = []
     taken: list[int] = []
-    approvals: dict[str, PostedItem] = {}
+    approvals: dict[str, PostedItem | Allowance] = {}
     resumable: set[str] = set()
     for entry in execution.journal.run.open:
         call_id = entry.call.id
@@ -139,6 +142,10 @@ async def decide_open_calls(
             events.append(await _settle(execution, entry, row.item, end_child_run))
             taken.append(row.number)
         elif (event := await _resolve_open_call(execution, entry, row, arrived, host)) is not None:
+            allowance = await _find_allowance(execution, entry) if isinstance(event, e.ApprovalAsked) else None
+            if allowance is not None:
+                approvals[call_id] = allowance
+                continue
             events.append(event)
             taken += [row.number] if row is not None else []
     return Decisions(tuple(events), tuple(taken), approvals, frozenset(resumable))
@@ -237,6 +244,16 @@ async def _resolve_open_call(
     return None
 
 
+async def _find_allowance(execution: Execution, entry: OpenCall) -> Allowance | None:
+    """Return the allowance that answers a new question about a call. Those that a plan raises are always asked."""
+    run, tool = execution.journal.run, execution.config.find_tool(entry.call.name)
+    if entry.phase is not Phase.INTENDED or tool is None or tool.waits_for is not None:
+        return None
+    if entry.call.name == PLAN_TOOL or is_outside_plan(run) or differs_from_plan(run, tool, entry.call):
+        return None
+    return await find_allowance(execution, entry, tool)
+
+
 _SETTLED_PHASES: Final = frozenset({Phase.OUTCOME_UNKNOWN, Phase.PAUSED})
 
 
@@ -314,18 +331,19 @@ def _begin_approved_wait(execution: Execution, entry: OpenCall, row: PostedItem,
     return [] if wait is None else [build_approval(execution, entry, row.item), wait]
 
 
-def edit_call(run: Run, call: ToolCall, decision: InboxItem) -> ToolCall:
+def edit_call(run: Run, call: ToolCall, decision: InboxItem | Allowance) -> ToolCall:
     """Return a call as approved, with the arguments as edited by a person."""
     edited = decision.arguments if isinstance(decision, Approve) else None
     return call if edited is None else replace_arguments(run.header, call, edited)
 
 
-def build_approval(execution: Execution, entry: OpenCall, decision: Approve | Rerun) -> e.ApprovalGiven:
+def build_approval(execution: Execution, entry: OpenCall, decision: Approve | Rerun | Allowance) -> e.ApprovalGiven:
     """Return the event by which a call spends a person's approval."""
     call = edit_call(execution.journal.run, entry.call, decision)
     tool = execution.config.find_tool(call.name)
     digest = "" if tool is None else digest_call(execution.config, tool, call, entry.guarded)
-    fact = e.ApprovalGiven(call_id=call.id, by=decision.by, digest=digest)
+    allowance = decision.name if isinstance(decision, Allowance) else ""
+    fact = e.ApprovalGiven(call_id=call.id, by=decision.by, digest=digest, allowance=allowance)
     if not isinstance(decision, Approve) or decision.arguments is None:
         return fact
     return attrs.evolve(fact, arguments=call.arguments, key=call.key)

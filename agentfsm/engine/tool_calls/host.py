@@ -47,6 +47,7 @@ from agentfsm.engine.execution.tool_access import (
 from agentfsm.engine.model_calls.eager_calls import EagerAttempt, EagerCalls
 from agentfsm.engine.model_calls.side_request import SideSpending, send_side_request
 from agentfsm.engine.model_calls.tool_selection import search_tools
+from agentfsm.engine.tool_calls.allowances import Allowance
 from agentfsm.engine.tool_calls.approvals import (
     build_approval,
     build_pending_question,
@@ -104,8 +105,8 @@ class RunHost(QueueHost):
     unfinished: int = 0
     """Number of calls of the turn without a result. The result that makes it 0 ends the turn."""
 
-    approvals: dict[str, PostedItem] = attrs.field(factory=dict)
-    """Approvals by call id. The append that marks the call as started removes them from the inbox."""
+    approvals: dict[str, PostedItem | Allowance] = attrs.field(factory=dict)
+    """Approvals and allowances by call id. The append that marks the call as started removes them from the inbox."""
 
     has_guarded: bool = False
     """Whether guards have decided in this execution, also on calls that an earlier one has decided on."""
@@ -457,6 +458,8 @@ class RunHost(QueueHost):
     def _spend_decision(self, call_id: str) -> tuple[list[e.Event], list[int]]:
         """Consume the approval of a call: return its event, and its inbox row."""
         row = self.approvals.pop(call_id, None)
+        if isinstance(row, Allowance):
+            return [build_approval(self.execution, self.execution.journal.run.open_call(call_id), row)], []
         if row is None or not isinstance(row.item, Approve | Rerun | GiveInput):
             return [], []
         if isinstance(row.item, GiveInput):

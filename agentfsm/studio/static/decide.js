@@ -18,6 +18,37 @@ const TITLES = {
 };
 
 /**
+ * Return the cards of what a run waits for. Calls of one tool that wait for approval together have a card for all of them
+ * before their own. `posted(item)` returns the decision that is posted on an item, if there is one.
+ */
+export function decisionCards(rootId, items, { posted, ...options }) {
+  const groups = Map.groupBy(items, (item) => item.kind === "approval" && !item.error && !posted(item) ? [item.run_id, item.tool].join(" ") : itemKey(item));
+  return [...groups.values()].flatMap((group) => [
+    group.length > 1 && togetherCard(rootId, group, options.done),
+    ...group.map((item) => decisionCard(rootId, item, { ...options, posted: posted(item) })),
+  ].filter(Boolean));
+}
+
+function togetherCard(rootId, items, done) {
+  const boxes = items.map((item) => h("input", { type: "checkbox", checked: true }));
+  const body = h("div", { class: "body" });
+  const decide = (verb) => async () => {
+    const chosen = items.filter((_, index) => boxes[index].checked);
+    if (!chosen.length) throw new Error(t("Choose a call first."));
+    const run = await api.act(rootId, "decide", { [verb]: chosen.map(({ call_id, digest, run_id }) => ({ call_id, digest, run_id })) });
+    body.replaceChildren(h("p", { class: "sent", role: "status" }, t("Sent. A worker applies it.")));
+    done?.(run);
+  };
+  body.append(
+    ...items.map((item, index) => h("label", { class: "choice" }, boxes[index], h("span", { class: "id" }, item.call_id), " ", h("code", {}, JSON.stringify(item.arguments)))),
+    h("div", { class: "buttons" },
+      actionButton(t("Approve the chosen"), decide("approve"), { class: "primary" }),
+      actionButton(t("Reject the chosen"), decide("reject"), { class: "danger" })));
+  const title = t("{n} calls of {tool}", { n: items.length, tool: items[0].tool });
+  return h("section", { class: "decision together", "aria-label": title }, h("header", {}, h("strong", {}, title)), body);
+}
+
+/**
  * Return the card of an item. `rootId` is the run that the decision is sent to, `done(run)` gets the run after it,
  * `link` says whether the card links to the run.
  */

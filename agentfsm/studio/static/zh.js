@@ -21,6 +21,7 @@ export const ZH = {
   "Waiting for a person": "等待人工处理", "{n} runs wait": "{n} 次运行在等待", "Nothing waits": "没有待处理事项", "Approvals, questions and unknown outcomes appear here.": "批准、提问和未知结果会出现在这里。",
   "Approval": "批准", "Unknown outcome": "结果未知", "Question": "提问", "Input": "输入", "Paused": "已暂停", "Paused after crashes": "崩溃后暂停",
   "open the run": "打开运行", "sub-agent's run": "子智能体的运行", "Arguments": "参数", "Approve": "批准", "Approve as edited": "按修改批准", "edited": "已修改",
+  "{n} calls of {tool}": "{tool} 的 {n} 次调用", "Approve the chosen": "批准所选", "Reject the chosen": "拒绝所选", "Choose a call first.": "请先选择一次调用。",
   "Reject…": "拒绝…", "Reject": "拒绝", "Reason": "理由", "The model reads it.": "模型会读到它。", "Bound to digest {digest}.": "绑定摘要 {digest}。",
   "This is not valid JSON: {error}": "不是有效的 JSON：{error}", "The arguments are a JSON object.": "参数必须是 JSON 对象。",
   "Sent. A worker applies it.": "已提交，由工作进程执行。", "{decision} by {name}; a worker applies it.": "{name} {decision}；由工作进程执行。",

@@ -1,6 +1,6 @@
 // A run: its facts, the machine, the timeline, its panels, what waits, and travel over its versions.
 import { api } from "../api.js";
-import { decisionCard, itemKey } from "../decide.js";
+import { decisionCards, itemKey } from "../decide.js";
 import { every, fill, h } from "../dom.js";
 import { openFork } from "../fork.js";
 import { clock, compact, count, date, duration, money } from "../format.js";
@@ -167,8 +167,7 @@ function drawWaits(model, parts) {
   if (parts.waitsKey === key) return; // a text that is being written stays
   parts.waitsKey = key;
   if (!details.pending.length) return void fill(parts.waits);
-  fill(parts.waits, h("h2", {}, t("Waits for you")), details.pending.map((item) =>
-    decisionCard(model.id, item, { done: () => model.loadDetails(), posted: posted(item) })));
+  fill(parts.waits, h("h2", {}, t("Waits for you")), decisionCards(model.id, details.pending, { done: () => model.loadDetails(), posted }));
 }
 
 function drawOutcome(model, parts) {

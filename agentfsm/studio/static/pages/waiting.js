@@ -2,7 +2,7 @@
 import { api } from "../api.js";
 import { every, fill, h } from "../dom.js";
 import { t } from "../i18n.js";
-import { decisionCard, itemKey } from "../decide.js";
+import { decisionCards, itemKey } from "../decide.js";
 import { empty, failure, runLink, time } from "../parts.js";
 
 const REFRESH_MS = 3000;
@@ -59,8 +59,8 @@ function drawRun(run, load) {
   return h("section", { class: "card waiting-run", "data-run": run.id },
     h("header", {}, h("h2", {}, runLink(run.id, run.prompt || run.id)),
       h("span", { class: "soft" }, [run.agent, run.user].filter(Boolean).join(" · "), " · ", time(run.updated_at))),
-    run.pending.map((item) => {
-      const posted = run.posted.find((each) => each.call_id === item.call_id && each.run_id === item.run_id);
-      return decisionCard(run.id, item, { done: load, posted });
+    decisionCards(run.id, run.pending, {
+      done: load,
+      posted: (item) => run.posted.find((each) => each.call_id === item.call_id && each.run_id === item.run_id),
     }));
 }
