@@ -45,9 +45,11 @@ _BARE: Final = re.compile(
 )
 _ENDS: Final = ".,;:!?*_~'|\u3002\uff0e\uff61"
 _PAIRS: Final = (("(", ")"), ("[", "]"), ("{", "}"))
-# Contents that Chromium reads, unlike other programs: a template may be shown, and without scripts so is `noscript`.
-_OPENED: Final = re.compile(r"(?<=<)(/?)template\b", re.IGNORECASE)
-_RAW: Final = re.compile(r"(?<=<)(/?)noscript\b", re.IGNORECASE)
+# Parts that one program shows, or loads ahead, and another skips: a template may be the shadow of an element; without
+# scripts `noscript` is shown; a browser that looks ahead takes the contents of CDATA for tags.
+_TEMPLATE: Final = re.compile(r"(?<=<)(/?)template\b", re.IGNORECASE)
+_NOSCRIPT: Final = re.compile(r"(?<=<)(/?)noscript\b", re.IGNORECASE)
+_CDATA: Final = re.compile(r"<!\[CDATA\[", re.IGNORECASE)
 # Ends an attribute, a tag and a comment that a piece of HTML has left open.
 _CLOSING: Final = "\"'>-->"
 _NESTED: Final = 8
@@ -95,8 +97,11 @@ def render_markdown(text: str) -> str:
 def list_addresses(text: str) -> list[Address]:
     """Return the addresses in a text that a program loads, or follows on a click, which shows it as Markdown or HTML.
 
-    Addresses within the site of the page that shows the text, such as `#top` and `/a.png`, are not among them.
+    Addresses within the site of the page that shows the text, such as `#top` and `/a.png`, are not among them. A text
+    that cannot be read in reasonable time counts as a program.
     """
+    if text.count("[") > _MAX_BRACKETS:
+        return [Address("", "", is_loaded=True)]
     found = list(_iter_html(render_markdown(text)))
     return [*found, *_iter_html(text, has_bare=False)] if text.lstrip().startswith("<") else found
 
@@ -137,11 +142,13 @@ def _note_place(rule: Callable[[Any, bool], bool]) -> Callable[[Any, bool], bool
 
 
 def _iter_html(html: str, *, has_bare: bool = True, depth: int = 0) -> Iterator[Address]:
-    """Yield the addresses in HTML, as browsers with and without scripts read it."""
-    opened = _OPENED.sub(r"\1x-template", html)
-    yield from _iter_tree(opened, has_bare=has_bare, depth=depth)
-    if _RAW.search(opened) is not None:
-        yield from _iter_tree(_RAW.sub(r"\1xmp", opened), has_bare=has_bare, depth=depth)
+    """Yield the addresses in HTML, as browsers with and without scripts read it, and those that look ahead."""
+    shown = _TEMPLATE.sub(r"\1x-template", html)
+    yield from _iter_tree(shown, has_bare=has_bare, depth=depth)
+    # A tree leaves tags out, as behind a frameset, which are loaded ahead all the same.
+    for other in dict.fromkeys([_NOSCRIPT.sub(r"\1xmp", shown), _CDATA.sub("", shown), *_list_tags(shown)]):
+        if other != shown:
+            yield from _iter_tree(other, has_bare=False, depth=depth)
 
 
 def _iter_tree(html: str, *, has_bare: bool, depth: int) -> Iterator[Address]:
@@ -161,6 +168,23 @@ def _iter_tree(html: str, *, has_bare: bool, depth: int) -> Iterator[Address]:
         for name, value in node.attributes.items():
             yield from _iter_attribute(tag, name, value or "", depth)
         waiting += [(child, may_link and tag not in _NO_LINKS) for child in node.iter(include_text=True)]
+
+
+class _TagReader(HTMLParser):
+    """Collects the sources of tags, wherever they stand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources: list[str] = []
+
+    def handle_starttag(self, _tag: str, _attributes: object) -> None:
+        self.sources.append(self.get_starttag_text() or "<")
+
+
+def _list_tags(html: str) -> list[str]:
+    reader = _TagReader()
+    reader.feed(html)
+    return reader.sources
 
 
 def _iter_attribute(tag: str, name: str, value: str, depth: int) -> Iterator[Address]:
@@ -188,6 +212,7 @@ def _iter_url(value: str, *, is_loaded: bool, tag: str = "") -> Iterator[Address
 
 def _iter_css(text: str) -> Iterator[Address]:
     """Yield the addresses in CSS: those of `url()`, and all texts, which other functions and rules take for one."""
+    yield from _iter_among(text)  # Chromium looks ahead without reading the escapes
     parse = import_module("tinycss2").parse_component_value_list
     waiting = list(parse(text, skip_comments=True))
     while waiting:
@@ -199,7 +224,7 @@ def _iter_css(text: str) -> Iterator[Address]:
 
 def _iter_among(text: str) -> Iterator[Address]:
     """Yield the addresses in a text in which other words may stand."""
-    for each in (text, *_BETWEEN.split(text)):
+    for each in dict.fromkeys([text, *_BETWEEN.split(text), *_BETWEEN.split(text.translate(_DROPPED))]):
         url = each.translate(_DROPPED).strip(_AROUND)
         scheme = _SCHEME.match(url)
         if _HOST_START.match(url) or (scheme is not None and scheme[0].lower() in _LOADING_SCHEMES):
@@ -287,14 +312,14 @@ def _find_places(text: str, is_allowed: Decider, mark: str) -> list[_Change]:
     changes: list[_Change] = []
     pictures = set[str]()
     if text.lstrip().startswith("<"):
-        changes += _find_sources(text, 0, len(text), _list_tags(text, is_allowed), mark)
+        changes += _find_sources(text, 0, len(text), _judge_tags(text, is_allowed), mark)
     cursor = 0
     for token in parser.parse(text, environment):
         if token.map is None or token.type not in {"inline", "html_block"}:
             continue
         cursor, end = max(cursor, starts[token.map[0]]), starts[token.map[1]]
         if token.type == "html_block":
-            pieces = _list_tags(token.content, is_allowed)
+            pieces: Iterable[tuple[str, int]] = _judge_tags(token.content, is_allowed)
         else:
             pieces = _list_constructs(token, is_allowed)
             pictures.update([each.attrs["src"] for each in token.children if each.type == "image"])
@@ -344,24 +369,10 @@ def _list_constructs(token: Any, is_allowed: Decider) -> Iterator[tuple[str, int
             yield source, -1 if all(map(is_allowed, addresses)) else cut
 
 
-class _TagReader(HTMLParser):
-    """Collects the sources of tags. A browser may read others, so this decides nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sources: list[str] = []
-
-    def handle_starttag(self, _tag: str, _attributes: object) -> None:
-        self.sources.append(self.get_starttag_text() or "<")
-
-
-def _list_tags(html: str, is_allowed: Decider) -> list[tuple[str, int]]:
+def _judge_tags(html: str, is_allowed: Decider) -> list[tuple[str, int]]:
     """Return the source of each tag, in order, with 0 if it has an address that is not allowed, else -1."""
-    reader = _TagReader()
-    reader.feed(html)
-    return [
-        (source, -1 if all(map(is_allowed, _iter_html(source, has_bare=False))) else 0) for source in reader.sources
-    ]
+    tags = _list_tags(html)
+    return [(tag, -1 if all(map(is_allowed, _iter_html(tag, has_bare=False))) else 0) for tag in tags]
 
 
 def _find_blocks(text: str, is_allowed: Decider, mark: str) -> list[_Change]:
