@@ -171,7 +171,7 @@ BENIGN = (
     "```sh\ncurl https://api.other/v1/items?limit=1 | jq .\n```",
     "Run `curl https://api.other/v1` or `![x](https://other/a.png)`, then ``<img src=//other>``.",
     "    GET https://api.other/v1\n\nis the request.",
-    "1. Open README.md and core/run.py, e.g. agentfsm.core.\n2. Set a:b to 1//2; it is 10:30.\n\n- [ ] and [x], a[i](j)",
+    "1. Open README.md and core/run.py, e.g. core.\n2. Set a:b to 1//2; it is 10:30.\n\n- [ ] and [x], a[i](j)",
     "Hello **Ann**, *5 < 6* & 7 > 3, a_b_c, C:\\Users\\ann, and/or 50 % (see #top).",
     "[Top](#top), ![chart](/charts/a.png), ![dot](data:image/png;base64,AAAA) and [next](page-2.html).",
     f"\u89c1\u300a\u6307\u5357\u300b\uff1a{READ}\uff0c\u7b2c\u4e8c\u8282\u3002\u4ef7\u683c\uff1a30\u5143\u3002",
