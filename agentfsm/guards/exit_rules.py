@@ -146,13 +146,19 @@ class ExitFilter(CallGuard, Value):
 
     def decide(self, call: GuardedCall) -> GuardDecision | None:
         """Return the verdict if the arguments have data that must not leave."""
-        text = "\n".join(map(str, list_leaves(call.arguments)))
+        # Also without the names between them, for a secret that is cut into several values.
+        leaves = [each for names in (None, False, True) for each in list_leaves(call.arguments, names=names)]
+        text = "\n".join(map(str, leaves))
         spans = self._find(text, self.arguments, self.secrets)
         found = _describe_spans(spans) if spans else self._describe_hidden(text, text, call.header)
         if found is None:
             return None
         reason = f"the rule {self}: the arguments of {call.tool.name} contain {found}"
         return GuardDecision(verdict=self.verdict, rule=str(self), reason=reason)
+
+    def list_secrets(self) -> tuple[str, ...]:
+        """Return the known secrets."""
+        return self.secrets
 
     # Texts
 
