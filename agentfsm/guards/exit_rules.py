@@ -146,11 +146,13 @@ class ExitFilter(CallGuard, Value):
 
     def decide(self, call: GuardedCall) -> GuardDecision | None:
         """Return the verdict if the arguments have data that must not leave."""
-        # Also without the names between them, for a secret that is cut into several values.
-        leaves = [each for names in (None, False, True) for each in list_leaves(call.arguments, names=names)]
-        text = "\n".join(map(str, leaves))
+        # Also without the names in between, for a secret that is cut into several values or names.
+        text, values, names = [
+            "\n".join(map(str, list_leaves(call.arguments, names=names))) for names in (None, False, True)
+        ]
         spans = self._find(text, self.arguments, self.secrets)
-        found = _describe_spans(spans) if spans else self._describe_hidden(text, text, call.header)
+        whole = f"{text}\n{values}\n{names}"
+        found = _describe_spans(spans) if spans else self._describe_hidden(whole, whole, call.header)
         if found is None:
             return None
         reason = f"the rule {self}: the arguments of {call.tool.name} contain {found}"
