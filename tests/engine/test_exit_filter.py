@@ -11,7 +11,19 @@ from base64 import b32encode, b64encode, urlsafe_b64encode
 import pytest
 from pydantic import BaseModel
 
-from agentfsm import Agent, Limits, MisuseError, Outcome, RunNotFoundError, State, StopReason, ask_user, tool
+from agentfsm import (
+    Agent,
+    Limits,
+    MisuseError,
+    ModelRetry,
+    Outcome,
+    OutcomeUnknownError,
+    RunNotFoundError,
+    State,
+    StopReason,
+    ask_user,
+    tool,
+)
 from agentfsm.core import events as e
 from agentfsm.core.header import Header
 from agentfsm.core.hosted_tools import WebSearch
@@ -143,6 +155,25 @@ async def test_a_stream_has_the_text_after_the_decision(store):
         ]
 
 
+async def test_a_stream_has_no_half_of_an_address(store):
+    """Neither the pieces of a stream nor the answer have an address that a later piece completes."""
+
+    class Composing(Model):
+        name = "composing"
+
+        async def reply(self, request: Request, emit=None) -> Reply:
+            if not results_of(request.messages):
+                return await ScriptedModel(say("", call("read_page"))).reply(request, emit)
+            pieces = "Look: ![x](htt", "ps:/", "/evil.example/a", ") and [b][", "1]\n\n[1]: //evil.ex", "ample"
+            for piece in pieces if emit is not None else ():
+                emit(TextChunk(text=piece))
+            return Reply(text="".join(pieces))
+
+    async with Agent(Composing(), tools=[read_page], store=store, guards=[exit_filter()]).stream("go") as stream:
+        texts = [event.text async for event in stream if isinstance(event, TextDelta)]
+    assert texts == [f"Look: ![x] {LINK_MARK} and [b][1]\n\n{LINK_MARK}\n"]
+
+
 async def test_tokens_can_be_turned_back(store):
     """The same data has one token in a run; only the vault of the run reads it, and secrets have none."""
     vault = Vault(Vault.create_key())
@@ -177,6 +208,38 @@ async def test_arguments_with_secrets_do_not_leave(store):
     decided = [each for each in await agent.history(run.id) if isinstance(each, e.Guarded)]
     assert [each.verdict for each in decided] == ["refuse"] * 5 + ["allow", "refuse"]
     assert not any(KEY in f"{each.reason}{each.rule}" for each in decided)
+
+
+DSN = "postgresql://app:hunter2@db.internal/orders"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError(f"cannot connect to {DSN}"),
+        ConnectionRefusedError(f"{DSN} refused: host=db password=hunter2 user=app"),
+        ExceptionGroup("two", [OSError(DSN), ValueError(f"the key {KEY} is not valid")]),
+        OutcomeUnknownError(f"{DSN} was lost with {KEY}"),
+        ModelRetry(f"{KEY} is not for this account of {DSN}"),
+        ValueError("x" * 1975 + DSN),
+    ],
+)
+async def test_an_error_of_a_tool_leaves_without_secrets(error, store):
+    """Neither the model nor the journal gets a password in a connection string, or a known secret; the rest stays."""
+
+    @tool(read_only=True)
+    async def look_up() -> str:
+        """Look up orders."""
+        raise error
+
+    once = Limits(retries_per_tool=0)
+    agent = agent_of(store, say("", call("look_up")), "done", tools=[look_up], limits=once)
+    run = await agent.run("go")
+    told = f"{everything_in(run, await agent.history(run.id))} {agent.model.requests[-1].messages}"
+    assert not any(secret in told for secret in ("hunter2", KEY))
+    assert "[SECRET_" in told
+    plain = Agent(ScriptedModel(say("", call("look_up")), "done"), tools=[look_up], store=store, limits=once)
+    assert "hunter2" not in results_of((await plain.run("go")).messages)[0].content  # also without a guard
 
 
 async def test_questions_to_the_user_are_arguments_too(store):
@@ -347,7 +410,7 @@ class Address(BaseModel):
 
 
 async def test_arguments_are_searched_at_any_depth(store):
-    """Also in models and mappings."""
+    """Also in models, mappings and their names."""
     sent = []
 
     @tool(sends_out=True, idempotent=True)
@@ -356,10 +419,11 @@ async def test_arguments_are_searched_at_any_depth(store):
         sent.append(to)
         return "shipped"
 
-    parcels = [{"street": "Elm 1", "keys": {"gate": gate}} for gate in (KEY, "none")]
+    parcels = [{"street": "Elm 1", "keys": keys} for keys in ({"gate": KEY}, {KEY: "gate"}, {"gate": "none"})]
     agent = agent_of(store, say("", *[call("ship", to=to) for to in parcels]), "done", tools=[ship])
-    first, second = results_of((await agent.run("go")).messages)
-    assert (first.outcome, second.outcome, len(sent)) == (Outcome.FAILED, Outcome.DONE, 1)
+    results = results_of((await agent.run("go")).messages)
+    assert [each.outcome for each in results] == [Outcome.FAILED, Outcome.FAILED, Outcome.DONE]
+    assert len(sent) == 1
 
 
 def test_a_vault_names_the_package_that_it_needs(monkeypatch):
