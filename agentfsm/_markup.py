@@ -177,7 +177,7 @@ class _TagReader(HTMLParser):
         super().__init__()
         self.sources: list[str] = []
 
-    def handle_starttag(self, _tag: str, _attributes: object) -> None:
+    def handle_starttag(self, tag: str, attrs: object) -> None:  # noqa: ARG002  the source is all that counts
         self.sources.append(self.get_starttag_text() or "<")
 
 
