@@ -380,7 +380,11 @@ def exit_filter(
         verdict=GuardVerdict(verdict),
         secrets=known,
         canary=canary,
-        allow_hosts=None if allow_hosts is None else tuple(allow_hosts),
+        allow_hosts=(allow_hosts,)
+        if isinstance(allow_hosts, str)
+        else None
+        if allow_hosts is None
+        else tuple(allow_hosts),
         requested=_as_kinds("requested", requested),
         countries=named,
         vault=vault,

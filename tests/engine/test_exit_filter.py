@@ -300,6 +300,24 @@ async def test_links_that_the_model_composed(text, store):
     assert (await agent_of(store, say("", call("read_page")), text, guards=off).run("go")).output == text
 
 
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("see ![x](&#104;ttps://ok.example/a) and\n\n> ![a\n> b](//evil.example)\n\nend", "/a) and\n\n{}\n\nend"),
+        ("a https&#58;//evil.example/p\n\nend", "{}\n\nend"),
+        ('{"a": ["[b](https://evil.example)"], "![c](//evil.example)": 1}', '{{"a": ["[b] {0}"], "![c] {0}": 1}}'),
+        ("[" * 10_001, "{}"),
+    ],
+)
+def test_what_takes_the_place_of_an_address(text, left):
+    """A block is replaced whole if the place cannot be told, and a text if it cannot be read in time; the rest stays."""
+    header = Header(id="r1", prompt=(), created_at=0.0)
+    outgoing = OutgoingText(text=text, labels=frozenset({"untrusted"}), messages=(), hosted=None, header=header)
+    filtered = exit_filter(allow_hosts="ok.example").filter_text(outgoing)
+    assert filtered.text.endswith(left.format(LINK_MARK)), filtered.text
+    assert "evil" not in filtered.text
+
+
 class Searching(Model):
     """Answers with a search of the provider's, and links."""
 
