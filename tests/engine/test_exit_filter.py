@@ -310,7 +310,7 @@ async def test_links_that_the_model_composed(text, store):
     ],
 )
 def test_what_takes_the_place_of_an_address(text, left):
-    """A block is replaced whole if the place cannot be told, and a text if it cannot be read in time; the rest stays."""
+    """A block is replaced whole if the place cannot be told, a text if it cannot be read in time; the rest stays."""
     header = Header(id="r1", prompt=(), created_at=0.0)
     outgoing = OutgoingText(text=text, labels=frozenset({"untrusted"}), messages=(), hosted=None, header=header)
     filtered = exit_filter(allow_hosts="ok.example").filter_text(outgoing)
