@@ -268,7 +268,7 @@ def replace_addresses(text: str, is_allowed: Decider, mark: str) -> tuple[str, i
     """Return a text in which no program finds an address that is not allowed, and the number of replaced places.
 
     Links lose their address and keep their text, bare addresses and tags are replaced. A block is replaced whole if the
-    place of the address in it cannot be told, for instance because of character references, and the text whole if no
+    place of the address in it is not found, for instance because of character references, and the text whole if no
     block alone has it. The texts in a JSON document are read one by one.
 
     Args:
@@ -305,7 +305,7 @@ def replace_addresses(text: str, is_allowed: Decider, mark: str) -> tuple[str, i
 
 
 def _find_places(text: str, is_allowed: Decider, mark: str) -> list[_Change]:
-    """Return the changes that replace addresses that are not allowed, in order, where their place can be told."""
+    """Return the changes that replace addresses that are not allowed, in order, where their place is found."""
     parser = _markdown()
     environment: dict[str, Any] = {}
     starts = _find_lines(text)
