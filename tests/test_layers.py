@@ -15,7 +15,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 TESTS = Path(__file__).parent
 
 CORE = {"core"}
-HELPERS = {"_concurrency", "_http", "_plugins", "_public_network", "limiter", "web"}
+HELPERS = {"_concurrency", "_http", "_markup", "_plugins", "_public_network", "limiter", "web"}
 PORTS = CORE | {"ports"}
 TOKENS = PORTS | HELPERS | {"tokens"}
 STREAMING = CORE | HELPERS | {"streaming"}
@@ -70,6 +70,8 @@ VENDORS = {
     "google": "models/gemini/",
     "inspect_ai": "evals/inspect_solver.py",
     "jsonschema_rs": "tools/schema/validator.py",
+    "linkify_it": "_markup.py",
+    "markdown_it": "_markup.py",
     "mcp": "mcp/",
     "openai": "models/openai/",
     "opentelemetry": "telemetry/",
@@ -78,11 +80,13 @@ VENDORS = {
     "prompt_toolkit": "cli/line_editor.py",
     "rich": "cli/render/",
     "sqlalchemy": "engines/executor_locks.py",
+    "selectolax": "_markup.py",
     "shtab": "cli/commands/shell_completion.py",
     "sqlite3": "stores/sqlite/file.py",
     "sqlite_vec": "memory/vector_file.py",
     "starlette": "serve/",
     "structlog": "streaming/log.py",
+    "tinycss2": "_markup.py",
     "tiktoken": "tokens/tiktoken_counter.py",
     "trio": (
         "streaming/detached_task.py",

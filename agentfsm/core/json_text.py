@@ -1,9 +1,12 @@
-"""Plain JSON text with bounded depth, and times rounded for it."""
+"""Plain JSON text with bounded depth, the walk over its values and names, and times rounded for it."""
 
 from __future__ import annotations
 
 import json
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import attrs
 
 # Maximum nesting that strict parsers accept. Other limits differ between parsers and versions of Python.
 MAX_JSON_DEPTH: Final = 200
@@ -30,6 +33,64 @@ def _is_too_deep(value: object) -> bool:
         held = [each for each in level if isinstance(each, dict | list | tuple)]
         level = [item for each in held for item in (each.values() if isinstance(each, dict) else each)]
     return bool(level)
+
+
+def map_leaves(value: Any, change: Callable[[Any, str | None], Any], name: str = "") -> Any:
+    """Return a value with each text, number and other plain value in it as `change` returns it, at any depth.
+
+    Names of members count as texts, since a model writes them as freely as values. The names of an object's fields do
+    not: code has written these.
+
+    Args:
+        value: A JSON value, or one of Python with sets, tuples and objects, which become lists and dicts.
+        change: Returns the new value for a plain one, given the name of the member that holds it: empty outside of
+            objects, None for a name itself.
+        name: Name of the member that holds the value; empty outside of objects.
+    """
+    if isinstance(value, Mapping):
+        members: dict[Any, Any] = {}
+        for key, each in value.items():
+            new = written = change(key, None)
+            number = 2
+            while new in members:  # no member is lost because two names became one
+                new, number = f"{written} ({number})", number + 1
+            members[new] = map_leaves(each, change, str(key))
+        return members
+    if isinstance(value, list | tuple | set | frozenset):
+        return [map_leaves(each, change, name) for each in value]
+    if not isinstance(value, str) and (attrs.has(type(value)) or hasattr(value, "__dict__")):
+        fields = attrs.asdict(value, recurse=False) if attrs.has(type(value)) else vars(value)
+        own = {key: map_leaves(each, change, key) for key, each in fields.items()}
+        return own | map_leaves(getattr(value, "__pydantic_extra__", None) or {}, change)
+    return change(value, name)
+
+
+def list_leaves(value: Any, *, names: bool | None = None) -> list[Any]:
+    """Return the texts, names, numbers and other plain values in a value, in order; None is left out.
+
+    Args:
+        value: As for `map_leaves`.
+        names: Whether to return the names alone, True, or all but the names, False. None: both.
+    """
+    found: list[Any] = []
+
+    def collect(leaf: Any, name: str | None) -> Any:
+        if leaf is not None and names in {None, name is None}:
+            found.append(leaf)
+        return leaf
+
+    map_leaves(value, collect)
+    return found
+
+
+def map_json_texts(text: str, change: Callable[[str], str]) -> str:
+    """Return a JSON document with each text and name in it as `change` returns it; any other text as it is."""
+    try:
+        value = json.loads(text) if text.lstrip()[:1] in {"{", "["} else None
+        changed = map_leaves(value, lambda leaf, _name: change(leaf) if isinstance(leaf, str) else leaf)
+        return text if value == changed else json.dumps(changed, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
 
 
 # Full-precision floats would add about 10 % to the journal.

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 
 import attrs
 
+from agentfsm.core.json_text import map_leaves
 from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import HIDDEN_CHARS
 from agentfsm.core.value import Value
@@ -321,22 +322,17 @@ _SECRET_NAMES: Final = re.compile(
 
 
 def redact_members(values: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Return a JSON object with sensitive data in its texts replaced by marks, and texts under names of secrets.
+    """Return a JSON object with sensitive data in its texts and names replaced by marks, and texts named as secrets.
 
     Args:
-        values: The members, such as the arguments of a call. Numbers and names are kept.
+        values: The members, such as the arguments of a call. Numbers are kept.
     """
-    return {name: _redact_member(name, value) for name, value in values.items()}
+    members: dict[str, JSON] = map_leaves(values, _redact_leaf)
+    return members
 
 
-def _redact_member(name: str, value: JSON) -> JSON:
-    is_secret = isinstance(value, str) and value != "" and _SECRET_NAMES.search(name) is not None
-    return redaction_mark(DataKind.SECRET) if is_secret else _redact_json(value)
-
-
-def _redact_json(value: JSON) -> JSON:
-    if isinstance(value, str):
-        return redact_sensitive(value)
-    if isinstance(value, list):
-        return [_redact_json(each) for each in value]
-    return redact_members(value) if isinstance(value, dict) else value
+def _redact_leaf(leaf: JSON, name: str | None) -> JSON:
+    if not isinstance(leaf, str):
+        return leaf
+    is_secret = leaf and name and _SECRET_NAMES.search(name) is not None
+    return redaction_mark(DataKind.SECRET) if is_secret else redact_sensitive(leaf)

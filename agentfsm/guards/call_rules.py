@@ -11,10 +11,10 @@ import attrs
 
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.json_text import list_leaves
 from agentfsm.core.labels import DATA_LEVELS, EFFECT_LABELS, Label, LabelSource, as_labels, highest_level
 from agentfsm.core.validation import COUNT_OR_ZERO, require_choice
 from agentfsm.core.value import Value
-from agentfsm.guards.argument_values import iter_leaves
 from agentfsm.ports.guards import CallGuard, GuardDecision
 from agentfsm.tools.permission import Rule
 
@@ -271,7 +271,7 @@ class ChangeRule(CallGuard, Value):
 def is_ordered(call: GuardedCall) -> bool:
     """Return whether each text and number among the arguments stands as a whole word in the user's words."""
     said = call.said.casefold()
-    leaves = [value for value in iter_leaves(vars(call.arguments)) if value != "" and not isinstance(value, bool)]
+    leaves = [value for value in list_leaves(call.arguments) if value != "" and not isinstance(value, bool)]
     values = [f"{value:.15g}" if isinstance(value, float) else str(value) for value in leaves]
     return bool(said and values) and all(re.search(_WORD.format(re.escape(value.casefold())), said) for value in values)
 

@@ -123,6 +123,10 @@ class Guard(CallGuard, Value):
         """Return whether the model reads results with these labels between marks."""
         return any(rule.fences(labels) for rule in self.rules)
 
+    def list_secrets(self) -> Sequence[str]:
+        """Return the secrets that the rules know."""
+        return [secret for rule in self.rules for secret in rule.list_secrets()]
+
     def filters_texts(self) -> bool:
         """Return whether a rule decides on texts."""
         return any(rule.filters_texts() for rule in self.rules)

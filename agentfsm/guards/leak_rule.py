@@ -14,10 +14,10 @@ from urllib.parse import unquote
 import attrs
 
 from agentfsm.core.guarding import GuardVerdict
+from agentfsm.core.json_text import list_leaves
 from agentfsm.core.labels import DATA_LEVELS, Label, LabelSource, find_owner
 from agentfsm.core.text_safety import HIDDEN_CHARS
 from agentfsm.core.value import Value
-from agentfsm.guards.argument_values import iter_leaves
 from agentfsm.guards.call_rules import is_ordered, parse_verdict
 from agentfsm.guards.encoded_text import iter_readings
 from agentfsm.ports.guards import CallGuard, GuardDecision
@@ -165,7 +165,7 @@ def _find_leak(call: GuardedCall, untrusted: LabelSource) -> tuple[str, tuple[La
     size = sum([len(each.known.text) for each in private])
     size_of_all = sum([len(each.known.text) for each in texts])
     not_ascii = sum([len(each.known.text) for each in texts if not each.known.text.isascii()])
-    leaves = [str(each) for each in iter_leaves(call.arguments, has_keys=True)]
+    leaves = [str(each) for each in list_leaves(call.arguments)]
     work = size_of_all * _PREPARING + not_ascii * _FOLDING + sum(map(len, leaves)) * _READING
     if work > _MAX_WORK:
         return _TOO_LONG, ()

@@ -202,6 +202,13 @@ class CallGuard(Protocol):
         """
         return False
 
+    def list_secrets(self) -> Sequence[str]:
+        """Return texts that are replaced by a mark in the error of a tool that has failed. Default: none.
+
+        Secrets in a form that is recognised, such as passwords in URLs, are replaced in any case.
+        """
+        return ()
+
     def filters_texts(self) -> bool:
         """Return whether the guard decides on texts. Default: False.
 

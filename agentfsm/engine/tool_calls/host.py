@@ -73,7 +73,7 @@ from agentfsm.tools.attendance import Attendance, Attendant, AttendedQuestions
 from agentfsm.tools.executing_call import ExecutingCall
 from agentfsm.tools.question_validation import MAX_ROUNDS
 from agentfsm.tools.queue.dispatch import CallOutcome, QueueHost, ToolJob, failed_outcome
-from agentfsm.tools.queue.result_text import too_many_rounds_text
+from agentfsm.tools.queue.result_text import mask_secrets, too_many_rounds_text
 from agentfsm.tools.queue.scheduler import EventHook, Scheduler, ToolQueue
 from agentfsm.tools.run_context import CallPaused, InputRequired, RunContext
 from agentfsm.tools.schema.arguments import check_object, normalise_arguments, repair_object
@@ -466,6 +466,11 @@ class RunHost(QueueHost):
             return [e.InputGiven(call_id=call_id, by=row.item.by, answers=row.item.answers)], [row.number]
         entry = self.execution.journal.run.open_call(call_id)
         return [build_approval(self.execution, entry, row.item)], [row.number]
+
+    def mask_error(self, text: str) -> str:
+        """Return the text of a tool's error without secrets, those that guards know among them."""
+        known = [secret for guard in self.execution.config.guards for secret in guard.list_secrets()]
+        return mask_secrets(text, known)
 
     def on_tool_error(self, call: ToolCall, error: BaseException) -> None:
         """Log an exception of a tool, which no result of a call contains."""

@@ -128,6 +128,10 @@ class QueueHost:
     async def on_start(self, call: ToolCall, tool: Tool[..., Any]) -> None:
         """Prepare the start of a valid call, right before its tool runs. An exception stops the queue."""
 
+    def mask_error(self, text: str) -> str:
+        """Return the text of a tool's error without secrets, before anything else reads it."""
+        return result_text.mask_secrets(text)
+
     def on_tool_error(self, call: ToolCall, error: BaseException) -> None:
         """Record an exception with which a call has failed, for its traceback."""
 
@@ -435,18 +439,24 @@ class _RetryLoop:
         try:
             value = await self._call_tool()
         except BaseException as error:  # noqa: BLE001  every exception of a tool is its result, even a panic in Rust
-            return await self._handle_exception(_unwrap_group(error))
+            return self._mask(await self._handle_exception(_unwrap_group(error)))
         finally:
             if self._executing is not None and self.job.abandoned_thread is None:
                 self._executing.is_over = True
         if type(value) is ToolReturn:
             return _read_returned(value)
         if type(value) is SandboxOutcome:
-            return await self._read_sandboxed(value)
+            return self._mask(await self._read_sandboxed(value))
         # Nearly all results are short, so they do not pay the call of `_render`.
         is_short = type(value) is not str or not value[CHUNK_CHARS:]
         text, parts = (result_text.render_result if is_short else _render)(value, self.tool)
         return CallOutcome(Outcome.DONE, text, parts=parts)
+
+    def _mask(self, end: CallOutcome | float | None) -> CallOutcome | float | None:
+        """Return the outcome of an attempt that failed, without secrets in its text."""
+        if not isinstance(end, CallOutcome) or end.outcome is Outcome.DONE:
+            return end
+        return end._replace(text=self.dispatcher.host.mask_error(end.text))
 
     async def _read_sandboxed(self, ended: SandboxOutcome) -> CallOutcome | float | None:
         """Return the outcome of a call that ran in a sandbox, or the seconds to wait; None for neither."""
@@ -579,7 +589,7 @@ class _RetryLoop:
     async def _handle_broken_off(self, error: BaseException) -> CallOutcome | float | None:
         """Follow the tool's policy for a call whose outcome is unknown, because its executor died."""
         tool, host = self.tool, self.dispatcher.host
-        reason = result_text.describe_broken_off(error)
+        reason = host.mask_error(result_text.describe_broken_off(error))
         unknown = CallOutcome(Outcome.UNKNOWN, result_text.broken_off_text(reason, tool), ErrorType.UNAVAILABLE)
         with self._stop_timer():  # the function that finds the outcome out has a time of its own
             found = await host.on_broken_off(self.job, unknown, reason)

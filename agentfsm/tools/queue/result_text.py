@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +26,7 @@ from agentfsm.core.messages import (
     iter_chunks,
     replace_surrogates,
 )
+from agentfsm.core.sensitive_text import DataKind, redact_sensitive, redaction_mark
 from agentfsm.tokens.ledger import BYTE_COUNTER
 from agentfsm.tools.queue.media import MAX_PARTS_CHARS, describe_parts
 from agentfsm.tools.queue.result_json import encode_value
@@ -62,6 +64,8 @@ GO_ON_WITHOUT: Final = "Go on without it, with what you have."
 _WITHOUT_IT: Final = "Go on as far as you can without it, and do not call it again."
 NOT_UNASKED: Final = "Do not try it again unasked."
 _GENERATOR_TYPES: Final[frozenset[type]] = frozenset({GeneratorType, AsyncGeneratorType})
+# A password in a connection string: whatever its form, unlike in a text that is not an error.
+_PASSWORD: Final = re.compile(r"((?:password|passwd|pwd)=)[^\s;&,)\[]+", re.IGNORECASE)
 # Tools of whose short results the log has a warning.
 _warned_tools: Final[WeakSet[Tool[..., Any]]] = WeakSet()
 
@@ -225,9 +229,20 @@ def describe_error(error: BaseException) -> str:
 
 def _error_text(error: BaseException) -> str:
     try:
-        return replace_surrogates(str.__str__(str(error))[:MAX_ERROR_CHARS])
+        return mask_secrets(replace_surrogates(str.__str__(str(error))[: 2 * MAX_ERROR_CHARS]))[:MAX_ERROR_CHARS]
     except BaseException:  # noqa: BLE001  a broken __str__ must not hide the error, nor end the program
         return "(its text cannot be read)"
+
+
+def mask_secrets(text: str, known: Sequence[str] = ()) -> str:
+    """Return the text of an error with secrets replaced by marks: known ones, and all that have the form of one.
+
+    Args:
+        text: Text of an error, such as that of a database that names its address with the password.
+        known: Known secrets, none of them empty.
+    """
+    mark = redaction_mark(DataKind.SECRET)
+    return _PASSWORD.sub(rf"\1{mark}", redact_sensitive(text, (DataKind.SECRET,), secrets=known))
 
 
 def retry_text(hint: ModelRetry) -> str:
