@@ -13,6 +13,7 @@ from agentfsm.core.codec import decode_event
 from agentfsm.core.errors import CorruptError, MisuseError, TooNewError
 from agentfsm.core.inbox import Input
 from agentfsm.core.value import Value
+from agentfsm.serve.dialects.replies import REPLIES
 from agentfsm.serve.event_stream import MAX_DIGITS
 
 if TYPE_CHECKING:
@@ -50,9 +51,14 @@ def parse_edits(edits: Mapping[str, Any], header: Header, history: Sequence[Even
             raise MisuseError(f"edit: version {version} is not an event ({str(error)[:200]})") from None
         if isinstance(event, e.ApprovalGiven):
             raise MisuseError(f"edit: version {version} would be a decision of a person, which cannot be written")
-        if event != history[version - 1]:
-            _check_author(version, event, history[version - 1], caller)
-            _check_labels(version, event, history[version - 1])
+        original = history[version - 1]
+        if isinstance(original, REPLIES) and event == attrs.evolve(
+            original, message=attrs.evolve(original.message, native=None)
+        ):
+            event = original  # as the caller was shown it, without the provider's own form
+        if event != original:
+            _check_author(version, event, original, caller)
+            _check_labels(version, event, original)
         found[version] = event
     return found
 

@@ -77,7 +77,7 @@ async def stream_events(gateway: Gateway, request: Request, caller: Caller, _bod
     """Stream the events of a run and its sub-agents, as server-sent events after `Last-Event-ID` or `after`."""
     header = await gateway.open_run(request.path_params["run_id"], caller)
     position = request.headers.get("last-event-id") or request.query_params.get("after", "")
-    return await gateway.open_stream(header.id, parse_position(position, header.id), JournalEncoder())
+    return await gateway.open_stream(header.id, parse_position(position, header.id), JournalEncoder(caller))
 
 
 async def list_agents(gateway: Gateway, _request: Request, _caller: Caller, _body: object) -> Response:
