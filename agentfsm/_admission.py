@@ -169,7 +169,7 @@ def _find_flaw_of_address(url: str) -> str | None:
         host = parts.hostname or ""
     except ValueError:
         parts, host = None, ""
-    if parts is None or parts.scheme != "https" or find_hidden(url) is not None:
+    if parts is None or parts.scheme != "https" or "\\" in url or find_hidden(url) is not None:
         return "give a data: URL, or an address that begins with https://"
     if "@" in parts.netloc or not is_public_host(host):
         return f"the provider fetches it, and {host[:100]!r} is not the name of a public host: send the data instead"
