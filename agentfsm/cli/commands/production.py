@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 import anyio
 import attrs
 
-from agentfsm._admission import admit_answer
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.resolve.agent_target import load_agent
 from agentfsm.cli.resolve.mcp_servers import join_servers
 from agentfsm.cli.resolve.run_lookup import resolve_agent
 from agentfsm.cli.resolve.store_location import open_existing_store
-from agentfsm.cli.session.prompts import user_name
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.machine import State
 from agentfsm.readiness import ReadinessReport, examine_readiness, load_waivers, measure_load
@@ -74,8 +72,7 @@ def measure(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     Raises:
         MisuseError: if there is no prompt.
     """
-    given = [args.prompt] if args.prompt is not None else _read_prompts(args.prompts)
-    prompts = admit_answer(given, user_name())
+    prompts = [args.prompt] if args.prompt is not None else _read_prompts(args.prompts)
     agent, _location = resolve_agent(args, terminal)
     done = 0
 
