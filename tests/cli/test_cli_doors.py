@@ -38,6 +38,7 @@ SAYING = {
     "feedback": ("feedback", "DONE", "--rating", "1", "--comment", HIDDEN),
     "schedule add": ("schedule", "add", "sums", "app:adder", HIDDEN, "--cron", "0 3 * * *"),
 }
+TEXTS = {"prompt", "text", "message", "result", "failed", "comment", "query", "arguments"}
 LOSER = '''
 
 @tool
@@ -56,9 +57,8 @@ def list_commands(parser, path=""):
         if isinstance(action, argparse._SubParsersAction):
             for name, inner in action.choices.items():
                 yield from list_commands(inner, f"{path} {name}".strip())
-        elif action.dest in {"prompt", "text", "message", "result", "failed", "comment", "query", "arguments"}:
-            if action.nargs != 0 and not path.startswith("prompts"):
-                yield path
+        elif action.dest in TEXTS and action.nargs != 0 and not path.startswith("prompts"):
+            yield path
 
 
 def read_texts(here):
