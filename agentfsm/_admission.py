@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from agentfsm.runs import Prompt
 
 T = TypeVar("T")
-M = TypeVar("M", bound=Media)
 
 _log = logging.getLogger("agentfsm.admission")
 
@@ -124,7 +123,7 @@ def admit_messages(messages: Iterable[Message], caller: str) -> tuple[Message, .
     return tuple(admitted)
 
 
-def admit_media(given: M, number: int) -> M:
+def admit_media(given: Media, number: int) -> Media:
     """Return an image, a recording or a file with the media type of its data, which has passed the checks of `admit`.
 
     Args:
@@ -141,8 +140,7 @@ def admit_media(given: M, number: int) -> M:
         flaw = _find_flaw(part)
     if flaw is not None:
         raise MisuseError(f"part {number} ({media_kind(part)}) cannot be used: {flaw}")
-    checked: Any = part  # of the same class
-    return checked
+    return part
 
 
 def _find_flaw(part: Media) -> str | None:
