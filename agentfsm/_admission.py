@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from base64 import b64decode
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 import attrs
@@ -99,8 +99,7 @@ def admit_answer(content: T, caller: str) -> T:
         value = {admit_answer(name, caller): admit_answer(each, caller) for name, each in value.items()}
     elif isinstance(value, list):
         value = [admit_answer(each, caller) for each in value]
-    checked: T = value
-    return checked
+    return cast("T", value)
 
 
 def admit_messages(messages: Iterable[Message], caller: str) -> tuple[Message, ...]:
