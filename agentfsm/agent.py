@@ -850,7 +850,11 @@ class Agent(Generic[A_co]):
         events = build_fork_events(header, before, prefix, edit or {}, self.tools)
         if self.driver.config.counted_tools:
             calls = ForkedCalls(self.store, await find_line(self.store, stored.header))
-            await calls.add_fork(header.id, begin_run(header, before).fold(events).counted, whole.counted)
+            own = whole.counted
+            if (session := stored.header.session) is not None:
+                [newest] = await self.runs.list(Filter(session=session), limit=1)
+                own = (await journals.load_run(self.store, newest.id)).counted
+            await calls.add_fork(header.id, begin_run(header, before).fold(events).counted, own)
         found, lease = await self.store.create(header, events=events, durability=self.durability)
         try:
             await self.store.release(lease).wait()

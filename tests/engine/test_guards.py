@@ -628,8 +628,11 @@ async def test_a_quota_holds_over_forks(store):
         assert [verdict for _, verdict in await decisions_of(agent, ended.id)] == ["refuse", "refuse"]
         assert "5 of 5 calls in this session are used" in results_of(ended.messages)[-1].content
     assert len(desk.made) == 5
-    await agent.run("go", session="another")
-    assert len(desk.made) == 7
+    first = await agent.run("go", session="another")
+    await agent.run("go on", session="another")
+    assert len(desk.made) == 9
+    await agent.finish(await agent.fork(first.id, at=0))
+    assert len(desk.made) == 10, "the calls of the later run of the session count, too"
 
 
 async def test_a_fork_counts_the_calls_that_it_copies_once(store):

@@ -108,7 +108,7 @@ class ForkedCalls:
         Args:
             fork_id: Id of the fork.
             copied: Calls of the journal that the fork begins with.
-            own: Calls of the run.
+            own: Calls of the run, or of the newest one of its session.
         """
         while True:
             await self.read()
@@ -125,6 +125,9 @@ class ForkedCalls:
         value, line = self._value, self.place.line
         before = value["before"].get(line, {})
         counts = {name: count - before.get(name, 0) for name, count in own.items()}
+        if forks is not None:  # an earlier run of the line may be forked, which has made fewer calls
+            known = value["lines"].get(line, {})
+            counts = {name: max(known.get(name, 0), counts.get(name, 0)) for name in {**known, **counts}}
         # A fork that exists already keeps the calls with which it began.
         changed: Any = {"lines": {**value["lines"], line: counts}, "before": {**(forks or {}), **value["before"]}}
         revision = 0 if self._record is None else self._record.revision
@@ -132,4 +135,4 @@ class ForkedCalls:
             self._record = await self.store.write_record(FORKED_CALLS, self.place.key, changed, revision=revision)
         except ConflictError:
             return False
-        return self._record is None or await self._replace(own)
+        return True
