@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 from urllib.parse import urlsplit
@@ -35,6 +36,10 @@ _MAX_CONNECTIONS: Final = 20
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 # Allowed hosts that an error names.
 _MAX_NAMED: Final = 10
+# A host in a URL: a name, of any script, or an address.
+_PLAIN_HOST: Final = re.compile(r"[\w.:-]+")
+# Endings of names that no public host has.
+_INTERNAL_DOMAINS: Final = (".internal", ".local", ".localdomain", ".lan", ".intranet", ".corp", ".home", ".home.arpa")
 # Ports of an entry of a list of hosts that names none.
 _HTTP_PORTS: Final = (80, 443)
 _HOST: Final = re.compile(
@@ -92,6 +97,23 @@ def is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_public_host(host: str) -> bool:
+    """Return whether a host may be public: a name with a dot, or a public address. Names are not resolved.
+
+    Each notation is read that some client reads as an address, such as 0x7f.1, and characters that one maps to ASCII.
+    """
+    name = unicodedata.normalize("NFKC", host).replace("\u3002", ".").strip("[]").rstrip(".").lower()
+    if is_local_host(name) or _PLAIN_HOST.fullmatch(name) is None:
+        return False
+    try:
+        address = socket.inet_ntoa(socket.inet_aton(name))
+    except OSError:
+        address = name
+    if is_address(address):
+        return not is_private(address)
+    return "." in name and not name.endswith(_INTERNAL_DOMAINS)
 
 
 def to_hosts(given: Iterable[str], role: str) -> tuple[str, ...]:

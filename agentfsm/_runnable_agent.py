@@ -13,7 +13,7 @@ from agentfsm.core.run import Run
 from agentfsm.core.usage import AgentCost
 from agentfsm.engine.driver import Driver
 from agentfsm.ports.store import Clock, Store
-from agentfsm.runs import Runs
+from agentfsm.runs import Prompt, Runs
 from agentfsm.tools.permission import Permissions
 
 
@@ -71,7 +71,7 @@ class RunnableAgent(Protocol):
 
     def start(
         self,
-        prompt: str,
+        prompt: Prompt,
         /,
         *,
         id: str | None = None,  # noqa: A002  the contract's name
@@ -88,7 +88,7 @@ class RunnableAgent(Protocol):
 
     async def submit(
         self,
-        prompt_or_run: str | Run[Any],
+        prompt_or_run: Prompt | Run[Any],
         /,
         *,
         id: str | None = None,  # noqa: A002

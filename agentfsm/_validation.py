@@ -22,7 +22,7 @@ from agentfsm.core.messages import Message, replace_surrogates
 from agentfsm.core.run import Run
 from agentfsm.core.settings import Settings
 from agentfsm.core.spend import Spend
-from agentfsm.core.tool_traits import ToolKind
+from agentfsm.core.tool_traits import ToolKind, matches_tool
 from agentfsm.core.trace_context import is_traceparent
 from agentfsm.core.validation import (
     BOOL,
@@ -166,7 +166,8 @@ def warn_of_unreachable_rules(guards: Iterable[CallGuard], tools: ToolRegistry) 
     if tools.sources or any(tool.kind is ToolKind.AGENT for tool in tools):
         return  # the rules are also about tools that are not known here
     known = [each.name for each in traits]
-    for name in [name for guard in guards for name in guard.list_tools() if name not in known]:
+    named = [name for guard in guards for name in guard.list_tools()]
+    for name in [name for name in named if not any(matches_tool(name, each) for each in known)]:
         close = "".join([f": did you mean {each}?" for each in get_close_matches(name, known, 1)])
         _warn_once(f"a guard has a rule about {name}, and the agent has no tool of that name{close}")
 

@@ -62,6 +62,7 @@ from agentfsm.engine.execution.answer_cache import AnswerCache
 from agentfsm.engine.execution.config import EngineConfig, join_instructions
 from agentfsm.engine.execution.cost import calculate_run_cost, calculate_session_cost
 from agentfsm.engine.execution.fairness import StepThrottle
+from agentfsm.engine.execution.forked_calls import ForkedCalls, find_line
 from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.engine.fork import build_fork_events
 from agentfsm.engine.program_check import has_tool
@@ -862,6 +863,13 @@ class Agent(Generic[A_co]):
             forked_at=at,
         )
         events = build_fork_events(header, before, prefix, edit or {}, self.tools)
+        if self.driver.config.counted_tools:
+            calls = ForkedCalls(self.store, await find_line(self.store, stored.header))
+            own = whole.counted
+            if (session := stored.header.session) is not None:
+                [newest] = await self.runs.list(Filter(session=session), limit=1)
+                own = (await journals.load_run(self.store, newest.id)).counted
+            await calls.add_fork(header.id, begin_run(header, before).fold(events).counted, own)
         found, lease = await self.store.create(header, events=events, durability=self.durability)
         try:
             await self.store.release(lease).wait()

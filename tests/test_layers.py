@@ -26,6 +26,7 @@ FAMILIES = {"context", "guards", "openapi", "planning", "prompts", "reflection",
 KEEPERS = {"memory"}
 FRONT = {"_runnable_agent", "_validation", "agent", "cli", "decisions", "mcp", "runs", "serve", "studio", "subagent"}
 FRONT |= {
+    "_admission",
     "_deltas",
     "costs",
     "_run_status",

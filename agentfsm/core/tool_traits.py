@@ -1,8 +1,9 @@
-"""Traits of a tool: its level of access, and whether it runs a function or an agent."""
+"""Traits of a tool: its level of access, whether it runs a function or an agent, and which rules are about it."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Final, NoReturn
 
 from agentfsm.core.errors import MisuseError
@@ -42,3 +43,11 @@ class Level(StrEnum):
 
 
 _RANK: Final = {level: rank for rank, level in enumerate(Level)}
+
+
+def matches_tool(glob: str, name: str) -> bool:
+    """Return whether a rule about the name or glob is about the tool: "drop_*" is about `Drop_table`, too.
+
+    Case does not count, in either of them, since servers and people write names in any.
+    """
+    return fnmatchcase(name.casefold(), glob.casefold())

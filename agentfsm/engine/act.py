@@ -15,8 +15,10 @@ from agentfsm.core.calls import UNDECIDED_PHASES, OpenCall, Phase
 from agentfsm.core.effects import RunTools, Wait
 from agentfsm.core.inbox import PostedItem
 from agentfsm.core.messages import ErrorType, Outcome, ToolCall
+from agentfsm.core.reducers import add_counts
+from agentfsm.engine.execution.forked_calls import ForkedCalls, find_line
 from agentfsm.engine.tool_calls.approvals import Decisions, decide_open_calls, edit_call
-from agentfsm.engine.tool_calls.call_guards import guard_calls, needs_approval_by_guard
+from agentfsm.engine.tool_calls.call_guards import Finding, guard_calls, needs_approval_by_guard
 from agentfsm.engine.tool_calls.host import RunHost, ToolCalls
 from agentfsm.engine.tool_calls.text_screens import screen_texts
 from agentfsm.engine.unattended import end_child_run
@@ -80,11 +82,33 @@ async def _apply_guards(execution: Execution, host: RunHost) -> list[OpenCall]:
     """Commit the decisions of guards, and return the open calls that cannot run at once, perhaps because of them."""
     found = await screen_texts(execution) if execution.config.screens else ()
     is_first, host.has_guarded = not host.has_guarded, True
-    if decisions := guard_calls(execution, found, is_first=is_first):
+    counted = execution.config.counted_tools
+    if counted and any(entry.call.name in counted for entry in execution.journal.run.open):
+        await _apply_quotas(execution, host, found, is_first=is_first)
+    elif decisions := guard_calls(execution, found, is_first=is_first):
         host.record(*decisions)
         execution.budget.report_counted_calls()
     entries = execution.journal.run.open
     return [each for each in entries if each.phase is not Phase.INTENDED or needs_approval_by_guard(each)]
+
+
+async def _apply_quotas(execution: Execution, host: RunHost, found: Sequence[Finding], *, is_first: bool) -> None:
+    """Commit the decisions of guards that count calls, also those that other forks of the session make meanwhile."""
+    budget, journal = execution.budget, execution.journal
+    if budget.tree.forked_calls is None:
+        root = (budget.ancestors or (budget,))[-1].source.run.header
+        budget.tree.forked_calls = ForkedCalls(journal.store, await find_line(journal.store, root))
+    forked = budget.tree.forked_calls
+    async with forked.lock:
+        await forked.read()
+        while decisions := guard_calls(execution, found, is_first=is_first):
+            before, after = journal.run.counted, journal.run.fold(decisions).counted
+            added = {name: count - before.get(name, 0) for name, count in after.items()}
+            if await forked.write(add_counts(budget.root_counted_calls, added)):
+                host.record(*decisions)
+                budget.report_counted_calls()
+                return
+            await forked.read()
 
 
 async def _apply_decisions(execution: Execution, calls: ToolCalls) -> tuple[ToolCall, ...]:

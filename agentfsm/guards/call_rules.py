@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -13,6 +12,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.json_text import list_leaves
 from agentfsm.core.labels import DATA_LEVELS, EFFECT_LABELS, Label, LabelSource, as_labels, highest_level
+from agentfsm.core.tool_traits import matches_tool
 from agentfsm.core.validation import COUNT_OR_ZERO, require_choice
 from agentfsm.core.value import Value
 from agentfsm.ports.guards import CallGuard, GuardDecision
@@ -422,7 +422,7 @@ class QuotaRule(CallGuard, Value):
 
     def decide(self, call: GuardedCall) -> GuardDecision | None:
         """Return the verdict if the quota is used up."""
-        used = sum([count for name, count in call.counted.items() if fnmatchcase(name, self.tools.tools)])
+        used = sum([count for name, count in call.counted.items() if matches_tool(self.tools.tools, name)])
         if used < self.limit:
             return None
         reason = f"the rule {self}: {used} of {self.limit} calls in this session are used"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -15,6 +14,7 @@ import httpx2
 
 from agentfsm._public_network import PublicAddressTransport, check_url
 from agentfsm.core.errors import MisuseError, ToolError
+from agentfsm.core.tool_traits import matches_tool
 from agentfsm.core.value import Value
 from agentfsm.openapi.document import Document
 from agentfsm.openapi.operations import READ_ONLY_METHODS, Operation, find_operations
@@ -99,7 +99,7 @@ def tools_from_openapi(
     )
     operations = list(find_operations(document))
     for glob in rules:
-        if not any(fnmatchcase(name, glob) for each in operations for name in each.ids):
+        if not any(matches_tool(glob, name) for each in operations for name in each.ids):
             names = ", ".join(sorted(each.name for each in operations))
             raise MisuseError(f"labels= has a rule on {glob!r}, which matches no operation of the document: {names}")
     return [_make_tool(api, document, each, rules) for each in _select(operations, include)]

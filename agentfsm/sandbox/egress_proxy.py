@@ -25,7 +25,12 @@ _CONNECT_S: Final = 10.0
 _CLOSED: Final = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 _HEAD_END: Final = b"\r\n\r\n"
 # Headers of a request that are for the proxy, or that would keep its connection open for a request to another host.
-_OWN_HEADERS: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization"})
+# `Host` is that of the URL, since a server of many names answers for the one that it has.
+_OWN_HEADERS: Final = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"host", b"upgrade", b"http2-settings"}
+)
+# Characters that some servers read as the end of a header, and others do not.
+_LINE_BREAKS: Final = (b"\r", b"\n", b"\0")
 
 
 class _RefusedError(Exception):
@@ -112,6 +117,8 @@ def _parse_request(head: bytes) -> tuple[str, int, bytes]:
         _RefusedError: if it is not a request to a proxy.
     """
     line, *headers = head.split(b"\r\n")
+    if any(each in header for header in (line, *headers) for each in _LINE_BREAKS):
+        raise _RefusedError("400 Bad Request", "a line of the head has a line break or a zero byte in it")
     try:
         method, target, version = line.decode("ascii").split(" ")
         parts = urlsplit(f"//{target}" if method == "CONNECT" else target)
@@ -124,7 +131,8 @@ def _parse_request(head: bytes) -> tuple[str, int, bytes]:
         raise _RefusedError("400 Bad Request", "this is a proxy: send CONNECT, or the whole URL")
     path = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
     kept = [each for each in headers if each.partition(b":")[0].strip().lower() not in _OWN_HEADERS]
-    lines = [f"{method} {path} {version}".encode("ascii"), *kept, b"Connection: close"]
+    own = f"Host: {parts.netloc.rpartition('@')[2]}"
+    lines = [f"{method} {path} {version}".encode("ascii"), own.encode("ascii"), *kept, b"Connection: close"]
     return host, port or 80, b"\r\n".join(lines) + _HEAD_END
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import attrs
 
+from agentfsm._admission import admit
 from agentfsm.core.errors import AgentError, CorruptError
 from agentfsm.core.messages import JSON
 from agentfsm.core.validation import (
@@ -207,7 +208,7 @@ class Schedule(Value):
         """
         date = times.localise(at).isoformat(timespec="minutes")
         return agent.start(
-            self.prompt.replace(DATE_PLACEHOLDER, date),
+            admit(self.prompt.replace(DATE_PLACEHOLDER, date), f"schedule {self.name}"),
             id=scheduled_run_id(self.name, at),
             user=self.user,
             tenant=self.tenant,

@@ -26,11 +26,16 @@ def build_agent_document(agent: Agent) -> dict[str, Any]:
     return {"name": agent.name, "version": agent.version, "model": agent.model.name, "tools": tools}
 
 
-def build_full_agent_document(agent: Agent) -> dict[str, Any]:
-    """Return an agent with the declarations of its tools, its sub-agents, its MCP servers and its limits."""
+def build_full_agent_document(agent: Agent, *, shows_instructions: bool) -> dict[str, Any]:
+    """Return an agent with the declarations of its tools, its sub-agents, its MCP servers and its limits.
+
+    Args:
+        agent: The agent.
+        shows_instructions: Whether its instructions are shown, if they are a text.
+    """
     inner = [(tool.name, found) for tool in agent.tools if (found := find_inner_agent(tool)) is not None]
     return build_agent_document(agent) | {
-        "instructions": agent.instructions if isinstance(agent.instructions, str) else None,
+        "instructions": agent.instructions if shows_instructions and isinstance(agent.instructions, str) else None,
         "tools": [_build_tool_document(each) for each in agent.tools],
         "findings": [attrs.asdict(each) for each in agent.tools.check()],
         "sub_agents": [

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-_Text = Annotated[str, Field(min_length=1, max_length=1_000_000)]
+from agentfsm._admission import MAX_PARTS, MAX_TEXT_CHARS
+from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Media, Part, TextPart
+
+_Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARS)]
 _Note = Annotated[str, Field(max_length=10_000)]
 _Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
@@ -23,7 +26,7 @@ class PartBody(RequestBody):
     type: Literal["text", "image", "audio", "file"]
     """Kind of the part."""
 
-    text: str = Field(default="", max_length=1_000_000)
+    text: str = Field(default="", max_length=MAX_TEXT_CHARS)
     """The text, of a part of text."""
 
     url: str = Field(default="", max_length=4_000_000)
@@ -40,9 +43,31 @@ class PartBody(RequestBody):
             raise ValueError("a part that is not text has `url`, and no `text`")
         return self
 
+    def to_part(self) -> Part:
+        """Return the part.
 
-PromptBody: TypeAlias = _Text | Annotated[list[PartBody], Field(min_length=1, max_length=20)]
+        Raises:
+            MisuseError: when the URL is not one of this kind of part.
+        """
+        if self.type == "text":
+            return TextPart(text=self.text)
+        part = _KINDS[self.type](url=self.url)
+        return FilePart(url=part.url, name=self.name) if isinstance(part, FilePart) else part
+
+
+_KINDS: Final[dict[str, type[Media]]] = {"image": ImagePart, "audio": AudioPart, "file": FilePart}
+
+PromptBody: TypeAlias = _Text | Annotated[list[PartBody], Field(min_length=1, max_length=MAX_PARTS)]
 """Text, or up to 20 parts."""
+
+
+def read_prompt(body: PromptBody) -> str | tuple[Part, ...]:
+    """Return the text or the parts of a prompt, as the client sends them.
+
+    Raises:
+        MisuseError: when a URL is not one of its kind of part.
+    """
+    return body if isinstance(body, str) else tuple([each.to_part() for each in body])
 
 
 class StartBody(RequestBody):

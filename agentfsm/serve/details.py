@@ -74,9 +74,13 @@ async def _list_posted(gateway: Gateway, run: Run) -> list[dict[str, Any]]:
     ]
 
 
-async def get_agent(gateway: Gateway, request: Request, _caller: Caller, _body: object) -> Response:
-    """Return an agent: its tools with their declarations and findings, sub-agents, MCP servers and limits."""
-    return JSONDocument(build_full_agent_document(gateway.find_agent(request.path_params["agent"])))
+async def get_agent(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
+    """Return an agent: its tools with their declarations and findings, sub-agents, MCP servers and limits.
+
+    Administrators get its instructions as well.
+    """
+    agent = gateway.find_agent(request.path_params["agent"])
+    return JSONDocument(build_full_agent_document(agent, shows_instructions=caller.allows("admin")))
 
 
 DETAILS: Final = RouteGroup(

@@ -23,6 +23,7 @@ from agentfsm.core.errors import MisuseError, RunNotFoundError, StoreError
 from agentfsm.core.events import ToolsReturned, ToolStarted
 from agentfsm.engine.follow import JournalEvent, is_blocked
 from agentfsm.serve.delta_hub import DeltaHub
+from agentfsm.serve.run_documents import strip_native
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from agentfsm._deltas import Delta
     from agentfsm.core.run import Run
     from agentfsm.runs import Runs
+    from agentfsm.serve.access import Caller
     from agentfsm.web.http_guard import Message, Receive, Scope, Send
 
 _log = logging.getLogger("agentfsm.serve")
@@ -142,8 +144,12 @@ class StreamEncoder(Protocol):
         ...
 
 
+@attrs.frozen(eq=False)
 class JournalEncoder:
     """Writes journal events as they are: the protocol of `/v1/runs/{run_id}/events`."""
+
+    caller: Caller
+    """Reader of the stream."""
 
     ends_at_wait = False
     folds = False
@@ -154,7 +160,9 @@ class JournalEncoder:
 
     def encode_event(self, item: JournalEvent, _run: Run | None, position: str) -> str:
         """Write an event with its position as the id."""
-        return f"id: {position}\ndata: {to_json(item.to_dict())}\n\n"
+        document = item.to_dict()
+        strip_native(document["event"], self.caller)
+        return f"id: {position}\ndata: {to_json(document)}\n\n"
 
     def encode_delta(self, event: Delta, _offset: int) -> str:
         """Write a piece of text, without an id."""

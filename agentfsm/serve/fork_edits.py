@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentfsm._admission import admit_answer, admit_media
 from agentfsm.core import events as e
 from agentfsm.core.codec import decode_event
 from agentfsm.core.errors import CorruptError, MisuseError, TooNewError
 from agentfsm.core.inbox import Input
+from agentfsm.core.messages import Media
 from agentfsm.core.value import Value
+from agentfsm.serve.dialects.replies import REPLIES
 from agentfsm.serve.event_stream import MAX_DIGITS
 
 if TYPE_CHECKING:
@@ -44,17 +47,29 @@ def parse_edits(edits: Mapping[str, Any], header: Header, history: Sequence[Even
         version = int(text)
         if not 1 <= version <= len(history):
             raise MisuseError(f"edit: run {header.id!r} has the versions 1 to {len(history)}, and no {version}")
-        try:
-            event = decode_event(json.dumps(value), header)
-        except (CorruptError, TooNewError) as error:
-            raise MisuseError(f"edit: version {version} is not an event ({str(error)[:200]})") from None
+        event = _decode(version, value, header)
         if isinstance(event, e.ApprovalGiven):
             raise MisuseError(f"edit: version {version} would be a decision of a person, which cannot be written")
-        if event != history[version - 1]:
-            _check_author(version, event, history[version - 1], caller)
-            _check_labels(version, event, history[version - 1])
+        original = history[version - 1]
+        if isinstance(original, REPLIES) and event == attrs.evolve(
+            original, message=attrs.evolve(original.message, native=None)
+        ):
+            event = original  # as the caller was shown it, without the provider's own form
+        if event != original:
+            event = _decode(version, admit_answer(value, caller.user), header)
+            for number, each in enumerate([each for each in _iter_values(event) if isinstance(each, Media)], 1):
+                admit_media(each, number)
+            _check_author(version, event, original, caller)
+            _check_labels(version, event, original)
         found[version] = event
     return found
+
+
+def _decode(version: int, value: object, header: Header) -> Event:
+    try:
+        return decode_event(json.dumps(value), header)
+    except (CorruptError, TooNewError) as error:
+        raise MisuseError(f"edit: version {version} is not an event ({str(error)[:200]})") from None
 
 
 def _check_author(version: int, event: Event, original: Event, caller: Caller) -> None:
@@ -71,12 +86,20 @@ def _check_labels(version: int, event: Event, original: Event) -> None:
         raise MisuseError(f"edit: version {version} has to keep the labels of its original: {names}")
 
 
-def _read_labels(value: Any) -> frozenset[Label]:
+def _read_labels(event: Event) -> frozenset[Label]:
     """Return the labels of an event and of all that it contains."""
+    found = [
+        each.all_labels if isinstance(each, Input) else getattr(each, "labels", ()) for each in _iter_values(event)
+    ]
+    return frozenset[Any]().union(*found)
+
+
+def _iter_values(value: Any) -> Iterator[Value]:
+    """Yield a value and all that it contains."""
     if isinstance(value, tuple):
-        return frozenset[Any]().union(*map(_read_labels, value))
-    if not isinstance(value, Value):
-        return frozenset()
-    own = value.all_labels if isinstance(value, Input) else getattr(value, "labels", ())
-    fields: Any = value  # each value is one of attrs, which its base class does not say
-    return frozenset(own) | _read_labels(tuple(attrs.asdict(fields, recurse=False).values()))
+        for each in value:
+            yield from _iter_values(each)
+    elif isinstance(value, Value):
+        yield value
+        fields: Any = value  # each value is one of attrs, which its base class does not say
+        yield from _iter_values(tuple(attrs.asdict(fields, recurse=False).values()))

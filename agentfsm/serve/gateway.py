@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
+from agentfsm._admission import admit, admit_messages
 from agentfsm._deltas import pass_deltas
 from agentfsm.agent import WORKER_PARALLEL, WORKER_POLL_S, Agent, StartOptions, new_id
 from agentfsm.core.errors import (
@@ -248,12 +249,13 @@ class Gateway:
             labels: Labels of the task and the history.
 
         Raises:
-            MisuseError: when there is no such agent, or the key is not an id.
+            MisuseError: when there is no such agent, the key is not an id, or the prompt or history is not admitted.
             ConflictError: when the key is that of another run, or the session has a run that is not over.
             LimitExceededError: when the caller has used its tokens, or has too many runs.
             OverloadedError: when too many runs wait for a worker.
         """
         chosen = self.find_agent(agent)
+        prompt, messages = admit(prompt, caller.user), admit_messages(messages, caller.user)
         if key is not None and _ID.fullmatch(key) is None:
             raise MisuseError(
                 "the id of a run (`Idempotency-Key`) must have 1 to 200 letters, digits and ._:-, and begin with a "
@@ -429,9 +431,10 @@ class Gateway:
             raise ForbiddenError("this is another user's run, whose calls you may approve: its own user may do this")
 
     async def find_waiting_run(self, header: Header, call_id: str) -> str:
-        """Return the id of the run that waits for a decision on a call: the run, or that of a sub-agent."""
+        """Return the id of the run that waits for a decision on a call: the run, or else that of a sub-agent."""
         run = await self.runs.load(header.id)
-        return next((item.run_id for item in run.pending if item.call_id == call_id), header.id)
+        found = [item.run_id for item in run.pending if item.call_id == call_id]
+        return header.id if header.id in found or not found else found[0]
 
     async def wait_for(self, run_id: str, wait_s: float) -> Run:
         """Return a run once it is over or waits, after `wait_s` seconds or when the server stops at the latest."""

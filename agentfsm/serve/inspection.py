@@ -15,7 +15,7 @@ from agentfsm.core.effects import AskModel
 from agentfsm.core.errors import MisuseError
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.queries import read_number, read_text
-from agentfsm.serve.run_documents import JSONDocument, build_row_document
+from agentfsm.serve.run_documents import JSONDocument, build_row_document, strip_native
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -33,18 +33,23 @@ _MAX_VERSION: Final = 10**12 - 1
 
 
 async def read_journal(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
-    """Return the header and a page of the events of a run, after the version `after`."""
+    """Return the header and a page of the events of a run, after the version `after`.
+
+    Administrators get the instructions of the run as well.
+    """
     header = await gateway.open_run(request.path_params["run_id"], caller)
+    shown = header if caller.allows("admin") else attrs.evolve(header, instructions=None)
     query = request.query_params
     after = read_number(query, "after", 0, _MAX_VERSION)
     limit = max(1, read_number(query, "limit", JOURNAL_PAGE, MAX_JOURNAL_PAGE))
     stored = await gateway.runs.store.read(header.id, after)
     page = [
-        {"version": version, "event": event.to_dict()} for version, event in enumerate(stored.events[:limit], after + 1)
+        {"version": version, "event": strip_native(event.to_dict(), caller)}
+        for version, event in enumerate(stored.events[:limit], after + 1)
     ]
     return JSONDocument(
         {
-            "header": json.loads(codec.encode_header(header)),
+            "header": json.loads(codec.encode_header(shown)),
             "events": page,
             "after": after + len(page) if len(stored.events) > limit else None,
         }
@@ -60,8 +65,8 @@ async def list_messages(gateway: Gateway, request: Request, caller: Caller, _bod
             "id": run.id,
             "version": run.version,
             "own_start": run.own_start,
-            "messages": _list_messages(run.messages),
-            "shown": _list_messages(run.shown) if run.cutoff else None,
+            "messages": _list_messages(run.messages, caller),
+            "shown": _list_messages(run.shown, caller) if run.cutoff else None,
         }
     )
 
@@ -86,7 +91,7 @@ async def get_model_request(gateway: Gateway, request: Request, caller: Caller, 
             "turn": turn,
             "version": run.version + 1,
             "is_compacted": bool(run.cutoff),
-            "messages": _list_messages(effect.messages),
+            "messages": _list_messages(effect.messages, caller),
             "offered": None if run.offered is None else list(run.offered),
             "hash": event.request or None,
         }
@@ -113,8 +118,8 @@ async def compare_runs(gateway: Gateway, request: Request, caller: Caller, _body
             "before": {"id": before.id, "version": before.version},
             "after": {"id": after.id, "version": after.version},
             "shared": found.shared,
-            "removed": _list_messages(found.removed),
-            "added": _list_messages(found.added),
+            "removed": _list_messages(found.removed, caller),
+            "added": _list_messages(found.added, caller),
             "changed": attrs.asdict(found)["changed"],
             "calls": {name: list(pair) for name, pair in found.calls.items()},
             "agent": list(found.agent),
@@ -151,8 +156,8 @@ def _read_version(request: Request, name: str) -> int | None:
     return read_number(request.query_params, name, 0, _MAX_VERSION)
 
 
-def _list_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    return [codec.message_to_json(each) for each in messages]
+def _list_messages(messages: Iterable[Message], caller: Caller) -> list[dict[str, Any]]:
+    return [strip_native(codec.message_to_json(each), caller) for each in messages]
 
 
 _RUN: Final = "/v1/runs/{run_id}"

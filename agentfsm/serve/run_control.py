@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from agentfsm._admission import admit, admit_answer
+from agentfsm.core.inbox import InputKind
 from agentfsm.core.pending import Pending, PendingKind
-from agentfsm.core.text_safety import escape_hidden
 from agentfsm.serve.gateway import ForbiddenError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ async def reject_call(gateway: Gateway, caller: Caller, run_id: str, call_id: st
     header = await gateway.open_run(run_id, caller)
     check_scope(caller, "approve")
     waiting = await gateway.find_waiting_run(header, call_id)
-    text = escape_hidden(message, keep_legitimate=True)
+    text = admit_answer(message, caller.user)
     await gateway.runs.reject(waiting, call_id, by=caller.user, message=text)
 
 
@@ -98,7 +99,7 @@ async def decide_calls(
         waiting = runs[0] if runs else header.id
         return Pending(kind=PendingKind.APPROVAL, run_id=waiting, call_id=shown.call_id, digest=shown.digest)
 
-    text = escape_hidden(message, keep_legitimate=True)
+    text = admit_answer(message, caller.user)
     yes, no = ([find(each) for each in shown] for shown in (approve, reject))
     await gateway.runs.decide(approve=yes, reject=no, message=text, by=caller.user)
 
@@ -123,7 +124,7 @@ async def answer_call(
     """
     header = await gateway.open_run(run_id, caller)
     waiting = await gateway.find_waiting_run(header, call_id)
-    given = escape_hidden(content, keep_legitimate=True) if isinstance(content, str) else content
+    given = admit_answer(content, caller.user)
     await gateway.runs.answer(waiting, call_id, given, failed=failed, declined=declined, by=caller.user, digest=digest)
 
 
@@ -135,6 +136,7 @@ async def send_text(
     *,
     key: str | None = None,
     priority: Priority | str = "normal",
+    kind: InputKind = InputKind.USER,
 ) -> None:
     """Send a run input, as the caller.
 
@@ -142,14 +144,15 @@ async def send_text(
         RunNotFoundError: as for `approve_call`.
         ForbiddenError: when the caller lacks the scope "run", or may not control the run.
         ConflictError: when the run is over, or its inbox is full.
-        MisuseError: when the model of the run's agent does not take a part.
+        MisuseError: when a part is not admitted, or the model of the run's agent does not take it.
     """
     check_scope(caller, "run")
     header = await gateway.open_run(run_id, caller, is_control=True)
     if header.user != caller.user:
         gateway.check_controller(caller)
-    gateway.check_parts(header, prompt)
-    await gateway.runs.send(header.id, prompt, key=key, priority=priority)
+    parts = admit(prompt, caller.user)
+    gateway.check_parts(header, parts)
+    await gateway.runs.send(header.id, parts, key=key, priority=priority, kind=kind)
 
 
 async def cancel_run(gateway: Gateway, caller: Caller, run_id: str, *, message: str = "") -> None:
@@ -161,4 +164,4 @@ async def cancel_run(gateway: Gateway, caller: Caller, run_id: str, *, message: 
     """
     check_scope(caller, "run")
     header = await gateway.open_run(run_id, caller, is_control=True)
-    await gateway.runs.cancel(header.id, by=caller.user, message=message)
+    await gateway.runs.cancel(header.id, by=caller.user, message=admit_answer(message, caller.user))

@@ -16,6 +16,7 @@ from agentfsm.serve.access import read_session_name
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
     from agentfsm.ports.store import RunSummary
+    from agentfsm.serve.access import Caller
 
 
 class JSONDocument(JSONResponse):
@@ -28,6 +29,17 @@ class JSONDocument(JSONResponse):
 
 def _as_plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def strip_native(document: dict[str, Any], caller: Caller) -> dict[str, Any]:
+    """Remove the provider's own form of a reply from the document of a message or an event, unless an admin reads it.
+
+    It has the text as it was before an exit filter withheld or redacted a part, such as the instructions.
+    """
+    message = document.get("message", document)
+    if not caller.allows("admin") and isinstance(message, dict):
+        message.pop("native", None)
+    return document
 
 
 _ROW_FIELDS: Final = ("id", "agent", "user", "parent", "turn", "version", "tokens", "prompt", "rating")

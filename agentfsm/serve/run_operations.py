@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 from starlette.responses import Response
 
+from agentfsm._admission import admit, admit_answer
 from agentfsm.core.errors import MisuseError
 from agentfsm.engine.tool_calls.allowances import build_document
 from agentfsm.serve import bodies
@@ -15,7 +16,6 @@ from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.event_stream import JournalEncoder, RunEventStream, parse_position
 from agentfsm.serve.fork_edits import parse_edits
 from agentfsm.serve.gateway import ForbiddenError
-from agentfsm.serve.prompt_parts import read_prompt
 from agentfsm.serve.queries import read_number, read_state, read_text, read_traceparent
 from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, decide_calls, reject_call, send_text
 from agentfsm.serve.run_documents import JSONDocument, build_row_document, build_run_document
@@ -37,7 +37,7 @@ async def create_run(gateway: Gateway, request: Request, caller: Caller, body: b
     """
     run_id, is_new = await gateway.start_run(
         caller,
-        read_prompt(body.prompt),
+        bodies.read_prompt(body.prompt),
         agent=body.agent,
         session=body.session,
         metadata=body.metadata,
@@ -80,7 +80,7 @@ async def stream_events(gateway: Gateway, request: Request, caller: Caller, _bod
     """Stream the events of a run and its sub-agents, as server-sent events after `Last-Event-ID` or `after`."""
     header = await gateway.open_run(request.path_params["run_id"], caller)
     position = request.headers.get("last-event-id") or request.query_params.get("after", "")
-    return await gateway.open_stream(header.id, parse_position(position, header.id), JournalEncoder())
+    return await gateway.open_stream(header.id, parse_position(position, header.id), JournalEncoder(caller))
 
 
 async def list_agents(gateway: Gateway, _request: Request, _caller: Caller, _body: object) -> Response:
@@ -94,7 +94,8 @@ async def list_agents(gateway: Gateway, _request: Request, _caller: Caller, _bod
 async def send_input(gateway: Gateway, request: Request, caller: Caller, body: bodies.InputBody) -> Response:
     """Send a run input, which its model reads at the next turn."""
     run_id = request.path_params["run_id"]
-    await send_text(gateway, caller, run_id, read_prompt(body.text), key=body.key, priority=body.priority)
+    text = bodies.read_prompt(body.text)
+    await send_text(gateway, caller, run_id, text, key=body.key, priority=body.priority)
     return await _accept(gateway, run_id)
 
 
@@ -159,16 +160,15 @@ async def settle(gateway: Gateway, request: Request, caller: Caller, body: bodie
     header = await gateway.open_run(request.path_params["run_id"], caller)
     gateway.check_decider(header, caller)
     tool_run = await gateway.find_waiting_run(header, body.call_id)
-    await gateway.runs.settle(
-        tool_run, body.call_id, result=body.result, failed=body.failed, rerun=body.rerun, by=caller.user
-    )
+    result, failed = admit_answer(body.result, caller.user), admit_answer(body.failed, caller.user)
+    await gateway.runs.settle(tool_run, body.call_id, result=result, failed=failed, rerun=body.rerun, by=caller.user)
     return await _accept(gateway, header.id)
 
 
 async def pause(gateway: Gateway, request: Request, caller: Caller, body: bodies.StopBody) -> Response:
     """Pause a run between two steps."""
     header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
-    await gateway.runs.pause(header.id, by=caller.user, message=body.message)
+    await gateway.runs.pause(header.id, by=caller.user, message=admit_answer(body.message, caller.user))
     return await _accept(gateway, header.id)
 
 
@@ -195,7 +195,7 @@ async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.
     elif lost := set(header.roles) - set(caller.roles):
         raise ForbiddenError(f"the run has roles that you no longer have ({', '.join(sorted(lost))}): start a new one")
     await gateway.admission.admit_run(caller, agent.name)
-    prompt = None if body.prompt is None else read_prompt(body.prompt)
+    prompt = None if body.prompt is None else admit(bodies.read_prompt(body.prompt), caller.user)
     edit = parse_edits(body.edit, header, await gateway.runs.history(header.id), caller) if body.edit else {}
     run = await agent.fork(header.id, at=body.at, prompt=prompt, edit=edit, withhold=body.withhold)
     return JSONDocument(build_run_document(run), 201, {"location": f"/v1/runs/{run.id}"})
@@ -204,7 +204,8 @@ async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.
 async def give_feedback(gateway: Gateway, request: Request, caller: Caller, body: bodies.FeedbackBody) -> Response:
     """Rate a run, also if it is over."""
     header = await gateway.open_run(request.path_params["run_id"], caller)
-    await gateway.runs.feedback(header.id, rating=body.rating, comment=body.comment, by=caller.user)
+    comment = admit_answer(body.comment, caller.user)
+    await gateway.runs.feedback(header.id, rating=body.rating, comment=comment, by=caller.user)
     return Response(status_code=204)
 
 

@@ -7,10 +7,10 @@ HTTP are a start; the program that adds the tools has the last word.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias
 
 from agentfsm.core.errors import MisuseError
+from agentfsm.core.tool_traits import matches_tool
 from agentfsm.core.validation import shorten_repr
 from agentfsm.tools.tool import check_declarations
 
@@ -64,6 +64,6 @@ def find_declarations(rules: LabelRules, names: Iterable[str]) -> dict[str, Any]
     """
     known, found = tuple(names), dict[str, Any]()
     for glob, options in rules.items():
-        if any(fnmatchcase(name, glob) for name in known):
+        if any(matches_tool(glob, name) for name in known):
             found.update(options)
     return found

@@ -7,7 +7,6 @@ Each call is checked again with its exact arguments, since a model may also call
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from fnmatch import fnmatchcase
 from inspect import iscoroutinefunction
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import attrs
 
 from agentfsm.core.errors import MisuseError
-from agentfsm.core.tool_traits import Level
+from agentfsm.core.tool_traits import Level, matches_tool
 from agentfsm.core.value import Value
 from agentfsm.tools import callback_errors
 
@@ -58,14 +57,14 @@ class Rule(Value):
     """
 
     tools: str = attrs.field(validator=_check_tools)
-    """Name of a tool, or a case-sensitive glob over names, in which * matches any characters."""
+    """Name of a tool, or a glob over names, in which * matches any characters. Case does not count."""
 
     when: Condition | None = attrs.field(default=None, validator=_check_when)
     """Condition on the arguments, a plain function that returns True or False. None: the rule covers any arguments."""
 
     def covers(self, tool: Named) -> bool:
         """Return whether the rule covers this tool."""
-        return fnmatchcase(tool.name, self.tools)
+        return matches_tool(self.tools, tool.name)
 
     def evaluate(self, tool: Named, arguments: SimpleNamespace) -> bool | Exception:
         """Return whether the condition holds, or the exception that prevented its evaluation."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from typing import Any, Protocol, TypeGuard, cast
 
 import anyio
@@ -12,7 +11,7 @@ import attrs
 
 from agentfsm.core.errors import AgentError, DuplicateToolError, MisuseError
 from agentfsm.core.hosted_tools import HostedTool
-from agentfsm.core.tool_traits import Level, ToolKind
+from agentfsm.core.tool_traits import Level, ToolKind, matches_tool
 from agentfsm.limiter import Limiter
 from agentfsm.ports.model import ToolDefinition
 from agentfsm.tools.lint import Finding
@@ -257,7 +256,7 @@ class ToolRegistry:
         Hosted tools have neither tags nor a level, so they match by name only.
 
         Args:
-            names: Names or globs; a tool must match any of them. None: all names.
+            names: Names or globs, in any case; a tool must match any of them. None: all names.
             tags: Tags; a tool must have any of them. None: all tools.
             permission: The highest level that a tool may need. None: any level.
 
@@ -268,12 +267,12 @@ class ToolRegistry:
         most = None if permission is None else Level(permission)
         part = ToolRegistry(tag_limits=self.tag_limits)
         for each in self:
-            named = globs is None or any(fnmatchcase(each.name, glob) for glob in globs)
+            named = globs is None or any(matches_tool(glob, each.name) for glob in globs)
             tagged = wanted is None or not each.tags.isdisjoint(wanted)
             if named and tagged and (most is None or each.permission <= most):
                 part.register(each)
         for tool in self.hosted if wanted is None and most is None else ():
-            if globs is None or any(fnmatchcase(tool.name, glob) for glob in globs):
+            if globs is None or any(matches_tool(glob, tool.name) for glob in globs):
                 part.add_hosted(tool)
         return part
 

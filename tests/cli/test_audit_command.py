@@ -125,7 +125,7 @@ def test_all_runs(audited):
         (["--user", "nobody"], []),
         (["--since", "2286-01-01"], ["waits"]),
         (["--until", "2001-09-10"], []),
-        (["--since", "2001-09-10", "--tool", "pay", "--status", "done"], ["paid"]),
+        (["--since", "2001-09-10", "--tool", "PAY", "--status", "done"], ["paid"]),
         (["market", "--tool", "get_*"], ["market.t1.0"]),
     ],
 )

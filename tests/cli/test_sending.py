@@ -145,14 +145,14 @@ def test_a_pause_lasts_until_the_run_is_resumed(here):
     here("approve", run_id, "t1.0")
     shown = here("show", run_id)
     assert "state    ACT, waits for the end of a pause, the approval of t1.0, version " in shown
-    assert "waits    paused by ann: lunch\n" in shown
+    assert "waits    paused by ann: lunch\\u202e\n" in shown
     here("run", "app:payer", "Do it.", "--id", run_id, code=3)  # finds the run, and ends no pause
     lines = here.err.splitlines()
-    assert lines[lines.index("waiting:") + 1] == "  paused by ann: lunch"
+    assert lines[lines.index("waiting:") + 1] == "  paused by ann: lunch\\u202e"
     assert here("resume", run_id) == "paid 5 to 17\n"
     text = here("show", run_id)
     paused, resumed = (line for line in text.splitlines() if line.startswith(("paused", "resumed")))
-    assert re.fullmatch(r"paused   [-\d: ]{19}, version \d+ by ann: lunch", paused)
+    assert re.fullmatch(r"paused   [-\d: ]{19}, version \d+ by ann: lunch\\u202e", paused)
     assert re.fullmatch(r"resumed  [-\d: ]{19}, version \d+", resumed)
     assert not HIDDEN & set(text)
 

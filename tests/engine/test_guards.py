@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import anyio
 import attrs
 import pytest
@@ -22,7 +24,7 @@ from agentfsm import (
 )
 from agentfsm.core import events as e
 from agentfsm.core.calls import Phase
-from agentfsm.core.messages import ErrorType
+from agentfsm.core.messages import ErrorType, ToolResult, UserMessage
 from agentfsm.guards import (
     CallGuard,
     Guard,
@@ -38,7 +40,7 @@ from agentfsm.guards import (
 )
 from agentfsm.planning import Planner
 from agentfsm.stores import MemoryStore
-from agentfsm.testing import ScriptedModel, call, say
+from agentfsm.testing import FunctionModel, ScriptedModel, call, say
 from agentfsm.tools.permission import Rule
 from tests.support.checks import results_of, sound, virtually
 
@@ -80,8 +82,15 @@ class Desk:
         self.tools = (read_page, find_customer, pay, send)
 
     def agent(self, store, *replies, guards=PAIRED, **fields):
-        tools = fields.pop("tools", self.tools)
-        return Agent(ScriptedModel(*replies), tools=tools, store=store, guards=guards, **fields)
+        tools, model = fields.pop("tools", self.tools), fields.pop("model", None)
+        return Agent(model or ScriptedModel(*replies), tools=tools, store=store, guards=guards, **fields)
+
+
+def send_often(times, request):
+    """Send one mail after the other, and then answer."""
+    last = max(place for place, each in enumerate(request.messages) if isinstance(each, UserMessage))
+    sent = sum(isinstance(each, ToolResult) for each in request.messages[last:])
+    return say("", call("send")) if sent < times else "done"
 
 
 READ_AND_PAY = (say("", call("read_page")), say("", call("pay")), "done")
@@ -600,6 +609,57 @@ async def test_a_quota_holds_for_a_session(store):
     assert await decisions_of(agent, second.id) == [("t2.0", "allow"), ("t2.1", "refuse")]
     assert "3 of 3 calls in this session are used" in results_of(second.messages)[-1].content
     assert dict((await agent.load(second.id)).counted) == {"send": 3}
+
+
+async def test_a_quota_holds_over_forks(store):
+    """Those of one run, forks of forks and runs that continue them, in any order, and none gets a call more."""
+    desk = Desk()
+    agent = desk.agent(store, guards=[Guard(max_calls("send", 5))], model=FunctionModel(partial(send_often, 2)))
+    first = await agent.run("go", session="ann")
+    assert len(desk.made) == 2
+    forks = [await agent.fork(first.id, at=0) for _ in range(3)]  # before any of them acts
+    first_fork = await agent.finish(forks[0])
+    assert len(desk.made) == 4
+    second = await agent.fork(first_fork.id, at=0)
+    await agent.finish(await agent.load(second.id))
+    assert len(desk.made) == 5
+    for run in (forks[1], forks[2], agent.start("go on", session="ann"), agent.start("go on", after=first_fork)):
+        ended = await agent.finish(run)
+        assert [verdict for _, verdict in await decisions_of(agent, ended.id)] == ["refuse", "refuse"]
+        assert "5 of 5 calls in this session are used" in results_of(ended.messages)[-1].content
+    assert len(desk.made) == 5
+    first = await agent.run("go", session="another")
+    await agent.run("go on", session="another")
+    assert len(desk.made) == 9
+    await agent.finish(await agent.fork(first.id, at=0))
+    assert len(desk.made) == 10, "the calls of the later run of the session count, too"
+
+
+async def test_a_fork_counts_the_calls_that_it_copies_once(store):
+    """Of four allowed calls three were made: a fork has one more, wherever in the run it begins."""
+    for place in (1, 0):
+        desk = Desk()
+        agent = desk.agent(store, guards=[Guard(max_calls("send", 3))], model=FunctionModel(partial(send_often, 3)))
+        first = await agent.run("go")
+        assert len(desk.made) == 3
+        agent = agent.with_(guards=[Guard(max_calls("send", 4))])
+        ends = [
+            place for place, each in enumerate(await agent.history(first.id), 1) if isinstance(each, e.ToolsReturned)
+        ]
+        await agent.finish(await agent.fork(first.id, at=ends[place]))
+        assert len(desk.made) == 4
+
+
+async def test_forks_side_by_side_share_the_last_calls(store):
+    """They decide at once, and of those that have read the same count all but one decide again."""
+    desk = Desk()
+    agent = desk.agent(store, guards=[Guard(max_calls("send", 3))], model=FunctionModel(partial(send_often, 1)))
+    first = await agent.run("go")
+    forks = [await agent.fork(first.id, at=0) for _ in range(8)]
+    async with anyio.create_task_group() as tasks:
+        for fork in forks:
+            tasks.start_soon(agent.finish, fork)
+    assert len(desk.made) == 3
 
 
 async def test_a_rejected_call_gives_its_place_back(store):

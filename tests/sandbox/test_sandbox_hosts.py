@@ -1,12 +1,15 @@
 """Hosts that a function in a sandbox may connect to."""
 
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import anyio
 import pytest
 
 from agentfsm._public_network import matches_host
 from agentfsm.sandbox import Sandbox, find_isolation
+from agentfsm.sandbox.egress_proxy import open_proxy
 from tests.support import sandbox_functions
 from tests.support.database_servers import debian
 
@@ -15,7 +18,8 @@ class Answer(BaseHTTPRequestHandler):
     """Answers with the path and the headers of the request."""
 
     def do_GET(self):
-        body = f"{self.path} {sorted(self.headers)}".encode()
+        hosts = f" hosts: {self.headers.get_all('Host')}" if "X-Two" in self.headers else ""
+        body = f"{self.path} {sorted(self.headers)}{hosts}".encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -69,6 +73,38 @@ async def test_only_the_hosts_of_the_list_are_reached(port):
     assert other_port == "403 127.0.0.1:9 is not among the hosts of the sandbox"
     assert private == "403 localhost has the address 127.0.0.1, which is not public"
     assert other_address == f"403 ::1:{port} is not among the hosts of the sandbox"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"",
+        b"Host: evil.example\r\n",
+        b"hOST:evil.example\r\nHost: b.example\r\n",
+        b"Host : evil.example\r\n",
+        b"\tHost: evil.example\r\n",
+        b"X-One: 1\r\n Host: evil.example\r\n",
+        b"X-One: 1\nHost: evil.example\r\n",
+        b"X-One: 1\rHost: evil.example\r\n",
+        b"X-One: 1\0\r\nHost: evil.example\r\n",
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n",
+    ],
+)
+async def test_the_host_of_a_request_is_that_of_its_url(port, headers):
+    """Whatever `Host` a function sends, in any notation: a server of many names must not answer for another one."""
+    async with open_proxy([f"127.0.0.1:{port}"]) as channel:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            socket.send_fds(channel, [b"x"], [listener.fileno()])
+            async with await anyio.connect_tcp("127.0.0.1", listener.getsockname()[1]) as client:
+                await client.send(b"GET http://127.0.0.1:%d/ HTTP/1.1\r\n%sX-Two: 2\r\n\r\n" % (port, headers))
+                answer = b"".join([chunk async for chunk in client]).decode()
+    if " 400 " in answer:
+        assert any(each in headers.replace(b"\r\n", b"") for each in (b"\r", b"\n", b"\0"))
+        return
+    assert answer.startswith("HTTP/1.0 200 ")
+    assert f"hosts: ['127.0.0.1:{port}']" in answer
+    assert "evil.example" not in answer
+    assert "Upgrade" not in answer
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import re
 import signal
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -61,6 +62,21 @@ def test_only_who_has_the_key_sees_the_runs(browser, open_page, studio, tmp_path
         stranger.context.close()
     assert all("401" in each for each in page.complaints)
     page.complaints.clear()
+
+
+def test_a_link_asks_before_it_replaces_a_key(open_page):
+    """Until the person chooses, the stored key stays, and the address has neither."""
+    page = open_page("#key=mine%2F1", locale="en-US")
+    stored = partial(page.evaluate, "localStorage.getItem('agentfsm.key')")
+    rows = page.locator("tr[data-run]")
+    for choice, key in (("Keep my key", "mine/1"), ("Use the key of the link", "other")):
+        expect(rows.first).to_be_visible()
+        page.evaluate("location.hash = '#key=other'")
+        expect(page.get_by_text("This link has another key")).to_be_visible()
+        assert (stored(), page.url.partition("#")[2]) == ("mine/1", "/runs")
+        page.get_by_role("button", name=choice).click()
+        expect(rows.first).to_be_visible()
+        assert stored() == key
 
 
 def test_the_studio_stays_on_this_machine(capsys):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from fnmatch import fnmatchcase
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +25,7 @@ from agentfsm.cli.resolve.run_lookup import run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.core.sensitive_text import redact_members, redact_sensitive
 from agentfsm.core.text_safety import one_line
+from agentfsm.core.tool_traits import matches_tool
 from agentfsm.ports.store import Filter
 from agentfsm.runs import Runs
 
@@ -98,7 +98,7 @@ def _matches(args: argparse.Namespace, record: AuditRecord) -> bool:
     pairs = ((args.agent, record.agent), (args.user, record.user), (args.session, record.session))
     return (
         all(wanted is None or wanted == own for wanted, own in pairs)
-        and fnmatchcase(record.tool, args.tool)
+        and matches_tool(args.tool, record.tool)
         and args.status in (None, str(record.status))
         and (record.ended_at is None or record.ended_at >= _start_time(args))
         and (args.until is None or record.asked_at < args.until)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentfsm._admission import admit, admit_answer
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count, format_time
 from agentfsm.cli.render.json_documents import build_run_json
@@ -20,7 +21,6 @@ from agentfsm.cli.session.forms import parse_answer
 from agentfsm.cli.session.prompts import user_name
 from agentfsm.core.errors import AgentError, ConflictError, MisuseError
 from agentfsm.core.inbox import Input, InputKind, Priority
-from agentfsm.core.messages import as_parts
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.text_safety import escape_hidden
 from agentfsm.decisions import describe_allowance, find_pending
@@ -118,9 +118,10 @@ def reject(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
     async def decide(runs: Runs) -> None:
         by = _resolve_author(args)
+        message = admit_answer(args.message, by)
         if len(args.calls) == 1:
-            return await runs.reject(args.id, args.calls[0], message=args.message, by=by)
-        return await runs.decide(reject=await _find_shown(runs, args.id, args.calls), message=args.message, by=by)
+            return await runs.reject(args.id, args.calls[0], message=message, by=by)
+        return await runs.decide(reject=await _find_shown(runs, args.id, args.calls), message=message, by=by)
 
     return _submit(args, terminal, "reject", decide)
 
@@ -139,7 +140,8 @@ def settle(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
     async def decide(runs: Runs) -> None:
         by = _resolve_author(args)
-        await runs.settle(args.id, args.call, result=args.result, failed=args.failed, rerun=args.rerun, by=by)
+        result, failed = admit_answer(args.result, by), admit_answer(args.failed, by)
+        await runs.settle(args.id, args.call, result=result, failed=failed, rerun=args.rerun, by=by)
 
     return _submit(args, terminal, "rerun" if args.rerun else "settle", decide)
 
@@ -159,8 +161,9 @@ def answer(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
                 else f"{args.call} of run {args.id} needs a result: give a text, with --failed if there is none"
             )
         by, is_declined = _resolve_author(args), args.decline
+        given = admit_answer(content, by)
         await runs.answer(
-            args.id, args.call, content, failed=args.failed, declined=is_declined, by=by, digest=item.digest
+            args.id, args.call, given, failed=args.failed, declined=is_declined, by=by, digest=item.digest
         )
 
     return _submit(args, terminal, "answer", decide)
@@ -207,12 +210,13 @@ def send(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         ConflictError: if the run is over, or the key was used for another input.
     """
     kind, priority = InputKind(args.kind), Priority(args.priority)
+    parts = admit(args.text, user_name())
 
     async def act(runs: Runs) -> dict[str, Any]:
         at = None if args.at is None else args.at(await runs.store.now())
-        posted = await runs.send(args.id, args.text, kind=kind, priority=priority, at=at, key=args.key)
+        posted = await runs.send(args.id, parts, kind=kind, priority=priority, at=at, key=args.key)
         first = posted.item
-        if not isinstance(first, Input) or (first.kind, first.parts) != (kind, as_parts(args.text)):
+        if not isinstance(first, Input) or (first.kind, first.parts) != (kind, parts):
             raise ConflictError(f"run {args.id} has another input with the key {args.key!r}: this one was not sent")
         due = first.due_at
         when = "" if due is None else f", to be read at {format_time(due)} or later"
@@ -225,7 +229,8 @@ def pause(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Pause a run until it is resumed."""
 
     async def act(runs: Runs) -> dict[str, Any]:
-        await runs.pause(args.id, by=_resolve_author(args), message=args.message)
+        by = _resolve_author(args)
+        await runs.pause(args.id, by=by, message=admit_answer(args.message, by))
         is_paused = (await runs.load(args.id)).paused is not None
         return {"says": f"run {args.id} {'is paused' if is_paused else 'pauses when its worker reads the request'}"}
 
@@ -236,7 +241,8 @@ def cancel(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """End a run."""
 
     async def act(runs: Runs) -> dict[str, Any]:
-        await runs.cancel(args.id, by=_resolve_author(args), message=args.message)
+        by = _resolve_author(args)
+        await runs.cancel(args.id, by=by, message=admit_answer(args.message, by))
         found = await runs.load(args.id)
         end = f"is over ({found.stop_reason})" if found.is_over else "ends when its worker reads the request"
         return {"says": f"run {args.id} {end}"}
@@ -248,7 +254,8 @@ def feedback(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Record an opinion of a run."""
 
     async def act(runs: Runs) -> dict[str, Any]:
-        await runs.feedback(args.id, rating=args.rating, comment=args.comment, by=_resolve_author(args))
+        by = _resolve_author(args)
+        await runs.feedback(args.id, rating=args.rating, comment=admit_answer(args.comment, by), by=by)
         return {"says": f"feedback on run {args.id} is recorded"}
 
     return _send_request(args, terminal, act, offers_resume=False)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import attrs
 
+from agentfsm._admission import admit, admit_messages
 from agentfsm._deltas import DeltaRelay, pass_deltas
 from agentfsm.agent import WORKER_POLL_S, Agent, StartOptions
 from agentfsm.cli.codes import ExitCode
@@ -28,7 +29,7 @@ from agentfsm.cli.resolve.run_lookup import (
 )
 from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
 from agentfsm.cli.session.attended_run import AttendedRun, build_hint, describe_end, report_run
-from agentfsm.cli.session.prompts import DecideFunction, leave_undecided
+from agentfsm.cli.session.prompts import DecideFunction, leave_undecided, user_name
 from agentfsm.cli.session.signals import InterruptibleRunner
 from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import IncompatibleProgramError, MisuseError, RunNotFoundError
@@ -87,12 +88,12 @@ def _start_run(args: argparse.Namespace, agent: Agent, options: StartOptions) ->
     Raises:
         MisuseError: if the arguments are invalid, or the id belongs to a run of another agent.
     """
-    history = None if args.messages is None else _load_messages(args.messages)
+    history = None if args.messages is None else admit_messages(_load_messages(args.messages), user_name())
     given = StartOptions(
         id=args.id, session=args.session, user=args.user, messages=history, metadata=dict(args.metadata)
     )
     given.update(options)
-    run = agent.start(args.prompt, **given)
+    run = agent.start(admit(args.prompt, user_name()), **given)
     if args.id is not None:
         anyio.run(_check_same_agent, agent, args.id)
     return run

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
+from agentfsm._admission import admit
 from agentfsm.cli import codes
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.chat_view import ChatView, PlainChatView
@@ -145,9 +146,10 @@ class ChatSession:
             if (found := _COMMAND.fullmatch(text)) is not None:
                 self._execute_command(found[1], (found[2] or "").strip())
             elif self.last is None or self.last.is_over:
-                self._reply(self.agent.start(text, session=self.session, user=self.user))
+                prompt = admit(text, user_name())
+                self._reply(self.agent.start(prompt, session=self.session, user=self.user))
             elif any(item.kind is PendingKind.INPUT for item in self.last.pending):
-                self._run(self.agent.send, self.last.id, text, by=user_name())
+                self._run(self.agent.send, self.last.id, admit(text, user_name()))
                 self._reply(self.last)
             else:
                 self._show_unfinished()

@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
+from agentfsm._admission import admit_answer
 from agentfsm.cli.render.formatting import format_time
 from agentfsm.cli.render.pending import (
     describe_unknown_outcome,
@@ -118,7 +119,8 @@ def _ask_approval(terminal: Terminal, item: Pending, run_id: str, rule: Approval
         _allow_always(terminal, rule, scopes[answer])
     if answer == "n":
         why = terminal.ask("Reason, for the model (may be empty):") or ""
-        return lambda runs: runs.reject(item.run_id, item.call_id, message=why, by=user_name())
+        reason = admit_answer(why, user_name())
+        return lambda runs: runs.reject(item.run_id, item.call_id, message=reason, by=user_name())
     return None if answer is None else approve
 
 
@@ -227,10 +229,10 @@ def _ask_outcome(terminal: Terminal, item: Pending, run_id: str) -> Submission |
     choices = {form: word for word in words for form in (word, word[0])}
     match terminal.ask_choice("How did it end? [done/failed/rerun/later]", choices):
         case "done":
-            if (result := terminal.ask("What did it return?")) is not None:
+            if (result := admit_answer(terminal.ask("What did it return?"), user_name())) is not None:
                 return lambda runs: runs.settle(item.run_id, item.call_id, result=result, by=user_name())
         case "failed":
-            if (failure := terminal.ask("How did it fail?")) is not None:
+            if (failure := admit_answer(terminal.ask("How did it fail?"), user_name())) is not None:
                 return lambda runs: runs.settle(item.run_id, item.call_id, failed=failure, by=user_name())
         case "rerun":
             return lambda runs: runs.settle(item.run_id, item.call_id, rerun=True, by=user_name())
@@ -250,7 +252,7 @@ def _ask_question(terminal: Terminal, item: Pending, run_id: str) -> Submission 
     else:
         terminal.err(f"\nYou are asked ({format_call(item, run_id)}):\n{question}")
     _show_deadline(terminal, item, "means that the run continues without one")
-    while not (content := terminal.ask("Your answer:")):
+    while not (content := admit_answer(terminal.ask("Your answer:"), user_name())):
         if content is None:
             return None
     return lambda runs: runs.answer(item.run_id, item.call_id, content, by=user_name())
@@ -267,7 +269,7 @@ def _join_answers(answers: Mapping[str, Any]) -> Any:
     """Return answers by key as the content of an answer; None if all questions were declined."""
     if all(each is None for each in answers.values()):
         return None
-    return answers if len(answers) > 1 else next(iter(answers.values()))
+    return admit_answer(dict(answers) if len(answers) > 1 else next(iter(answers.values())), user_name())
 
 
 def _build_submission(item: Pending, answers: Mapping[str, Any]) -> Submission:

@@ -33,6 +33,7 @@ from agentfsm.engine.execution.spend_windows import FullWindow, find_affordable_
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
+    from agentfsm.engine.execution.forked_calls import ForkedCalls
     from agentfsm.engine.execution.run_spend import RunSpend, SpendReservation
 
 PriceFunction = Callable[[Usage], float | None]
@@ -90,6 +91,9 @@ class _BudgetTree:
     """Largest number of tokens by which a request has exceeded its reservation, because of an estimate that was too low
     or a model that ignores its cap. Each later reservation is increased by it.
     """
+
+    forked_calls: ForkedCalls | None = None
+    """Calls under a quota in the forks of the session; None until a guard has decided on such a call."""
 
 
 def _find_tree(budget: Budget) -> _BudgetTree:
@@ -436,7 +440,16 @@ class Budget:
 
     @property
     def counted_calls(self) -> Mapping[str, int]:
-        """Number of calls that count toward a quota, by tool name, in the run at the root and all runs below it."""
+        """Number of calls that count toward a quota, by tool name, in the run at the root and all runs below it.
+
+        With `tree.forked_calls`, also those in other forks of the session.
+        """
+        own, forked = self.root_counted_calls, self.tree.forked_calls
+        return own if forked is None else forked.count_all(own)
+
+    @property
+    def root_counted_calls(self) -> Mapping[str, int]:
+        """Number of these calls in the run at the root and all runs below it."""
         self.report_counted_calls()
         return (self.ancestors or (self,))[-1]._own_counted_calls  # noqa: SLF001  one of its kind
 

@@ -129,6 +129,9 @@ class EngineConfig(Value):
     _guarded_tools: dict[int, frozenset[str]] = attrs.field(factory=dict, init=False)
     """Names of the tools that guards concern, by the registry's version."""
 
+    _counted_tools: dict[int, frozenset[str]] = attrs.field(factory=dict, init=False)
+    """Names of the tools whose calls guards count, by the registry's version."""
+
     _fingerprints: dict[int, Fingerprint] = attrs.field(factory=dict, init=False)
     """Fingerprints by the registry's version, since tools may be registered later."""
 
@@ -180,6 +183,17 @@ class EngineConfig(Value):
             names = [tool.name for tool in self.registry if any(guard.concerns(tool.traits) for guard in self.guards)]
             self._guarded_tools[version] = frozenset(names)
         return self._guarded_tools[version]
+
+    @property
+    def counted_tools(self) -> frozenset[str]:
+        """Names of the tools whose calls guards count."""
+        if not self.guards:
+            return _NO_NAMES
+        version = self.registry.version
+        if version not in self._counted_tools:
+            names = [tool.name for tool in self.registry if any(guard.counts(tool.traits) for guard in self.guards)]
+            self._counted_tools[version] = frozenset(names)
+        return self._counted_tools[version]
 
     @property
     def can_hide_tools(self) -> bool:

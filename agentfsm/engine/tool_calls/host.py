@@ -555,10 +555,11 @@ class RunHost(QueueHost):
     def _allow_steps(self, steps: Sequence[ToolCall]) -> frozenset[str]:
         """Commit the decisions of guards on steps that they allow, and return their ids; others are decided on later.
 
-        Screens of texts decide only at the next step of the engine.
+        Screens of texts, and quotas in a session with forks, decide only at the next step of the engine.
         """
         execution = self.execution
-        if execution.config.screens:
+        forked = execution.budget.tree.forked_calls
+        if execution.config.screens or (forked is not None and forked.is_forked):
             return frozenset()
         counted, allowed = execution.budget.counted_calls, list[e.Guarded]()
         for call in steps:

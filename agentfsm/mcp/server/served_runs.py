@@ -19,6 +19,7 @@ from mcp import MCPError
 from mcp.server.subscriptions import ResourcesListChanged, ResourceUpdated
 from pydantic import Field
 
+from agentfsm._admission import admit, admit_answer
 from agentfsm._run_status import describe_progress, describe_run
 from agentfsm._runnable_agent import RunnableAgent
 from agentfsm.core.codec import message_to_json
@@ -61,6 +62,8 @@ MAX_CURSOR_OFFSET: Final = 10_000
 MAX_MESSAGES: Final = 500
 # Maximum length of a text in a message, in characters.
 MAX_MESSAGE_CHARS: Final = 20_000
+# Who speaks through a client, for the log: it has no user.
+_CLIENT: Final = "an MCP client"
 RUN_URI_PREFIX: Final = "agentfsm://runs/"
 
 _RunId: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
@@ -295,7 +298,7 @@ class ServedRuns:
         self.agent.driver.check_price()
         if self.agent.driver.config.registry.sources:
             await self.agent.driver.config.registry.refresh()
-        run = await self.agent.submit(prompt, id=run_id, session=session)
+        run = await self.agent.submit(admit(prompt, _CLIENT), id=run_id, session=session)
         self.bus.announce(ResourcesListChanged())
         self._wake_workers()
         return self._describe_run(await self._wait_until_settled(ctx, run.id, wait_s))
@@ -308,7 +311,7 @@ class ServedRuns:
             text: The message.
         """
         await self._load_own(run_id)
-        await self.agent.runs.send(run_id, text)
+        await self.agent.runs.send(run_id, admit(text, _CLIENT))
         self._wake_workers()
         return {"run_id": run_id, "noted": "the agent reads it at its next turn"}
 
@@ -356,6 +359,7 @@ class ServedRuns:
             digest: The digest from `pending`, so that only the call that the person was shown is approved.
         """
         await self._load_own(run_id)
+        text = admit_answer(text, by)
         if decision == "approve":
             await self.agent.runs.approve(run_id, call_id, by=by, arguments=arguments, digest=digest)
         elif decision == "reject":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from fnmatch import fnmatchcase
 from inspect import iscoroutinefunction
 from typing import Any, Final, TypeAlias
 
@@ -18,6 +17,7 @@ import mcp.types as m
 from agentfsm.core.errors import ArgumentsError, MisuseError
 from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import escape_hidden
+from agentfsm.core.tool_traits import matches_tool
 from agentfsm.core.value import Value
 from agentfsm.mcp.trust.consent import ConsentGate
 from agentfsm.mcp.trust.names import tool_name
@@ -208,7 +208,7 @@ class ToolPolicy(Value):
 
 
 def _matches_any(globs: Iterable[str], own: str) -> bool:
-    return any(fnmatchcase(own, glob) for glob in globs)
+    return any(matches_tool(glob, own) for glob in globs)
 
 
 @attrs.frozen(kw_only=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 from urllib.parse import unquote
 
 import attrs
 from pydantic import ConfigDict, Field
 
+from agentfsm._admission import admit_answer
 from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Part, TextPart
 from agentfsm.core.pending import PendingKind
@@ -20,6 +22,7 @@ from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.event_stream import Versions, parse_position
 from agentfsm.serve.gateway import ForbiddenError
 from agentfsm.serve.queries import read_traceparent
+from agentfsm.serve.run_control import answer_call, reject_call, send_text
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -197,15 +200,13 @@ async def _decide(gateway: Gateway, caller: Caller, asked: _InterruptId, answer:
     elif item.kind is PendingKind.QUESTION:
         await _answer_question(gateway, caller, item, payload, is_cancelled=is_cancelled)
     elif item.kind is PendingKind.OUTCOME and isinstance(payload, dict) and not is_cancelled:
-        texts = {name: payload[name] for name in ("result", "failed") if isinstance(payload.get(name), str)}
+        words = {name: payload[name] for name in ("result", "failed") if isinstance(payload.get(name), str)}
+        texts = admit_answer(words, caller.user)
         rerun = payload.get("rerun") is True
         gateway.check_decider(await gateway.open_run(item.run_id, caller), caller)
         await gateway.runs.settle(item.run_id, item.call_id, **texts, rerun=rerun, by=caller.user)
     elif item.kind is PendingKind.INPUT and isinstance(payload, str) and not is_cancelled:
-        header = await gateway.open_run(item.run_id, caller, is_control=True)
-        if header.user != caller.user:
-            gateway.check_controller(caller)
-        await gateway.runs.send(item.run_id, payload, key=f"resume:{asked.position}")
+        await send_text(gateway, caller, item.run_id, payload, key=f"resume:{asked.position}")
     else:
         raise MisuseError(f"this does not answer the {item.kind} of {item.tool or 'the run'}: see its responseSchema")
 
@@ -224,19 +225,19 @@ async def _decide_approval(gateway: Gateway, caller: Caller, item: Pending, payl
         message = given.get("message", "")
         if not isinstance(message, str):
             raise MisuseError("the message of a rejection must be a string")
-        await gateway.runs.reject(item.run_id, item.call_id, by=caller.user, message=message)
+        await reject_call(gateway, caller, item.run_id, item.call_id, message=message)
 
 
 async def _answer_question(
     gateway: Gateway, caller: Caller, item: Pending, payload: Any, *, is_cancelled: bool
 ) -> None:
-    options: dict[str, Any] = {"by": caller.user, "digest": item.digest}
+    answer = partial(answer_call, gateway, caller, item.run_id, item.call_id, digest=item.digest)
     if not is_cancelled:
-        await gateway.runs.answer(item.run_id, item.call_id, payload, **options)
+        await answer(payload)
     elif item.questions:
-        await gateway.runs.answer(item.run_id, item.call_id, declined=True, **options)
+        await answer(None, declined=True)
     else:
-        await gateway.runs.answer(item.run_id, item.call_id, "the user gave no answer", failed=True, **options)
+        await answer("the user gave no answer", failed=True)
 
 
 async def _check_decided_by(gateway: Gateway, caller: Caller, asked: _InterruptId) -> None:

@@ -13,6 +13,7 @@ from agentfsm.core.pending import PendingKind
 from agentfsm.core.value import Value
 from agentfsm.decisions import HOW_TO_RESOLVE, build_answer
 from agentfsm.ports.store import Filter
+from agentfsm.serve.run_control import answer_call, send_text
 
 if TYPE_CHECKING:
     from agentfsm.core.pending import Pending
@@ -91,12 +92,12 @@ async def say(
         # The key is posted first, and not with the answer, which has a key of its own: if this process is killed in
         # between, a retry shows that the run still waits. The other order would make the retry input of the run.
         await gateway.runs.store.post(run.id, f"answer:{message_key}", Wake(run_id=run.id))
-        await gateway.runs.answer(item.run_id, item.call_id, answer, by=caller.user, digest=item.digest)
+        await answer_call(gateway, caller, item.run_id, item.call_id, answer, digest=item.digest)
         return Turn(run_id=run.id, versions=versions)
     if blocking := [item for item in run.pending if item.kind is not PendingKind.INPUT]:
         waits = ", ".join(f"{each.kind} of {each.tool or 'the run'} ({HOW_TO_RESOLVE[each.kind]})" for each in blocking)
         raise ConflictError(f"run {run.id!r} of this conversation waits for: {waits}; decide that first, or cancel it")
-    await gateway.runs.send(run.id, prompt, key=message_key)
+    await send_text(gateway, caller, run.id, prompt, key=message_key)
     return Turn(run_id=run.id, versions=versions)
 
 

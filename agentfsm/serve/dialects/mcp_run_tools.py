@@ -17,7 +17,6 @@ from agentfsm.core.errors import AgentError, MisuseError, first_error
 from agentfsm.core.messages import ErrorType, Outcome
 from agentfsm.serve.access import Caller
 from agentfsm.serve.endpoints import SERVER_FAILED, explain_error
-from agentfsm.serve.prompt_parts import read_prompt
 from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, check_scope, reject_call, send_text
 from agentfsm.serve.run_pages import MAX_PAGE_SIZE, find_page
 from agentfsm.tools.registry import ToolRegistry
@@ -158,9 +157,7 @@ class CallerRunTools:
             run_id: An id of your choice; a second call with the same id and prompt returns the same run.
         """
         check_scope(ctx.deps, "run")
-        started, _ = await self.gateway.start_run(
-            ctx.deps, read_prompt(prompt), agent=agent, session=session, key=run_id
-        )
+        started, _ = await self.gateway.start_run(ctx.deps, prompt, agent=agent, session=session, key=run_id)
         return await self._wait_for(ctx, started, wait_s)
 
     async def send(self, ctx: _Context, run_id: _Name, text: _Text) -> Noted:
@@ -171,7 +168,7 @@ class CallerRunTools:
             run_id: Id of the run.
             text: The message.
         """
-        await send_text(self.gateway, ctx.deps, run_id, read_prompt(text))
+        await send_text(self.gateway, ctx.deps, run_id, text)
         return {"run_id": run_id, "noted": "the agent reads it at its next turn"}
 
     async def status(self, ctx: _Context, run_id: _Name) -> RunDocument:

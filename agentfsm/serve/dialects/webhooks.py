@@ -22,6 +22,7 @@ import httpx2
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from agentfsm._admission import admit_answer
 from agentfsm._public_network import PublicAddressTransport, check_url
 from agentfsm.core.errors import AgentError, LeaseLostError, MisuseError
 from agentfsm.core.inbox import InputKind
@@ -32,6 +33,7 @@ from agentfsm.core.validation import NAME
 from agentfsm.core.value import Value
 from agentfsm.serve.access import Caller
 from agentfsm.serve.endpoints import Endpoint, EndpointHandler, RouteGroup, read_content
+from agentfsm.serve.run_control import send_text
 from agentfsm.serve.run_documents import build_run_document
 
 if TYPE_CHECKING:
@@ -193,7 +195,7 @@ class _IncomingHooks:
         """Start a run for a signed delivery of another system, once for each `webhook-id`."""
         hook = self.find(request)
         assert hook is not None  # noqa: S101  it is authenticated
-        text = request.state.content.decode("utf-8", "replace")
+        text = admit_answer(request.state.content.decode("utf-8", "replace"), hook.user)  # before it gets its marks
         digest = hashlib.sha256(request.headers["webhook-id"].encode()).hexdigest()[:32]
         prompt = (TextPart(text=hook.prompt), TextPart(text=fence_untrusted(text)))
         key = f"hook:{hashlib.sha256(hook.name.encode()).hexdigest()[:8]}:{digest}"
@@ -204,11 +206,11 @@ class _IncomingHooks:
 
     async def receive_input(self, gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
         """Send a run a signed delivery as input of the kind webhook, once for each `webhook-id`."""
-        header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
+        run_id = request.path_params["run_id"]
         text = request.state.content.decode("utf-8", "replace")
         key = f"hook:{request.path_params['name']}:{request.headers['webhook-id']}"
-        await gateway.runs.send(header.id, text, kind=InputKind.WEBHOOK, key=key)
-        return JSONResponse({"run_id": header.id}, 202)
+        await send_text(gateway, caller, run_id, text, kind=InputKind.WEBHOOK, key=key)
+        return JSONResponse({"run_id": run_id}, 202)
 
     def build_routes(self, gateway: Gateway, _auth: Authenticate) -> Sequence[BaseRoute]:
         """Return the routes, whose credential is the signature and not a key."""

@@ -8,6 +8,7 @@ import { failure } from "./parts.js";
 
 const THEME = "agentfsm.theme";
 const COUNT_MS = 5000;
+const LINK = /^#key=(.+)$/;
 
 let closePage = null;
 let shown = 0;
@@ -93,14 +94,34 @@ async function updateCounts() {
   }
 }
 
-const given = /^#key=(.+)$/.exec(location.hash);
-if (given) {
-  credentials.set(decodeURIComponent(given[1]));
-  history.replaceState(null, "", `${location.pathname}#/runs`);
+/** Ask whether the key of a link replaces the stored one: with the key of another user, decisions are made under that name. */
+function askToReplace(key) {
+  const choose = (chosen) => {
+    if (chosen) credentials.set(chosen);
+    location.reload();
+  };
+  const keep = h("button", { type: "button", class: "primary", onclick: () => choose(null) }, t("Keep my key"));
+  fill(document.body, h("main", { class: "sign-in" },
+    h("h1", {}, "agentfsm studio"),
+    h("p", {}, t("This link has another key than the one with which you are signed in. Use it only if you opened it yourself, as after a start of `agentfsm studio`.")),
+    h("div", { class: "buttons" }, keep, h("button", { type: "button", onclick: () => choose(key) }, t("Use the key of the link")))));
+  keep.focus();
 }
-buildFrame();
-window.addEventListener("signed-out", showSignIn);
-window.addEventListener("hashchange", show);
-show();
-updateCounts();
-every(COUNT_MS, main, updateCounts);
+
+function start() {
+  buildFrame();
+  window.addEventListener("signed-out", showSignIn);
+  window.addEventListener("hashchange", () => (LINK.test(location.hash) ? location.reload() : show()));
+  show();
+  updateCounts();
+  every(COUNT_MS, main, updateCounts);
+}
+
+const given = LINK.exec(location.hash)?.[1];
+const key = given && decodeURIComponent(given);
+if (key) history.replaceState(null, "", `${location.pathname}#/runs`);
+if (key && credentials.get() && credentials.get() !== key) askToReplace(key);
+else {
+  if (key) credentials.set(key);
+  start();
+}

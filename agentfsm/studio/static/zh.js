@@ -4,6 +4,8 @@ export const ZH = {
   "Skip to the content": "跳到正文", "Studio": "工作台", "Theme": "主题", "theme auto": "跟随系统", "theme light": "浅色", "theme dark": "深色",
   "Sign in": "登录", "Sign out": "退出", "Key": "密钥", "Close": "关闭",
   "Open the URL that `agentfsm studio` printed: it has a new key after each start. Or enter an API key of the server.": "请打开 `agentfsm studio` 打印的网址：每次启动都有新的密钥。或者输入服务器的 API 密钥。",
+  "This link has another key than the one with which you are signed in. Use it only if you opened it yourself, as after a start of `agentfsm studio`.": "此链接带有另一个密钥，与您当前登录的密钥不同。仅当链接由您自己打开时才使用，例如在启动 `agentfsm studio` 之后。",
+  "Keep my key": "保留我的密钥", "Use the key of the link": "使用链接中的密钥",
   "This did not work.": "操作没有成功。", "The server does not answer.": "服务器没有响应。",
   "running": "运行中", "waiting": "等待中", "done": "完成", "stopped": "已停止",
   "just now": "刚刚", "{time} ago": "{time} 前", "expired": "已过期", "expires in {time}": "{time} 后过期",
