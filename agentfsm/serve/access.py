@@ -70,6 +70,11 @@ class Caller(Value):
     four_eyes: bool = False
     """Whether the user may not approve or settle the calls of its own runs, whatever its scopes are."""
 
+    @property
+    def rights(self) -> tuple[object, ...]:
+        """Who the caller is and what it may do, without its limits, as plain JSON."""
+        return self.tenant, self.user, sorted(self.scopes), sorted(self.roles), self.four_eyes
+
     def allows(self, scope: str) -> bool:
         """Return whether the caller has a scope, or "admin"."""
         return scope in self.scopes or "admin" in self.scopes
@@ -178,6 +183,7 @@ def add_key(path: Path, caller: Caller) -> str:
     """
     key = create_key()
     added = {"sha256": _hash_key(key), **attrs.asdict(caller), "scopes": sorted(caller.scopes)}
+    added["limits"] = {name: limit for name, limit in added["limits"].items() if limit is not None}
 
     def add(text: str | None) -> str:
         stored = [] if text is None else [entry for *_, entry in _parse_keys(path, text)]

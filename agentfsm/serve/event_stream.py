@@ -91,6 +91,9 @@ class Ending(StrEnum):
     SHUTDOWN = "shutdown"
     """The server stops, and the next one continues the run."""
 
+    REVOKED = "revoked"
+    """The key of the client is not valid any more, or has other rights."""
+
 
 class StreamEncoder(Protocol):
     """Writes the events of a run as server-sent events of one protocol. Each method returns text, perhaps none."""
@@ -194,6 +197,10 @@ class RunEventStream:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Headers of the response, beside those of every stream."""
 
+    _ending: Ending = attrs.field(default=Ending.SHUTDOWN, init=False)
+    """Reason of the cancellation of `_scope`."""
+
+    _scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope, init=False)
     _send: Send = attrs.field(init=False)
     _lock: anyio.Lock = attrs.field(factory=partial(anyio.Lock, fast_acquire=True), init=False)
     _followed: set[str] = attrs.field(factory=set, init=False)
@@ -234,15 +241,20 @@ class RunEventStream:
             *self.headers,
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        with anyio.CancelScope() as scope:
+        with self._scope as scope:
             self.scopes.add(scope)
             try:
                 await self._stream(receive)
             finally:
                 self.scopes.discard(scope)
         with anyio.CancelScope(shield=True):
-            text = self.encoder.encode_cut(Ending.SHUTDOWN) if scope.cancelled_caught else ""
+            text = self.encoder.encode_cut(self._ending) if scope.cancelled_caught else ""
             await send({"type": "http.response.body", "body": text.encode(), "more_body": False})
+
+    def end(self, ending: Ending) -> None:
+        """End the stream before its run."""
+        self._ending = ending
+        self._scope.cancel()
 
     async def _stream(self, receive: Receive) -> None:
         async with anyio.create_task_group() as tasks:
