@@ -28,7 +28,7 @@ from agentfsm.core.errors import (
 from agentfsm.core.value import Value
 from agentfsm.serve.bodies import RequestBody
 from agentfsm.serve.caller_limits import LimitExceededError, OverloadedError
-from agentfsm.serve.event_stream import Ending, RunEventStream
+from agentfsm.serve.event_stream import END_TIMEOUT_S, Ending, RunEventStream
 from agentfsm.serve.gateway import ForbiddenError, Gateway
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class EndpointHandler:
         except BaseExceptionGroup as group:
             raise first_error(group) from None
         if answer.is_revoked and not answer.is_complete:
-            with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(END_TIMEOUT_S, shield=True):
                 if answer.has_begun:
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
                 else:

@@ -40,6 +40,8 @@ HEARTBEAT_S: Final = 15.0
 CHILD_POLL_S: Final = 0.5
 # Milliseconds after which a browser connects again.
 RETRY_MS: Final = 1_000
+# Seconds for the end of a stream to be sent. A client that reads nothing loses its connection without it.
+END_TIMEOUT_S: Final = 2.0
 # Digits of a version, at most.
 MAX_DIGITS: Final = 12
 # Runs of a version vector.
@@ -247,7 +249,7 @@ class RunEventStream:
                 await self._stream(receive)
             finally:
                 self.scopes.discard(scope)
-        with anyio.CancelScope(shield=True):
+        with anyio.move_on_after(END_TIMEOUT_S, shield=True):
             text = self.encoder.encode_cut(self._ending) if scope.cancelled_caught else ""
             await send({"type": "http.response.body", "body": text.encode(), "more_body": False})
 
