@@ -20,6 +20,7 @@ from agentfsm.core.value import Value
 from agentfsm.ports.store import Filter, Store
 
 if TYPE_CHECKING:
+    from agentfsm.core.messages import JSON
     from agentfsm.ports.stored import StoreRecord
     from agentfsm.runs import Runs
 
@@ -138,7 +139,8 @@ class StartPlaces:
             is_fresh = attempt > 0 or self._record is None
             if is_fresh:
                 self._record = await store.read_record(RECORD_KIND, RECORD_KEY) if is_shared else None
-            now, over = await store.now(), set(self._over)
+            over = set(self._over)  # before the time is read: their runs were ready by then
+            now = await store.now()
             before: Any = self._own if self._record is None else self._record.value
             in_progress = before.get("in_progress", {}).items()
             starts = {key: each for key, each in in_progress if each["until"] > now and key not in over}
@@ -149,7 +151,7 @@ class StartPlaces:
             if refusals and not is_fresh:  # the places may be free again
                 self._record = None
                 continue
-            value = {"admitted": room.admitted, "in_progress": starts}
+            value: dict[str, JSON] = {"admitted": room.admitted, "in_progress": starts}
             try:
                 if not is_shared:
                     self._own = value
@@ -200,7 +202,7 @@ class _Room:
         """Return whether a limit has a place.
 
         At first the starts in progress and the runs in the store are added up, although some starts may have their run
-        there by now. If that is too many, the runs are compared.
+        there by now. If that is too many, the ids are compared.
         """
         if limit.limit is None:
             return True
@@ -209,25 +211,33 @@ class _Room:
             since = self.admitted - admitted
             if since >= 0 and 0 <= self.now - at < BOUND_S and bound + since < limit.limit:
                 return True
-        where = attrs.evolve(limit.where, **{limit.moment: self.now})
+        store, moment = self.runs.store, limit.moment
         if scope not in self._found:
-            self._found[scope] = await self.runs.store.count(where, limit=limit.limit)
+            self._found[scope] = await store.count(_at(limit.where, moment, self.now), limit=limit.limit)
         held = {key for key, each in self.starts.items() if scope in each["in"]}
         found = self._found[scope]
         if isinstance(found, int) and found + len(held) >= limit.limit:
             for key in held:
-                if await self._exists(key):
+                if await self._has_begun(key):
                     del self.starts[key]
             held &= self.starts.keys()
-            found = self._found[scope] = {row.id for row in await self.runs.store.runs(where, limit=limit.limit)}
+            self._found.clear()  # other limits may not have counted the runs whose starts are gone now
+            where = _at(limit.where, moment, await store.now())  # runs that were ready before are ready by then
+            found = self._found[scope] = {row.id for row in await store.runs(where, limit=limit.limit)}
         taken = found + len(held) if isinstance(found, int) else len(found | held)
         if limit.moment == "ready_by":
             self.bounds[scope] = taken, self.admitted, self.now
         return taken < limit.limit
 
-    async def _exists(self, run_id: str) -> bool:
+    async def _has_begun(self, run_id: str) -> bool:
+        """Return whether a worker has executed the run. Until then its start may not have released it to them."""
         try:
-            await self.runs.header(run_id)
+            header = await self.runs.header(run_id)
+            return bool((await self.runs.store.read(run_id, header.forked_at)).events)
         except RunNotFoundError:
             return False
-        return True
+
+
+def _at(where: Filter, moment: str, now: float) -> Filter:
+    changes: dict[str, Any] = {moment: now}
+    return attrs.evolve(where, **changes)
