@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx2
 
@@ -67,25 +67,35 @@ class Process:
         return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-async def follow(
-    client: httpx2.AsyncClient, path: str, key: str, opened: asyncio.Queue[int], delays: list[float]
-) -> None:
+async def ask(port: int, path: str, key: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a request on a connection of its own, as cheaply as can be: the client shares the processor."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n"
+    writer.write(head.encode())
+    assert b" 200 " in await reader.readline()
+    return reader, writer
+
+
+async def follow(port: int, path: str, key: str, opened: asyncio.Queue[None], delays: list[float]) -> None:
     """Follow a run until its stream ends. Note when each new event has arrived after its time in the journal."""
     begun = time.time()
-    async with client.stream("GET", path, headers={"authorization": f"Bearer {key}"}) as stream:
-        opened.put_nowait(stream.status_code)
-        async for line in stream.aiter_lines():
-            event = json.loads(line[6:]).get("event") if line.startswith("data: {") else None
-            if event and event["at"] > begun:
-                delays.append(time.time() - event["at"])
+    reader, writer = await ask(port, path, key)
+    opened.put_nowait(None)
+    async for line in reader:
+        event = json.loads(line[6:]).get("event") if line.startswith(b"data: {") else None
+        if event and event["at"] > begun:
+            delays.append(time.time() - event["at"])
+    writer.close()
 
 
-async def time_health(client: httpx2.AsyncClient) -> list[float]:
+async def time_health(port: int) -> list[float]:
     """Return the times of 100 health checks in ms, each on a connection of its own."""
     times = []
     for _ in range(100):
         begun = time.perf_counter()
-        assert (await client.get("/healthz", headers={"connection": "close"})).status_code == 200
+        reader, writer = await ask(port, "/healthz", "")
+        await reader.read()
+        writer.close()
         times.append((time.perf_counter() - begun) * 1e3)
     return times
 
@@ -99,35 +109,34 @@ def describe(times: list[float], unit: str) -> str:
 async def measure(url: str, process: Process, keys: Path, streams: int) -> None:
     """Measure, and print."""
     users = [add_key(keys, Caller(user=f"u{number}", scopes={"run", "approve"})) for number in range(USERS)]
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
-    options: dict[str, Any] = {"base_url": url, "limits": limits, "timeout": 60.0, "trust_env": False}
-    async with httpx2.AsyncClient(**options) as client, asyncio.TaskGroup() as tasks:
+    port = httpx2.URL(url).port or 0
+    async with httpx2.AsyncClient(base_url=url, timeout=60.0) as client, asyncio.TaskGroup() as tasks:
         headers = {"authorization": f"Bearer {users[-1]}"}
         runs = []
         for _ in range(RUNS):
             made = await client.post("/v1/runs", json={"prompt": "x", "wait_s": 30}, headers=headers)
             runs.append(made.json())
-        before_mb, delays = process.read_mb(), list[float]()
-        opened, begun = asyncio.Queue[int](), time.perf_counter()
+        before_mb, cpu_s, delays = process.read_mb(), process.read_cpu_s(), list[float]()
+        opened, begun = asyncio.Queue[None](), time.perf_counter()
         owned: dict[int, list[asyncio.Task[None]]] = {}
         for number in range(streams):
             path = f"/v1/runs/{runs[number % RUNS]['id']}/events"
-            task = tasks.create_task(follow(client, path, users[number % USERS], opened, delays))
+            task = tasks.create_task(follow(port, path, users[number % USERS], opened, delays))
             owned.setdefault(number % USERS, []).append(task)
-        statuses = [await opened.get() for _ in range(streams)]
-        assert set(statuses) == {200}, sorted(set(statuses))
+        for _ in range(streams):
+            await opened.get()
+        took, busy_s = time.perf_counter() - begun, process.read_cpu_s() - cpu_s
         await asyncio.sleep(1.0)
-        took = time.perf_counter() - begun - 1.0
         grown = (process.read_mb() - before_mb) * 1024 / streams
         print(
-            f"{streams:,} streams of {USERS} users opened in {took:.1f} s; "
+            f"{streams:,} streams of {USERS} users opened in {took:.1f} s, the server was busy for {busy_s:.1f} s; "
             f"{process.read_mb():.0f} MB, {grown:.0f} KB each"
         )
         cpu_s, begun = process.read_cpu_s(), time.perf_counter()
         await asyncio.sleep(IDLE_S)
         share = (process.read_cpu_s() - cpu_s) / (time.perf_counter() - begun)
         print(f"while nothing happens: {share:.0%} of a processor")
-        print(f"a health check beside them: {describe(await time_health(client), 'ms')}")
+        print(f"a health check beside them: {describe(await time_health(port), 'ms')}")
         begun = time.perf_counter()
         remove_keys(keys, "u0", None)
         await asyncio.wait(owned[0])
