@@ -72,7 +72,7 @@ class Caller(Value):
 
     @property
     def rights(self) -> tuple[object, ...]:
-        """Who the caller is and what it may do, without its limits, as plain JSON."""
+        """Identity of the caller and its rights, without its limits, as plain JSON."""
         return self.tenant, self.user, sorted(self.scopes), sorted(self.roles), self.four_eyes
 
     def allows(self, scope: str) -> bool:

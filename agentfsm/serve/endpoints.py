@@ -202,7 +202,7 @@ class EndpointHandler:
 
 @attrs.define(eq=False)
 class _Answer:
-    """How far the answer to a request has come."""
+    """The answer to a request, and the parts of it that were sent."""
 
     _send: Send
     response: Any = None

@@ -91,7 +91,7 @@ class StartPlaces:
     """Stands for the record, if the store keeps none."""
 
     _bounds: dict[str, tuple[int, int, float]] = attrs.field(factory=dict, init=False)
-    """As in `_Room`."""
+    """Upper bounds of the runs that wait, by queue; see `_Room`."""
 
     _lock: anyio.Lock = attrs.field(factory=anyio.Lock, init=False)
 
