@@ -11,7 +11,7 @@ import ipaddress
 import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias, cast
 
 import attrs
 from uvicorn.protocols.http.flow_control import service_unavailable
@@ -156,7 +156,7 @@ class LimitedConnection(H11Protocol):
         address = self.client[0] if self.client else ""
         self.client_key = derive_client_key(address)
         self._is_of_proxy = self.limits.trusts(_parse_address(address))
-        self._served: Any = self.app
+        self._served = cast("Any", self.app)
         self.app = self._serve
         self._update_timer()
         open_now = [each for each in self.connections if isinstance(each, LimitedConnection)]
