@@ -15,6 +15,7 @@ from typing import IO, Final
 import anyio.to_thread
 import attrs
 
+from agentfsm._shared_files import PRIVATE, append_line, open_log
 from agentfsm.core.errors import CorruptError, MisuseError, RunNotFoundError
 from agentfsm.core.header import FORMAT
 from agentfsm.core.journal_chain import CHAIN_HASH, chain_journal
@@ -22,11 +23,6 @@ from agentfsm.core.json_text import dump_compact
 from agentfsm.core.value import Value
 from agentfsm.ports.followers import FollowedStore
 from agentfsm.ports.store import Store
-
-try:
-    import fcntl
-except ImportError:  # Windows: only the follower keeps two processes from writing at once
-    fcntl = None  # type: ignore[assignment]
 
 # Environment variable with the key of the seals.
 KEY_VARIABLE: Final = "AGENTFSM_SEAL_KEY"
@@ -168,14 +164,9 @@ class SealFile:
         return made
 
     def _append(self, made: Seal) -> None:
-        number = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(number, "r+b") as file:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)
+        with open_log(self.path, mode=PRIVATE) as file:
             previous = self._read_last(file)
-            file.write(self._build_line(made, previous).encode() + b"\n")
-            file.flush()
-            os.fsync(number)
+            append_line(file, self._build_line(made, previous))
 
     def _read_last(self, file: IO[bytes]) -> str:
         """Return the hash of the last line. A line that a crash has cut off is removed: its run is sealed again."""

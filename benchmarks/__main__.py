@@ -38,6 +38,7 @@ OTHERS = (
     "selection",
     "engines",
     "event_streams",
+    "open_streams",
     "injections",
     "detection",
     "direct_harm",

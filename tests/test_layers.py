@@ -15,7 +15,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 TESTS = Path(__file__).parent
 
 CORE = {"core"}
-HELPERS = {"_concurrency", "_http", "_markup", "_plugins", "_public_network", "limiter", "web"}
+HELPERS = {"_concurrency", "_http", "_markup", "_plugins", "_public_network", "_shared_files", "limiter", "web"}
 PORTS = CORE | {"ports"}
 TOKENS = PORTS | HELPERS | {"tokens"}
 STREAMING = CORE | HELPERS | {"streaming"}

@@ -228,9 +228,15 @@ async def test_files_are_as_they_were_after_an_error(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "no space")
 
     monkeypatch.setattr("pathlib.Path.write_text", fail)
+    monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="no space"):
         attrs.evolve(Evaluation.load(saved), agent="b").save(saved)
     with pytest.raises(OSError, match="no space"):
         add_case(suite, {"id": "b", "input": "y"})
     assert (saved.read_bytes(), suite.read_bytes()) == (kept, before)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["prompts", "result.json", "suite.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "prompts",
+        "result.json",
+        "suite.jsonl",
+        "suite.jsonl.lock",
+    ]

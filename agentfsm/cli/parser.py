@@ -716,6 +716,25 @@ def _add_drain(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_connections(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument(
+        "--connections", metavar="N", type=parse_count, help="connections of all clients at once (default: 512)"
+    )
+    serve.add_argument(
+        "--connections-per-address",
+        metavar="N",
+        type=parse_count,
+        help="connections of one client address at once (default: half of --connections)",
+    )
+    serve.add_argument(
+        "--trust-proxy",
+        metavar="CIDR",
+        action="append",
+        default=[],
+        help="network of proxies whose Forwarded or X-Forwarded-For names the client; may be given several times",
+    )
+
+
 def _add_serve(add: AddParser) -> None:
     serve = _add_command(add, serve_http.serve, text="serve agents over HTTP, and execute their runs")
     serve.add_argument("agents", metavar="module:agent", nargs="+", help="an Agent, or a function that returns one")
@@ -766,8 +785,14 @@ def _add_serve(add: AddParser) -> None:
         help="runs of an agent that may wait for a worker before new ones are refused (default: %(default)s)",
     )
     _add_deltas(serve)
+    _add_connections(serve)
     for who, name in (("each user", ""), ("all users of a tenant together", "tenant-")):
-        limits = {"per-minute": "requests in a minute", "tokens-per-minute": "tokens in a minute", "running": "runs"}
+        limits = {
+            "per-minute": "requests in a minute",
+            "open-requests": "requests at once, such as event streams, in this process,",
+            "tokens-per-minute": "tokens in a minute",
+            "running": "runs",
+        }
         for option, text in limits.items():
             serve.add_argument(f"--{name}{option}", metavar="N", type=parse_count, help=f"{text} of {who}")
     studio = _add_command(add, serve_http.studio, text="see runs in a browser, and steer them")
@@ -785,7 +810,7 @@ def _add_serve(add: AddParser) -> None:
         help="the address, on this machine (default: %(default)s)",
     )
     studio.add_argument("--no-browser", action="store_true", help="open no browser, only print the URL")
-    studio.set_defaults(allow_host=[], allow_origin=[])
+    studio.set_defaults(allow_host=[], allow_origin=[], trust_proxy=[], connections=None, connections_per_address=None)
 
 
 def _add_deltas(takes: argparse.ArgumentParser) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentfsm._shared_files import append_line, open_log
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import is_number, shorten_repr
 from agentfsm.core.value import Value
@@ -142,9 +143,12 @@ def append_history(path: str | Path, evaluation: Evaluation, decision: GateDecis
     entry = HistoryEntry(
         at=evaluation.at, version=evaluation.version, model=evaluation.model, means=means, decision=str(decision)
     )
-    entries = (*load_history(path), entry)
-    with Path(path).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(attrs.asdict(entry), ensure_ascii=False) + "\n")
+    try:
+        with open_log(Path(path)) as log:
+            entries = (*_parse_history(path, log.read().decode()), entry)
+            append_line(log, json.dumps(attrs.asdict(entry), ensure_ascii=False))
+    except (OSError, UnicodeError) as error:
+        raise MisuseError(f"{path} is not a history of evaluations: {error}") from None
     return entries
 
 
@@ -154,13 +158,19 @@ def load_history(path: str | Path) -> tuple[HistoryEntry, ...]:
     Raises:
         MisuseError: if the file is not a history.
     """
-    file = Path(path)
     try:
-        lines: list[dict[str, Any]] = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        return tuple(HistoryEntry(**line) for line in lines)
+        return _parse_history(path, Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return ()
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, UnicodeError) as error:
+        raise MisuseError(f"{path} is not a history of evaluations: {error}") from None
+
+
+def _parse_history(path: str | Path, text: str) -> tuple[HistoryEntry, ...]:
+    try:
+        lines: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
+        return tuple(HistoryEntry(**line) for line in lines)
+    except (ValueError, TypeError) as error:
         raise MisuseError(f"{path} is not a history of evaluations: {error}") from None
 
 

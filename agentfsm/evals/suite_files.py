@@ -6,12 +6,12 @@ import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, Final
 
 import attrs
 
 from agentfsm._plugins import require_extra
+from agentfsm._shared_files import change_file
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.messages import Outcome, TextPart
 from agentfsm.core.run import Run
@@ -108,19 +108,19 @@ def add_case(path: str | Path, data: Mapping[str, Any]) -> Suite:
         MisuseError: as `load_suite`, also if the case has an id of the suite; the file is then unchanged.
     """
     file = Path(path)
-    before = file.read_text(encoding="utf-8") if file.exists() else ""
-    if file.suffix == ".jsonl":
-        text = f"{before.rstrip()}\n{json.dumps(data, ensure_ascii=False)}\n".lstrip()
-    else:
-        text = f"{before.rstrip() or 'cases:'}\n{_format_item(data, before)}"
-    suite = _parse_suite(text, file)
-    fresh = file.with_name(f".{file.name}.{token_hex(4)}")
-    try:
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(file)
-    finally:
-        fresh.unlink(missing_ok=True)
-    return suite
+    suites: list[Suite] = []
+
+    def add(content: str | None) -> str:
+        before = content or ""
+        if file.suffix == ".jsonl":
+            text = f"{before.rstrip()}\n{json.dumps(data, ensure_ascii=False)}\n".lstrip()
+        else:
+            text = f"{before.rstrip() or 'cases:'}\n{_format_item(data, before)}"
+        suites.append(_parse_suite(text, file))
+        return text
+
+    change_file(file, add, mode=0o666)
+    return suites[-1]
 
 
 def _format_item(data: Mapping[str, Any], before: str) -> str:

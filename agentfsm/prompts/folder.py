@@ -8,9 +8,7 @@ Source: document F, 6.2.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +18,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
+from agentfsm._shared_files import append_line, open_log
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.validation import NAME, shorten_repr
 from agentfsm.core.value import Value
@@ -246,13 +245,16 @@ class Prompts:
             MisuseError: if there is not such a version, or its file has changed since an earlier activation.
         """
         prompt = self._find(name, version)
-        for each in self.history(name):
-            if version_key(each.version) == prompt.version_key:
-                self._check_unchanged(prompt, each)
-        active = self.active(name)
-        if active is not None and version_key(active.version) == prompt.version_key:
-            return active
-        return self._write_activation(prompt, by, why, "activate")
+        made = _make_activation(prompt, by, why, "activate")
+        with open_log(self._folder / ACTIVATIONS) as log:
+            for each in self.history(name):
+                if version_key(each.version) == prompt.version_key:
+                    self._check_unchanged(prompt, each)
+            active = self.active(name)
+            if active is not None and version_key(active.version) == prompt.version_key:
+                return active
+            append_line(log, json.dumps(attrs.asdict(made), ensure_ascii=False))
+        return made
 
     def roll_back(self, name: str, *, by: str, why: str) -> Activation:
         """Activate the version again that was active before. Runs in flight keep theirs.
@@ -263,7 +265,8 @@ class Prompts:
             why: Reason.
 
         Raises:
-            MisuseError: if no other version was active before.
+            MisuseError: if no other version was active before, or another one was activated at the same moment. If
+                it was a roll-back to the same version, both are one.
         """
         self.versions(name)
         stack = self._active_stack(name)
@@ -271,19 +274,17 @@ class Prompts:
             raise MisuseError(f"prompt {name!r} has no version that was active before: activate one by its number")
         before = stack[-2]
         prompt = self._check_unchanged(self._find(name, before.version), before)
-        return self._write_activation(prompt, by, why, "roll_back")
-
-    def _write_activation(
-        self, prompt: PromptTemplate, by: str, why: str, action: Literal["activate", "roll_back"]
-    ) -> Activation:
-        NAME.check(action, "by", by)
-        NAME.check(action, "why", why)
-        at = datetime.now(UTC).isoformat(timespec="seconds")
-        made = Activation(
-            name=prompt.name, version=prompt.version, digest=prompt.digest, by=by, why=why, at=at, action=action
-        )
-        _append_line(self._folder / ACTIVATIONS, attrs.asdict(made))
-        self._read_log()
+        made = _make_activation(prompt, by, why, "roll_back")
+        with open_log(self._folder / ACTIVATIONS) as log:
+            now = self._active_stack(name)
+            if now == stack[:-1]:
+                return self.history(name)[-1]
+            if now != stack:
+                raise MisuseError(
+                    f"prompt {name!r} was not rolled back: {now[-1].by} has activated version {now[-1].version} "
+                    "meanwhile, so look at it again"
+                )
+            append_line(log, json.dumps(attrs.asdict(made), ensure_ascii=False))
         return made
 
     def _read_log(self) -> None:
@@ -303,7 +304,8 @@ class Prompts:
 
     def record(self, report: PromptReport) -> None:
         """Add the results of a version's tests to the log of results."""
-        _append_line(self._folder / RESULTS, report.to_dict())
+        with open_log(self._folder / RESULTS) as log:
+            append_line(log, json.dumps(report.to_dict(), ensure_ascii=False))
 
     def results(self, prompt: PromptTemplate) -> tuple[PromptReport, ...]:
         """Return the recorded results of a version, the oldest first. Results of another text do not count."""
@@ -312,31 +314,13 @@ class Prompts:
         return tuple(each for each in reports if (each.name, each.digest) == (prompt.name, prompt.digest))
 
 
-def _append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Append a JSON line in one write, and wait for the disk. A line that a crash cut short is left behind.
-
-    Raises:
-        OSError: if it was not written, or not whole, so that it does not count.
-    """
-    line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        size = os.fstat(descriptor).st_size
-        is_torn = size > 0 and _last_byte(path) != b"\n"
-        text = b"\n" + line if is_torn else line
-        if (written := os.write(descriptor, text)) < len(text):
-            raise OSError(
-                errno.ENOSPC, f"only {written} of {len(text)} bytes were written, so the line does not count", str(path)
-            )
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _last_byte(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read()
+def _make_activation(prompt: PromptTemplate, by: str, why: str, action: Literal["activate", "roll_back"]) -> Activation:
+    NAME.check(action, "by", by)
+    NAME.check(action, "why", why)
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    return Activation(
+        name=prompt.name, version=prompt.version, digest=prompt.digest, by=by, why=why, at=at, action=action
+    )
 
 
 def _read_lines(path: Path, parse: Callable[[dict[str, Any]], Any]) -> Iterator[Any]:

@@ -12,6 +12,7 @@ from urllib.parse import quote, unquote
 
 import attrs
 
+from agentfsm._shared_files import change_file
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
 from agentfsm.serve.rate_limits import NO_LIMITS, RateLimits, read_limits
@@ -69,6 +70,11 @@ class Caller(Value):
     four_eyes: bool = False
     """Whether the user may not approve or settle the calls of its own runs, whatever its scopes are."""
 
+    @property
+    def rights(self) -> tuple[object, ...]:
+        """Identity of the caller and its rights, without its limits, as plain JSON."""
+        return self.tenant, self.user, sorted(self.scopes), sorted(self.roles), self.four_eyes
+
     def allows(self, scope: str) -> bool:
         """Return whether the caller has a scope, or "admin"."""
         return scope in self.scopes or "admin" in self.scopes
@@ -116,8 +122,8 @@ class APIKeys:
     path: Path = attrs.field(converter=Path)
     """The file. `agentfsm keys add` creates it."""
 
-    _stamp: tuple[int, int] = attrs.field(default=(0, 0), init=False)
-    """Time of modification in nanoseconds, and size in bytes, of the content that was read."""
+    _stamp: tuple[int, int, int] = attrs.field(default=(0, 0, 0), init=False)
+    """Number of the file, time of modification in nanoseconds, and size in bytes, of the content that was read."""
 
     _callers: dict[str, Caller] = attrs.field(factory=dict, init=False)
     """Callers by the hash of their key."""
@@ -141,35 +147,49 @@ class APIKeys:
     def _refresh(self) -> None:
         try:
             status = self.path.stat()
-            stamp = (status.st_mtime_ns, status.st_size)
+            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)  # two changes may have one time and one size
             if stamp != self._stamp:
-                self._callers = _parse_keys(self.path.read_text("utf-8"))
+                self._callers = {key: caller for key, caller, _ in _parse_keys(self.path, self.path.read_text("utf-8"))}
                 self._stamp = stamp
         except OSError as error:
             raise MisuseError(
                 f"cannot read the API keys in {self.path}: {error.strerror}; create the file with `agentfsm keys add`"
             ) from None
-        except (ValueError, TypeError, KeyError, AttributeError, MisuseError) as error:
-            raise MisuseError(
-                f"{self.path} is not a file of API keys ({error}): create it with `agentfsm keys add`"
-            ) from None
 
 
-def _parse_keys(text: str) -> dict[str, Caller]:
-    entries: list[dict[str, Any]] = json.loads(text)["keys"]
-    return {entry.pop("sha256"): Caller(**entry) for entry in entries}
+def _parse_keys(path: Path, text: str) -> list[tuple[str, Caller, dict[str, Any]]]:
+    """Return the hash of each key with its caller, and its entry in the file.
+
+    Raises:
+        MisuseError: when the text is not that of a file of keys.
+    """
+    try:
+        entries: list[dict[str, Any]] = json.loads(text)["keys"]
+        return [
+            (entry["sha256"], Caller(**{name: part for name, part in entry.items() if name != "sha256"}), entry)
+            for entry in entries
+        ]
+    except (ValueError, TypeError, KeyError, AttributeError, MisuseError) as error:
+        raise MisuseError(f"{path} is not a file of API keys ({error}): create it with `agentfsm keys add`") from None
 
 
 def add_key(path: Path, caller: Caller) -> str:
     """Add a key for a caller to a file, which is created with mode 0600, and return the key. It is stored nowhere.
 
+    Several processes may change the file at once, by this function and `remove_keys`: no change is lost.
+
     Raises:
         MisuseError: when the file exists and is not a file of keys.
     """
-    stored = json.loads(path.read_text("utf-8"))["keys"] if path.exists() and APIKeys(path) else []
     key = create_key()
-    stored.append({"sha256": _hash_key(key), **attrs.asdict(caller), "scopes": sorted(caller.scopes)})
-    _write_keys(path, stored)
+    added = {"sha256": _hash_key(key), **attrs.asdict(caller), "scopes": sorted(caller.scopes)}
+    added["limits"] = {name: limit for name, limit in added["limits"].items() if limit is not None}
+
+    def add(text: str | None) -> str:
+        stored = [] if text is None else [entry for *_, entry in _parse_keys(path, text)]
+        return _format_keys([*stored, added])
+
+    change_file(path, add)
     return key
 
 
@@ -179,17 +199,19 @@ def remove_keys(path: Path, user: str, tenant: str | None) -> int:
     Raises:
         MisuseError: when the file cannot be read.
     """
-    APIKeys(path)
-    stored = json.loads(path.read_text("utf-8"))["keys"]
-    kept = [entry for entry in stored if (entry["user"], entry["tenant"]) != (user, tenant)]
-    _write_keys(path, kept)
-    return len(stored) - len(kept)
+    APIKeys(path)  # raises if there is no file, which is not created
+    removed = 0
+
+    def remove(text: str | None) -> str | None:
+        nonlocal removed
+        stored = [] if text is None else _parse_keys(path, text)
+        kept = [entry for _, caller, entry in stored if (caller.user, caller.tenant) != (user, tenant)]
+        removed = len(stored) - len(kept)
+        return _format_keys(kept) if removed else None
+
+    change_file(path, remove)
+    return removed
 
 
-def _write_keys(path: Path, entries: list[dict[str, Any]]) -> None:
-    """Replace the file in one step: a server never reads half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    fresh.touch(mode=0o600, exist_ok=False)
-    fresh.write_text(json.dumps({"keys": entries}, indent=2), "utf-8")
-    fresh.replace(path)
+def _format_keys(entries: list[dict[str, Any]]) -> str:
+    return json.dumps({"keys": entries}, indent=2) + "\n"

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 # `Origin` as browsers send it.
 _ORIGIN: Final = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?")
+# Paths of the checks of the server, which are answered also when it has no place for other requests.
+HEALTH_PATH: Final = "/healthz"
+READY_PATH: Final = "/readyz"
 # Operations of every gateway.
 ROUTE_GROUPS: Final = (RUNS, INSPECTION, DETAILS, ADMINISTRATION, AG_UI, OPENAI, MCP)
 
@@ -141,8 +144,8 @@ def serve(
     )
     routes: list[BaseRoute] = [route for each in served_groups for route in each.list_routes(gateway, auth)]
     routes += [
-        Route("/healthz", _answer_health, methods=["GET"]),
-        Route("/readyz", _ReadyHandler(gateway), methods=["GET"]),
+        Route(HEALTH_PATH, _answer_health, methods=["GET"]),
+        Route(READY_PATH, _ReadyHandler(gateway), methods=["GET"]),
         Route("/openapi.json", _DocumentHandler(served_groups), methods=["GET"]),
     ]
     allowed = list(origins)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
@@ -13,6 +16,7 @@ from agentfsm.core.errors import AgentError, LeaseLostError, MisuseError, StoreE
 from agentfsm.ports.store import Filter, Store
 from agentfsm.ports.stored import QuotaUse
 from agentfsm.serve.rate_limits import NO_LIMITS, RateLimits
+from agentfsm.serve.start_places import PlaceLimit, StartPlaces
 
 if TYPE_CHECKING:
     from agentfsm.runs import Runs
@@ -23,8 +27,10 @@ _log = logging.getLogger("agentfsm.serve")
 # Runs that may wait for a worker before new ones are refused. A worker that executes 20 runs at once, of 10 s each,
 # needs eight minutes for them: longer than a client waits.
 MAX_QUEUE: Final = 1_000
-# Seconds for which the length of a queue is not counted again.
+# Seconds for which a queue that was full is not counted again.
 QUEUE_CHECK_S: Final = 1.0
+# Requests of a user that a process answers at once, unless there is a limit: a quarter of its connections.
+MAX_OPEN_REQUESTS: Final = 128
 # Seconds after which a client should try again that met a full queue, or has too many runs.
 QUEUE_RETRY_S: Final = 10.0
 # Name of the follower that counts the tokens of runs.
@@ -34,7 +40,7 @@ FOLLOWER_RETRY_S: Final = 5.0
 
 
 class LimitExceededError(AgentError):
-    """The caller has sent too many requests, used too many tokens, or has too many runs.
+    """The caller has sent too many requests, has too many open ones, used too many tokens, or has too many runs.
 
     Attributes:
         retry_after_s: Seconds after which to try again.
@@ -70,11 +76,20 @@ class Admission:
     max_queue: int | None = MAX_QUEUE
     """Runs of an agent that may wait for a worker. None: any number."""
 
-    refused: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(("requests", "tokens", "runs", "queue"), 0))
+    refused: dict[str, int] = attrs.field(
+        factory=lambda: dict.fromkeys(("requests", "open_requests", "tokens", "runs", "queue"), 0)
+    )
     """Number of refusals, by what was exceeded."""
 
-    _queue_checked_at: dict[str, float] = attrs.field(factory=dict, init=False)
-    """Times of the event loop at which the queue of an agent was seen to have room."""
+    _open_requests: Counter[str] = attrs.field(factory=Counter, init=False)
+    """Requests that this process is answering, by user and by tenant."""
+
+    _queue_full_at: dict[str, float] = attrs.field(factory=dict, init=False)
+    """Times of the event loop at which the queue of an agent was seen to be full."""
+
+    _places: StartPlaces = attrs.field(
+        default=attrs.Factory(lambda self: StartPlaces(self.runs), takes_self=True), init=False
+    )
 
     _counts_tokens: anyio.Event = attrs.field(factory=anyio.Event, init=False)
     """Set once a limit of tokens was met: from then on they are counted."""
@@ -87,37 +102,73 @@ class Admission:
         """
         await self._take("requests", caller, "{} requests in 60 s are allowed")
 
-    async def admit_run(self, caller: Caller, agent: str) -> None:
-        """Check that the caller may start a run of an agent.
+    @contextmanager
+    def hold_request(self, caller: Caller) -> Iterator[None]:
+        """Count a request as long as it is answered.
+
+        Raises:
+            LimitExceededError: when it is one too many.
+        """
+        names = _quota_names("open", caller.tenant, caller.user)
+        of_user, of_tenant = [each.open_requests for each in self._find_limits(caller)]
+        for name, limit in ((names[0], of_user or MAX_OPEN_REQUESTS), (names[1], of_tenant)):
+            if limit is not None and self._open_requests[name] >= limit:
+                self.refused["open_requests"] += 1
+                text = f"{limit} requests at once are allowed: close event streams, or wait until they have ended"
+                raise LimitExceededError(text, QUEUE_RETRY_S)
+        self._open_requests.update(names)
+        try:
+            yield
+        finally:
+            self._open_requests.subtract(names)
+            for name in names:
+                if not self._open_requests[name]:
+                    del self._open_requests[name]
+
+    @asynccontextmanager
+    async def admit_run(self, caller: Caller, agent: str, run_id: str) -> AsyncIterator[None]:
+        """Admit a new run, which the block starts. Until then it counts already, in all processes of the store.
 
         Raises:
             LimitExceededError: when the caller, or its tenant, has used its tokens or has too many runs.
             OverloadedError: when too many runs of the agent wait for a worker.
         """
-        await self._check_queue(agent)
-        limits = self._find_limits(caller)
-        if any(each.tokens is not None for each in limits):
+        of_user, of_tenant = self._find_limits(caller)
+        if anyio.current_time() - self._queue_full_at.get(agent, -QUEUE_CHECK_S) < QUEUE_CHECK_S:
+            raise self._refuse_run("queue", None)
+        if of_user.tokens is not None or of_tenant.tokens is not None:
             self._counts_tokens.set()
             await self._take("tokens", caller, "{} tokens in 60 s are allowed")
-        now = None
-        for limit, where in zip((each.runs for each in limits), _build_filters(caller), strict=True):
-            if limit is None:
-                continue
-            now = await self.runs.store.now() if now is None else now
-            if await self.runs.store.count(attrs.evolve(where, active_at=now), limit=limit) >= limit:
-                self.refused["runs"] += 1
-                raise LimitExceededError(f"{limit} runs at once are allowed: wait until one has ended", QUEUE_RETRY_S)
+        where = Filter(tenant=caller.tenant or "")
+        by_user, by_tenant = _quota_names("runs", caller.tenant, caller.user)
+        limits = (
+            PlaceLimit(
+                name="queue", scope=f"queue:{agent}", where=Filter(agent=agent), moment="ready_by", limit=self.max_queue
+            ),
+            PlaceLimit(
+                name="runs",
+                scope=by_user,
+                where=attrs.evolve(where, user=caller.user),
+                moment="active_at",
+                limit=of_user.runs,
+            ),
+            PlaceLimit(name="runs", scope=by_tenant, where=where, moment="active_at", limit=of_tenant.runs),
+        )
+        if all(each.limit is None for each in limits):
+            yield
+            return
+        async with self._places.take(run_id, limits) as refused_by:
+            if refused_by is not None:
+                if refused_by.name == "queue":
+                    self._queue_full_at[agent] = anyio.current_time()
+                raise self._refuse_run(refused_by.name, refused_by.limit)
+            yield
 
-    async def _check_queue(self, agent: str) -> None:
-        if self.max_queue is None:
-            return
-        now = anyio.current_time()
-        if now - self._queue_checked_at.get(agent, -QUEUE_CHECK_S) < QUEUE_CHECK_S:
-            return
-        if await self.count_queue(agent, self.max_queue) >= self.max_queue:
-            self.refused["queue"] += 1
-            raise OverloadedError("too many runs wait for a worker: try again later")
-        self._queue_checked_at[agent] = now
+    def _refuse_run(self, name: str, limit: int | None) -> LimitExceededError | OverloadedError:
+        self.refused[name] += 1
+        if name == "queue":
+            return OverloadedError("too many runs wait for a worker: try again later")
+        return LimitExceededError(f"{limit} runs at once are allowed: wait until one has ended", QUEUE_RETRY_S)
 
     async def count_queue(self, agent: str, limit: int) -> int:
         """Return how many runs of an agent wait for a worker, up to a limit."""
@@ -168,16 +219,14 @@ def _quota_names(kind: str, tenant: str | None, user: str) -> tuple[str, str]:
     return f"{of_tenant}/{quote(user, safe='')}", of_tenant
 
 
-def _build_filters(caller: Caller) -> tuple[Filter, Filter]:
-    of_tenant = Filter(tenant=caller.tenant or "")
-    return attrs.evolve(of_tenant, user=caller.user), of_tenant
-
-
 def check_quota_store(store: Store, *limits: RateLimits) -> None:
     """Check that a store can keep limits.
 
     Raises:
-        MisuseError: when there are limits, and it has no quotas.
+        MisuseError: when there are limits, and it has no quotas, or no records.
     """
-    if any(each != NO_LIMITS for each in limits) and type(store).take_quotas is Store.take_quotas:
-        raise MisuseError(f"{type(store).__name__} has no quotas, so that it cannot keep limits: use another store")
+    kind = type(store)
+    if any(each.requests or each.tokens for each in limits) and kind.take_quotas is Store.take_quotas:
+        raise MisuseError(f"{kind.__name__} has no quotas, so that it cannot keep limits: use another store")
+    if any(each.runs for each in limits) and kind.write_record is Store.write_record:
+        raise MisuseError(f"{kind.__name__} keeps no records, so that it cannot limit runs at once: use another store")

@@ -5,19 +5,30 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import attrs
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from agentfsm.core.errors import AgentError, ClosedError, ConflictError, MisuseError, RunNotFoundError, StoreError
+from agentfsm.core.errors import (
+    AgentError,
+    ClosedError,
+    ConflictError,
+    MisuseError,
+    RunNotFoundError,
+    StoreError,
+    first_error,
+)
 from agentfsm.core.value import Value
 from agentfsm.serve.bodies import RequestBody
 from agentfsm.serve.caller_limits import LimitExceededError, OverloadedError
+from agentfsm.serve.event_stream import END_TIMEOUT_S, Ending, RunEventStream
 from agentfsm.serve.gateway import ForbiddenError, Gateway
 
 if TYPE_CHECKING:
@@ -25,7 +36,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from agentfsm.serve.access import Authenticate, Caller
-    from agentfsm.web.http_guard import Receive, Scope, Send
+    from agentfsm.web.http_guard import Message, Receive, Scope, Send
 
 _log = logging.getLogger("agentfsm.serve")
 
@@ -33,6 +44,10 @@ _log = logging.getLogger("agentfsm.serve")
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 # Seconds after which a client should repeat a request that met a store that was down.
 RETRY_AFTER_S: Final = 2
+# Seconds between two checks of the credential of a request that is still being answered, such as an event stream.
+RECHECK_S: Final = 5.0
+# Seconds that such a check may take; the request ends with it. So a key that was removed is refused after 9 s at most.
+RECHECK_TIMEOUT_S: Final = 4.0
 
 
 def answer_refusal(status: int, code: str, text: str, headers: Any = None) -> Response:
@@ -102,30 +117,76 @@ class EndpointHandler:
     gateway: Gateway
     auth: Authenticate
     endpoint: Endpoint
+    rechecks: bool = True
+    """Whether the credential is checked again while a request is being answered, which ends if it is not valid any
+    more, or has other rights. Not if it is a signature of this one request.
+    """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         from starlette.requests import Request  # noqa: PLC0415
 
-        request = Request(scope, receive)
-        response = await self._respond(request)
-        self.gateway.counts.count_request(self.endpoint.handler.__name__, getattr(response, "status_code", 200))
-        await response(scope, receive, send)
-
-    async def _respond(self, request: Request) -> Any:
+        request, answer = Request(scope, receive), _Answer(send)
         try:
             caller = await self._authenticate(request)
         except AgentError as error:  # such as keys that cannot be read; the text may name files
             _log.warning("a request could not be authenticated: %s", error)
             text = "credentials cannot be checked: try again"
-            return self.endpoint.refuse(503, "unavailable", text, {"retry-after": str(RETRY_AFTER_S)})
+            refusal = self.endpoint.refuse(503, "unavailable", text, {"retry-after": str(RETRY_AFTER_S)})
+            return await self._send(refusal, scope, receive, send)
+        if caller is None:
+            return await self._send(self._refuse_credential(), scope, receive, send)
         try:
-            if caller is None:
-                return self.endpoint.refuse(401, "unauthorized", self.endpoint.credential, _CHALLENGE)
+            async with anyio.create_task_group() as tasks:
+                if self.rechecks:
+                    tasks.start_soon(self._watch_credential, request, caller, answer, tasks.cancel_scope)
+                with ExitStack() as places:
+                    answer.response = await self._respond(request, caller, places)
+                    await self._send(answer.response, scope, receive, answer.send)
+                tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise first_error(group) from None
+        if answer.is_revoked and not answer.is_complete:
+            with anyio.move_on_after(END_TIMEOUT_S, shield=True):
+                if answer.has_begun:
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+                else:
+                    await self._send(self._refuse_credential(), scope, receive, send)
+        return None
+
+    async def _send(self, response: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        self.gateway.counts.count_request(self.endpoint.handler.__name__, getattr(response, "status_code", 200))
+        await response(scope, receive, send)
+
+    def _refuse_credential(self) -> Response:
+        return self.endpoint.refuse(401, "unauthorized", self.endpoint.credential, _CHALLENGE)
+
+    async def _watch_credential(
+        self, request: Request, caller: Caller, answer: _Answer, scope: anyio.CancelScope
+    ) -> None:
+        """End the answer once the credential is not valid any more, has other rights, or cannot be checked."""
+        now: Caller | None = caller
+        while now is not None and now.rights == caller.rights:
+            await anyio.sleep(RECHECK_S)
+            now = None
+            try:
+                with anyio.move_on_after(RECHECK_TIMEOUT_S):
+                    now = await self._authenticate(request)
+            except Exception as error:  # noqa: BLE001  it may be code of the application; the client tries again
+                _log.warning("a request is ended, because its credential could not be checked again: %s", error)
+        answer.is_revoked = True
+        if isinstance(answer.response, RunEventStream):
+            answer.response.end(Ending.REVOKED)
+        else:
+            scope.cancel()
+
+    async def _respond(self, request: Request, caller: Caller, places: ExitStack) -> Any:
+        try:
             if self.endpoint.scope is not None and not caller.allows(self.endpoint.scope):
                 return self.endpoint.refuse(
                     403, "forbidden", f"this needs a key with the scope {self.endpoint.scope!r}", None
                 )
+            places.enter_context(self.gateway.admission.hold_request(caller))
             await self.gateway.admission.admit_request(caller)
             body = None if self.endpoint.body is None else await _read_body(request, self.endpoint.body)
             return await self.endpoint.handler(self.gateway, request, caller, body)
@@ -137,6 +198,24 @@ class EndpointHandler:
     async def _authenticate(self, request: Request) -> Caller | None:
         caller = self.auth(request)
         return await caller if isinstance(caller, Awaitable) else caller
+
+
+@attrs.define(eq=False)
+class _Answer:
+    """The answer to a request, and the parts of it that were sent."""
+
+    _send: Send
+    response: Any = None
+    """The ASGI app that answers; None until the handler has returned it."""
+
+    is_revoked: bool = False
+    has_begun: bool = False
+    is_complete: bool = False
+
+    async def send(self, message: Message) -> None:
+        self.has_begun = True
+        self.is_complete = message["type"] == "http.response.body" and not message.get("more_body")
+        await self._send(message)
 
 
 _CHALLENGE: Final = {"www-authenticate": 'Bearer realm="agentfsm"'}

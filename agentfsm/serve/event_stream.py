@@ -42,6 +42,8 @@ HEARTBEAT_S: Final = 15.0
 CHILD_POLL_S: Final = 0.5
 # Milliseconds after which a browser connects again.
 RETRY_MS: Final = 1_000
+# Seconds for the end of a stream to be sent. A client that reads nothing loses its connection without it.
+END_TIMEOUT_S: Final = 2.0
 # Digits of a version, at most.
 MAX_DIGITS: Final = 12
 # Runs of a version vector.
@@ -92,6 +94,9 @@ class Ending(StrEnum):
 
     SHUTDOWN = "shutdown"
     """The server stops, and the next one continues the run."""
+
+    REVOKED = "revoked"
+    """The key of the client is not valid any more, or has other rights."""
 
 
 class StreamEncoder(Protocol):
@@ -202,6 +207,10 @@ class RunEventStream:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Headers of the response, beside those of every stream."""
 
+    _ending: Ending = attrs.field(default=Ending.SHUTDOWN, init=False)
+    """Reason of the cancellation of `_scope`."""
+
+    _scope: anyio.CancelScope = attrs.field(factory=anyio.CancelScope, init=False)
     _send: Send = attrs.field(init=False)
     _lock: anyio.Lock = attrs.field(factory=partial(anyio.Lock, fast_acquire=True), init=False)
     _followed: set[str] = attrs.field(factory=set, init=False)
@@ -242,15 +251,20 @@ class RunEventStream:
             *self.headers,
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        with anyio.CancelScope() as scope:
+        with self._scope as scope:
             self.scopes.add(scope)
             try:
                 await self._stream(receive)
             finally:
                 self.scopes.discard(scope)
-        with anyio.CancelScope(shield=True):
-            text = self.encoder.encode_cut(Ending.SHUTDOWN) if scope.cancelled_caught else ""
+        with anyio.move_on_after(END_TIMEOUT_S, shield=True):
+            text = self.encoder.encode_cut(self._ending) if scope.cancelled_caught else ""
             await send({"type": "http.response.body", "body": text.encode(), "more_body": False})
+
+    def end(self, ending: Ending) -> None:
+        """End the stream before its run."""
+        self._ending = ending
+        self._scope.cancel()
 
     async def _stream(self, receive: Receive) -> None:
         async with anyio.create_task_group() as tasks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -264,8 +264,6 @@ class Gateway:
         known = await self._find_header(key) if key else None
         if known is not None and not (caller.can_see(known) and known.agent == chosen.name):
             raise _taken_key_error()
-        if known is None:
-            await self.admission.admit_run(caller, chosen.name)
         run_id = key or new_id()
         session_id = None if session is None else caller.qualify_session(session)
         options: StartOptions = {}
@@ -289,7 +287,8 @@ class Gateway:
             traceparent=current or traceparent,
             labels=labels,
         )
-        stored = (await chosen.submit(run)).header
+        async with nullcontext() if known is not None else self.admission.admit_run(caller, chosen.name, run_id):
+            stored = (await chosen.submit(run)).header
         if not (caller.can_see(stored) and stored.agent == chosen.name):  # another request was faster
             raise _taken_key_error()
         return run.id, stored.nonce == run.header.nonce  # of racing requests, the store has the header of one

@@ -22,12 +22,17 @@ class RateLimits(Value):
     requests: int | None = attrs.field(default=None, validator=COUNT.or_none())
     """Requests in 60 s, of every operation; an open event stream counts once."""
 
+    open_requests: int | None = attrs.field(default=None, validator=COUNT.or_none())
+    """Requests that one process answers at once: event streams, requests that wait for a run, and all others. None:
+    128 of a user, and any number of a tenant.
+    """
+
     tokens: int | None = attrs.field(default=None, validator=COUNT.or_none())
     """Tokens in 60 s. Those of a run count when it ends or waits; from the limit on, no run is started."""
 
     runs: int | None = attrs.field(default=None, validator=COUNT.or_none())
     """Runs at once that have a worker or wait for one, runs of sub-agents included. Runs that wait for a person do not
-    count. Two starts at the same moment may exceed it.
+    count. No start exceeds it, in whichever process; a run that goes on after a person's decision may.
     """
 
     def or_else(self, other: RateLimits) -> RateLimits:

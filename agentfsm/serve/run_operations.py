@@ -8,6 +8,7 @@ import attrs
 from starlette.responses import Response
 
 from agentfsm._admission import admit, admit_answer
+from agentfsm.agent import new_id
 from agentfsm.core.errors import MisuseError
 from agentfsm.engine.tool_calls.allowances import build_document
 from agentfsm.serve import bodies
@@ -194,10 +195,11 @@ async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.
         gateway.check_controller(caller)
     elif lost := set(header.roles) - set(caller.roles):
         raise ForbiddenError(f"the run has roles that you no longer have ({', '.join(sorted(lost))}): start a new one")
-    await gateway.admission.admit_run(caller, agent.name)
     prompt = None if body.prompt is None else admit(bodies.read_prompt(body.prompt), caller.user)
     edit = parse_edits(body.edit, header, await gateway.runs.history(header.id), caller) if body.edit else {}
-    run = await agent.fork(header.id, at=body.at, prompt=prompt, edit=edit, withhold=body.withhold)
+    fork_id = new_id()
+    async with gateway.admission.admit_run(caller, agent.name, fork_id):
+        run = await agent.fork(header.id, at=body.at, prompt=prompt, edit=edit, id=fork_id, withhold=body.withhold)
     return JSONDocument(build_run_document(run), 201, {"location": f"/v1/runs/{run.id}"})
 
 

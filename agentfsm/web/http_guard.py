@@ -110,9 +110,12 @@ class HTTPGuard:
     origins: frozenset[str] = frozenset()
     """Origins of pages of other hosts that may call the server, such as "https://app.example.org"."""
 
+    open_paths: frozenset[str] = frozenset()
+    """Paths that are served under every host name, such as a health check, which an orchestrator asks by address."""
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or (scope["method"] == "GET" and scope["path"] in self.open_paths):
             return await self.app(scope, receive, send)
         if not self._has_allowed_host(_header_values(scope, b"host")):
             return await _send_refusal(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Callable
 from math import ceil
 from typing import TYPE_CHECKING, Final
@@ -13,8 +14,11 @@ from anyio.abc import TaskStatus
 
 from agentfsm._concurrency import threadsafe_scheduler
 from agentfsm.core.errors import AgentError, MisuseError, first_error
-from agentfsm.web.http_connections import BACKLOG, KEEP_ALIVE_S, MAX_CONNECTIONS, limit_connections
+from agentfsm.web.http_connections import BACKLOG, KEEP_ALIVE_S, MAX_CONNECTIONS, ConnectionLimits, limit_connections
 from agentfsm.web.http_guard import App, bracket_ipv6
+
+if sys.platform != "win32":
+    import resource
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -58,7 +62,7 @@ async def serve(
     task_status: TaskStatus[str],
     on_shutdown: Callable[[], object],
     *,
-    max_per_client: int = MAX_CONNECTIONS // 2,
+    limits: ConnectionLimits | None = None,
     drain_s: float = 0.0,
     end_drain: Callable[[], object] = lambda: None,
 ) -> None:
@@ -70,13 +74,16 @@ async def serve(
         url: The URL of the server.
         task_status: Receives the URL when the server listens.
         on_shutdown: Called when the shutdown begins.
-        max_per_client: Connections of one client at once.
+        limits: Limits of the connections. Default: 512, of which one client may have half.
         drain_s: Seconds that active requests have at the shutdown, if more than usual.
         end_drain: Called at a second signal, which also cuts off the active requests.
 
     Raises:
         AgentError: when the app does not start.
+        MisuseError: when the process may not have as many open files as connections.
     """
+    limits = ConnectionLimits() if limits is None else limits
+    _reserve_descriptors(limits.total)
     config = uvicorn.Config(
         app,
         lifespan="on",
@@ -85,7 +92,7 @@ async def serve(
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=ceil(max(SHUTDOWN_GRACE_S, drain_s)),
-        http=limit_connections(max_per_client),
+        http=limit_connections(limits),
         ws="none",
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
@@ -99,6 +106,28 @@ async def serve(
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:  # it holds one error
         raise first_error(group) from None
+
+
+def _reserve_descriptors(connections: int) -> None:
+    """Raise the limit of open files of this process, if it is too low for the connections.
+
+    Raises:
+        MisuseError: when it cannot be raised so far, and there are more connections than by default.
+    """
+    if sys.platform == "win32":  # no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + MAX_CONNECTIONS  # as many again for backlogs, the store, and models
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (ValueError, OSError):
+        if connections > MAX_CONNECTIONS:
+            raise MisuseError(
+                f"{connections:,} connections need {wanted:,} open files, and this process may have {hard:,}: raise "
+                "its limit (`ulimit -n`, LimitNOFILE= of systemd), or allow fewer connections"
+            ) from None
 
 
 async def _exit_when_cancelled(server: uvicorn.Server) -> None:

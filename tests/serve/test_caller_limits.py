@@ -1,6 +1,7 @@
 """Limits of users and tenants, full queues, four eyes, metrics, sessions and workers."""
 
 import time
+from contextlib import AsyncExitStack
 
 import anyio
 import pytest
@@ -9,8 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from agentfsm import Agent, MisuseError, Spend, tool
 from agentfsm.ports import Store, SystemClock
 from agentfsm.serve import Caller, RateLimits, metrics, serve
-from agentfsm.serve.caller_limits import QUEUE_RETRY_S
+from agentfsm.serve.caller_limits import QUEUE_RETRY_S, LimitExceededError, OverloadedError
 from agentfsm.serve.metrics import MAX_SERIES, RunCounts
+from agentfsm.serve.start_places import START_S
 from agentfsm.stores import MemoryStore, SQLiteStore
 from agentfsm.telemetry.measurements import COST, Measurement, measure_run
 from agentfsm.testing import ScriptedModel, call, say
@@ -75,6 +77,76 @@ async def test_runs_at_once():
         assert (await client.post("/v1/runs", json={"prompt": "x"}, headers=named("bob"))).status_code == 201
         await client.post("/v1/runs/a/cancel", json={}, headers=named())
         assert (await client.post("/v1/runs", json={"prompt": "x"}, headers=named())).status_code == 201
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+@pytest.mark.parametrize("kind", ["user", "tenant", "queue"])
+async def test_no_starts_at_one_moment_exceed_a_limit(tmp_path, kind, limit):
+    """Over two servers with one store; as many as are allowed are started."""
+    options = {
+        "user": {"limits": RateLimits(runs=limit)},
+        "tenant": {"tenant_limits": RateLimits(runs=limit)},
+        "queue": {"max_queue": limit},
+    }[kind]
+    stores = [SQLiteStore(tmp_path / "runs.db") for _ in range(2)]
+    gateways = [serve([greeting(store)], auth=read_caller, parallel=0, **options).gateway for store in stores]
+    users = ["ann"] if kind == "user" else ["ann", "bob", "eve"]
+    outcomes = []
+
+    async def start(number):
+        caller = Caller(user=users[number % len(users)], tenant="acme", scopes={"run"})
+        try:
+            outcomes.append(await gateways[number % 2].start_run(caller, "x"))
+        except (LimitExceededError, OverloadedError):
+            outcomes.append(None)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(14):
+            tasks.start_soon(start, number)
+    assert len([each for each in outcomes if each is not None]) == limit
+    assert len(await stores[0].runs()) == limit
+    for store in stores:
+        await store.aclose()
+
+
+async def test_a_start_that_fails_leaves_its_place(tmp_path):
+    """At once, in all processes; one whose process died leaves it after a minute."""
+    clock = LateClock()
+    store = MemoryStore(clock=clock)
+    one, two = (
+        serve([greeting(store)], auth=read_caller, parallel=0, limits=RateLimits(runs=1)).gateway for _ in range(2)
+    )
+    ann = Caller(user="ann", scopes={"run"})
+    with pytest.raises(ZeroDivisionError):
+        async with one.admission.admit_run(ann, "greeter", "a"):
+            raise ZeroDivisionError
+    dead = two.admission.admit_run(ann, "greeter", "b")
+    await dead.__aenter__()
+    with pytest.raises(LimitExceededError):
+        await one.start_run(ann, "x")
+    clock.late_s = -START_S - 1
+    await one.start_run(ann, "x")
+
+
+async def test_open_requests_of_a_user():
+    """Streams and waits of one user do not take the places of others; they are free again when they end."""
+    async with serving(paying(), limits=RateLimits(open_requests=2)) as client:
+        run = (await client.post("/v1/runs", json={"prompt": "pay", "wait_s": 30}, headers=named("ann"))).json()
+        path, health = f"/v1/runs/{run['id']}", []
+        async with AsyncExitStack() as streams:
+            for _ in range(2):
+                stream = await streams.enter_async_context(client.stream("GET", f"{path}/events", headers=named("ann")))
+                assert stream.status_code == 200
+            for where in (f"{path}/events", path, f"{path}/ag-ui"):
+                refused = await client.get(where, headers=named("ann"))
+                assert (refused.status_code, refused.headers["retry-after"]) == (429, f"{QUEUE_RETRY_S:.0f}")
+            assert (await client.get("/v1/runs", headers=named("bob"))).status_code == 200
+            assert (await client.get("/v1/runs", headers=named("ann", "other"))).status_code == 200
+            health.append((await client.get("/healthz")).status_code)
+        while (await client.get(path, headers=named("ann"))).status_code == 429:  # the server sees that they left
+            pass
+        assert health == [200]
+        assert 'agentfsm_refusals_total{limit="open_requests"}' in (await client.get("/metrics")).text
 
 
 async def test_tokens():

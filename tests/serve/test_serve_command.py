@@ -138,7 +138,7 @@ def test_keys(folder, capsys, monkeypatch):
         assert main(["keys", "list", "keys.json", "--json"]) == 0
         listed = capsys.readouterr().out
         rights = {"scopes": ["approve", "run"], "roles": [], "four_eyes": True}
-        limits = {"requests": 90, "tokens": None, "runs": None}
+        limits = {"requests": 90, "open_requests": None, "tokens": None, "runs": None}
         assert json.loads(listed) == {"keys": [{"user": "ann", "tenant": "acme", **rights, "limits": limits}]}
         assert main(["keys", "remove", "keys.json", "ann"]) == 1
         told = "ann has no key without a tenant in keys.json: its keys are removed with --tenant acme\n"

@@ -19,18 +19,23 @@ def read_caller(request):
 
 
 @asynccontextmanager
-async def serving(*agents, auth=read_caller, **options):
+async def serving(*agents, auth=read_caller, connections=None, **options):
     """Serve on a free port, and return a client whose requests are those of an administrator."""
     app = serve(agents, auth=auth, **options)
 
     async def run(*, task_status):
         with http_server.bind_socket("127.0.0.1", 0) as bound:
             url = http_server.format_url("127.0.0.1", bound)
-            await http_server.serve(app, bound, url, task_status, app.close_streams)
+            await http_server.serve(app, bound, url, task_status, app.close_streams, limits=connections)
 
     async with anyio.create_task_group() as tasks:
         url = await tasks.start(run)
-        async with httpx.AsyncClient(base_url=url, headers={"x-caller": "root//admin"}, timeout=30) as client:
+        async with httpx.AsyncClient(
+            base_url=url,
+            headers={"x-caller": "root//admin"},
+            timeout=30,
+            verify=False,  # noqa: S501  it speaks HTTP
+        ) as client:  # reading the certificates would take longer than most tests
             yield client
         tasks.cancel_scope.cancel()
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # Options for the limits of a user, by field.
 _LIMITS: Final = {
     "requests": ("--per-minute", "requests of the user in a minute"),
+    "open_requests": ("--open-requests", "requests of the user at once, such as event streams, in one process"),
     "tokens": ("--tokens-per-minute", "tokens of the user's runs in a minute"),
     "runs": ("--running", "runs of the user at once"),
 }

@@ -202,7 +202,12 @@ def _build_auth(args: argparse.Namespace, gateway: Any) -> Authenticate:
 
 
 def _read_limits(gateway: Any, args: argparse.Namespace, prefix: str) -> Any:
-    names = {"requests": "per_minute", "tokens": "tokens_per_minute", "runs": "running"}
+    names = {
+        "requests": "per_minute",
+        "open_requests": "open_requests",
+        "tokens": "tokens_per_minute",
+        "runs": "running",
+    }
     return gateway.RateLimits(**{field: getattr(args, f"{prefix}{name}") for field, name in names.items()})
 
 
@@ -211,7 +216,18 @@ async def _serve_app(app: GatewayApp, args: argparse.Namespace, notice: ServeNot
     server: Any = import_module("agentfsm.web.http_server")
     host, port = split_address(args.http)
     host = host.strip("[]")
-    guarded = guard.HTTPGuard(app, guard.build_allowed_hosts(host, args.allow_host), None, frozenset(args.allow_origin))
+    connections: Any = import_module("agentfsm.web.http_connections")
+    paths: Any = import_module("agentfsm.serve.app")
+    checks = frozenset({paths.HEALTH_PATH, paths.READY_PATH})
+    guarded = guard.HTTPGuard(
+        app, guard.build_allowed_hosts(host, args.allow_host), None, frozenset(args.allow_origin), checks
+    )
+    given = {"total": args.connections, "per_address": args.connections_per_address}
+    limits = connections.ConnectionLimits(
+        **{name: limit for name, limit in given.items() if limit is not None},
+        trusted_proxies=[connections.parse_network(each) for each in args.trust_proxy],
+        always_answered=checks,
+    )
     with server.bind_socket(host, int(port)) as bound:
         await server.serve(
             guarded,
@@ -219,6 +235,7 @@ async def _serve_app(app: GatewayApp, args: argparse.Namespace, notice: ServeNot
             server.format_url(host, bound),
             notice,
             app.close_streams,
+            limits=limits,
             drain_s=app.gateway.drain_s,
             end_drain=app.gateway.end_drain,
         )

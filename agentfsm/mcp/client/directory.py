@@ -184,7 +184,7 @@ class FoundServers:
             raise ModelRetry("no server has this id now: use an id from find_servers")
         entry = self._parse_candidate(candidate)
         server = self._add_server(entry)
-        self.pins.write(server.consent_gate.pin_key, server.consent_gate.load_pin() or Pin(start=server.start))
+        self.pins.change(server.consent_gate.pin_key, lambda stored: stored or Pin(start=server.start))
         await server.update()
         if server.last_error is not None:
             del self._servers[server.consent_gate.pin_key]

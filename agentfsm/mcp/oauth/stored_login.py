@@ -111,9 +111,10 @@ class LoginStorage:
         self.restore()
 
     async def delete(self) -> bool:
-        """Remove the login; return whether there was one."""
-        was_stored = await anyio.to_thread.run_sync(self.store.read, self.key) is not None
-        await self.replace(None)
+        """Remove the login; return whether there was one. A renewal in another process cannot write it back."""
+        async with self.store.renewal(self.key):
+            was_stored = await anyio.to_thread.run_sync(self.store.read, self.key) is not None
+            await self.replace(None)
         return was_stored
 
     @asynccontextmanager

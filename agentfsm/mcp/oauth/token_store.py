@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib import import_module
@@ -14,9 +13,9 @@ from typing import Any, Final, Protocol
 import anyio
 import attrs
 
+from agentfsm._shared_files import change_file, open_lock, try_lock
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.private_file import lock_file, open_lock, replace_file, try_lock
 
 # The version of the file's format.
 _VERSION: Final = 1
@@ -98,15 +97,19 @@ class TokenFile:
     path: Path = attrs.field(factory=lambda: default_folder() / "mcp-tokens.json", converter=Path)
     """Path of the file. Default: ~/.agentfsm/mcp-tokens.json."""
 
-    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
-
     def read(self, key: str) -> str | None:
         """Return the text of a key, or None.
 
         Raises:
             MCPServerError: when the file cannot be read, or does not have the expected format.
         """
-        found = self._read_all().get(key)
+        try:
+            content = self.path.read_text("utf-8")
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeError) as error:
+            raise MCPServerError(f"the tokens of MCP servers cannot be read: {error}") from error
+        found = self._parse(content).get(key)
         return None if found is None else json.dumps(found)
 
     def write(self, key: str, text: str | None) -> None:
@@ -115,22 +118,21 @@ class TokenFile:
         Raises:
             MCPServerError: when the file cannot be read or written; it is left unchanged.
         """
+
+        def change(content: str | None) -> str:
+            stored = {} if content is None else self._parse(content)
+            others = {name: each for name, each in stored.items() if name != key}
+            servers = others if text is None else {**others, key: json.loads(text)}
+            return json.dumps({"version": _VERSION, "servers": servers}, indent=2) + "\n"
+
         try:
-            with self._lock, lock_file(self.path):
-                others = {name: each for name, each in self._read_all().items() if name != key}
-                servers = others if text is None else {**others, key: json.loads(text)}
-                replace_file(self.path, json.dumps({"version": _VERSION, "servers": servers}, indent=2))
-        except OSError as error:
+            change_file(self.path, change)
+        except (OSError, UnicodeError) as error:
             raise MCPServerError(f"the tokens of MCP servers cannot be stored: {error}") from error
 
-    def _read_all(self) -> Mapping[str, Any]:
+    def _parse(self, content: str) -> Mapping[str, Any]:
         try:
-            document = json.loads(self.path.read_bytes())
-            return _parse_file(document)
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise MCPServerError(f"the tokens of MCP servers cannot be read: {error}") from error
+            return _parse_file(json.loads(content))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MCPServerError(
                 f"the tokens of MCP servers in {self.path} cannot be parsed ({error or 'a part is missing'}). Nothing "

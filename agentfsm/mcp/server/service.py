@@ -42,6 +42,7 @@ from agentfsm.tools.queue.scheduler import DEFAULT_LIMIT, DEFAULT_TIMEOUT_S
 from agentfsm.tools.registry import ToolRegistry, ToolSource
 from agentfsm.tools.tool import Tool
 from agentfsm.web import http_server as web
+from agentfsm.web.http_connections import ConnectionLimits
 from agentfsm.web.http_guard import (
     TOKEN_VARIABLE,
     App,
@@ -287,7 +288,7 @@ class MCPService:
         bound = web.bind_socket(host, port)
         with bound:
             url = web.format_url(host, bound, ENDPOINT_PATH)
-            most = self.client_limits.connections
+            limits = ConnectionLimits(per_address=self.client_limits.connections)
             drain_s = self.drain_s
             await web.serve(
                 app,
@@ -295,7 +296,7 @@ class MCPService:
                 url,
                 task_status,
                 self.release_clients,
-                max_per_client=most,
+                limits=limits,
                 drain_s=drain_s,
                 end_drain=self.end_drain,
             )

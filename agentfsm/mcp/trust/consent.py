@@ -192,7 +192,7 @@ class ConsentGate:
         if self.origin is None:
             if changed:
                 _log.warning("the MCP server %r is started differently than before.%s", self.server, changed)
-            self._update_pin(start=start)
+            self._update_pin(lambda pin: attrs.evolve(pin, start=start))
             return
         shown = f"Start the MCP server {self.server!r} of {self.origin}:\n{format_start(transport)}{changed}"
         if not await self._ask(Wish.START, shown):
@@ -200,11 +200,11 @@ class ConsentGate:
                 f"the MCP server {self.server!r} was not started, because its start is not approved.\n"
                 f"{format_start(transport)}\nTo approve it, {self._approval_hint()}"
             )
-        self._update_pin(start=start)
+        self._update_pin(lambda pin: attrs.evolve(pin, start=start))
 
-    def _update_pin(self, **parts: Any) -> None:
-        """Change parts of the pin. It is read again first, since another process may have changed it meanwhile."""
-        self.pins.write(self.pin_key, attrs.evolve(self.load_pin() or Pin(), **parts))
+    def _update_pin(self, change: Callable[[Pin], Pin]) -> None:
+        """Change the pin as it is now: another process may have changed it since it was read."""
+        self.pins.change(self.pin_key, lambda stored: change(stored or Pin()))
 
     def _approval_hint(self) -> str:
         is_file = self.origin is not None and Path(self.origin).is_absolute()  # a directory has a name
@@ -235,8 +235,7 @@ class ConsentGate:
                 withheld = {name: self._explain_withheld(is_new=name in new) for name in asked}
         approved = {name: text for name, text in items.items() if name not in withheld}
         if not approved.items() <= pin.items.items():
-            now = self.load_pin() or Pin()
-            self._update_pin(items={**now.items, **approved})
+            self._update_pin(lambda pin: attrs.evolve(pin, items={**pin.items, **approved}))
         return withheld
 
     def add_standing(self, *, tool: str | None) -> None:
@@ -245,10 +244,14 @@ class ConsentGate:
         Raises:
             MCPServerError: when it cannot be stored.
         """
-        now = (self.load_pin() or Pin()).standing
-        added = attrs.evolve(now, reading=True) if tool is None else attrs.evolve(now, tools=now.tools | {tool})
-        self._update_pin(standing=added)
-        self.standing = added
+
+        def add(pin: Pin) -> Pin:
+            now = pin.standing
+            added = attrs.evolve(now, reading=True) if tool is None else attrs.evolve(now, tools=now.tools | {tool})
+            self.standing = added
+            return attrs.evolve(pin, standing=added)
+
+        self._update_pin(add)
 
     def clear_standing(self) -> None:
         """Remove the approvals for all calls of tools.
@@ -257,7 +260,7 @@ class ConsentGate:
             MCPServerError: when it cannot be stored.
         """
         if (pin := self.load_pin()) is not None and pin.standing != StandingApprovals():
-            self._update_pin(standing=StandingApprovals())
+            self._update_pin(lambda pin: attrs.evolve(pin, standing=StandingApprovals()))
         self.standing = StandingApprovals()
 
     async def _ask(self, wish: Wish, shown: str, details: str = "") -> bool:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -17,12 +16,12 @@ import attrs
 import jiter
 import mcp.types as m
 
+from agentfsm._shared_files import change_file
 from agentfsm.core.fingerprint import short_hash
 from agentfsm.core.messages import JSON
 from agentfsm.core.text_safety import escape_hidden
 from agentfsm.core.value import Value
 from agentfsm.mcp.errors import MCPServerError
-from agentfsm.mcp.private_file import lock_file, replace_file
 
 # All of SHA-256: an attacker has unlimited time to search for a collision.
 HASH_CHARS: Final = 64
@@ -113,9 +112,20 @@ class Pins(Protocol):
         """
         ...
 
+    def change(self, server: str, change: Callable[[Pin | None], Pin]) -> None:
+        """Store the pin that a function makes of the stored one, which is None if there is none.
+
+        The default reads, then writes: a storage that several processes share does both under a lock, so that the
+        approval of one process does not undo that of another.
+
+        Raises:
+            MCPServerError: when the pin cannot be stored.
+        """
+        self.write(server, change(self.read().get(server)))
+
 
 @attrs.define(eq=False, repr=False)
-class MemoryPins:
+class MemoryPins(Pins):
     """Pins in memory, which end with the process."""
 
     _pins: dict[str, Pin] = attrs.field(factory=dict, init=False)
@@ -135,7 +145,7 @@ def default_path() -> Path:
 
 
 @attrs.define(eq=False, repr=False)
-class PinFile:
+class PinFile(Pins):
     """Pins in a JSON file that several processes may share. Only its owner may read it.
 
     A write replaces the whole file atomically, under a lock between processes.
@@ -143,8 +153,6 @@ class PinFile:
 
     path: Path = attrs.field(factory=default_path, converter=Path)
     """Path of the file. Default: ~/.agentfsm/mcp-pins.json, which `agentfsm mcp approve` also uses."""
-
-    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     def read(self) -> Mapping[str, Pin]:
         """Return all pins, by server key.
@@ -158,6 +166,9 @@ class PinFile:
             return {}
         except OSError as error:
             raise MCPServerError(f"the approvals of MCP servers cannot be read: {error}") from error
+        return self._parse(content)
+
+    def _parse(self, content: bytes) -> Mapping[str, Pin]:
         try:
             return _parse_file(content)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -172,16 +183,28 @@ class PinFile:
         Raises:
             MCPServerError: when the file cannot be read or written; it is left unchanged.
         """
+        self.change(server, lambda _stored: pin)
+
+    def change(self, server: str, change: Callable[[Pin | None], Pin]) -> None:
+        """Store the pin that a function makes of the stored one, under a lock between processes.
+
+        Raises:
+            MCPServerError: when the file cannot be read or written; it is left unchanged.
+        """
+
+        def update(content: str | None) -> str:
+            pins = {} if content is None else self._parse(content.encode())
+            return _format_file({**pins, server: change(pins.get(server))})
+
         try:
-            with self._lock, lock_file(self.path):
-                replace_file(self.path, _format_file({**self.read(), server: pin}))
+            change_file(self.path, update)
         except (OSError, UnicodeError) as error:
             raise MCPServerError(f"the approval of the MCP server {server!r} cannot be stored: {error}") from error
 
 
 def _format_file(pins: Mapping[str, Pin]) -> str:
     servers = {server: _pin_to_json(pin) for server, pin in sorted(pins.items())}
-    return json.dumps({"version": _VERSION, "servers": servers}, ensure_ascii=False, indent=2)
+    return json.dumps({"version": _VERSION, "servers": servers}, ensure_ascii=False, indent=2) + "\n"
 
 
 def _pin_to_json(pin: Pin) -> dict[str, Any]:

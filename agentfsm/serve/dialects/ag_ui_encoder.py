@@ -168,6 +168,7 @@ class AGUIEncoder:
             Ending.RETRY: "the store does not answer; the run goes on: send the same request again",
             Ending.SHUTDOWN: "the server stops; the run goes on: send the same request again",
             Ending.DELETED: "the run was deleted",
+            Ending.REVOKED: "the key is not valid any more, or has other rights; the run goes on",
         }
         return self._frame([{"type": "RUN_ERROR", "message": texts[ending], "code": f"stream_{ending}"}])
 

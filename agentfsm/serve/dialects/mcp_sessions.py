@@ -114,8 +114,7 @@ class MCPSessions:
 
 def _identify_owner(caller: Caller) -> str:
     """Return a hash of who a caller is and what it may do: the owner of its sessions."""
-    about = [caller.tenant, caller.user, sorted(caller.scopes), caller.roles, caller.four_eyes]
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(caller.rights).encode()).hexdigest()
 
 
 @attrs.frozen(kw_only=True)

@@ -227,7 +227,7 @@ class _IncomingHooks:
         return [
             Route(
                 each.path,
-                EndpointHandler(gateway=gateway, auth=self.authenticate, endpoint=each),
+                EndpointHandler(gateway=gateway, auth=self.authenticate, endpoint=each, rechecks=False),
                 methods=[each.method],
             )
             for each in endpoints
