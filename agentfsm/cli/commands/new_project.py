@@ -89,7 +89,7 @@ def _read_source() -> str:
 
 
 def _find_python() -> str:
-    """Return how the Makefile calls the interpreter that runs now, outside of its environment: by name if it has one."""
+    """Return how the Makefile calls the interpreter of this process, outside of its environment: by name if it can."""
     base = Path(getattr(sys, "_base_executable", sys.executable))
     own = {base.resolve(), Path(sys.executable).resolve()}
     folders = [each for each in os.get_exec_path() if Path(each) != Path(sys.executable).parent]
