@@ -43,9 +43,9 @@ def execute_bare(folder, line, stdin=""):
 
 
 def read_steps(text):
-    """Return the command lines after "Next:", without their comments."""
-    lines = text.partition("Next:\n")[2].splitlines()
-    return [line.partition("#")[0].strip() for line in takewhile(lambda line: line.startswith("  "), lines)]
+    """Return the command lines after "Next:"; a line that is indented more explains the one above it."""
+    lines = takewhile(lambda line: line.startswith("  "), text.partition("Next:\n")[2].splitlines())
+    return [line.removeprefix("  ") for line in lines if not line.startswith("   ")]
 
 
 def test_a_new_project_passes_its_own_tests(here):
@@ -57,7 +57,8 @@ def test_a_new_project_passes_its_own_tests(here):
     files = sorted(path.relative_to(project).as_posix() for path in project.rglob("*") if path.is_file())
     assert sorted(written) == files
     assert {".gitignore", "Makefile", "README.md", "my_notes/agent.py", "tests/test_agent.py"} <= {*files}
-    assert not re.search(r"\{(name|package|agentfsm|python)\}", "".join(path.read_text(encoding="utf-8") for path in project.rglob("*.*")))
+    texts = "".join((project / path).read_text(encoding="utf-8") for path in files)
+    assert not re.search(r"\{(name|package|agentfsm|python)\}", texts)
     install_offline(project)
     assert "2 passed" in execute_bare(here.folder, "; ".join(steps[:2]))
     chat = execute_bare(here.folder, f"{steps[0]}; {steps[2]}", "Hello!\nWhich notes do I have?\n")
@@ -114,11 +115,9 @@ def test_from_a_clone_to_an_agent_of_ones_own(tmp_path):
     execute(tmp_path, "git", "clone", "--quiet", str(ROOT), "clone")
     clone = tmp_path / "clone"
     shown = execute_bare(clone, "make demo FOLDER=docs/tutorial 2>&1")
-    steps = [line.split("   ")[0] for line in read_steps(shown)]
-    assert len(steps) == 4
-    for step in steps[:2]:
-        execute_bare(clone, step)
-    (init,) = [step for step in steps if step.startswith(".venv/bin/agentfsm init ")]
+    show, replay, studio, init = read_steps(shown)
+    execute_bare(clone, f"{show}; {replay}")
+    assert "#key=" in execute_bare(clone, f"timeout 20 {studio} --no-browser 2>&1 || test $? -eq 124")
     cd, *more = read_steps(execute_bare(clone, f"{init} 2>&1"))
     assert "2 passed" in execute_bare(clone, f"{cd}; {more[0]}")
     assert "I am a simulated model." in execute_bare(clone, f"{cd}; {more[1]}", "Hello!\n")

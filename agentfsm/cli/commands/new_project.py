@@ -54,7 +54,10 @@ def init(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     except OSError as error:
         raise MisuseError(f"cannot write {error.filename}: {error.strerror}") from None
     names = [path.relative_to(folder).as_posix() for path in written]
-    steps = {"make test": "its tests, in a .venv of its own", "make chat": "talk with it: no key is needed"}
+    steps = {
+        "make test": "its tests; the first time, this installs agentfsm into .venv",
+        "make chat": "talk with it: no key is needed",
+    }
     if folder.resolve() != Path.cwd():
         steps = {f"cd {shlex.quote(str(folder))}": "", **steps}
     if terminal.json:
@@ -64,10 +67,9 @@ def init(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         return ExitCode.DONE
     for each in names:
         terminal.out(each)
-    width = max(map(len, steps))
-    terminal.err("\n".join(["", f"{name} is ready. Next:"]))
+    terminal.err(f"\n{name} is ready. Next:")
     for step, about in steps.items():
-        terminal.err(f"  {step:{width}}{about and '   # '}{about}")
+        terminal.err(f"  {step}" + (f"\n      {about}" if about else ""))
     terminal.err("For a real model, export OPENAI_API_KEY=... before make chat. README.md has the rest.")
     return ExitCode.DONE
 
