@@ -38,7 +38,7 @@ async def get_details(gateway: Gateway, request: Request, caller: Caller, _body:
     run = await gateway.wait_for(header.id, 0)
     agent = gateway.agents.get(header.agent)
     return JSONDocument(
-        build_run_document(run)
+        await build_run_document(gateway.runs.store, run)
         | {
             "prompt": "\n".join(map(format_part, header.prompt)),
             "agent_version": header.agent_version,

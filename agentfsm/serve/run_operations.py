@@ -15,7 +15,7 @@ from agentfsm.serve.gateway import ForbiddenError
 from agentfsm.serve.prompt_parts import read_prompt
 from agentfsm.serve.queries import read_number, read_state, read_text, read_traceparent
 from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, reject_call, send_text
-from agentfsm.serve.run_documents import JSONDocument, build_row_document, build_run_document
+from agentfsm.serve.run_documents import JSONDocument, build_past_document, build_row_documents, build_run_document
 from agentfsm.serve.run_pages import MAX_PAGE_SIZE, PAGE_SIZE, find_page
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ async def create_run(gateway: Gateway, request: Request, caller: Caller, body: b
     )
     found = await gateway.wait_for(run_id, body.wait_s)
     headers = {"location": f"/v1/runs/{run_id}"}
-    return JSONDocument(build_run_document(found), 201 if is_new else 200, headers)
+    return JSONDocument(await build_run_document(gateway.runs.store, found), 201 if is_new else 200, headers)
 
 
 async def list_runs(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
@@ -60,7 +60,7 @@ async def list_runs(gateway: Gateway, request: Request, caller: Caller, _body: o
         limit=max(1, read_number(query, "limit", PAGE_SIZE, MAX_PAGE_SIZE)),
         after=read_text(query, "after"),
     )
-    return JSONDocument({"runs": [build_row_document(row) for row in rows], "after": after})
+    return JSONDocument({"runs": await build_row_documents(gateway.runs.store, rows), "after": after})
 
 
 async def get_run(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
@@ -68,9 +68,9 @@ async def get_run(gateway: Gateway, request: Request, caller: Caller, _body: obj
     header = await gateway.open_run(request.path_params["run_id"], caller)
     if "at" in request.query_params:
         at = read_number(request.query_params, "at", 0, 10**12 - 1)
-        return JSONDocument(build_run_document(await gateway.load(header, at)))
+        return JSONDocument(build_past_document(await gateway.load(header, at)))
     wait_s = read_number(request.query_params, "wait_s", 0, 60)
-    return JSONDocument(build_run_document(await gateway.wait_for(header.id, wait_s)))
+    return JSONDocument(await build_run_document(gateway.runs.store, await gateway.wait_for(header.id, wait_s)))
 
 
 async def stream_events(gateway: Gateway, request: Request, caller: Caller, _body: object) -> RunEventStream:
@@ -169,7 +169,7 @@ async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.
     prompt = None if body.prompt is None else read_prompt(body.prompt)
     edit = parse_edits(body.edit, header, await gateway.runs.history(header.id), caller) if body.edit else {}
     run = await agent.fork(header.id, at=body.at, prompt=prompt, edit=edit, withhold=body.withhold)
-    return JSONDocument(build_run_document(run), 201, {"location": f"/v1/runs/{run.id}"})
+    return JSONDocument(await build_run_document(gateway.runs.store, run), 201, {"location": f"/v1/runs/{run.id}"})
 
 
 async def give_feedback(gateway: Gateway, request: Request, caller: Caller, body: bodies.FeedbackBody) -> Response:
@@ -187,7 +187,7 @@ async def delete(gateway: Gateway, request: Request, caller: Caller, _body: obje
 
 
 async def _accept(gateway: Gateway, run_id: str) -> Response:
-    return JSONDocument(build_run_document(await gateway.wait_for(run_id, 0)), 202)
+    return JSONDocument(await build_run_document(gateway.runs.store, await gateway.wait_for(run_id, 0)), 202)
 
 
 _RUN: Final = "/v1/runs/{run_id}"

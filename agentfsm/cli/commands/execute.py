@@ -58,7 +58,7 @@ _DEMO_REMARK: Final = (
 )
 # Characters of the line that reports a run: its id, its end or its waits.
 MAX_LINE_CHARS: Final = 500
-_END_NAMES: Final = {State.DONE: "done", State.ERROR: "stopped"}
+_END_NAMES: Final = {State.DONE: "done", State.ERROR: "failed"}
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -317,7 +317,7 @@ class _WorkerReport:
     relay: DeltaRelay | None
     """Passes the text of the models to servers."""
 
-    end_counts: Counter[str] = attrs.field(factory=lambda: Counter({"done": 0, "stopped": 0, "waiting": 0}), init=False)
+    end_counts: Counter[str] = attrs.field(factory=lambda: Counter({"done": 0, "failed": 0, "waiting": 0}), init=False)
 
     async def execute(
         self, before: Run, deps: Any, *, lease: Lease, on_run: Callable[[Run], None], drain: Drain | None

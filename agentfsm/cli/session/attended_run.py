@@ -247,7 +247,7 @@ def describe_end(run: Run) -> str:
     if run.state is State.DONE:
         return f"done: {_format_spent(run)}"
     if run.state is State.ERROR:
-        return f"stopped by {run.stop_reason}: {run.stop_message}"
+        return f"failed, {run.stop_reason}: {run.stop_message}"
     return f"waiting: {'; '.join(format_pending(item, run.id) for item in run.pending)}"
 
 
