@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from agentfsm.serve import bodies
 from agentfsm.serve.agent_documents import build_agent_document
+from agentfsm.serve.continuation import open_agent
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.event_stream import JournalEncoder, RunEventStream, parse_position
 from agentfsm.serve.fork_edits import parse_edits
@@ -160,7 +161,9 @@ async def cancel(gateway: Gateway, request: Request, caller: Caller, body: bodie
 async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.ForkBody) -> Response:
     """Start a run from the first events of another."""
     header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
-    agent = gateway.find_agent(header.agent)
+    is_foreign = not gateway.agents and gateway.continuation is not None
+    run = await gateway.load(header) if is_foreign else None
+    agent = gateway.find_agent(header.agent) if run is None else await open_agent(gateway, run)
     if header.user != caller.user:
         gateway.check_controller(caller)
     elif lost := set(header.roles) - set(caller.roles):
