@@ -106,7 +106,7 @@ def test_a_session_goes_on(here):
 def test_a_failed_run_says_why(here):
     """ERROR ends with 1, with the reason and the message, and nothing on stdout."""
     assert here("run", "app:failing", "Try.", code=1) == ""
-    assert "stopped by model_error: the model is out of order" in here.err
+    assert "failed, model_error: the model is out of order" in here.err
     found = here.json("run", "app:failing", "Try.", code=1)
     assert (found["state"], found["stop_reason"], found["output"]) == ("error", "model_error", None)
     assert "out of order" in found["stop_message"]
@@ -115,7 +115,7 @@ def test_a_failed_run_says_why(here):
 def test_a_limit_has_a_code_of_its_own(here):
     """A run that a larger limit would have let go on ends with 4."""
     here("run", "app:limited", "Go on and on.", code=4)
-    assert "stopped by max_turns: 2 of 2 turns used" in here.err
+    assert "failed, max_turns: 2 of 2 turns used" in here.err
 
 
 def test_without_a_terminal_approvals_wait(here):

@@ -327,7 +327,8 @@ class ServedRuns:
     async def result(self, ctx: RunContext[Any], run_id: _RunId, wait_s: _Wait = RESULT_WAIT_S) -> dict[str, Any]:
         """Wait until a run of the agent is over, or waits for a person, and return its answer.
 
-        With the status `running` it is not finished: call again. With `waiting` a person has to decide what is pending.
+        With `running`, `idle` or `queued` it is not finished: call again. With `waiting` a person has to decide what is
+        pending.
 
         Args:
             ctx: Receives the progress.

@@ -190,7 +190,8 @@ class CallerRunTools:
     async def result(self, ctx: _Context, run_id: _Name, wait_s: _Wait = RESULT_WAIT_S) -> RunDocument:
         """Wait until a run is over, or waits for a person, and return its answer.
 
-        With the status `running` it is not finished: call again. With `waiting` a person has to decide what is pending.
+        With `running`, `idle` or `queued` it is not finished: call again. With `waiting` a person has to decide what is
+        pending.
 
         Args:
             ctx: Has the caller, and receives the progress.
