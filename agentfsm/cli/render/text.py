@@ -18,7 +18,7 @@ from agentfsm.cli.render.formatting import (
     format_duration,
     format_time,
 )
-from agentfsm.cli.render.pending import format_error_lines, format_pending, format_wait
+from agentfsm.cli.render.pending import format_error_lines, format_pending, format_wait, format_whole_call
 from agentfsm.core.audit_records import build_audit
 from agentfsm.core.calls import parse_arguments
 from agentfsm.core.events import (
@@ -468,6 +468,7 @@ def _format_footer(run: Run, events: Sequence[Event]) -> Iterator[str]:
         yield f"label    {one_line(f'{label}, from {source.describe()}{origin}', NOTE_CHARS)}"
     for item in run.pending:
         yield f"waits    {format_pending(item, run.id)}"
+        yield from (f"         {line}" for line in format_whole_call(item))
         yield from (f"         {line}" for line in format_error_lines(item))
     if run.state is State.ERROR:
         yield f"failed   {run.stop_reason}: {one_line(run.stop_message, NOTE_CHARS)}"

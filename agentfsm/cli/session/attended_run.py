@@ -12,7 +12,7 @@ from agentfsm.cli import codes
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.render.formatting import format_count, format_duration
 from agentfsm.cli.render.json_documents import build_run_json
-from agentfsm.cli.render.pending import format_error_lines, format_hints, format_pending
+from agentfsm.cli.render.pending import format_error_lines, format_hints, format_pending, format_whole_call
 from agentfsm.cli.render.progress import PlainView
 from agentfsm.cli.render.text import format_used
 from agentfsm.cli.resolve.agent_target import join_target, split_target
@@ -261,6 +261,7 @@ def format_end(run: Run, hint: CommandHint) -> Iterator[str]:
         yield "waiting:"
         for item in run.pending:
             yield f"  {format_pending(item, run.id)}"
+            yield from (f"    {line}" for line in format_whole_call(item))
             yield from (f"    {line}" for line in format_error_lines(item))
             yield from (f"    {line}" for line in format_hints(item, hint))
         yield f"then: {hint.build_resume(run.id)}"

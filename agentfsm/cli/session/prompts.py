@@ -101,9 +101,9 @@ def _ask_approval(terminal: Terminal, item: Pending, run_id: str, rule: Approval
     scopes = {_SCOPES[scope][0]: scope for scope in (rule.scopes() if rule is not None else ())}
     for key, scope in scopes.items():
         terminal.err(f"{key}: {_SCOPES[scope][1]}")
-    terminal.err("e: edit the arguments first")
+    terminal.err("e: edit the arguments first; ?: explain the answers")
     choices = {"y": "y", "yes": "y", "n": "n", "no": "n", "e": "e", "edit": "e", **{key: key for key in scopes}}
-    answer = terminal.ask_choice(f"May it run? [{'/'.join(['y', 'n', 'e', *scopes])}]", choices)
+    answer = terminal.ask_choice(f"May it run? [{'/'.join(['y', 'n', 'e', *scopes])}]", choices, _EXPLANATION)
     if answer == "e":
         return _edit_arguments(terminal, item)
     if rule is not None and answer in scopes:
@@ -112,6 +112,13 @@ def _ask_approval(terminal: Terminal, item: Pending, run_id: str, rule: Approval
         why = terminal.ask("Reason, for the model (may be empty):") or ""
         return lambda runs: runs.reject(item.run_id, item.call_id, message=why, by=user_name())
     return None if answer is None else approve
+
+
+_EXPLANATION: Final = """\
+y       the call runs once, with exactly these arguments
+n       it does not run; you are asked for a reason, which the model reads
+e       you edit the arguments, and the call runs with yours
+Ctrl-D  decide later: the run waits, also for days, and the commands to continue are printed"""
 
 
 def _show_call(terminal: Terminal, item: Pending, run_id: str) -> None:
