@@ -112,8 +112,8 @@ def serve(
         origins: Origins of pages that may call the server from a browser (CORS), such as "https://app.example.org".
         deltas: URL of a Redis through which servers and workers pass the text that models write to each other's event
             streams. None: a stream has the text of runs that this process executes.
-        continuation: How one run is continued when a person asks for it, on a server over a store without agents.
-            None: not by this server.
+        continuation: Continues one run when a person asks for it, on a server over a store without agents. None: not
+            by this server.
 
     Raises:
         MisuseError: when there is no agent, two have one name, they have different stores, or `deltas` is not the URL

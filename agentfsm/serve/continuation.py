@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Continuation(Value):
-    """How a run is continued: by this server, which imports the agent that the run names, or by a command line."""
+    """Two ways to continue a run: this server imports the agent that the run names, or a person enters a command."""
 
     store: str
     """Path or URL of the store, without a password, for people."""
@@ -39,7 +39,7 @@ class Continuation(Value):
     """Imports the agent of a run, given with the header of its root, and returns it with the store. It blocks."""
 
     def describe(self, root: Header) -> dict[str, Any]:
-        """Return what a person is told before: the target that is imported, the store, and the command line."""
+        """Return the target that would be imported, the store, and the command line, for the person who decides."""
         return {"target": root.target or None, "store": self.store, "command": self.build_command(root)}
 
 

@@ -85,7 +85,7 @@ class Gateway:
     """Whether no user may approve or settle the calls of its own runs."""
 
     continuation: Continuation | None = None
-    """How a run is continued on request, on a server without agents. None: not by this server."""
+    """Continues a run on request, on a server without agents. None: not by this server."""
 
     hub: DeltaHub = attrs.field(factory=DeltaHub)
     """Passes on the text that models are writing."""

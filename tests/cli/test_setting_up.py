@@ -122,6 +122,8 @@ def test_from_a_clone_to_an_agent_of_ones_own(tmp_path):
     assert "2 passed" in execute_bare(clone, f"{cd}; {more[0]}")
     assert "I am a simulated model." in execute_bare(clone, f"{cd}; {more[1]}", "Hello!\n")
     execute_bare(clone, f"{cd}; make doctor")
+    execute_bare(clone, "python3 -m venv plain; plain/bin/pip install . && plain/bin/pip install 'agentfsm[trio]'")
+    assert "trio" in execute_bare(clone, "plain/bin/agentfsm doctor")
 
 
 @pytest.mark.soak
