@@ -148,7 +148,7 @@ class Runs:
     async def status(self, run_id: str) -> RunStatus:
         """Return the status of a run in one word: running, idle, queued, waiting, paused, done or failed.
 
-        It follows from the lease, which tells whether a process executes the run now, and from the journal.
+        It follows from the lease, which a process that executes the run holds, and from the journal.
 
         Raises:
             RunNotFoundError: when the store has no such run.

@@ -1,4 +1,4 @@
-"""The status of a run: from its lease, which tells whether a process executes it now, and from its journal."""
+"""The status of a run: from its lease, which a process that executes it holds, and from its journal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def find_status(row: RunSummary, now: float, *, is_paused: bool) -> RunStatus:
     Args:
         row: The run in a list.
         now: Time of the store, seconds since 1970.
-        is_paused: Whether the run is paused; a row does not tell.
+        is_paused: Whether the run is paused; a row does not have this.
     """
     if row.state in {State.DONE, State.ERROR}:
         return RunStatus.DONE if row.state is State.DONE else RunStatus.FAILED
@@ -70,7 +70,7 @@ def find_past_status(run: Run) -> RunStatus:
 
 
 async def list_statuses(store: Store, rows: Sequence[RunSummary]) -> list[RunStatus]:
-    """Return the status of each run of a list. Of those that wait, the last event is read, which tells a pause."""
+    """Return the status of each run of a list. Of those that wait, the last event is read: a pause is one."""
     now = await store.now() if rows else 0.0
     found = []
     for row in rows:

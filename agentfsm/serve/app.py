@@ -24,7 +24,7 @@ from agentfsm.releases import Rollout
 from agentfsm.runs import Runs
 from agentfsm.serve.administration import ADMINISTRATION
 from agentfsm.serve.caller_limits import MAX_QUEUE, Admission, check_quota_store
-from agentfsm.serve.continuation import CONTINUATION, Continuation
+from agentfsm.serve.continuation import Continuation
 from agentfsm.serve.delta_hub import DeltaHub
 from agentfsm.serve.details import DETAILS
 from agentfsm.serve.dialects.ag_ui import AG_UI
@@ -34,7 +34,7 @@ from agentfsm.serve.endpoints import SERVER_FAILED, RouteGroup, answer_http_erro
 from agentfsm.serve.gateway import Gateway
 from agentfsm.serve.inspection import INSPECTION
 from agentfsm.serve.rate_limits import NO_LIMITS, RateLimits
-from agentfsm.serve.run_operations import RUNS
+from agentfsm.serve.run_operations import CONTINUATION, RUNS
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
 
+from agentfsm._concurrency import start_in_thread
+from agentfsm.core.errors import ConflictError, MisuseError
 from agentfsm.serve import bodies
 from agentfsm.serve.agent_documents import build_agent_document
-from agentfsm.serve.continuation import open_agent
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.event_stream import JournalEncoder, RunEventStream, parse_position
 from agentfsm.serve.fork_edits import parse_edits
@@ -22,6 +23,8 @@ from agentfsm.serve.run_pages import MAX_PAGE_SIZE, PAGE_SIZE, find_page
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from agentfsm.agent import Agent
+    from agentfsm.core.run import Run
     from agentfsm.serve.access import Caller
     from agentfsm.serve.gateway import Gateway
 
@@ -158,12 +161,41 @@ async def cancel(gateway: Gateway, request: Request, caller: Caller, body: bodie
     return await _accept(gateway, run_id)
 
 
+async def _open_agent(gateway: Gateway, run: Run) -> Agent:
+    """Return the agent of a run, imported from the target that the run names.
+
+    Raises:
+        ConflictError: when the server is not over a store alone, so that its own agents execute its runs.
+        MisuseError: when the run names no agent, or it cannot be imported.
+    """
+    found = gateway.continuation
+    if found is None:
+        raise ConflictError("this server does not import the agents of runs: a worker continues them")
+    root = await gateway.runs.root(run.id)
+    if not root.target:
+        raise MisuseError(
+            "the run does not name its agent, since it was started from Python by an Agent without "
+            f"target='module:name'. Continue it with: {found.build_command(root)}"
+        )
+    return await start_in_thread(lambda: found.open_agent(run, root)).wait()
+
+
+async def continue_run(gateway: Gateway, request: Request, caller: Caller, _body: bodies.EmptyBody) -> Response:
+    """Execute a run on this server until it is over or waits, with the agent that it names. A pause ends."""
+    header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
+    run = await gateway.runs.load((await gateway.runs.root(header.id)).id)
+    if run.is_over:
+        raise ConflictError(f"run {run.id!r} is over")
+    await gateway.execute_once(await _open_agent(gateway, run), run)
+    return JSONDocument(await build_run_document(gateway.runs.store, await gateway.wait_for(header.id, 0)), 202)
+
+
 async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.ForkBody) -> Response:
     """Start a run from the first events of another."""
     header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
     is_foreign = not gateway.agents and gateway.continuation is not None
     run = await gateway.load(header) if is_foreign else None
-    agent = gateway.find_agent(header.agent) if run is None else await open_agent(gateway, run)
+    agent = gateway.find_agent(header.agent) if run is None else await _open_agent(gateway, run)
     if header.user != caller.user:
         gateway.check_controller(caller)
     elif lost := set(header.roles) - set(caller.roles):
@@ -218,5 +250,18 @@ RUNS: Final = RouteGroup(
         Endpoint(method="POST", path=f"{_RUN}/fork", handler=fork, scope="run", body=bodies.ForkBody),
         Endpoint(method="POST", path=f"{_RUN}/feedback", handler=give_feedback, body=bodies.FeedbackBody),
         Endpoint(method="GET", path="/v1/agents", handler=list_agents),
+    ),
+)
+# Only of a server over a store that has no agents.
+CONTINUATION: Final = RouteGroup(
+    name="continuation",
+    endpoints=(
+        Endpoint(
+            method="POST",
+            path=f"{_RUN}/continue",
+            handler=continue_run,
+            scope="admin",
+            body=bodies.EmptyBody,
+        ),
     ),
 )

@@ -311,8 +311,8 @@ def test_runs_lists_the_newest_first(here):
     here.run("app:payer", "--id", "waits", "Pay.", code=3)
     lines = here("runs").splitlines()[1:]
     assert [line.split()[0] for line in lines] == ["waits", *reversed(ids)]
-    assert "ACT waiting" in lines[0]
-    assert "DONE completed" in lines[1]
+    assert "waits  waiting  " in lines[0]
+    assert "r2     done  " in lines[1]
     assert lines[1].endswith("sum 2")
     assert len(here("runs", "--limit", "2").splitlines()) == 3
     assert [run["id"] for run in here.json("runs")["runs"]] == ["waits", *reversed(ids)]

@@ -203,7 +203,7 @@ def _installed_version(name: str) -> str | None:
 
 def _check_package(name: str) -> DoctorCheck:
     version = _installed_version(name)
-    return DoctorCheck(name=name, ok=version is not None, detail=version or "not installed: install agentfsm again, which requires it")
+    return DoctorCheck(name=name, ok=version is not None, detail=version or "not installed: install agentfsm again")
 
 
 def _sqlite_version() -> str:
