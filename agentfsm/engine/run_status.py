@@ -57,7 +57,8 @@ def find_status(row: RunSummary, now: float, *, is_paused: bool) -> RunStatus:
         return RunStatus.WAITING
     if row.driven:
         return RunStatus.RUNNING
-    return RunStatus.QUEUED if row.waiting or not row.version else RunStatus.IDLE
+    has_begun = row.version or row.worker is not None
+    return RunStatus.QUEUED if row.waiting or not has_begun else RunStatus.IDLE
 
 
 def find_past_status(run: Run) -> RunStatus:

@@ -76,6 +76,8 @@ async def test_a_run_without_a_process(tmp_path):
     )
     dead = attrs.evolve(row, worker="w", ready_at=None)
     assert find_status(dead, 3.0, is_paused=False) is RunStatus.IDLE
+    assert find_status(attrs.evolve(dead, version=0), 3.0, is_paused=False) is RunStatus.IDLE
+    assert find_status(attrs.evolve(row, version=0), 3.0, is_paused=False) is RunStatus.QUEUED
     assert explain_standstill(dead, RunStatus.IDLE).startswith("the process that executed it has died: a worker of ")
     assert "run p has called it" in explain_standstill(attrs.evolve(dead, parent="p"), RunStatus.IDLE)
     assert explain_standstill(row, RunStatus.WAITING) == ""

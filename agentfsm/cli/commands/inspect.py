@@ -106,11 +106,12 @@ def show(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Show a run."""
     found, events, root, hint = _load_run(args.id, args.at, args.store)
     store = open_existing_store(args.store)
+    posted: Sequence[tuple[str, Decision]] = ()
+    feedback: Sequence[Feedback] = ()
+    status, standstill = find_past_status(found), ""
     if args.at is None:
         resume = hint.build_resume(root)
         posted, feedback, status, standstill = run_in_store(store, lambda: _read_additions(store, found, resume))
-    else:
-        posted, feedback, status, standstill = [], [], find_past_status(found), ""
     if terminal.json:
         journal = {"events": build_journal_json(events)} if args.events else {}
         decisions = {"posted": [build_posted_json(*each) for each in posted]}
@@ -135,7 +136,8 @@ async def _read_additions(
     ids = dict.fromkeys([run.id, *[item.run_id for item in run.pending]])
     rows = [(run_id, row.item) for run_id in ids for row in await store.inbox(run_id)]
     decisions = [(run_id, item) for run_id, item in rows if isinstance(item, Decision)]
-    return decisions, await store.list_feedback(run.id), *await read_status(store, run, resume)
+    status, standstill = await read_status(store, run, resume)
+    return decisions, await store.list_feedback(run.id), status, standstill
 
 
 def export(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
