@@ -1,9 +1,9 @@
-"""Status and output of a run as JSON values, for clients of the MCP server and of the gateway."""
+"""Output of a run, and the run itself, as JSON values, for clients of the MCP server and of the gateway."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -13,17 +13,7 @@ from agentfsm.tools.queue.result_json import encode_value
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
-
-
-Status: TypeAlias = Literal["running", "waiting", "done", "stopped"]
-"""Status of a run in one word."""
-
-
-def describe_status(state: State, *, is_waiting: bool) -> Status:
-    """Return the status of a run."""
-    if state in (State.DONE, State.ERROR):
-        return "done" if state is State.DONE else "stopped"
-    return "waiting" if is_waiting else "running"
+    from agentfsm.engine.run_status import RunStatus
 
 
 def read_output(run: Run) -> Any:
@@ -35,11 +25,11 @@ def read_output(run: Run) -> Any:
     return value if isinstance(value, str) else json.loads(encode_value(value, set()))
 
 
-def describe_run(run: Run) -> dict[str, Any]:
-    """Return a run for the model of a client: its status, its answer or why it stopped, and what it waits for."""
+def describe_run(run: Run, status: RunStatus, standstill: str) -> dict[str, Any]:
+    """Return a run for the model of a client: its status, its answer or why it failed, and what it waits for."""
     view: dict[str, Any] = {
         "run_id": run.id,
-        "status": describe_status(run.state, is_waiting=run.is_waiting),
+        "status": status,
         "turn": run.turn,
         "tokens": run.usage.tokens,
     }
@@ -47,6 +37,8 @@ def describe_run(run: Run) -> dict[str, Any]:
         view["answer"] = read_output(run)
     elif run.stop_reason is not None:
         view |= {"stop_reason": str(run.stop_reason), "stop_message": run.stop_message}
+    if standstill:
+        view["standstill"] = standstill
     if run.pending:
         view["pending"] = [attrs.asdict(item) for item in run.pending]
     return view

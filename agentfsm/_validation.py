@@ -162,19 +162,31 @@ def warn_of_unreachable_rules(guards: Iterable[CallGuard], tools: ToolRegistry) 
     """Log each rule of the guards that never asks, or is about a tool that there is not, once in this process."""
     traits = [tool.traits for tool in tools]
     for text in [text for guard in guards for text in guard.find_unreachable(traits)]:
-        _warn_once(text)
+        warn_once(text)
     if tools.sources or any(tool.kind is ToolKind.AGENT for tool in tools):
         return  # the rules are also about tools that are not known here
     known = [each.name for each in traits]
     named = [name for guard in guards for name in guard.list_tools()]
     for name in [name for name in named if not any(matches_tool(name, each) for each in known)]:
         close = "".join([f": did you mean {each}?" for each in get_close_matches(name, known, 1)])
-        _warn_once(f"a guard has a rule about {name}, and the agent has no tool of that name{close}")
+        warn_once(f"a guard has a rule about {name}, and the agent has no tool of that name{close}")
+
+
+def warn_of_undescribed_tools(tools: ToolRegistry) -> None:
+    """Log each tool of which the model knows only the name, once in this process."""
+    for tool in tools:
+        if not tool.description.strip():
+            warn_once(
+                f"tool {tool.name} has no description, so the model knows only its name: give the function a "
+                "docstring, or description=",
+                logger="agentfsm",
+            )
 
 
 @cache
-def _warn_once(text: str) -> None:
-    logging.getLogger("agentfsm.guards").warning(text)
+def warn_once(text: str, logger: str = "agentfsm.guards") -> None:
+    """Log a warning, once in this process."""
+    logging.getLogger(logger).warning(text)
 
 
 def as_states(states: Iterable[State]) -> frozenset[State]:

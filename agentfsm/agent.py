@@ -34,7 +34,9 @@ from agentfsm._validation import (
     check_run,
     check_start_options,
     to_plain_json,
+    warn_of_undescribed_tools,
     warn_of_unreachable_rules,
+    warn_once,
 )
 from agentfsm.context import AutoSelect, SlidingWindow, TrimResults
 from agentfsm.core.errors import ConflictError, LeaseHeldError, MisuseError, PartlyDoneError, StoreError
@@ -54,7 +56,7 @@ from agentfsm.core.settings import EXTRA_TOOLS, Settings
 from agentfsm.core.spend import Spend
 from agentfsm.core.trace_context import child_traceparent
 from agentfsm.core.usage import AgentCost, SessionCost
-from agentfsm.core.validation import BOOL, COUNT, NOT_NEGATIVE, SECONDS, require_type
+from agentfsm.core.validation import BOOL, COUNT, NOT_NEGATIVE, SECONDS, require_type, suggest_fields
 from agentfsm.decisions import as_attendant, wake_callers
 from agentfsm.engine.driver import LEASE_POLL_S, Driver
 from agentfsm.engine.execution import journal as journals
@@ -189,6 +191,7 @@ def _build_driver(agent: Agent[A_co]) -> Driver[A_co]:
     _check_model_options(agent)
     if agent.limits.usd is not None or agent.spend:
         agent.model.prepare()  # here, because it may block; `check_price` asks for a price in the event loop
+    warn_of_undescribed_tools(agent.tools)
     if agent.guards:
         warn_of_unreachable_rules(agent.guards, agent.tools)
     if agent.answer_cache is not None and agent.memory is not None:
@@ -545,6 +548,12 @@ class Agent(Generic[A_co]):
             own = call.run.header
             roles = own.roles if roles is None and user in {None, own.user} else roles
             user, tenant, clearance = user or own.user, tenant or own.tenant, clearance or own.clearance
+        if self.memory is not None and user is None:
+            warn_once(
+                f"a run of agent {self.name} has no user, so its memory is neither searched nor filled: give user=, as "
+                'in agent.run(prompt, user="ann")',
+                logger="agentfsm",
+            )
         identity: dict[str, Any] = {}
         if not traceparent and parent is None and (tracer := self.driver.config.tracer) is not None:
             traceparent = tracer.current_traceparent()
@@ -1230,3 +1239,15 @@ def _created_error(run_id: str, error: StoreError) -> PartlyDoneError:
         f"run {run_id!r} is in the store, and a worker executes it; but the store failed then: {error}; do not start "
         "it again under another id, and load it by this one"
     )
+
+
+suggest_fields(
+    Agent,
+    **dict.fromkeys(("system_prompt", "system", "prompt", "instruction", "system_message"), "instructions"),
+    **dict.fromkeys(("llm", "model_name"), "model"),
+    **dict.fromkeys(("functions", "toolsets"), "tools"),
+    **dict.fromkeys(("max_turns", "max_steps", "max_iterations", "recursion_limit", "timeout"), "limits"),
+    **dict.fromkeys(("temperature", "model_settings", "max_tokens"), "settings"),
+    **dict.fromkeys(("response_model", "result_type", "response_format", "output_schema"), "output_type"),
+    **dict.fromkeys(("checkpointer", "session_store", "db"), "store"),
+)

@@ -49,6 +49,7 @@ from agentfsm.engine.audit import AuditTrail, audit_run_tree
 from agentfsm.engine.execution.journal import EndedRuns, load_run, read_header
 from agentfsm.engine.follow import JournalFollower, wait_until_blocked
 from agentfsm.engine.run_list import RunIterator
+from agentfsm.engine.run_status import RunStatus, read_status
 from agentfsm.engine.stranded import STRANDED_S, StrandedRun, find_stranded
 from agentfsm.engine.tool_calls.allowances import Allowance, find_root
 from agentfsm.engine.unattended import NO_TOOLS, apply_stop_requests, give_up_cut_off_call
@@ -151,6 +152,17 @@ class Runs:
             header = await self.header(header.parent)
         return header
 
+    async def status(self, run_id: str) -> RunStatus:
+        """Return the status of a run in one word: running, idle, queued, waiting, paused, done or failed.
+
+        It follows from the lease, which a process that executes the run holds, and from the journal.
+
+        Raises:
+            RunNotFoundError: when the store has no such run.
+        """
+        status, _why = await read_status(self.store, await self.load(run_id))
+        return status
+
     async def children(self, run_id: str) -> tuple[RunSummary, ...]:
         """Return the runs of the sub-agents that a run has called, newest first; empty if the run does not exist."""
         check_run_id(run_id)
@@ -248,8 +260,8 @@ class Runs:
         """Wait until a run that a worker executes is over or waits for a person, input or a time, and return it.
 
         A posted decision counts before a worker has read it: after `approve` this waits for the outcome. If no worker
-        executes the run, this waits forever, even after a `cancel` whose worker died before it applied it; set a bound
-        with `anyio.fail_after`.
+        executes the run, this waits forever, even after a `cancel` whose worker died before it applied it, and after a
+        minute logs a warning that says how the run continues; set a bound with `anyio.fail_after`.
 
         Raises:
             RunNotFoundError: when the run does not exist or was deleted, even if a new run has its id.

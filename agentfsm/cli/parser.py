@@ -944,9 +944,9 @@ def _add_eval(add: AddParser) -> None:
     compare.add_argument("after", metavar="AFTER", help="the candidate's result")
     text = "decide whether a result is worse than the baseline: exit 0 pass, 1 worse, 2 undecided"
     gate = _add_command(sub, eval_suites.gate_result, text=text, name="gate")
-    gate.add_argument(
-        "--floor", metavar="ASPECT=SHARE", type=parse_pair, action="append", default=[], help="lowest accepted mean"
-    )
+    for takes in (run, gate):
+        text = "lowest accepted mean, from 0 to 1: below it the exit code is 1"
+        takes.add_argument("--floor", metavar="ASPECT=SHARE", type=parse_pair, action="append", default=[], help=text)
     gate.add_argument("--calibration", metavar="FILE", help="calibration of the judge, to gate what it grades")
     new = _add_command(
         sub, eval_suites.add, text="make a case from a run, with secrets masked, and append it to a suite"

@@ -97,8 +97,10 @@ class Terminal:
         with _hidden_input(sys.stdin):
             return self.ask(question)
 
-    def ask_choice(self, question: str, choices: Mapping[str, str]) -> str | None:
+    def ask_choice(self, question: str, choices: Mapping[str, str], explanation: str = "") -> str | None:
         """Ask until the answer is one of the choices, ignoring case; return None after Ctrl-D.
+
+        The explanation of the choices is shown after `?` and any other answer.
 
         Input that was typed before the question is dropped: it cannot be the answer to it.
         """
@@ -107,6 +109,8 @@ class Terminal:
         while (answer := self.ask(question)) is not None:
             if (chosen := choices.get(answer.lower())) is not None:
                 return chosen
+            if answer and explanation:
+                self.err(explanation)
         return None
 
 

@@ -6,6 +6,8 @@ processes.
 
 from __future__ import annotations
 
+import logging
+import math
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,6 +22,7 @@ from agentfsm.core.events import Event
 from agentfsm.core.machine import TABLE
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.journal import EndedRuns, load_run
+from agentfsm.engine.run_status import read_status
 from agentfsm.engine.tool_calls.approvals import is_wait_over
 from agentfsm.ports.store import Store
 
@@ -27,6 +30,10 @@ if TYPE_CHECKING:
     from agentfsm.core.header import Header
     from agentfsm.core.run import Run
 
+_log = logging.getLogger("agentfsm")
+
+# Seconds without an event after which `wait` looks whether a process executes the run.
+STANDSTILL_S: Final = 60.0
 # Seconds between two polls while the store's notifications work, or while nothing happens.
 POLL_S: Final = 1.0
 # Seconds until the next poll after one that found events without a notification. Each empty poll doubles it.
@@ -194,9 +201,14 @@ async def wait_until_blocked(store: Store, run_id: str, ended_runs: EndedRuns) -
     """
     run = await load_run(store, run_id, ended_runs=ended_runs)
     tail = JournalTail(store, run_id, run.version, run.header)
+    is_told = False
     try:
         while not run.is_over and not await is_blocked(store, run):
-            run = run.fold(await tail.wait())
+            with anyio.move_on_after(math.inf if is_told else STANDSTILL_S) as scope:
+                run = run.fold(await tail.wait())
+            if scope.cancelled_caught and (why := (await read_status(store, run))[1]):
+                _log.warning("run %s is waited for and stands still: %s", run_id, why)
+                is_told = True
     finally:
         tail.close()
     return run

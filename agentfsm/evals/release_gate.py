@@ -81,8 +81,6 @@ def gate(
     names, limits = tuple(dict.fromkeys(metrics)), dict(floors or {})
     if not names:
         raise MisuseError("gate(metrics=()): name one aspect or more")
-    if wrong := next((each for each in limits.values() if not is_number(each) or not 0 <= each <= 1), None):
-        raise MisuseError(f"gate(floors=...): {shorten_repr(wrong)} is not a mean: give numbers from 0 to 1")
     if any(each.startswith("judge") for each in (*names, *limits)):
         if calibration is None:
             raise MisuseError("a judge that is not calibrated decides nothing: see `agentfsm eval calibrate`")
@@ -91,17 +89,30 @@ def gate(
     share = 1 - (1 - confidence) / len(names)
     found = [compare(against, candidate, metric=each, worse_by=worse_by, confidence=share) for each in names]
     decisions = [(_decide_aspect(each), str(each)) for each in found]
-    for name, floor in limits.items():
-        mean = candidate.mean(name)
-        if mean is None:
-            raise MisuseError(f"no case has a grade of {name!r}, so its floor cannot be checked")
-        if mean < floor:
-            decisions.append((GateDecision.WORSE, f"{name}: {mean:.1%} is below the floor of {floor:.1%}"))
+    decisions += [(GateDecision.WORSE, reason) for reason in find_below_floors(candidate, limits)]
     order = (GateDecision.WORSE, GateDecision.UNDECIDED, GateDecision.PASS)
     decision = min((each for each, _reason in decisions), key=order.index)
     return GateReport(
         decision=decision, comparisons=tuple(found), reasons=tuple(reason for _decision, reason in decisions)
     )
+
+
+def find_below_floors(evaluation: Evaluation, floors: Mapping[str, float]) -> tuple[str, ...]:
+    """Return a sentence for each aspect whose mean is below its floor.
+
+    Raises:
+        MisuseError: if a floor is not a mean, or an aspect was not scored.
+    """
+    found = []
+    for name, floor in floors.items():
+        if not is_number(floor) or not 0 <= floor <= 1:
+            raise MisuseError(f"floor of {name!r}: {shorten_repr(floor)} is not a mean: give numbers from 0 to 1")
+        mean = evaluation.mean(name)
+        if mean is None:
+            raise MisuseError(f"no case has a grade of {name!r}, so its floor cannot be checked")
+        if mean < floor:
+            found.append(f"{name}: {mean:.1%} is below the floor of {floor:.1%}")
+    return tuple(found)
 
 
 def _decide_aspect(found: Comparison) -> GateDecision:

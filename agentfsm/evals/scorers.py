@@ -93,7 +93,7 @@ class OutcomeScorer(Value):
         """Grade a run. A check of the world that raises leaves the run unscored."""
         run, case = graded.run, graded.case
         if run.state is not State.DONE:
-            stop = f"stopped by {run.stop_reason}: {run.stop_message}" if run.is_over else "the run waits for a person"
+            stop = f"failed, {run.stop_reason}: {run.stop_message}" if run.is_over else "the run waits for a person"
             return Grade(0.0, stop)
         if failures := find_failures(case.expect, run.answer):
             return Grade(0.0, "; ".join(failures))

@@ -253,6 +253,9 @@ TIMESTAMP: Final = ValueRule(fits=is_number, wanted="seconds since 1970, for exa
 class Filter(Value):
     """Selects the runs of a list. A field that is None matches all runs."""
 
+    id: str | None = attrs.field(default=None, validator=STRING.or_none())
+    """Matches the run with this id."""
+
     session: str | None = attrs.field(default=None, validator=STRING.or_none())
     """Matches the runs of this session."""
 

@@ -17,7 +17,7 @@ from agentfsm.ports.store import ALL_RUNS, Filter
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.metrics import CONTENT_TYPE, Samples, format_metric
 from agentfsm.serve.queries import read_number, read_text
-from agentfsm.serve.run_documents import JSONDocument, build_row_document
+from agentfsm.serve.run_documents import JSONDocument, build_row_documents
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,8 +61,11 @@ async def list_sessions(gateway: Gateway, request: Request, caller: Caller, _bod
             continue
         last, count = found.get(row.session, (row, 0))
         found[row.session] = last, count + 1
-    rows = [(build_row_document(last), count) for last, count in found.values()]
-    sessions = [{"session": row["session"], "user": row["user"], "last": row, "runs": count} for row, count in rows]
+    rows = await build_row_documents(gateway.runs.store, [last for last, _ in found.values()])
+    sessions = [
+        {"session": row["session"], "user": row["user"], "last": row, "runs": count}
+        for row, (_, count) in zip(rows, found.values(), strict=True)
+    ]
     return JSONDocument({"sessions": sessions, "is_whole": is_whole})
 
 
@@ -73,12 +76,12 @@ async def list_workers(gateway: Gateway, _request: Request, caller: Caller, _bod
     rows = [row for row in await gateway.runs.list(where, limit=MAX_ACTIVE) if await gateway.serves(row)]
     workers: dict[str, list[dict[str, Any]]] = {}
     queue = []
-    for row in rows:
+    for row, document in zip(rows, await build_row_documents(gateway.runs.store, rows), strict=True):
         if row.worker is None and not row.driven:
-            queue.append(_describe_active(row, now, "no worker has claimed it yet"))
+            queue.append(document | _describe_activity(row, now, "no worker has claimed it yet"))
         else:
             reason = "its worker executes it" if row.driven else "its worker died; another one claims it soon"
-            workers.setdefault(_shorten_name(row.worker), []).append(_describe_active(row, now, reason))
+            workers.setdefault(_shorten_name(row.worker), []).append(document | _describe_activity(row, now, reason))
     return JSONDocument(
         {
             "now": now,
@@ -113,13 +116,13 @@ async def list_costs(gateway: Gateway, request: Request, caller: Caller, _body: 
     return JSONDocument(build_cost_document(report, windows, tz))
 
 
-def _describe_active(row: RunSummary, now: float, reason: str) -> dict[str, Any]:
+def _describe_activity(row: RunSummary, now: float, reason: str) -> dict[str, Any]:
     more = f"; {row.crashes} workers died with it" if row.crashes else ""
     times = {
         "ready_s": None if row.ready_at is None else round(max(0.0, now - row.ready_at), 3),
         "silent_s": round(max(0.0, now - row.updated_at), 3),
     }
-    return build_row_document(row) | times | {"crashes": row.crashes, "reason": f"{reason}{more}"}
+    return times | {"crashes": row.crashes, "reason": f"{reason}{more}"}
 
 
 def _shorten_name(worker: str | None) -> str:

@@ -24,6 +24,7 @@ from agentfsm.releases import Rollout
 from agentfsm.runs import Runs
 from agentfsm.serve.administration import ADMINISTRATION
 from agentfsm.serve.caller_limits import MAX_QUEUE, Admission, check_quota_store
+from agentfsm.serve.continuation import Continuation
 from agentfsm.serve.delta_hub import DeltaHub
 from agentfsm.serve.details import DETAILS
 from agentfsm.serve.dialects.ag_ui import AG_UI
@@ -33,7 +34,7 @@ from agentfsm.serve.endpoints import SERVER_FAILED, RouteGroup, answer_http_erro
 from agentfsm.serve.gateway import Gateway
 from agentfsm.serve.inspection import INSPECTION
 from agentfsm.serve.rate_limits import NO_LIMITS, RateLimits
-from agentfsm.serve.run_operations import RUNS
+from agentfsm.serve.run_operations import CONTINUATION, RUNS
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -89,6 +90,7 @@ def serve(
     four_eyes: bool = False,
     origins: Iterable[str] = (),
     deltas: str | None = None,
+    continuation: Continuation | None = None,
 ) -> GatewayApp:
     """Return an ASGI app that serves agents over HTTP, for a web server or to mount in an application.
 
@@ -113,6 +115,8 @@ def serve(
         origins: Origins of pages that may call the server from a browser (CORS), such as "https://app.example.org".
         deltas: URL of a Redis through which servers and workers pass the text that models write to each other's event
             streams. None: a stream has the text of runs that this process executes.
+        continuation: Continues one run when a person asks for it, on a server over a store without agents. None: not
+            by this server.
 
     Raises:
         MisuseError: when there is no agent, two have one name, they have different stores, or `deltas` is not the URL
@@ -126,7 +130,7 @@ def serve(
         raise MisuseError("serve() needs one agent or more, each with a name of its own: give Agent(name=...)")
     if any(each.store is not served[0].store for each in served):
         raise MisuseError("the agents have different stores: give the store of all of them as store=")
-    served_groups = (*ROUTE_GROUPS, *groups)
+    served_groups = (*ROUTE_GROUPS, *([CONTINUATION] if continuation is not None else ()), *groups)
     background = tuple([each.background for each in served_groups if each.background is not None])
     check_quota_store(runs.store, limits, tenant_limits)
     NOT_NEGATIVE.check("serve", "drain_s", drain_s)
@@ -140,6 +144,7 @@ def serve(
         background=background,
         admission=Admission(runs=runs, user_limits=limits, tenant_limits=tenant_limits, max_queue=max_queue),
         four_eyes=four_eyes,
+        continuation=continuation,
         hub=DeltaHub(None if deltas is None else DeltaRelay(deltas)),
     )
     routes: list[BaseRoute] = [route for each in served_groups for route in each.list_routes(gateway, auth)]

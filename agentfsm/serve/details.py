@@ -38,7 +38,7 @@ async def get_details(gateway: Gateway, request: Request, caller: Caller, _body:
     run = await gateway.wait_for(header.id, 0)
     agent = gateway.agents.get(header.agent)
     return JSONDocument(
-        build_run_document(run)
+        await build_run_document(gateway.runs.store, run)
         | {
             "prompt": "\n".join(map(format_part, header.prompt)),
             "agent_version": header.agent_version,
@@ -47,13 +47,22 @@ async def get_details(gateway: Gateway, request: Request, caller: Caller, _body:
             "forked_from": header.forked_from,
             "forked_at": header.forked_at,
             "withhold": header.withhold,
-            "may_act": agent is not None and _may_act(agent),
+            "may_act": gateway.continuation is not None if agent is None else _may_act(agent),
+            "continuation": await _describe_continuation(gateway, run),
+            "reply": "" if run.reply is None else run.reply.text,
             "duration_s": run.duration_s,
             "labels": [attrs.asdict(run.labels[label]) for label in join_labels(run.labels)],
             "limits": None if agent is None else attrs.asdict(agent.limits),
             "posted": await _list_posted(gateway, run),
         }
     )
+
+
+async def _describe_continuation(gateway: Gateway, run: Run) -> dict[str, Any] | None:
+    """Return how an open run is continued on this server when a person asks for it; None if not by this server."""
+    if gateway.continuation is None:
+        return None
+    return gateway.continuation.describe(await gateway.runs.root(run.id))
 
 
 def _may_act(agent: Agent[Any]) -> bool:

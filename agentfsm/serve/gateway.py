@@ -32,7 +32,7 @@ from agentfsm.serve.metrics import RequestCounts, RunCounts
 from agentfsm.worker import Worker
 
 if TYPE_CHECKING:
-    from anyio.abc import TaskGroup
+    from anyio.abc import TaskGroup, TaskStatus
 
     from agentfsm.core.header import Header
     from agentfsm.core.labels import Label
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from agentfsm.releases import Rollout
     from agentfsm.runs import Prompt, Runs
     from agentfsm.serve.access import Caller
+    from agentfsm.serve.continuation import Continuation
 
 _log = logging.getLogger("agentfsm.serve")
 
@@ -83,6 +84,9 @@ class Gateway:
 
     four_eyes: bool = False
     """Whether no user may approve or settle the calls of its own runs."""
+
+    continuation: Continuation | None = None
+    """Continues a run on request, on a server without agents. None: not by this server."""
 
     hub: DeltaHub = attrs.field(factory=DeltaHub)
     """Passes on the text that models are writing."""
@@ -205,6 +209,35 @@ class Gateway:
         if header.parent is not None:
             raise MisuseError(f"run {header.id!r} works for run {header.parent!r}: resume that one")
         self._tasks.start_soon(self._resume, self._find_release(header), header.id)
+
+    async def execute_once(self, agent: Agent[Any], run: Run) -> None:
+        """Execute a run in a task of the server until it is over or waits. Return when its first step is done.
+
+        Raises:
+            ClosedError: when the server is not running.
+            Exception: when the execution fails before that; a later error is logged.
+        """
+
+        async def execute(*, task_status: TaskStatus[None]) -> None:
+            has_begun = False
+
+            def begin(_run: Run) -> None:
+                nonlocal has_begun
+                if not has_begun:
+                    has_begun = True
+                    task_status.started()
+
+            on_event = pass_deltas(run.id, self.hub.publish)
+            try:
+                deps = await self.resolve_deps(run)
+                await agent.driver.run_until_blocked(run, deps, on_event=on_event, on_run=begin, resume=True)
+                begin(run)
+            except Exception as error:
+                if not has_begun:
+                    raise
+                _log.warning("run %s was not continued: %s", run.id, error, exc_info=not isinstance(error, AgentError))
+
+        await self.start_task(execute)
 
     def _find_release(self, header: Header) -> Agent[Any]:
         """Return the agent that executes a run: that of its release, if the agent has a roll-out."""

@@ -15,7 +15,7 @@ from agentfsm.core.effects import AskModel
 from agentfsm.core.errors import MisuseError
 from agentfsm.serve.endpoints import Endpoint, RouteGroup
 from agentfsm.serve.queries import read_number, read_text
-from agentfsm.serve.run_documents import JSONDocument, build_row_document, strip_native
+from agentfsm.serve.run_documents import JSONDocument, build_row_documents, strip_native
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -140,7 +140,7 @@ async def list_children(gateway: Gateway, request: Request, caller: Caller, _bod
     """List the runs of the sub-agents that a run has called, newest first."""
     header = await gateway.open_run(request.path_params["run_id"], caller)
     rows = await gateway.runs.children(header.id)
-    return JSONDocument({"runs": [build_row_document(row) for row in rows]})
+    return JSONDocument({"runs": await build_row_documents(gateway.runs.store, rows)})
 
 
 async def list_feedback(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 from starlette.responses import JSONResponse
 
-from agentfsm._run_status import describe_status, read_output
+from agentfsm._run_status import read_output
 from agentfsm.core.machine import State
+from agentfsm.engine.run_status import find_past_status, list_statuses, read_status
 from agentfsm.serve.access import read_session_name
 
 if TYPE_CHECKING:
     from agentfsm.core.run import Run
-    from agentfsm.ports.store import RunSummary
+    from agentfsm.engine.run_status import RunStatus
+    from agentfsm.ports.store import RunSummary, Store
     from agentfsm.serve.access import Caller
 
 
@@ -46,13 +48,23 @@ _ROW_FIELDS: Final = ("id", "agent", "user", "parent", "turn", "version", "token
 _ROW_TIMES: Final = ("created_at", "updated_at")
 
 
-def build_run_document(run: Run) -> dict[str, Any]:
-    """Return a run: its state, its result, what it waits for, and its cost in tokens."""
+async def build_run_document(store: Store, run: Run) -> dict[str, Any]:
+    """Return a run that was just loaded: its status and state, its result, what it waits for, and its tokens."""
+    return _build_document(run, *await read_status(store, run))
+
+
+def build_past_document(run: Run) -> dict[str, Any]:
+    """Return a run as it was at a version of its journal."""
+    return _build_document(run, find_past_status(run), "")
+
+
+def _build_document(run: Run, status: RunStatus, standstill: str) -> dict[str, Any]:
     header = run.header
     return {
         "id": run.id,
         "agent": header.agent,
-        "status": describe_status(run.state, is_waiting=run.is_waiting),
+        "status": status,
+        "standstill": standstill or None,
         "state": str(run.state),
         "version": run.version,
         "turn": run.turn,
@@ -71,10 +83,15 @@ def build_run_document(run: Run) -> dict[str, Any]:
     }
 
 
-def build_row_document(row: RunSummary) -> dict[str, Any]:
-    """Return a row of a list of runs."""
+async def build_row_documents(store: Store, rows: Sequence[RunSummary]) -> list[dict[str, Any]]:
+    """Return the rows of a list of runs."""
+    statuses = await list_statuses(store, rows)
+    return [_build_row(row, status) for row, status in zip(rows, statuses, strict=True)]
+
+
+def _build_row(row: RunSummary, status: RunStatus) -> dict[str, Any]:
     return {name: getattr(row, name) for name in _ROW_FIELDS + _ROW_TIMES} | {
-        "status": describe_status(row.state, is_waiting=row.waiting),
+        "status": status,
         "state": str(row.state),
         "stop_reason": None if row.stop_reason is None else str(row.stop_reason),
         "session": read_session_name(row.session),

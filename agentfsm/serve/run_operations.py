@@ -8,8 +8,9 @@ import attrs
 from starlette.responses import Response
 
 from agentfsm._admission import admit, admit_answer
+from agentfsm._concurrency import start_in_thread
 from agentfsm.agent import new_id
-from agentfsm.core.errors import MisuseError
+from agentfsm.core.errors import ConflictError, MisuseError
 from agentfsm.engine.tool_calls.allowances import build_document
 from agentfsm.serve import bodies
 from agentfsm.serve.agent_documents import build_agent_document
@@ -19,12 +20,14 @@ from agentfsm.serve.fork_edits import parse_edits
 from agentfsm.serve.gateway import ForbiddenError
 from agentfsm.serve.queries import read_number, read_state, read_text, read_traceparent
 from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, decide_calls, reject_call, send_text
-from agentfsm.serve.run_documents import JSONDocument, build_row_document, build_run_document
+from agentfsm.serve.run_documents import JSONDocument, build_past_document, build_row_documents, build_run_document
 from agentfsm.serve.run_pages import MAX_PAGE_SIZE, PAGE_SIZE, find_page
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from agentfsm.agent import Agent
+    from agentfsm.core.run import Run
     from agentfsm.serve.access import Caller
     from agentfsm.serve.gateway import Gateway
 
@@ -47,7 +50,7 @@ async def create_run(gateway: Gateway, request: Request, caller: Caller, body: b
     )
     found = await gateway.wait_for(run_id, body.wait_s)
     headers = {"location": f"/v1/runs/{run_id}"}
-    return JSONDocument(build_run_document(found), 201 if is_new else 200, headers)
+    return JSONDocument(await build_run_document(gateway.runs.store, found), 201 if is_new else 200, headers)
 
 
 async def list_runs(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
@@ -64,7 +67,7 @@ async def list_runs(gateway: Gateway, request: Request, caller: Caller, _body: o
         limit=max(1, read_number(query, "limit", PAGE_SIZE, MAX_PAGE_SIZE)),
         after=read_text(query, "after"),
     )
-    return JSONDocument({"runs": [build_row_document(row) for row in rows], "after": after})
+    return JSONDocument({"runs": await build_row_documents(gateway.runs.store, rows), "after": after})
 
 
 async def get_run(gateway: Gateway, request: Request, caller: Caller, _body: object) -> Response:
@@ -72,9 +75,9 @@ async def get_run(gateway: Gateway, request: Request, caller: Caller, _body: obj
     header = await gateway.open_run(request.path_params["run_id"], caller)
     if "at" in request.query_params:
         at = read_number(request.query_params, "at", 0, 10**12 - 1)
-        return JSONDocument(build_run_document(await gateway.load(header, at)))
+        return JSONDocument(build_past_document(await gateway.load(header, at)))
     wait_s = read_number(request.query_params, "wait_s", 0, 60)
-    return JSONDocument(build_run_document(await gateway.wait_for(header.id, wait_s)))
+    return JSONDocument(await build_run_document(gateway.runs.store, await gateway.wait_for(header.id, wait_s)))
 
 
 async def stream_events(gateway: Gateway, request: Request, caller: Caller, _body: object) -> RunEventStream:
@@ -187,10 +190,41 @@ async def cancel(gateway: Gateway, request: Request, caller: Caller, body: bodie
     return await _accept(gateway, run_id)
 
 
+async def _open_agent(gateway: Gateway, run: Run) -> Agent:
+    """Return the agent of a run, imported from the target that the run names.
+
+    Raises:
+        ConflictError: when the server is not over a store alone, so that its own agents execute its runs.
+        MisuseError: when the run names no agent, or it cannot be imported.
+    """
+    found = gateway.continuation
+    if found is None:
+        raise ConflictError("this server does not import the agents of runs: a worker continues them")
+    root = await gateway.runs.root(run.id)
+    if not root.target:
+        raise MisuseError(
+            "the run does not name its agent, since it was started from Python by an Agent without "
+            f"target='module:name'. Continue it with: {found.build_command(root)}"
+        )
+    return await start_in_thread(lambda: found.open_agent(run, root)).wait()
+
+
+async def continue_run(gateway: Gateway, request: Request, caller: Caller, _body: bodies.EmptyBody) -> Response:
+    """Execute a run on this server until it is over or waits, with the agent that it names. A pause ends."""
+    header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
+    run = await gateway.runs.load((await gateway.runs.root(header.id)).id)
+    if run.is_over:
+        raise ConflictError(f"run {run.id!r} is over")
+    await gateway.execute_once(await _open_agent(gateway, run), run)
+    return JSONDocument(await build_run_document(gateway.runs.store, await gateway.wait_for(header.id, 0)), 202)
+
+
 async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.ForkBody) -> Response:
     """Start a run from the first events of another."""
     header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
-    agent = gateway.find_agent(header.agent)
+    is_foreign = not gateway.agents and gateway.continuation is not None
+    run = await gateway.load(header) if is_foreign else None
+    agent = gateway.find_agent(header.agent) if run is None else await _open_agent(gateway, run)
     if header.user != caller.user:
         gateway.check_controller(caller)
     elif lost := set(header.roles) - set(caller.roles):
@@ -200,7 +234,7 @@ async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.
     fork_id = new_id()
     async with gateway.admission.admit_run(caller, agent.name, fork_id):
         run = await agent.fork(header.id, at=body.at, prompt=prompt, edit=edit, id=fork_id, withhold=body.withhold)
-    return JSONDocument(build_run_document(run), 201, {"location": f"/v1/runs/{run.id}"})
+    return JSONDocument(await build_run_document(gateway.runs.store, run), 201, {"location": f"/v1/runs/{run.id}"})
 
 
 async def give_feedback(gateway: Gateway, request: Request, caller: Caller, body: bodies.FeedbackBody) -> Response:
@@ -219,7 +253,7 @@ async def delete(gateway: Gateway, request: Request, caller: Caller, _body: obje
 
 
 async def _accept(gateway: Gateway, run_id: str) -> Response:
-    return JSONDocument(build_run_document(await gateway.wait_for(run_id, 0)), 202)
+    return JSONDocument(await build_run_document(gateway.runs.store, await gateway.wait_for(run_id, 0)), 202)
 
 
 _RUN: Final = "/v1/runs/{run_id}"
@@ -250,5 +284,18 @@ RUNS: Final = RouteGroup(
         Endpoint(method="POST", path=f"{_RUN}/fork", handler=fork, scope="run", body=bodies.ForkBody),
         Endpoint(method="POST", path=f"{_RUN}/feedback", handler=give_feedback, body=bodies.FeedbackBody),
         Endpoint(method="GET", path="/v1/agents", handler=list_agents),
+    ),
+)
+# Only of a server over a store that has no agents.
+CONTINUATION: Final = RouteGroup(
+    name="continuation",
+    endpoints=(
+        Endpoint(
+            method="POST",
+            path=f"{_RUN}/continue",
+            handler=continue_run,
+            scope="admin",
+            body=bodies.EmptyBody,
+        ),
     ),
 )

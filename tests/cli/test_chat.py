@@ -122,7 +122,7 @@ def test_leaving_a_question_for_later(here, terminal):
     screen.type("\x04")
     screen.wait_for("and /cancel ends it.", times=3)
     screen.type("/cancel\r")
-    screen.wait_for("stopped by cancelled")
+    screen.wait_for("failed, cancelled")
     screen.type("/exit\r")
     assert screen.end() == 0
     assert not (here.folder / "paid.txt").exists()

@@ -107,7 +107,7 @@ def test_a_session_goes_on(here):
 def test_a_failed_run_says_why(here):
     """ERROR ends with 1, with the reason and the message, and nothing on stdout."""
     assert here("run", "app:failing", "Try.", code=1) == ""
-    assert "stopped by model_error: the model is out of order" in here.err
+    assert "failed, model_error: the model is out of order" in here.err
     found = here.json("run", "app:failing", "Try.", code=1)
     assert (found["state"], found["stop_reason"], found["output"]) == ("error", "model_error", None)
     assert "out of order" in found["stop_message"]
@@ -116,7 +116,7 @@ def test_a_failed_run_says_why(here):
 def test_a_limit_has_a_code_of_its_own(here):
     """A run that a larger limit would have let go on ends with 4."""
     here("run", "app:limited", "Go on and on.", code=4)
-    assert "stopped by max_turns: 2 of 2 turns used" in here.err
+    assert "failed, max_turns: 2 of 2 turns used" in here.err
 
 
 def test_calls_of_one_tool_are_decided_on_together(here):
@@ -354,8 +354,8 @@ def test_runs_lists_the_newest_first(here):
     here.run("app:payer", "--id", "waits", "Pay.", code=3)
     lines = here("runs").splitlines()[1:]
     assert [line.split()[0] for line in lines] == ["waits", *reversed(ids)]
-    assert "ACT waiting" in lines[0]
-    assert "DONE completed" in lines[1]
+    assert "waits  waiting  " in lines[0]
+    assert "r2     done  " in lines[1]
     assert lines[1].endswith("sum 2")
     assert len(here("runs", "--limit", "2").splitlines()) == 3
     assert [run["id"] for run in here.json("runs")["runs"]] == ["waits", *reversed(ids)]

@@ -50,7 +50,7 @@ def test_this_repository(demo):
     assert "| `.py` |" in report
     assert "`agentfsm/" in report
     for command in (f"show {run.id}", f"replay {run.id}", "studio", "init my-agent"):
-        assert f"  agentfsm {command}  " in done.out
+        assert f"\n  agentfsm {command}\n" in done.out
     assert run.output in done.out
     assert (demo.folder / ".agentfsm" / ".gitignore").read_text(encoding="ascii") == "*\n"
     assert {path.name for path in demo.folder.iterdir()} == {"app.py", ".agentfsm"}

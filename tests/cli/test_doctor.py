@@ -1,6 +1,7 @@
 """`agentfsm doctor`: what it finds, and that it changes and tells nothing that it must not."""
 
 import hashlib
+import os
 import sqlite3
 
 import anyio
@@ -168,3 +169,23 @@ def test_no_findings_where_all_is_well(here):
     report = here.json("doctor", "agentfsm.cli.demo:agent")
     assert report["ok"]
     assert report["findings"] == []
+
+
+def test_a_missing_key_hides_nothing(here):
+    """The key is reported, with the error, and the tools of the agent are still listed with their declarations."""
+    (here.folder / "keyless.py").write_text(
+        'from agentfsm import Agent, tool\n\n@tool(read_only=True)\ndef look() -> str:\n    """Look around."""\n'
+        "    return ''\n\nagent = Agent('openai:gpt-4o', tools=[look])\n",
+        encoding="utf-8",
+    )
+    report = here.json("doctor", "keyless:agent", code=1)
+    found = {check["name"]: check for check in report["checks"]}
+    assert found["OPENAI_API_KEY"] == {
+        "name": "OPENAI_API_KEY",
+        "ok": False,
+        "detail": found["OPENAI_API_KEY"]["detail"],
+    }
+    assert "OPENAI_API_KEY is not set" in found["OPENAI_API_KEY"]["detail"]
+    assert found["agent"]["ok"]
+    assert report["tools"] == [{"name": "look", "declared": ["read_only", "concurrency_safe"]}]
+    assert "OPENAI_API_KEY" not in os.environ

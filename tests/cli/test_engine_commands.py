@@ -20,9 +20,9 @@ def test_runs_pass_through_dbos(here, store):
     assert submitted == "p\n"
     assert "agentfsm worker --engine dbos app:teller" in here.err
     work = ("worker", "app:teller", "--engine", "dbos", "--until-idle", "--rate", "100/60", "--store", store)
-    assert here.json(*work)["runs"] == {"done": 0, "stopped": 0, "waiting": 1}
+    assert here.json(*work)["runs"] == {"done": 0, "failed": 0, "waiting": 1}
     here("approve", "p", "t1.0", "--by", "ann", "--store", store)
-    assert here.json(*work)["runs"] == {"done": 1, "stopped": 0, "waiting": 0}
+    assert here.json(*work)["runs"] == {"done": 1, "failed": 0, "waiting": 0}
 
 
 def test_options_of_an_engine_need_one(here):

@@ -126,7 +126,7 @@ def test_cancel_reaches_a_live_worker(shell):
     process.wait_for("t1.0 waiting")
     assert "ends when its worker reads the request" in shell("cancel", process.run_id, "--by", "ann").err
     assert process.end() == 1
-    assert "stopped by cancelled: cancelled by ann" in process.err
+    assert "failed, cancelled: cancelled by ann" in process.err
 
 
 def test_a_reader_that_goes_away(shell):

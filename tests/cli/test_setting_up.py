@@ -1,37 +1,129 @@
 """`agentfsm init` and `agentfsm completion`: the first commands of a new user."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+import tomllib
+import venv
+from itertools import takewhile
 
 import pytest
 
+from tests.support.built_package import ROOT
 from tests.support.command_line import HANG_S
 
+# Where a system has its programs: no `agentfsm`, no environment.
+BARE_PATH = "/usr/local/bin:/usr/bin:/bin"
+# How pip finds its index is the machine's matter.
+SETTINGS = [f"{name}={value}" for name, value in os.environ.items() if name.startswith("PIP_")]
 
-def execute(folder, *words, timeout=HANG_S, **env):
+
+def execute(folder, *words, timeout=HANG_S, stdin="", **env):
     done = subprocess.run(
-        words, cwd=folder, env=os.environ | env, capture_output=True, text=True, timeout=timeout, check=False
+        words,
+        cwd=folder,
+        env=os.environ | env,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
+def execute_bare(folder, line, stdin=""):
+    """Execute a line that was printed, in a shell that has a system and nothing else."""
+    words = ["env", "-i", f"PATH={BARE_PATH}", f"HOME={folder}", *SETTINGS, "sh", "-c", line]
+    return execute(folder, *words, stdin=stdin, timeout=600)
+
+
+def read_steps(text):
+    """Return the command lines after "Next:"; a line that is indented more explains the one above it."""
+    lines = takewhile(lambda line: line.startswith("  "), text.partition("Next:\n")[2].splitlines())
+    return [line.removeprefix("  ") for line in lines if not line.startswith("   ")]
+
+
 def test_a_new_project_passes_its_own_tests(here):
-    """Its tests and its offline evaluation pass without a key, and checkers find nothing in it."""
+    """Each printed step works where it was printed, in a bare environment without a key; checkers find nothing."""
     written = here("init", "my-notes").splitlines()
+    steps = read_steps(here.err)
+    assert steps == ["cd my-notes", "make test", "make chat"]
     project = here.folder / "my-notes"
     files = sorted(path.relative_to(project).as_posix() for path in project.rglob("*") if path.is_file())
     assert sorted(written) == files
     assert {".gitignore", "Makefile", "README.md", "my_notes/agent.py", "tests/test_agent.py"} <= {*files}
-    assert not [path for path in files if "{" in path or "{name}" in (project / path).read_text(encoding="utf-8")]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    assert "2 passed" in execute(project, "make", "test", PATH=path, OPENAI_API_KEY="")
-    assert "pass^1      100.0%" in execute(project, "make", "eval-offline", PATH=path, OPENAI_API_KEY="")
+    texts = "".join((project / path).read_text(encoding="utf-8") for path in files)
+    assert not re.search(r"\{(name|package|agentfsm|python)\}", texts)
+    install_offline(project)
+    assert "2 passed" in execute_bare(here.folder, "; ".join(steps[:2]))
+    chat = execute_bare(here.folder, f"{steps[0]}; {steps[2]}", "Hello!\nWhich notes do I have?\n")
+    assert "A simulated model answers. For a real one: export OPENAI_API_KEY=" in chat
+    assert "I am a simulated model." in chat
+    assert chat.endswith("There is no note about that.\n")
+    evaluated = execute_bare(project, "make eval-offline")
+    assert "outcome     100.0%" in evaluated
+    assert "tool_path   100.0%" in evaluated
+    assert " my_notes.agent:agent" in execute(project, "make", "-n", "chat", AGENT_MODEL="openai:gpt-4o")
     execute(project, sys.executable, "-m", "ruff", "check", "--isolated", "--line-length=120", ".")
     execute(project, sys.executable, "-m", "ruff", "format", "--check", ".")
+
+
+def install_offline(project):
+    """Make the environment of a project, as its Makefile does, of what is installed here."""
+    venv.EnvBuilder(with_pip=False, symlinks=True).create(project / ".venv")
+    (site,) = (project / ".venv").glob("lib/python3*/site-packages")
+    (site / "here.pth").write_text("\n".join([str(ROOT), *filter(None, sys.path)]), encoding="utf-8")
+    command = project / ".venv" / "bin" / "agentfsm"
+    command.write_text(f"#!{project}/.venv/bin/python\nfrom agentfsm.__main__ import run\nrun()\n", encoding="utf-8")
+    command.chmod(0o755)
+    (project / ".venv" / "ready").touch()
+
+
+@pytest.mark.parametrize(
+    ("record", "requirement"),
+    [
+        (None, "agentfsm[cli,serve]>=9.9"),
+        ({"url": "file:///src/agentfsm", "dir_info": {"editable": True}}, "agentfsm[cli,serve] @ file:///src/agentfsm"),
+        ({"url": "file:///a.whl", "archive_info": {}}, "agentfsm[cli,serve] @ file:///a.whl"),
+        (
+            {"url": "https://git.example/a", "vcs_info": {"vcs": "git", "commit_id": "17"}, "subdirectory": "py"},
+            "agentfsm[cli,serve] @ git+https://git.example/a@17#subdirectory=py",
+        ),
+    ],
+)
+def test_a_new_project_needs_the_agentfsm_that_made_it(here, monkeypatch, record, requirement):
+    """Its dependency names the folder, wheel, repository or index that agentfsm was installed from."""
+    info = here.folder / "site" / "agentfsm-9.9.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Name: agentfsm\nVersion: 9.9\n", encoding="utf-8")
+    if record is not None:
+        (info / "direct_url.json").write_text(json.dumps(record), encoding="utf-8")
+    monkeypatch.syspath_prepend(info.parent)
+    here("init", "my-notes")
+    project = tomllib.loads((here.folder / "my-notes" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["dependencies"] == [requirement]
+
+
+@pytest.mark.soak
+def test_from_a_clone_to_an_agent_of_ones_own(tmp_path):
+    """In a bare environment, `make demo` and then each printed step work as printed, with real installations."""
+    execute(tmp_path, "git", "clone", "--quiet", str(ROOT), "clone")
+    clone = tmp_path / "clone"
+    shown = execute_bare(clone, "make demo FOLDER=docs/tutorial 2>&1")
+    show, replay, studio, init = read_steps(shown)
+    execute_bare(clone, f"{show}; {replay}")
+    assert "#key=" in execute_bare(clone, f"timeout 20 {studio} --no-browser 2>&1 || test $? -eq 124")
+    cd, *more = read_steps(execute_bare(clone, f"{init} 2>&1"))
+    assert "2 passed" in execute_bare(clone, f"{cd}; {more[0]}")
+    assert "I am a simulated model." in execute_bare(clone, f"{cd}; {more[1]}", "Hello!\n")
+    execute_bare(clone, f"{cd}; make doctor")
+    execute_bare(clone, "python3 -m venv plain; plain/bin/pip install . && plain/bin/pip install 'agentfsm[trio]'")
+    assert "trio" in execute_bare(clone, "plain/bin/agentfsm doctor")
 
 
 @pytest.mark.soak

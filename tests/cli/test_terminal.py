@@ -30,8 +30,9 @@ def test_a_yes_at_the_terminal_lets_the_call_run(shell, terminal, term):
     assert '"account": "17\\u202e",' in screen.text
     assert '"cents": 5' in screen.text
     assert not (shell.folder / "paid.txt").exists()
-    screen.type("perhaps\n")
+    screen.type("?\n")
     screen.wait_for("May it run? [y/n/e/s]", times=2)
+    assert "Ctrl-D  decide later: the run waits" in screen.text
     screen.type("y\n")
     assert screen.end() == 0
     assert "paid 5 to 17" in screen.text

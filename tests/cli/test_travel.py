@@ -180,6 +180,7 @@ def test_an_export_is_the_whole_run(here, words):
     assert found["messages"][2]["content"] == "7"
     shown = here.json("show", run_id, "--events")
     assert shown.pop("posted") == shown.pop("feedback") == []  # beside the journal
+    assert (shown.pop("status"), shown.pop("standstill")) == ("done", None)
     assert {name: found[name] for name in shown} == shown
 
 

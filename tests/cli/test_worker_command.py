@@ -38,7 +38,7 @@ def test_a_run_passes_through_four_processes(shell, here):
     second.popen.send_signal(signal.SIGTERM)
     assert second.end() == 0
     assert second.lines[-1] == "stopped: any worker continues the open runs"
-    assert '"runs": {\n    "done": 1,\n    "stopped": 0,\n    "waiting": 1\n  }' in second.out
+    assert '"runs": {\n    "done": 1,\n    "failed": 0,\n    "waiting": 1\n  }' in second.out
     assert here("resume", "e") == "Bergen\n"
     assert "       answered by ann\n" in here("show", "e")
 
@@ -107,15 +107,15 @@ def test_a_worker_until_nothing_is_left(here):
         here("submit", "app:asker", f"Ask {number}.", "--id", f"q{number}")
     here("answer", "q0", "t1.0", "blue", code=2)  # it has not asked yet
     found = here.json("worker", "app:asker", "--until-idle", "--parallel", "2")
-    assert found == {"agent": "asker", "runs": {"done": 0, "stopped": 0, "waiting": 3}}
+    assert found == {"agent": "asker", "runs": {"done": 0, "failed": 0, "waiting": 3}}
     here("answer", "q1", "t1.0", "blue")
     assert here("worker", "app:asker", "--until-idle") == ""
     (line,) = [line for line in here.err.splitlines() if line.startswith("run ")]
     assert line.startswith("run q1 done: 2 turns, ")
     here("submit", "app:shaky", "Try.", "--id", "s")
     found = here.json("worker", "app:shaky", "--until-idle")
-    assert found["runs"] == {"done": 0, "stopped": 1, "waiting": 0}
-    assert "run s stopped by model_error: the model is out of order" in here.err
+    assert found["runs"] == {"done": 0, "failed": 1, "waiting": 0}
+    assert "run s failed, model_error: the model is out of order" in here.err
 
 
 def test_a_run_that_cannot_be_driven(here):

@@ -190,7 +190,7 @@ async def test_a_run_without_an_answer(make_agent):
     agent = agent.with_(limits=Limits(turns=2))
     grades, result = await grade_once(agent, check=lambda _run, _deps: True)
     assert grades["outcome"] == 0
-    assert result.grades["outcome"].reason.startswith("stopped by max_turns")
+    assert result.grades["outcome"].reason.startswith("failed, max_turns")
 
 
 async def test_limits_of_a_case(make_agent):

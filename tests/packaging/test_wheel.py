@@ -70,8 +70,8 @@ def test_the_first_minute(built, tmp_path):
     assert empty.run("-c", find, *[name for name in ABSENT if "." not in name], folder=work) == "[]\n"
     demo = empty.run("-m", "agentfsm", "demo", folder=work, AGENTFSM_DEMO_DELAY_S="0")
     assert "The report is in .agentfsm/reports/" in demo
-    assert "agentfsm studio  " in demo
-    assert "(pip install 'agentfsm[serve]' first)" in demo
+    assert "agentfsm studio\n" in demo
+    assert "before it, pip install 'agentfsm[serve]'" in demo
     assert "Traceback" not in demo
     script = """if True:
         import sys

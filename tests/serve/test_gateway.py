@@ -337,7 +337,7 @@ async def test_a_request_that_waits_is_answered_when_the_server_stops():
         while not answers:
             app.close_streams()
             await anyio.lowlevel.checkpoint()
-    assert [(answer.status_code, answer.json()["status"]) for answer in answers] == [(201, "running")]
+    assert [(answer.status_code, answer.json()["status"]) for answer in answers] == [(201, "queued")]
 
 
 async def test_control():
@@ -355,7 +355,7 @@ async def test_control():
         stopped = await client.post(f"{path}/cancel", json={"message": "enough"}, headers=named())
         assert stopped.status_code == 202
         run = (await client.get(path, params={"wait_s": 30})).json()
-        assert (run["status"], run["stop_reason"]) == ("stopped", "cancelled")
+        assert (run["status"], run["stop_reason"]) == ("failed", "cancelled")
         assert (await client.post(f"{path}/feedback", json={"rating": 2})).status_code == 204
         assert (await client.post(f"{path}/input", json={"text": "late"})).status_code == 409
         assert (await client.delete(path, headers=named())).status_code == 403

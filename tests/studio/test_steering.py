@@ -28,9 +28,11 @@ def test_approve_with_edited_arguments_in_one_of_two_tabs(open_page, studio, sho
     expect(card.locator(".description")).to_have_text("Pay 129.00 EUR to DE02")
     [item] = studio.request("GET", f"/v1/runs/{run_id}")["pending"]
     assert item["digest"][:12] in card.text_content()
-    card.get_by_label("Arguments").fill('{"account": "DE02", "cents": ')
+    expect(card.locator("dl.arguments dt")).to_have_text(["account", "cents"])
+    card.get_by_role("button", name="Edit the arguments").click()
+    card.get_by_label("Arguments, as JSON").fill('{"account": "DE02", "cents": ')
     expect(card.get_by_role("alert").first).to_contain_text("not valid JSON")
-    card.get_by_label("Arguments").fill('{"account": "DE02", "cents": 9900}')
+    card.get_by_label("Arguments, as JSON").fill('{"account": "DE02", "cents": 9900}')
     card.get_by_role("button", name="Approve as edited").click()
     for page in (tab, other):
         expect_status(page, "done")
@@ -209,7 +211,7 @@ def test_control_a_run(open_page, studio):
     page.get_by_role("button", name="Resume").click()
     expect(page.locator(".decision.pause")).to_have_count(0)
     page.get_by_role("button", name="Cancel the run").click()
-    expect_status(page, "stopped")
+    expect_status(page, "failed")
     page.get_by_role("button", name="Good", exact=True).click()
     expect(page.get_by_text("Thank you.")).to_be_visible()
     assert studio.request("GET", f"/v1/runs/{run_id}/feedback")["feedback"][0]["rating"] == 5

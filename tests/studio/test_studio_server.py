@@ -2,6 +2,7 @@
 
 import re
 import signal
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -77,6 +78,47 @@ def test_a_link_asks_before_it_replaces_a_key(open_page):
         page.get_by_role("button", name=choice).click()
         expect(rows.first).to_be_visible()
         assert stored() == key
+
+
+def test_a_studio_over_a_store_executes_a_run_only_if_asked(open_page, tmp_path, monkeypatch, capsys):
+    """A decision and a fork lead on: the page names target and store, and continues that run, or shows the command."""
+    (tmp_path / "agents.py").write_text(AGENTS.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "agents", raising=False)
+    assert in_thread(main, ["run", "agents:shop", "Settle my invoices", "--id", "r1"]) == 3
+    monkeypatch.delitem(sys.modules, "agents")
+    with serving(tmp_path, "studio", "--no-browser", "--http", f"127.0.0.1:{free_port()}") as (_process, url):
+        place, _, key = url.partition("#key=")
+        headers = {"authorization": f"Bearer {key}"}
+
+        def read(run_id):
+            return httpx.get(place.replace("/studio/", f"/v1/runs/{run_id}"), headers=headers).json()
+
+        page = open_page(url=url)
+        badge = page.locator("nav .count")
+        expect(badge).to_have_text("1")
+        page.get_by_role("link", name="Settle my invoices").click()
+        page.locator(".decision.approval").get_by_role("button", name="Approve").click()
+        still = page.locator(".standstill")
+        expect(still).to_contain_text("in the store .agentfsm/runs.db")
+        expect(still.locator(".command")).to_have_text(re.compile(r"agentfsm resume r1$"))
+        expect(badge).to_have_count(0, timeout=10_000)
+        assert read("r1")["status"] == "queued"
+        assert not (tmp_path / "paid.txt").exists()
+        still.get_by_role("button", name="Continue here with agents:shop").click()
+        expect(page.locator("header.run .chip").first).to_have_text("done")
+        expect(still).to_have_count(0)
+        page.get_by_role("slider").fill("1")
+        page.get_by_role("button", name="Fork here").click()
+        page.get_by_role("button", name="Fork", exact=True).click()
+        expect(page.get_by_role("dialog")).to_contain_text("The fork is made with agents:shop in the store")
+        page.get_by_role("button", name="Fork and act").click()
+        expect(page.locator("header.run")).to_contain_text("forked from")
+        expect(still.get_by_role("button", name="Continue here with agents:shop")).to_be_visible()
+        assert read(page.url.partition("/runs/")[2].partition("?")[0])["status"] == "idle"
+        page.context.close()
+    assert (tmp_path / "paid.txt").read_text(encoding="utf-8") == "DE02 12900\n"
 
 
 def test_the_studio_stays_on_this_machine(capsys):

@@ -204,7 +204,7 @@ def _installed_version(name: str) -> str | None:
 
 def _check_package(name: str) -> DoctorCheck:
     version = _installed_version(name)
-    return DoctorCheck(name=name, ok=version is not None, detail=version or "not installed: pip install agentfsm")
+    return DoctorCheck(name=name, ok=version is not None, detail=version or "not installed: install agentfsm again")
 
 
 def _sqlite_version() -> str:
@@ -290,10 +290,23 @@ def _check_vocabulary() -> DoctorCheck:
 
 def _add_agent(target: str, report: DoctorReport, equip: Callable[[Agent], Agent]) -> DoctorReport:
     """Add an agent to the report. `equip` adds the MCP servers to it."""
+    missing: dict[str, DoctorCheck] = {}
     try:
-        agent = equip(load_agent(target))
-    except AgentError as error:
-        return attrs.evolve(report, checks=(*report.checks, DoctorCheck(name="agent", ok=False, detail=str(error))))
+        while True:
+            try:
+                agent = equip(load_agent(target))
+                break
+            except AgentError as error:
+                check, key = DoctorCheck(name="agent", ok=False, detail=str(error)), _KEY.search(str(error))
+                if key is None or os.environ.get(key[0]):
+                    return attrs.evolve(report, checks=(*report.checks, *missing.values(), check))
+                missing[key[0]] = attrs.evolve(check, name=key[0])
+                os.environ[key[0]] = "missing"  # so that the rest can be checked; no request is sent
+    finally:
+        for name in missing:
+            del os.environ[name]
+    kept = [check for check in report.checks if check.name not in missing]
+    report = attrs.evolve(report, checks=(*kept, *missing.values()))
     tools = tuple(ToolReport(name=each.name, declared=list_declarations(each)) for each in agent.tools)
     detail = f"{target}: {agent.name}, model {agent.model.name}, {len(tools)} tools"
     if isinstance(profile := getattr(agent.model, "profile", None), ModelProfile):
@@ -302,6 +315,10 @@ def _add_agent(target: str, report: DoctorReport, equip: Callable[[Agent], Agent
     if idle := explain_idle_guards(agent.guards, agent.tools):
         findings += (Finding(tool=None, severity="warning", message=idle),)
     return attrs.evolve(report, checks=(*report.checks, check), tools=tools, findings=findings)
+
+
+# Variable that an error of a model names if it is not set.
+_KEY: Final = re.compile(r"\b[A-Z][A-Z0-9_]*_API_KEY\b")
 
 
 def _check_agent_closes(agent: Agent, detail: str) -> DoctorCheck:

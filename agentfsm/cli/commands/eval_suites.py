@@ -20,7 +20,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.evals import SCORERS, Evaluation, RubricJudge, Suite, add_case, calibrate, compare, evaluate, gate
 from agentfsm.evals.calibration import JudgeCalibration
 from agentfsm.evals.comparison import Conclusion
-from agentfsm.evals.release_gate import GateDecision, append_history, find_creep, load_history
+from agentfsm.evals.release_gate import GateDecision, append_history, find_below_floors, find_creep, load_history
 from agentfsm.evals.report_files import find_interval, render_html, render_junit
 from agentfsm.evals.suite_files import describe_run, load_suite
 from agentfsm.runs import Runs
@@ -42,6 +42,7 @@ def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Evaluate an agent, and compare it with a baseline if there is one."""
     suite = load_target(args.suite, Suite) if is_target(args.suite) else load_suite(args.suite)
     against = None if args.against is None else Evaluation.load(args.against)
+    floors = _parse_floors(args.floor)
     agent, _location = resolve_agent(args, terminal)
     scorers = SCORERS if args.judge is None else (*SCORERS, RubricJudge(args.judge))
     whole, done = len(suite) * (1 if args.speed == "replay" else args.runs), 0
@@ -75,10 +76,15 @@ def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         )
     if args.out is not None:
         found.save(args.out)
-    decided = None if against is None else gate(found, against, worse_by=args.worse_by)
+    decided = None if against is None else gate(found, against, worse_by=args.worse_by, floors=floors)
     _write_files(args, found, decided)
     _report(terminal, found, decided)
-    return ExitCode.DONE if decided is None else _GATE_CODES[decided.decision]
+    if decided is not None:
+        return _GATE_CODES[decided.decision]
+    below = find_below_floors(found, floors)
+    for reason in below:
+        terminal.err(reason)
+    return ExitCode.FAILED if below else ExitCode.DONE
 
 
 def _write_files(args: argparse.Namespace, found: Evaluation, decided: GateReport | None) -> None:

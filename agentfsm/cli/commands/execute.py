@@ -59,7 +59,7 @@ _DEMO_REMARK: Final = (
 )
 # Characters of the line that reports a run: its id, its end or its waits.
 MAX_LINE_CHARS: Final = 500
-_END_NAMES: Final = {State.DONE: "done", State.ERROR: "stopped"}
+_END_NAMES: Final = {State.DONE: "done", State.ERROR: "failed"}
 
 
 def run(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -154,7 +154,7 @@ def demo(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 def _list_next_steps(attended: AttendedRun) -> Iterator[str]:
     """Yield lines with commands to try after the demo."""
     run_id = attended.run.id
-    studio = "" if find_spec("starlette") is not None else "   (pip install 'agentfsm[serve]' first)"
+    studio = "" if find_spec("starlette") is not None else "; before it, pip install 'agentfsm[serve]'"
     steps = {
         f"show {run_id}": "the run as it was recorded",
         f"replay {run_id}": "would it ask the same again? No model and no tool is called",
@@ -162,9 +162,10 @@ def _list_next_steps(attended: AttendedRun) -> Iterator[str]:
     }
     commands = {attended.hint.build(command): text for command, text in steps.items()}
     commands[f"{find_program()} init my-agent"] = "an agent of your own"
-    width = max(map(len, commands))
     yield "\nEach step is in a journal, so the run can be inspected, and a run that was killed continues. Next:"
-    yield from (f"  {command:{width}}  {text}" for command, text in commands.items())
+    for command, text in commands.items():  # a line of its own, which can be copied whole
+        yield f"  {command}"
+        yield f"      {text}"
 
 
 def resume(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
@@ -321,7 +322,7 @@ class _WorkerReport:
     relay: DeltaRelay | None
     """Passes the text of the models to servers."""
 
-    end_counts: Counter[str] = attrs.field(factory=lambda: Counter({"done": 0, "stopped": 0, "waiting": 0}), init=False)
+    end_counts: Counter[str] = attrs.field(factory=lambda: Counter({"done": 0, "failed": 0, "waiting": 0}), init=False)
 
     async def execute(
         self, before: Run, deps: Any, *, lease: Lease, on_run: Callable[[Run], None], drain: Drain | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING
 
 import attrs
@@ -29,6 +30,7 @@ from agentfsm.core.errors import MisuseError
 from agentfsm.core.inbox import Decision
 from agentfsm.core.machine import State
 from agentfsm.core.text_safety import strip_unsafe
+from agentfsm.engine.run_status import RunStatus, explain_standstill, find_past_status, list_statuses, read_status
 from agentfsm.ports.store import Filter, Store
 from agentfsm.runs import Runs
 
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
     from agentfsm.core.events import Event
     from agentfsm.core.run import Run
+    from agentfsm.engine.stranded import StrandedRun
+    from agentfsm.ports.store import RunSummary
     from agentfsm.ports.stored import Feedback
 
 
@@ -57,22 +61,37 @@ def runs(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     if args.stranded:
         return _list_stranded(store, where, args.limit, terminal)
     is_whole = args.all or args.parent is not None
-    found = run_in_store(store, lambda: Runs(store).list(where, limit=args.limit, subagents=is_whole))
+
+    async def act() -> tuple[Sequence[RunSummary], Sequence[RunStatus]]:
+        rows = await Runs(store).list(where, limit=args.limit, subagents=is_whole)
+        return rows, await list_statuses(store, rows)
+
+    found, statuses = run_in_store(store, act)
     if terminal.json:
-        terminal.document({"runs": [build_summary_json(each) for each in found]})
-    for line in [] if terminal.json else format_summaries(found, terminal.width):
+        terminal.document({"runs": [build_summary_json(*each) for each in zip(found, statuses, strict=True)]})
+        return ExitCode.DONE
+    for line in format_summaries(found, statuses, terminal.width):
         terminal.out(line)
+    standing = next((run for run, status in zip(found, statuses, strict=True) if explain_standstill(run, status)), None)
+    if standing is not None:
+        command = CommandHint(location=resolve_location(args.store)).build(f"show {shlex.quote(standing.id)}")
+        terminal.err(f"idle and queued runs stand still until a process executes them. How one continues: {command}")
     if not found:
         terminal.err("no runs")
     return ExitCode.DONE
 
 
 def _list_stranded(store: Store, where: Filter, limit: int, terminal: Terminal) -> ExitCode:
-    stranded = run_in_store(store, lambda: Runs(store).list_stranded(where))[:limit]
+    async def act() -> tuple[Sequence[StrandedRun], Sequence[RunStatus]]:
+        found = (await Runs(store).list_stranded(where))[:limit]
+        return found, await list_statuses(store, [each.run for each in found])
+
+    stranded, statuses = run_in_store(store, act)
     if terminal.json:
         rows = [
-            build_summary_json(each.run) | {"stranded": {"reason": each.reason, "since": each.since, "text": str(each)}}
-            for each in stranded
+            build_summary_json(each.run, status)
+            | {"stranded": {"reason": each.reason, "since": each.since, "text": str(each)}}
+            for each, status in zip(stranded, statuses, strict=True)
         ]
         terminal.document({"runs": rows})
         return ExitCode.DONE
@@ -87,14 +106,20 @@ def show(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     """Show a run."""
     found, events, root, hint = _load_run(args.id, args.at, args.store)
     store = open_existing_store(args.store)
-    posted, feedback = ((), ()) if args.at is not None else run_in_store(store, lambda: _read_additions(store, found))
+    posted: Sequence[tuple[str, Decision]] = ()
+    feedback: Sequence[Feedback] = ()
+    status, standstill = find_past_status(found), ""
+    if args.at is None:
+        resume = hint.build_resume(root)
+        posted, feedback, status, standstill = run_in_store(store, lambda: _read_additions(store, found, resume))
     if terminal.json:
         journal = {"events": build_journal_json(events)} if args.events else {}
         decisions = {"posted": [build_posted_json(*each) for each in posted]}
         decisions["feedback"] = [attrs.asdict(each) for each in feedback]
-        terminal.document(build_full_run_json(found, hint, root, events) | decisions | journal)
+        now = {"status": status, "standstill": standstill or None}
+        terminal.document(build_full_run_json(found, hint, root, events) | now | decisions | journal)
         return ExitCode.DONE
-    terminal.out(format_run(found, events))
+    terminal.out(format_run(found, events, status=f"{status}: {standstill}" if standstill else status))
     for run_id, decision in posted:
         terminal.out(format_posted(run_id, decision, found))
     for each in feedback:
@@ -104,12 +129,15 @@ def show(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     return ExitCode.DONE
 
 
-async def _read_additions(store: Store, run: Run) -> tuple[Sequence[tuple[str, Decision]], Sequence[Feedback]]:
-    """Return the decisions in the inboxes of the run and of the sub-agents' runs that wait, and the feedback."""
+async def _read_additions(
+    store: Store, run: Run, resume: str
+) -> tuple[Sequence[tuple[str, Decision]], Sequence[Feedback], RunStatus, str]:
+    """Return the decisions in the inboxes of the run and of the sub-agents' runs that wait, feedback and status."""
     ids = dict.fromkeys([run.id, *[item.run_id for item in run.pending]])
     rows = [(run_id, row.item) for run_id in ids for row in await store.inbox(run_id)]
     decisions = [(run_id, item) for run_id, item in rows if isinstance(item, Decision)]
-    return decisions, await store.list_feedback(run.id)
+    status, standstill = await read_status(store, run, resume)
+    return decisions, await store.list_feedback(run.id), status, standstill
 
 
 def export(args: argparse.Namespace, terminal: Terminal) -> ExitCode:

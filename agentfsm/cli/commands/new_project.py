@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 import keyword
+import os
 import re
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agentfsm.cli.codes import ExitCode
-from agentfsm.cli.resolve.command_hint import find_program
 from agentfsm.core.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 _NAME: Final = re.compile(r"[A-Za-z]([A-Za-z0-9._-]{0,80}[A-Za-z0-9])?", re.ASCII)
 # Folder of the template that becomes the package of the project.
 _PACKAGE_FOLDER: Final = "package"
+# agentfsm with the extras that a project uses.
+_REQUIREMENT: Final = "agentfsm[cli,serve]"
 # Files of the template have this suffix, so that no tool takes them for code of agentfsm.
 _SUFFIX: Final = ".txt"
 # Names of files that packagers would leave out.
@@ -38,7 +43,7 @@ def init(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     name = args.name or folder.resolve().name
     package = _build_package_name(name)
     template = files("agentfsm.cli").joinpath("project_template")
-    texts = {"name": name, "package": package, "version": version("agentfsm")}
+    texts = {"name": name, "package": package, "agentfsm": _read_source(), "python": _find_python()}
     written = {folder / path: _fill(text, texts) for path, text in _read_template(template, package)}
     _check_absent(written)
     try:
@@ -49,17 +54,52 @@ def init(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     except OSError as error:
         raise MisuseError(f"cannot write {error.filename}: {error.strerror}") from None
     names = [path.relative_to(folder).as_posix() for path in written]
+    steps = {
+        "make test": "its tests; the first time, this installs agentfsm into .venv",
+        "make chat": "talk with it: no key is needed",
+    }
+    if folder.resolve() != Path.cwd():
+        steps = {f"cd {shlex.quote(str(folder))}": "", **steps}
     if terminal.json:
-        terminal.document({"name": name, "package": package, "folder": str(folder.resolve()), "files": names})
+        terminal.document(
+            {"name": name, "package": package, "folder": str(folder.resolve()), "files": names, "next": [*steps]}
+        )
         return ExitCode.DONE
     for each in names:
         terminal.out(each)
-    steps = [] if folder.resolve() == Path.cwd() else [f"cd {folder}"]
-    steps += ["make test", f"{find_program()} chat {package}.agent:agent   # needs OPENAI_API_KEY"]
-    terminal.err(
-        "\n".join(["", f"{name} is ready. Next:", *[f"  {step}" for step in steps], "README.md has the rest."])
-    )
+    terminal.err(f"\n{name} is ready. Next:")
+    for step, about in steps.items():
+        terminal.err(f"  {step}" + (f"\n      {about}" if about else ""))
+    terminal.err("For a real model, export OPENAI_API_KEY=... before make chat. README.md has the rest.")
     return ExitCode.DONE
+
+
+def _read_source() -> str:
+    """Return the requirement that installs this agentfsm again: from its folder, wheel or repository, else an index."""
+    try:
+        found = distribution("agentfsm")
+    except PackageNotFoundError:  # a source tree on the path
+        return f"{_REQUIREMENT} @ {Path(str(files('agentfsm'))).parent.as_uri()}"
+    record = json.loads(found.read_text("direct_url.json") or "{}")  # of PEP 610
+    if not record:
+        return f"{_REQUIREMENT}>={found.version}"
+    url, vcs = record["url"], record.get("vcs_info")
+    if vcs is not None:
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    subfolder = record.get("subdirectory")
+    return f"{_REQUIREMENT} @ {url}" + (f"#subdirectory={subfolder}" if subfolder else "")
+
+
+def _find_python() -> str:
+    """Return how the Makefile calls the interpreter of this process, outside of its environment: by name if it can."""
+    base = Path(getattr(sys, "_base_executable", sys.executable))
+    own = {base.resolve(), Path(sys.executable).resolve()}
+    folders = [each for each in os.get_exec_path() if Path(each) != Path(sys.executable).parent]
+    for name in ("python3", f"python3.{sys.version_info.minor}"):
+        place = shutil.which(name, path=os.pathsep.join(folders))
+        if place is not None and Path(place).resolve() in own:
+            return name
+    return shlex.quote(str(base))
 
 
 def _build_package_name(name: str) -> str:

@@ -16,8 +16,9 @@ from anyio.abc import TaskStatus
 from agentfsm.agent import Agent
 from agentfsm.cli.codes import ExitCode
 from agentfsm.cli.commands.mcp_serve import split_address
-from agentfsm.cli.resolve.agent_target import is_target, load_target
-from agentfsm.cli.resolve.run_lookup import attach_rollout_store, attach_store
+from agentfsm.cli.resolve.agent_target import is_target, load_target, split_target
+from agentfsm.cli.resolve.command_hint import build_header_hint
+from agentfsm.cli.resolve.run_lookup import attach_rollout_store, attach_store, load_run_agent
 from agentfsm.cli.resolve.store_location import open_existing_store, resolve_location
 from agentfsm.cli.session.prompts import user_name
 from agentfsm.cli.session.signals import InterruptibleRunner
@@ -25,12 +26,16 @@ from agentfsm.cli.terminal import stdout_to_stderr
 from agentfsm.core.errors import MisuseError
 from agentfsm.core.value import Value
 from agentfsm.releases import Rollout
+from agentfsm.stores.loading import mask_password
 
 if TYPE_CHECKING:
     from agentfsm.cli.terminal import Terminal
+    from agentfsm.core.header import Header
+    from agentfsm.core.run import Run
     from agentfsm.ports.store import Store
     from agentfsm.serve import Caller, GatewayApp
     from agentfsm.serve.access import Authenticate
+    from agentfsm.serve.continuation import Continuation
     from agentfsm.serve.endpoints import RouteGroup
 
 
@@ -82,10 +87,15 @@ def studio(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
     store = None if agents else open_existing_store(args.subject or args.store)
     key = secrets.token_urlsafe(KEY_BYTES)
     local = gateway.Caller(user=user_name(), scopes={"admin"})
+    location = resolve_location(args.subject or args.store)
     app = gateway.serve(
-        agents, store=store, auth=KeyCheck(key=key, caller=local), groups=_list_groups(with_studio=True)
+        agents,
+        store=store,
+        auth=KeyCheck(key=key, caller=local),
+        groups=_list_groups(with_studio=True),
+        continuation=None if store is None else _build_continuation(store, location, agents),
     )
-    name = _find_base(agents[0]).name if agents else resolve_location(args.subject or args.store)
+    name = _find_base(agents[0]).name if agents else mask_password(location)
     notice = ServeNotice(
         terminal=terminal,
         name=f"the studio of {name}",
@@ -93,6 +103,35 @@ def studio(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
         opens_browser=not args.no_browser and terminal.can_ask,
     )
     return _run_server(app, agents, args, notice, store)
+
+
+def _build_continuation(store: Store, location: str, opened: list[Agent | Rollout]) -> Continuation:
+    """Return how the studio over a store continues a run: with the agent that the run names, if a person asks for it.
+
+    Args:
+        store: The store.
+        location: Its path or URL.
+        opened: Receives the agents that are imported, which are closed with the server.
+    """
+    continuation: Any = import_module("agentfsm.serve.continuation")
+
+    def build_command(root: Header) -> str:
+        return build_header_hint(root, location).build_resume(root.id)
+
+    def open_agent(run: Run, root: Header) -> Agent:
+        if split_target(root.target)[1]:
+            raise MisuseError(f"the agent of the run has MCP servers: continue it with {build_command(root)}")
+        found = load_run_agent(run, root)
+        if found is None:
+            raise MisuseError(f"the agent {root.target} has no sub-agent {run.header.agent!r}")
+        agent = found.with_(store=store, target=run.header.target)
+        opened.append(agent)
+        return agent
+
+    made: Continuation = continuation.Continuation(
+        store=mask_password(location), build_command=build_command, open_agent=open_agent
+    )
+    return made
 
 
 # Random bytes of the key in the URL of the studio.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from agentfsm.core.events import Event
     from agentfsm.core.inbox import Decision
     from agentfsm.core.run import Run
+    from agentfsm.engine.run_status import RunStatus
     from agentfsm.ports.store import RunSummary
 
 
@@ -112,6 +113,6 @@ def build_journal_json(events: Iterable[Event]) -> list[dict[str, Any]]:
     ]
 
 
-def build_summary_json(run: RunSummary) -> dict[str, Any]:
+def build_summary_json(run: RunSummary, status: RunStatus) -> dict[str, Any]:
     """Return one row of a list of runs."""
-    return attrs.asdict(run)
+    return attrs.asdict(run) | {"status": status}

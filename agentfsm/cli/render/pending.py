@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from agentfsm.cli.render.formatting import NOTE_CHARS, format_arguments, format_time
+from agentfsm.cli.render.formatting import NOTE_CHARS, VALUE_CHARS, format_arguments, format_time
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.text_safety import escape_hidden, format_exact_json, one_line
 from agentfsm.tools.schema.arguments import describe_parameters
@@ -42,6 +42,15 @@ def _format_exact_argument(name: str, value: object) -> list[str]:
     if isinstance(value, str) and "\n" in value:
         return [f"{key}:", *[f"  | {escape_hidden(line)}" for line in value.split("\n")]]
     return f"{key}: {format_exact_json(value)},".splitlines()
+
+
+def format_whole_call(item: Pending) -> list[str]:
+    """Return the exact arguments of a call to approve as lines, if `format_pending` cuts them; else none."""
+    is_cut = any("\n" in str(value) or len(str(value)) > VALUE_CHARS for value in item.arguments.values())
+    is_long = len(format_arguments(item.arguments)) > NOTE_CHARS // 2
+    if item.kind is not PendingKind.APPROVAL or not (is_cut or is_long):
+        return []
+    return format_exact_arguments(item.arguments).splitlines()
 
 
 _CALL_WAITS: Final = {

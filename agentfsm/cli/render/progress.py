@@ -97,7 +97,7 @@ def format_agent_event(event: AgentEvent) -> str:
         return f"{agent}, turn {event.turn} of {event.limit}"
     if event.type is AgentEventType.PAUSED:
         return f"{agent} waits after {format_duration(event.duration_s or 0.0)}"
-    how = "is done" if event.success else "stopped"
+    how = "is done" if event.success else "failed"
     return f"{agent} {how} after {format_duration(event.duration_s or 0.0)}"
 
 

@@ -18,7 +18,7 @@ from agentfsm.cli.render.formatting import (
     format_duration,
     format_time,
 )
-from agentfsm.cli.render.pending import format_error_lines, format_pending, format_wait
+from agentfsm.cli.render.pending import format_error_lines, format_pending, format_wait, format_whole_call
 from agentfsm.core.audit_records import build_audit
 from agentfsm.core.calls import parse_arguments
 from agentfsm.core.events import (
@@ -44,6 +44,7 @@ from agentfsm.core.text_safety import one_line, strip_unsafe
 from agentfsm.core.tier_choice import KEPT
 from agentfsm.core.value import Value
 from agentfsm.engine.execution.cost import calculate_run_cost
+from agentfsm.engine.run_status import RunStatus
 from agentfsm.ports.stored import BEST_RATING
 from agentfsm.stores.rules import decision_word
 from agentfsm.tokens.ledger import estimate_tokens
@@ -345,16 +346,18 @@ def format_prompt(run: Run) -> str:
     return "\n".join(map(format_part, run.header.prompt))
 
 
-def format_run(run: Run, events: Sequence[Event] = ()) -> str:
+def format_run(run: Run, events: Sequence[Event] = (), *, status: str = "") -> str:
     """Return the header, the turns, the pauses and the waits of a run.
 
     Args:
         run: The run at any version.
         events: Its journal, from which decisions and pauses are read.
+        status: Its status, and how it continues; empty to leave it out.
     """
     return "\n".join(
         [
             *_format_header(run),
+            *([f"status   {status}"] if status else []),
             *format_turns(build_decided_turns(run, events)),
             *_format_pauses(events),
             *_format_footer(run, events),
@@ -470,9 +473,10 @@ def _format_footer(run: Run, events: Sequence[Event]) -> Iterator[str]:
         yield f"label    {one_line(f'{label}, from {source.describe()}{origin}', NOTE_CHARS)}"
     for item in run.pending:
         yield f"waits    {format_pending(item, run.id)}"
+        yield from (f"         {line}" for line in format_whole_call(item))
         yield from (f"         {line}" for line in format_error_lines(item))
     if run.state is State.ERROR:
-        yield f"stopped  {run.stop_reason}: {one_line(run.stop_message, NOTE_CHARS)}"
+        yield f"failed   {run.stop_reason}: {one_line(run.stop_message, NOTE_CHARS)}"
 
 
 def format_posted(run_id: str, decision: Decision, run: Run) -> str:
@@ -528,50 +532,52 @@ _NUMBERS: Final = frozenset({"TURN", "TOKENS"})
 # Columns that a narrow terminal leaves out, the first one first.
 _OPTIONAL_COLUMNS: Final = ("TOKENS", "TURN", "UPDATED")
 # Terminal columns that are kept free for the prompt.
-_PROMPT_COLUMNS: Final = 24
+_PROMPT_COLUMNS: Final = 16
 # Longest prompt of a summary: more than stores keep.
 _PROMPT_CHARS: Final = 1_000
 
 
-def format_summaries(runs: Sequence[RunSummary], width: int | None = None) -> Iterator[str]:
+def format_summaries(
+    runs: Sequence[RunSummary], statuses: Sequence[RunStatus], width: int | None = None
+) -> Iterator[str]:
     """Yield a table of runs with a header line; no lines without runs.
 
     Args:
         runs: Rows of the table.
-        width: Columns of the terminal. Prompts are cut to fit it, and a narrow one gets fewer columns. None: all
-            columns, and no cuts.
+        statuses: Status of each run.
+        width: Columns of the terminal. Prompts are cut to fit it. A narrow one gets no reasons of failures and no
+            years, and a very narrow one fewer columns. None: all columns, and no cuts.
     """
     if not runs:
         return
-    rows = [dict(zip(_COLUMNS, _COLUMNS, strict=True)), *map(_format_cells, runs)]
-    widths = {name: max(count_columns(row[name]) for row in rows) for name in _COLUMNS}
+    for is_short in (False, True):
+        cells = [_format_cells(run, status, is_short) for run, status in zip(runs, statuses, strict=True)]
+        rows = [dict(zip(_COLUMNS, _COLUMNS, strict=True)), *cells]
+        widths = {name: max(count_columns(row[name]) for row in rows) for name in _COLUMNS}
+        if width is None or sum(widths[each] + 2 for each in _COLUMNS[:-1]) + _PROMPT_COLUMNS <= width:
+            break
     shown = list(_COLUMNS)
     for name in _OPTIONAL_COLUMNS:
         if width is not None and sum(widths[each] + 2 for each in shown[:-1]) + _PROMPT_COLUMNS > width:
             shown.remove(name)
     for row in rows:
-        cells = [row[each].rjust(widths[each]) if each in _NUMBERS else row[each].ljust(widths[each]) for each in shown]
-        lines = ["  ".join(cells).rstrip()]
+        texts = [row[each].rjust(widths[each]) if each in _NUMBERS else row[each].ljust(widths[each]) for each in shown]
+        lines = ["  ".join(texts).rstrip()]
         if (call := find_caller(row["ID"])) is not None:
             lines.append(f"    started by call {call.call_id} of run {call.run_id}")
         yield from lines if width is None else [fit_columns(line, width) for line in lines]
 
 
-def _format_cells(run: RunSummary) -> dict[str, str]:
+def _format_cells(run: RunSummary, status: RunStatus, is_short: bool) -> dict[str, str]:
+    at = format_time(run.updated_at)
+    reason = f", {run.stop_reason}" if status is RunStatus.FAILED and not is_short else ""
+    if run.is_too_new:
+        reason = f", needs a newer agentfsm (format {run.format})"
     return {
         "ID": run.id,
-        "STATUS": _format_status(run),
-        "UPDATED": format_time(run.updated_at),
+        "STATUS": f"{status}{reason}",
+        "UPDATED": at[5:16] if is_short else at,  # month, day, hour and minute
         "TURN": str(run.turn),
         "TOKENS": f"{run.tokens:,}",
         "PROMPT": one_line(run.prompt, _PROMPT_CHARS),
     }
-
-
-def _format_status(run: RunSummary) -> str:
-    if run.is_too_new:
-        return f"{run.state.upper()} needs a newer agentfsm (format {run.format})"
-    if run.stop_reason is not None:
-        return f"{run.state.upper()} {run.stop_reason}"
-    word = "running" if run.driven else "waiting" if run.waiting else "idle"  # ready, but no worker executes it
-    return f"{run.state.upper()} {word}"

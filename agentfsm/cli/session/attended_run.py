@@ -17,6 +17,7 @@ from agentfsm.cli.render.pending import (
     format_group_hint,
     format_hints,
     format_pending,
+    format_whole_call,
     group_alike,
 )
 from agentfsm.cli.render.progress import PlainView
@@ -277,7 +278,7 @@ def describe_end(run: Run) -> str:
     if run.state is State.DONE:
         return f"done: {_format_spent(run)}"
     if run.state is State.ERROR:
-        return f"stopped by {run.stop_reason}: {run.stop_message}"
+        return f"failed, {run.stop_reason}: {run.stop_message}"
     return f"waiting: {'; '.join(format_pending(item, run.id) for item in run.pending)}"
 
 
@@ -291,6 +292,7 @@ def format_end(run: Run, hint: CommandHint) -> Iterator[str]:
         yield "waiting:"
         for item in run.pending:
             yield f"  {format_pending(item, run.id)}"
+            yield from (f"    {line}" for line in format_whole_call(item))
             yield from (f"    {line}" for line in format_error_lines(item))
             yield from (f"    {line}" for line in format_hints(item, hint))
         missing = dict.fromkeys([item.tool for item in run.pending if item.lacks_tool])

@@ -104,13 +104,13 @@ def _ask_approval(terminal: Terminal, item: Pending, run_id: str, rule: Approval
     scopes = {_SCOPES[scope][0]: scope for scope in (rule.scopes() if rule is not None else ())}
     for key, scope in scopes.items():
         terminal.err(f"{key}: {_SCOPES[scope][1]}")
-    terminal.err("e: edit the arguments first")
+    terminal.err("e: edit the arguments first; ?: explain the answers")
     keys = ["y", "n", "e", *scopes]
     if item.arguments and item.tool != PLAN_TOOL:
         terminal.err("s: yes, and also to later calls like it in this session")
         keys.append("s")
     choices = {"yes": "y", "no": "n", "edit": "e", **{key: key for key in keys}}
-    answer = terminal.ask_choice(f"May it run? [{'/'.join(keys)}]", choices)
+    answer = terminal.ask_choice(f"May it run? [{'/'.join(keys)}]", choices, _EXPLANATION)
     if answer == "e":
         return _edit_arguments(terminal, item)
     if answer == "s":
@@ -142,7 +142,8 @@ def ask_together(
         return None, items
     if answer == "n":
         why = terminal.ask("Reason, for the model (may be empty):") or ""
-        return lambda runs: runs.decide(reject=items, message=why, by=user_name()), ()
+        reason = admit_answer(why, user_name())
+        return lambda runs: runs.decide(reject=items, message=reason, by=user_name()), ()
     chosen = set(range(1, len(items) + 1)) if answer == "y" else set[int]()
     while answer == "s" and not chosen:
         if (text := terminal.ask("Numbers of those that may run, such as 1,3:")) is None:
@@ -158,6 +159,12 @@ def ask_together(
 
 
 _TOGETHER: Final = {form: word[0] for word in ("yes", "no", "some", "one") for form in (word, word[0])}
+_EXPLANATION: Final = """\
+y       the call runs once, with exactly these arguments
+n       it does not run; you are asked for a reason, which the model reads
+e       you edit the arguments, and the call runs with yours
+s       it runs, and later calls like it in this session do; you choose the arguments that have to be the same
+Ctrl-D  decide later: the run waits, also for days, and the commands to continue are printed"""
 
 
 def _show_call(terminal: Terminal, item: Pending, run_id: str) -> None:

@@ -25,6 +25,7 @@ from agentfsm._runnable_agent import RunnableAgent
 from agentfsm.core.codec import message_to_json
 from agentfsm.core.errors import AgentError, MisuseError, RunNotFoundError
 from agentfsm.core.messages import JSON, ErrorType, Outcome
+from agentfsm.engine.run_status import RunStatus, list_statuses, read_status
 from agentfsm.mcp.server.event_bus import EventBus
 from agentfsm.mcp.server.resources import Resource
 from agentfsm.ports.store import Filter, RunSummary
@@ -74,13 +75,14 @@ RUN_SCHEMA: Final[Mapping[str, JSON]] = {
     "type": "object",
     "properties": {
         "run_id": _TEXT,
-        "status": {"type": "string", "enum": ["running", "waiting", "done", "stopped"]},
+        "status": {"type": "string", "enum": [*RunStatus]},
         "turn": {"type": "integer"},
         "answer": {
             "description": "The answer, once the status is done: text, or JSON if the agent has an output type."
         },
         "stop_reason": _TEXT,
         "stop_message": _TEXT,
+        "standstill": {"type": "string", "description": "Why no process executes the run, and how it continues."},
         "pending": {"type": "array", "items": {"type": "object"}},
         "tokens": {"type": "integer"},
         "trouble": {"type": "string", "description": "Error that interrupted the run; it is retried."},
@@ -301,7 +303,7 @@ class ServedRuns:
         run = await self.agent.submit(admit(prompt, _CLIENT), id=run_id, session=session)
         self.bus.announce(ResourcesListChanged())
         self._wake_workers()
-        return self._describe_run(await self._wait_until_settled(ctx, run.id, wait_s))
+        return await self._describe_run(await self._wait_until_settled(ctx, run.id, wait_s))
 
     async def send(self, run_id: _RunId, text: Annotated[str, Field(min_length=1)]) -> dict[str, str]:
         """Send the agent a message during a run; it reads the message at its next turn.
@@ -316,17 +318,20 @@ class ServedRuns:
         return {"run_id": run_id, "noted": "the agent reads it at its next turn"}
 
     async def status(self, run_id: _RunId) -> dict[str, Any]:
-        """Return the status of a run of the agent without waiting: running, waiting, done or stopped.
+        """Return the status of a run without waiting: running, idle, queued, waiting, paused, done or failed.
+
+        A run that is idle or queued stands still until a worker executes it: `standstill` says how it continues.
 
         Args:
             run_id: Id of the run.
         """
-        return self._describe_run(await self._load_own(run_id))
+        return await self._describe_run(await self._load_own(run_id))
 
     async def result(self, ctx: RunContext[Any], run_id: _RunId, wait_s: _Wait = RESULT_WAIT_S) -> dict[str, Any]:
         """Wait until a run of the agent is over, or waits for a person, and return its answer.
 
-        With the status `running` it is not finished: call again. With `waiting` a person has to decide what is pending.
+        With `running`, `idle` or `queued` it is not finished: call again. With `waiting` a person has to decide what is
+        pending.
 
         Args:
             ctx: Receives the progress.
@@ -334,7 +339,7 @@ class ServedRuns:
             wait_s: Seconds to wait.
         """
         await self._load_own(run_id)
-        return self._describe_run(await self._wait_until_settled(ctx, run_id, wait_s))
+        return await self._describe_run(await self._wait_until_settled(ctx, run_id, wait_s))
 
     async def approve(
         self,
@@ -403,17 +408,12 @@ class ServedRuns:
 
     async def _is_settled(self, run_id: str) -> bool:
         run = await self.agent.load(run_id)
-        if run.is_over or run_id in self._failures:
-            return True
-        if not run.is_waiting:
-            return False
-        newest_first = Filter(agent=self.agent.name, before=math.nextafter(run.created_at, math.inf))
-        lines = await self.agent.runs.list(newest_first, limit=MAX_SIMULTANEOUS_RUNS)
-        at = next((line.ready_at for line in lines if line.id == run_id), None)
-        return at is None or at > await self.agent.store.now()
+        status, _ = await read_status(self.agent.store, run)
+        is_open = status in {RunStatus.RUNNING, RunStatus.IDLE, RunStatus.QUEUED}
+        return not is_open or run_id in self._failures
 
-    def _describe_run(self, run: Run) -> dict[str, Any]:
-        view = describe_run(run)
+    async def _describe_run(self, run: Run) -> dict[str, Any]:
+        view = describe_run(run, *await read_status(self.agent.store, run))
         if not run.is_over and run.id in self._failures:
             view["trouble"] = self._failures[run.id]
         return view
@@ -437,7 +437,7 @@ class ServedRuns:
         except RunNotFoundError as error:
             raise MCPError(m.INVALID_PARAMS, str(error), {"uri": f"{RUN_URI_PREFIX}{run_id}"}) from None
         before = max(0, len(run.messages) - MAX_MESSAGES)
-        return self._describe_run(run) | {
+        return await self._describe_run(run) | {
             "state": str(run.state),
             "prompt": [attrs.asdict(part) for part in run.header.prompt],
             "created_at": run.created_at,
@@ -456,13 +456,15 @@ class ServedRuns:
         before, known = (None, 0) if cursor is None else _parse_cursor(cursor)
         where = Filter(agent=self.agent.name, before=before)
         lines = (await self.agent.runs.list(where, limit=known + PAGE_SIZE))[known:]
+        statuses = await list_statuses(self.agent.store, lines)
+        resources = [_to_mcp_resource(*each) for each in zip(lines, statuses, strict=True)]
         if len(lines) < PAGE_SIZE:
-            return [_to_mcp_resource(line) for line in lines], None
+            return resources, None
         last = lines[-1].created_at
         same = sum(line.created_at == last for line in lines)
         if before is not None and last == math.nextafter(before, -math.inf):
             same += known
-        return [_to_mcp_resource(line) for line in lines], f"{last!r}:{same}"
+        return resources, f"{last!r}:{same}"
 
 
 def _shorten_json(value: Any) -> Any:
@@ -494,8 +496,7 @@ def _parse_cursor(cursor: str) -> tuple[float, int]:
     return place
 
 
-def _to_mcp_resource(line: RunSummary) -> m.Resource:
-    status = "waiting" if line.waiting else str(line.state)
+def _to_mcp_resource(line: RunSummary, status: RunStatus) -> m.Resource:
     return m.Resource(
         uri=f"{RUN_URI_PREFIX}{line.id}",
         name=line.id,

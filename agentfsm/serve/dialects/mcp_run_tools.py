@@ -12,9 +12,10 @@ import attrs
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic refuses that of typing before Python 3.12
 
-from agentfsm._run_status import Status, describe_progress, describe_run, describe_status
+from agentfsm._run_status import describe_progress, describe_run
 from agentfsm.core.errors import AgentError, MisuseError, first_error
 from agentfsm.core.messages import ErrorType, Outcome
+from agentfsm.engine.run_status import RunStatus, list_statuses, read_status
 from agentfsm.serve.access import Caller
 from agentfsm.serve.endpoints import SERVER_FAILED, explain_error
 from agentfsm.serve.run_control import answer_call, approve_call, cancel_run, check_scope, reject_call, send_text
@@ -54,12 +55,13 @@ class RunDocument(TypedDict, total=False):
     """A run."""
 
     run_id: Required[str]
-    status: Required[Status]
+    status: Required[RunStatus]
     turn: Required[int]
     tokens: Required[int]
     answer: Any
     stop_reason: str
     stop_message: str
+    standstill: str
     pending: list[dict[str, Any]]
 
 
@@ -69,7 +71,7 @@ class RunRow(TypedDict):
     run_id: str
     agent: str
     user: str | None
-    status: Status
+    status: RunStatus
     turn: int
     prompt: str
     created_at: float
@@ -172,7 +174,9 @@ class CallerRunTools:
         return {"run_id": run_id, "noted": "the agent reads it at its next turn"}
 
     async def status(self, ctx: _Context, run_id: _Name) -> RunDocument:
-        """Return the status of a run without waiting: running, waiting, done or stopped.
+        """Return the status of a run without waiting: running, idle, queued, waiting, paused, done or failed.
+
+        A run that is idle or queued stands still until a worker executes it: `standstill` says how it continues.
 
         Args:
             ctx: Has the caller.
@@ -183,7 +187,8 @@ class CallerRunTools:
     async def result(self, ctx: _Context, run_id: _Name, wait_s: _Wait = RESULT_WAIT_S) -> RunDocument:
         """Wait until a run is over, or waits for a person, and return its answer.
 
-        With the status `running` it is not finished: call again. With `waiting` a person has to decide what is pending.
+        With `running`, `idle` or `queued` it is not finished: call again. With `waiting` a person has to decide what is
+        pending.
 
         Args:
             ctx: Has the caller, and receives the progress.
@@ -215,17 +220,18 @@ class CallerRunTools:
         rows, more = await find_page(
             self.gateway, ctx.deps, agent=agent, session=session, is_waiting=waiting, limit=limit, after=after
         )
+        statuses = await list_statuses(self.gateway.runs.store, rows)
         runs: list[RunRow] = [
             {
                 "run_id": row.id,
                 "agent": row.agent,
                 "user": row.user,
-                "status": describe_status(row.state, is_waiting=row.waiting),
+                "status": status,
                 "turn": row.turn,
                 "prompt": row.prompt,
                 "created_at": row.created_at,
             }
-            for row in rows
+            for row, status in zip(rows, statuses, strict=True)
         ]
         return {"runs": runs, "after": more}
 
@@ -293,7 +299,8 @@ class CallerRunTools:
                     await self._wait_and_report(ctx, await self.gateway.load(header))
                 finally:
                     self._waits.discard(scope)
-        return cast("RunDocument", describe_run(await self.gateway.load(header)))
+        run = await self.gateway.load(header)
+        return cast("RunDocument", describe_run(run, *await read_status(self.gateway.runs.store, run)))
 
     async def _wait_and_report(self, ctx: _Context, run: Run) -> None:
         try:

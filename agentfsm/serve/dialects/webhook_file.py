@@ -60,7 +60,7 @@ class OutgoingEntry(_Entry):
     """Fields of an `OutgoingWebhook`."""
 
     url: str
-    statuses: list[Literal["done", "stopped", "waiting"]] = Field(default=[], min_length=1)
+    statuses: list[Literal["done", "failed", "waiting", "paused"]] = Field(default=[], min_length=1)
     allow_private: bool = False
 
     def list_options(self) -> dict[str, Any]:

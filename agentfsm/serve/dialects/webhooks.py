@@ -34,7 +34,7 @@ from agentfsm.core.value import Value
 from agentfsm.serve.access import Caller
 from agentfsm.serve.endpoints import Endpoint, EndpointHandler, RouteGroup, read_content
 from agentfsm.serve.run_control import send_text
-from agentfsm.serve.run_documents import build_run_document
+from agentfsm.serve.run_documents import build_past_document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,7 @@ SECRET_PREFIX: Final = "whsec_"  # noqa: S105  the beginning of each secret
 # Bytes of a secret, at least.
 MIN_SECRET_BYTES: Final = 24
 # Statuses of a run that are sent, unless others are given.
-STATUSES: Final = ("done", "stopped", "waiting")
+STATUSES: Final = ("done", "failed", "waiting", "paused")
 # Attempts to send one event: with the waits between them about a quarter of an hour.
 ATTEMPTS: Final = 10
 MAX_BACKOFF_S: Final = 300.0
@@ -162,7 +162,7 @@ class OutgoingWebhook(Value):
     """Tenant whose runs are sent. None: runs without a tenant."""
 
     statuses: tuple[str, ...] = attrs.field(default=STATUSES, validator=_check_statuses)
-    """Statuses of a run that are sent: "done", "stopped" and "waiting"."""
+    """Statuses of a run that are sent: "done", "failed", "waiting" and "paused"."""
 
     allow_private: bool = False
     """Whether the address may be in a private network."""
@@ -278,7 +278,7 @@ class _Sender:
         if header.tenant != self.hook.tenant or header.parent is not None or header.agent not in gateway.agents:
             return
         run = await gateway.runs.load(delivery.run_id, at=delivery.version)
-        document = build_run_document(run)
+        document = build_past_document(run)
         if document["status"] not in self.hook.statuses:
             return
         event = {"type": f"run.{document['status']}", "timestamp": run.updated_at, "data": document}

@@ -802,6 +802,12 @@ function operations.runs()
   return { 'runs', #entries == 2 * PAGE and 1 or 0, entry, score, lines }
 end
 
+-- Return one run as a list.
+function operations.summary()
+  local run, shown = find(argument()), arguments()
+  return { 'runs', run and { { run.id, call('HMGET', key('run', run.id), unpack(shown)), lease_of(run) } } or {} }
+end
+
 -- Return the number of runs of an agent that a worker may claim, up to now.
 function operations.count_ready()
   local agent = argument()

@@ -366,6 +366,10 @@ class _RedisBackend(RedisServer):
         return tuple(sorted(lines, key=lambda line: line.created_at, reverse=True)[:limit])
 
     def _iter_summaries(self, where: Filter, index: str | None) -> Iterator[RunSummary]:
+        if where.id is not None:
+            _, lines = self.call("summary", where.id, *_with_count(_SUMMARY_PARSERS), at_once=True)
+            yield from (self._parse_summary(*line) for line in lines)
+            return
         wanted = {name: value for name, value in attrs.asdict(where).items() if value is not None}
         before, is_open = wanted.pop("before", math.inf), bool({"ready_by", "active_at"} & {*wanted})
         for name in ("max_rating", "ready_by", "active_at"):

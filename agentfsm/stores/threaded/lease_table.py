@@ -16,6 +16,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Final
 
 import attrs
@@ -92,13 +93,25 @@ class LeaseOwner(LeaseTerm):
         self._is_logged = True
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001  the documented way to see another thread
         where = "".join(traceback.format_stack(frame)) if frame is not None else "its thread is gone\n"
+        tool, cause = _find_tool(frame), "some code in it blocks instead of awaiting"
+        if tool:
+            cause = f"the async function of tool {tool} blocks: make it a plain `def`, which runs in a thread"
         _log.warning(
-            "the event loop of thread %d has not run for %.1f s, so its runs stand still: some code in it blocks "
-            "instead of awaiting. Its stack:\n%s",
+            "the event loop of thread %d has not run for %.1f s, so its runs stand still: %s. Its stack:\n%s",
             self._thread,
             self.silent_s,
+            cause,
             where,
         )
+
+
+def _find_tool(frame: FrameType | None) -> str:
+    """Return the name of the tool whose function a stack is in; empty if there is none. The queue calls it `tool`."""
+    while frame is not None:
+        if frame.f_code.co_name == "_call_tool":
+            return str(getattr(frame.f_locals.get("tool"), "name", ""))
+        frame = frame.f_back
+    return ""
 
 
 def lease_owner(lease: Lease) -> LeaseOwner:

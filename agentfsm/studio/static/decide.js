@@ -1,7 +1,7 @@
 // Cards of what waits for a person: approve, reject, answer, settle, send input, resume.
 import { api } from "./api.js";
 import { h } from "./dom.js";
-import { json, until } from "./format.js";
+import { count, json, until } from "./format.js";
 import { t } from "./i18n.js";
 import { actionButton, chip, runLink } from "./parts.js";
 
@@ -24,19 +24,19 @@ const TITLES = {
 export function decisionCards(rootId, items, { posted, ...options }) {
   const groups = Map.groupBy(items, (item) => item.kind === "approval" && !item.error && !posted(item) ? [item.run_id, item.tool].join(" ") : itemKey(item));
   return [...groups.values()].flatMap((group) => [
-    group.length > 1 && togetherCard(rootId, group, options.done),
+    group.length > 1 && togetherCard(rootId, group, options),
     ...group.map((item) => decisionCard(rootId, item, { ...options, posted: posted(item) })),
   ].filter(Boolean));
 }
 
-function togetherCard(rootId, items, done) {
+function togetherCard(rootId, items, { done, asker = null }) {
   const boxes = items.map((item) => h("input", { type: "checkbox", checked: true }));
   const body = h("div", { class: "body" });
   const decide = (verb) => async () => {
     const chosen = items.filter((_, index) => boxes[index].checked);
     if (!chosen.length) throw new Error(t("Choose a call first."));
     const run = await api.act(rootId, "decide", { [verb]: chosen.map(({ call_id, digest, run_id }) => ({ call_id, digest, run_id })) });
-    body.replaceChildren(h("p", { class: "sent", role: "status" }, t("Sent. A worker applies it.")));
+    body.replaceChildren(h("p", { class: "sent", role: "status" }, asker?.continuation ? t("Recorded.") : t("Sent. A worker applies it.")));
     done?.(run);
   };
   body.append(
@@ -50,9 +50,9 @@ function togetherCard(rootId, items, done) {
 
 /**
  * Return the card of an item. `rootId` is the run that the decision is sent to, `done(run)` gets the run after it,
- * `link` says whether the card links to the run.
+ * `link` says whether the card links to the run, `asker` are the details of the run.
  */
-export function decisionCard(rootId, item, { done, link = false, posted = null }) {
+export function decisionCard(rootId, item, { done, link = false, posted = null, asker = null }) {
   const build = { approval, outcome, question, input }[item.kind] ?? pause;
   const body = h("div", { class: "body" });
   const finish = (text) => async (verb, values) => {
@@ -60,8 +60,8 @@ export function decisionCard(rootId, item, { done, link = false, posted = null }
     body.replaceChildren(h("p", { class: "sent", role: "status" }, text));
     done?.(run);
   };
-  if (posted) body.append(h("p", { class: "sent" }, describePosted(posted)));
-  else body.append(...build(item, finish(t("Sent. A worker applies it."))).filter(Boolean));
+  if (posted) body.append(h("p", { class: "sent" }, describePosted(posted, asker)));
+  else body.append(...build(item, finish(asker?.continuation ? t("Recorded.") : t("Sent. A worker applies it."))).filter(Boolean));
   return h("section", { class: `decision ${item.kind}`, "data-key": itemKey(item), "aria-label": [t(TITLES[item.kind]), item.tool, item.call_id, item.run_id].join(" ") },
     h("header", {},
       chip(item.kind, t(TITLES[item.kind])),
@@ -69,6 +69,8 @@ export function decisionCard(rootId, item, { done, link = false, posted = null }
       item.call_id && h("span", { class: "id" }, item.call_id),
       link && runLink(rootId, t("open the run")),
       item.run_id !== rootId && runLink(item.run_id, t("sub-agent's run"))),
+    asker && item.kind === "approval" && h("p", { class: "soft asker" }, describeAsker(asker)),
+    asker?.reply && item.kind === "approval" && item.run_id === rootId && h("blockquote", {}, readable(asker.reply)),
     item.description && h("p", { class: "description" }, item.description),
     item.reason && h("p", { class: "reason" }, item.reason),
     item.error && h("p", { class: "error" }, item.error),
@@ -76,9 +78,40 @@ export function decisionCard(rootId, item, { done, link = false, posted = null }
     item.expires_at && h("p", { class: "soft expires" }, until(item.expires_at)));
 }
 
-function describePosted(posted) {
+function describePosted(posted, asker) {
   const values = { decision: t(`posted ${posted.decision}`), name: posted.by || "?" };
-  return t("{decision} by {name}; a worker applies it.", values);
+  return asker?.continuation ? t("{decision} by {name}; applied when the run continues.", values) : t("{decision} by {name}; a worker applies it.", values);
+}
+
+function describeAsker(asker) {
+  const values = { agent: asker.agent, user: asker.user };
+  return asker.user ? t("Agent {agent} asks, for user {user}.", values) : t("Agent {agent} asks.", values);
+}
+
+/** Lines of a text that are shown before it is folded: about a screen. */
+const SCREEN_LINES = 40;
+const SCREEN_CHARS = 4000;
+
+/** A text as its writer meant it, with its lines; beyond a screen it is folded. */
+function readable(text) {
+  const element = h("div", { class: "readable" }, text);
+  if (text.split("\n").length <= SCREEN_LINES && text.length <= SCREEN_CHARS) return element;
+  element.classList.add("folded");
+  const more = h("button", { type: "button", class: "quiet", onclick: () => {
+    element.classList.remove("folded");
+    more.remove();
+  } }, t("Show all {n} characters", { n: count(text.length) }));
+  return [element, more];
+}
+
+/** The arguments of a call by their names: texts with their lines, other values as JSON. */
+function argumentList(values) {
+  const names = Object.keys(values);
+  if (!names.length) return h("p", { class: "soft" }, t("It has no arguments."));
+  return h("dl", { class: "arguments" }, names.map((name) => {
+    const value = values[name];
+    return h("div", {}, h("dt", {}, name), h("dd", {}, readable(typeof value === "string" ? value : json(value))));
+  }));
 }
 
 function field(label, input, hint) {
@@ -90,6 +123,14 @@ function approval(item, send) {
   const problem = h("p", { class: "error", role: "alert", hidden: true });
   const editor = h("textarea", { rows: Math.min(14, before.split("\n").length), spellcheck: "false", value: before });
   const state = h("span", { class: "soft" });
+  const editing = h("div", { hidden: true }, field(t("Arguments, as JSON"), editor));
+  const shown = argumentList(item.arguments);
+  const edit = h("button", { type: "button", class: "quiet", onclick: () => {
+    editing.hidden = false;
+    shown.hidden = true;
+    edit.remove();
+    editor.focus();
+  } }, t("Edit the arguments"));
   const read = () => {
     let value;
     try {
@@ -117,10 +158,11 @@ function approval(item, send) {
   const rejection = h("details", { class: "rejection" }, h("summary", {}, t("Reject…")), field(t("Reason"), reason),
     actionButton(t("Reject"), () => send("reject", { call_id: item.call_id, message: reason.value }), { class: "danger" }));
   return [
-    field(t("Arguments"), editor),
+    shown,
+    editing,
     problem,
     h("p", { class: "soft" }, item.digest && t("Bound to digest {digest}.", { digest: item.digest.slice(0, 12) }), " ", state),
-    h("div", { class: "buttons" }, approve, rejection),
+    h("div", { class: "buttons" }, approve, edit, rejection),
   ];
 }
 
@@ -133,7 +175,7 @@ function outcome(item, send) {
   };
   return [
     h("p", {}, t("The worker died during this call. Find out whether it took effect, then record its outcome.")),
-    h("pre", {}, json(item.arguments)),
+    argumentList(item.arguments),
     field(t("Result or error"), text),
     h("div", { class: "buttons" },
       actionButton(t("It succeeded"), () => settle({ result: needed() }), { class: "primary" }),
@@ -164,7 +206,7 @@ function externalResult(item, send) {
   const text = h("textarea", { rows: 3 });
   const answer = (failed) => () => send("answer", { call_id: item.call_id, digest: item.digest || null, content: text.value, failed });
   return [
-    isText ? h("p", { class: "description" }, asked) : asked !== undefined && h("pre", {}, json(item.arguments)),
+    isText ? h("p", { class: "description" }, asked) : asked !== undefined && argumentList(item.arguments),
     field(t("Answer"), text),
     h("div", { class: "buttons" },
       actionButton(t("Answer"), answer(false), { class: "primary" }),

@@ -58,6 +58,7 @@ export function openFork(model, edited = null) {
     const question = h("div", { role: "group", "aria-label": t("This fork can act"), hidden: true },
       h("p", {}, h("strong", {}, t("This fork can act")), " ",
         t("It is a run like any other: its tools are called with their effects. Or withhold the calls of tools that are not read-only, and see what it would do.")),
+      model.details.continuation?.target && h("p", {}, t("The fork is made with {target} in the store {store}. It executes nothing until you continue it.", model.details.continuation)),
       h("div", { class: "buttons" },
         actionButton(t("Withhold the calls"), () => make(true), { class: "primary" }),
         actionButton(t("Fork and act"), () => make(false))));

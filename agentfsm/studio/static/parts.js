@@ -5,9 +5,12 @@ import { t } from "./i18n.js";
 
 const STATUS_TEXT = {
   running: "running",
+  idle: "idle",
+  queued: "queued",
   waiting: "waiting",
+  paused: "paused",
   done: "done",
-  stopped: "stopped",
+  failed: "failed",
 };
 
 /** The status of a run, or the outcome of a call, as a chip. */

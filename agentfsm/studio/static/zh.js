@@ -7,7 +7,7 @@ export const ZH = {
   "This link has another key than the one with which you are signed in. Use it only if you opened it yourself, as after a start of `agentfsm studio`.": "此链接带有另一个密钥，与您当前登录的密钥不同。仅当链接由您自己打开时才使用，例如在启动 `agentfsm studio` 之后。",
   "Keep my key": "保留我的密钥", "Use the key of the link": "使用链接中的密钥",
   "This did not work.": "操作没有成功。", "The server does not answer.": "服务器没有响应。",
-  "running": "运行中", "waiting": "等待中", "done": "完成", "stopped": "已停止",
+  "running": "运行中", "waiting": "等待中", "done": "完成", "failed": "失败", "idle": "无人执行", "queued": "排队中",
   "just now": "刚刚", "{time} ago": "{time} 前", "expired": "已过期", "expires in {time}": "{time} 后过期",
   // Runs.
   "Search prompt, id, agent, user": "搜索任务、编号、智能体、用户", "Search": "搜索", "State": "状态", "all states": "全部状态",
@@ -26,6 +26,8 @@ export const ZH = {
   "{n} calls of {tool}": "{tool} 的 {n} 次调用", "Approve the chosen": "批准所选", "Reject the chosen": "拒绝所选", "Choose a call first.": "请先选择一次调用。",
   "Reject…": "拒绝…", "Reject": "拒绝", "Reason": "理由", "The model reads it.": "模型会读到它。", "Bound to digest {digest}.": "绑定摘要 {digest}。",
   "This is not valid JSON: {error}": "不是有效的 JSON：{error}", "The arguments are a JSON object.": "参数必须是 JSON 对象。",
+  "Recorded.": "已记录。", "{decision} by {name}; applied when the run continues.": "{name} {decision}；运行继续时生效。", "Agent {agent} asks, for user {user}.": "智能体 {agent} 代表用户 {user} 请求批准。", "Agent {agent} asks.": "智能体 {agent} 请求批准。", "Show all {n} characters": "显示全部 {n} 个字符", "It has no arguments.": "没有参数。", "Arguments, as JSON": "参数（JSON）", "Edit the arguments": "修改参数",
+  "This run stands still": "此运行停滞", "This run is paused": "此运行已暂停", "It continues when it is resumed.": "恢复后会继续。", "No process executes it, and the studio does so only if you ask.": "没有进程在执行它；只有在你要求时，工作台才会执行。", "This executes the run until it ends or waits, with the effects of its tools, in the store {store}.": "这会执行该运行，直到结束或等待；工具会产生实际效果。存储：{store}。", "Continue here with {target}": "用 {target} 在此继续", "Or in a terminal:": "或在终端中：", "The run does not name its agent. In a terminal:": "该运行没有记录其智能体。请在终端中执行：", "The fork is made with {target} in the store {store}. It executes nothing until you continue it.": "分叉由 {target} 在存储 {store} 中创建；在你继续它之前不会执行任何操作。",
   "Sent. A worker applies it.": "已提交，由工作进程执行。", "{decision} by {name}; a worker applies it.": "{name} {decision}；由工作进程执行。",
   "posted approved": "已批准", "posted rejected": "已拒绝", "posted settled": "已确认", "posted answered": "已回答", "posted decided": "已决定",
   "The worker died during this call. Find out whether it took effect, then record its outcome.": "工作进程在调用中崩溃。请查明它是否生效，再记录结果。",

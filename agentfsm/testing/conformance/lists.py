@@ -80,6 +80,18 @@ class ListConformance:
         assert (line.state, line.stop_reason, line.driven) == (State.DONE, StopReason.COMPLETED, False)
         assert (line.turn, line.version, line.tokens, line.updated_at) == (2, 7, 17, 8.0)
 
+    async def test_one_run_is_found_by_its_id(self, store: Store) -> None:
+        """`Filter(id=...)` lists one run, with its lease, if it matches the other fields too; or none."""
+        for name in ("r1", "r2"):
+            await create_finished_run(store, make_header(name, agent="a"))
+        driver = await LeasedRun.create(store, make_header("r3", agent="a"))
+        assert list_ids(await store.runs(Filter(id="r1"))) == ["r1"]
+        assert [(line.id, line.driven) for line in await store.runs(Filter(id="r3", agent="a"))] == [("r3", True)]
+        assert await store.runs(Filter(id="r1", agent="b")) == ()
+        assert await store.runs(Filter(id="r9")) == ()
+        assert await store.count(Filter(id="r1")) == 1
+        await driver.release()
+
     async def test_the_list_shows_who_waits(self, store: Store) -> None:
         """`waiting` is True while a run waits for a decision."""
         driver = await LeasedRun.create(store)

@@ -1,5 +1,6 @@
 // A run: its facts, the machine, the timeline, its panels, what waits, and travel over its versions.
 import { api } from "../api.js";
+import { continueCard, standstillKey } from "../continue.js";
 import { decisionCards, itemKey } from "../decide.js";
 import { every, fill, h } from "../dom.js";
 import { openFork } from "../fork.js";
@@ -15,7 +16,10 @@ import { drawTimeline, PAGE } from "../timeline.js";
 
 // Milliseconds between two drawings of what is running.
 const TICK_MS = 700;
-const STATUS = { done: "done", error: "stopped" };
+// Milliseconds between two readings of the status, which changes without an event when a process dies.
+const STATUS_MS = 4000;
+const STATUS = { done: "done", error: "failed" };
+const OVER = ["done", "failed"];
 
 export const run = {
   async mount(main, parameters, id) {
@@ -24,6 +28,7 @@ export const run = {
     const model = new RunModel(id, machine, () => draw(model, parts));
     build(main, model, parts, parameters);
     every(TICK_MS, parts.timeline, () => isRunning(model) && drawTurns(model, parts));
+    every(STATUS_MS, parts.timeline, () => model.details && !OVER.includes(model.details.status) && model.readDetails());
     await model.open();
     return () => model.close();
   },
@@ -93,13 +98,13 @@ function drawHeader(model, parts) {
   const { details, view } = model;
   if (!details) return;
   const status = statusOf(model);
-  const reason = view.stop && status === "stopped" ? t(`stop ${view.stop.reason}`) : null;
+  const reason = view.stop && status === "failed" ? t(`stop ${view.stop.reason}`) : null;
   const title = details.prompt.replace(/\s+/g, " ");
   const key = JSON.stringify([status, reason, model.status, model.isLive, title]);
   if (parts.headerKey === key) return;
   parts.headerKey = key;
   document.title = `${title.slice(0, 60)} · agentfsm studio`;
-  const live = { live: t("live"), reconnecting: t("reconnecting…"), complete: "" }[model.status] ?? model.status;
+  const live = { live: status === "running" && model.isLive ? t("live") : "", reconnecting: t("reconnecting…"), complete: "" }[model.status] ?? model.status;
   fill(parts.header,
     h("h1", {}, title.length > 160 ? `${title.slice(0, 160)}…` : title || model.id),
     h("div", { class: "line" },
@@ -136,7 +141,7 @@ function drawFacts(model, parts) {
 
 const isRunning = (model) => model.isLive && ["think", "act"].includes(model.view.state) && statusOf(model) === "running";
 
-const isWaiting = (model) => model.isLive && model.details?.status === "waiting";
+const isWaiting = (model) => model.isLive && ["waiting", "paused"].includes(model.details?.status);
 
 function drawTurns(model, parts) {
   const { view } = model;
@@ -163,11 +168,15 @@ function drawWaits(model, parts) {
   if (!details) return;
   const posted = (item) => details.posted.find((each) => each.call_id === item.call_id && each.run_id === item.run_id);
   const keys = details.pending.map((item) => itemKey(item) + Boolean(posted(item)));
-  const key = JSON.stringify(keys);
+  const key = JSON.stringify([...keys, standstillKey(details)]);
   if (parts.waitsKey === key) return; // a text that is being written stays
   parts.waitsKey = key;
-  if (!details.pending.length) return void fill(parts.waits);
-  fill(parts.waits, h("h2", {}, t("Waits for you")), decisionCards(model.id, details.pending, { done: () => model.loadDetails(), posted }));
+  const done = () => model.loadDetails();
+  const items = details.continuation ? details.pending.filter((item) => !["pause", "crash"].includes(item.kind)) : details.pending;
+  fill(parts.waits,
+    continueCard(details, done),
+    items.length > 0 && h("h2", {}, t("Waits for you")),
+    decisionCards(model.id, items, { done, posted, asker: details }));
 }
 
 function drawOutcome(model, parts) {
@@ -178,7 +187,7 @@ function drawOutcome(model, parts) {
   if (!stop) return void fill(parts.outcome);
   const isDone = stop.reason === "completed";
   const text = isDone ? turns.at(-1)?.event.message?.text : stop.message;
-  fill(parts.outcome, h("section", { class: `result-card ${isDone ? "done" : "stopped"}` },
+  fill(parts.outcome, h("section", { class: `result-card ${isDone ? "done" : "failed"}` },
     h("h2", {}, isDone ? t("Answer") : t(`stop ${stop.reason}`)), h("p", { class: "text" }, text)));
 }
 
@@ -294,7 +303,7 @@ function buildActions(model) {
   return {
     element,
     update() {
-      const isOver = ["done", "stopped"].includes(model.details?.status);
+      const isOver = OVER.includes(model.details?.status);
       open.hidden = isOver;
       over.hidden = !isOver;
     },

@@ -71,7 +71,7 @@ export const runs = {
       const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
       const texts = (row) => [row.prompt, row.id, row.agent, row.user, row.session].join(" ").toLowerCase();
       const shown = rows.filter((row) => (children.checked || !row.parent) && words.every((word) => texts(row).includes(word)));
-      const waits = rows.filter((row) => row.status === "waiting").length;
+      const waits = rows.filter((row) => ["waiting", "paused"].includes(row.status)).length;
       fill(summary, t("{n} runs", { n: count(rows.length) + (after ? "+" : "") }), waits > 0 && ` · ${t("{n} waiting", { n: waits })}`);
       if (!rows.length) return fill(list, emptyList(filters));
       if (!shown.length) return fill(list, empty(t("Nothing found"), t("No run on this page matches the search.")));
@@ -102,7 +102,7 @@ function drawRow(row) {
   const known = documents.get(row.id);
   const waits = row.status === "waiting" ? known?.pending.map(describeWait).join(", ") : "";
   return h("tr", { "data-run": row.id },
-    h("td", {}, chip(row.status), row.status === "stopped" && h("span", { class: "soft small" }, ` ${t(`stop ${row.stop_reason}`)}`)),
+    h("td", {}, chip(row.status), row.status === "failed" && h("span", { class: "soft small" }, ` ${t(`stop ${row.stop_reason}`)}`)),
     h("td", { class: "task" }, runLink(row.id, row.prompt || row.id),
       h("span", { class: "id" }, row.id.length > 24 ? `${row.id.slice(0, 24)}…` : row.id, row.parent && ` · ${t("sub-agent's run")}`),
       waits && h("span", { class: "waits" }, waits)),

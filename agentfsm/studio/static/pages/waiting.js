@@ -2,6 +2,7 @@
 import { api } from "../api.js";
 import { every, fill, h } from "../dom.js";
 import { t } from "../i18n.js";
+import { continueCard, standstillKey } from "../continue.js";
 import { decisionCards, itemKey } from "../decide.js";
 import { empty, failure, runLink, time } from "../parts.js";
 
@@ -11,7 +12,7 @@ export const waiting = {
   path: "waiting",
   title: "Waiting",
   async count() {
-    return (await api.runs({ waiting: "true", limit: 200 })).runs.filter((row) => !row.parent).length;
+    return (await api.runs({ waiting: "true", limit: 200 })).runs.filter((row) => !row.parent && ["waiting", "paused"].includes(row.status)).length;
   },
   mount(main) {
     const list = h("div", { class: "inbox" });
@@ -25,7 +26,8 @@ export const waiting = {
         const { runs } = await api.runs({ waiting: "true", limit: 200 });
         const found = [];
         for (const row of runs.filter((each) => !each.parent)) {
-          if (known.get(row.id)?.version !== row.version) known.set(row.id, await api.details(row.id));
+          const seen = known.get(row.id);
+          if (seen?.version !== row.version || seen.status !== row.status) known.set(row.id, await api.details(row.id));
           found.push(known.get(row.id));
         }
         draw(found.filter((run) => run.pending.length));
@@ -38,7 +40,7 @@ export const waiting = {
     function draw(found) {
       const keys = new Set();
       const sections = found.map((run) => {
-        const key = [run.id, ...run.pending.map(itemKey)].join("\n");
+        const key = [run.id, standstillKey(run), ...run.pending.map(itemKey)].join("\n");
         keys.add(key);
         if (!shown.has(key)) shown.set(key, drawRun(run, load));
         return shown.get(key);
@@ -59,8 +61,10 @@ function drawRun(run, load) {
   return h("section", { class: "card waiting-run", "data-run": run.id },
     h("header", {}, h("h2", {}, runLink(run.id, run.prompt || run.id)),
       h("span", { class: "soft" }, [run.agent, run.user].filter(Boolean).join(" · "), " · ", time(run.updated_at))),
+    continueCard(run, load),
     decisionCards(run.id, run.pending, {
       done: load,
+      asker: run,
       posted: (item) => run.posted.find((each) => each.call_id === item.call_id && each.run_id === item.run_id),
     }));
 }
