@@ -50,6 +50,7 @@ from agentfsm.core.messages import JSON, Message, Part, as_parts, check_history
 from agentfsm.core.pending import Elicit
 from agentfsm.core.plans import Plan
 from agentfsm.core.run import A_co, Run, begin_run
+from agentfsm.core.run_ids import child_run_id
 from agentfsm.core.settings import EXTRA_TOOLS, Settings
 from agentfsm.core.spend import Spend
 from agentfsm.core.trace_context import child_traceparent
@@ -62,7 +63,6 @@ from agentfsm.engine.execution.answer_cache import AnswerCache
 from agentfsm.engine.execution.config import EngineConfig, join_instructions
 from agentfsm.engine.execution.cost import calculate_run_cost, calculate_session_cost
 from agentfsm.engine.execution.fairness import StepThrottle
-from agentfsm.engine.execution.parent import child_run_id
 from agentfsm.engine.fork import build_fork_events
 from agentfsm.engine.replay import Replay, replay
 from agentfsm.engine.tool_calls.plan_tools import build_plan_tools

@@ -507,6 +507,7 @@ def _add_schedule(add: AddParser) -> None:
         sub, schedule_admin.list_schedules, name="list", text="list the schedules of the store with their next times"
     )
     for act, name, does in (
+        (schedule_admin.show_schedule, "show", "print a schedule, with the times that could not get their run"),
         (schedule_admin.remove_schedule, "remove", "remove a schedule; its runs stay"),
         (schedule_admin.pause_schedule, "pause", "start no runs until the schedule is resumed"),
         (schedule_admin.resume_schedule, "resume", "start runs again, from the next time on"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
@@ -23,6 +22,7 @@ from agentfsm.core.errors import (
     RunNotFoundError,
 )
 from agentfsm.core.messages import as_parts
+from agentfsm.engine.keyed_runs import find_keyed_run
 from agentfsm.ports.store import Filter
 from agentfsm.serve.caller_limits import Admission
 from agentfsm.serve.delta_hub import DeltaHub
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("agentfsm.serve")
 
-# Ids that a client may give: each stands in a path as it is.
-_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}")
 # Seconds after which a store that does not answer counts as not ready.
 READY_TIMEOUT_S: Final = 2.0
 
@@ -231,6 +229,7 @@ class Gateway:
         messages: Sequence[Message] = (),
         metadata: Mapping[str, Any] = MappingProxyType({}),
         key: str | None = None,
+        hook: str = "",
         traceparent: str = "",
         labels: Sequence[Label] = (),
     ) -> tuple[str, bool]:
@@ -243,28 +242,26 @@ class Gateway:
             session: Name of a conversation of the caller.
             messages: A history to continue that is not in the store; only without a session.
             metadata: Data of the caller's own, stored with the run.
-            key: Id of the run. The second start with it returns the same run. None: a new id.
+            key: Key that the client chose, unique for its tenant and user. The second start with it returns the same
+                run. None: a new run.
+            hook: Name of the webhook whose delivery has the key; empty for the key of a client.
             traceparent: Span of the caller, for a server that is not traced itself; empty for none.
             labels: Labels of the task and the history.
 
         Raises:
-            MisuseError: when there is no such agent, or the key is not an id.
-            ConflictError: when the key is that of another run, or the session has a run that is not over.
+            MisuseError: when there is no such agent, or the key is empty, too long or not printable.
+            ConflictError: when the key is that of another run of the caller, or the session has a run that is not over.
             LimitExceededError: when the caller has used its tokens, or has too many runs.
             OverloadedError: when too many runs wait for a worker.
         """
         chosen = self.find_agent(agent)
-        if key is not None and _ID.fullmatch(key) is None:
-            raise MisuseError(
-                "the id of a run (`Idempotency-Key`) must have 1 to 200 letters, digits and ._:-, and begin with a "
-                "letter or digit"
-            )
-        known = await self._find_header(key) if key else None
-        if known is not None and not (caller.can_see(known) and known.agent == chosen.name):
-            raise _taken_key_error()
+        run_id, known = new_id(), None
+        if key is not None:
+            run_id, known = await self.find_keyed_run(caller, key, hook=hook)
         if known is None:
             await self.admission.admit_run(caller, chosen.name)
-        run_id = key or new_id()
+        elif known.agent != chosen.name:
+            raise _taken_key_error()
         session_id = None if session is None else caller.qualify_session(session)
         options: StartOptions = {}
         if (rollout := self.rollouts.get(chosen.name)) is not None:
@@ -288,9 +285,17 @@ class Gateway:
             labels=labels,
         )
         stored = (await chosen.submit(run)).header
-        if not (caller.can_see(stored) and stored.agent == chosen.name):  # another request was faster
+        if stored.agent != chosen.name:  # another request was faster
             raise _taken_key_error()
         return run.id, stored.nonce == run.header.nonce  # of racing requests, the store has the header of one
+
+    async def find_keyed_run(self, caller: Caller, key: str, *, hook: str = "") -> tuple[str, Header | None]:
+        """Return the id of the run for a key of a caller, and its header; None if there is no such run.
+
+        Raises:
+            MisuseError: when the key is empty, too long or not printable.
+        """
+        return await find_keyed_run(self.runs.store, key, tenant=caller.tenant, user=caller.user, hook=hook)
 
     async def resolve_deps(self, run: Run) -> Any:
         """Return the dependencies of a run."""

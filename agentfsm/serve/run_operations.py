@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 
 async def create_run(gateway: Gateway, request: Request, caller: Caller, body: bodies.StartBody) -> Response:
-    """Start a run. `Idempotency-Key` is the id of the run: a second request with it returns the same run.
+    """Start a run. A second request of the user with the same `Idempotency-Key` returns the same run.
+
+    `Location` and `id` name the run.
 
     `traceparent` names the span that the run is below, unless the server itself is traced: then it is the server's.
     """

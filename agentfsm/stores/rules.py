@@ -12,12 +12,12 @@ import attrs
 from agentfsm.core.errors import ClosedError, ConflictError, CorruptError, LeaseLostError, MisuseError, TooNewError
 from agentfsm.core.header import FORMAT
 from agentfsm.core.inbox import Approve, GiveInput, Input, Reject, Rerun, Settle
-from agentfsm.core.inner_ids import find_caller
 from agentfsm.core.json_text import encode_json
 from agentfsm.core.limits import StopReason
 from agentfsm.core.machine import State
 from agentfsm.core.messages import TextPart
 from agentfsm.core.run import Run
+from agentfsm.core.run_ids import find_caller
 from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, ValueRule, is_number, shorten_repr
 from agentfsm.ports.store import RunSummary
 from agentfsm.ports.stored import (

@@ -19,9 +19,9 @@ from agentfsm import (
     TransientError,
     tool,
 )
-from agentfsm.core.inner_ids import find_caller
 from agentfsm.core.labels import Label
 from agentfsm.core.messages import ToolCall
+from agentfsm.core.run_ids import find_caller
 from agentfsm.core.trace_context import child_traceparent
 from agentfsm.flow import Flow, step
 from agentfsm.ports import Emit, Filter, Model, Reply, Request

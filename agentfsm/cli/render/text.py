@@ -35,11 +35,11 @@ from agentfsm.core.events import (
 )
 from agentfsm.core.guarding import GuardVerdict
 from agentfsm.core.inbox import Approve
-from agentfsm.core.inner_ids import find_caller
 from agentfsm.core.labels import join_labels
 from agentfsm.core.machine import State
 from agentfsm.core.messages import AssistantMessage, ErrorType, Outcome, ToolResult, format_part
 from agentfsm.core.purposes import usage_by_purpose
+from agentfsm.core.run_ids import find_caller
 from agentfsm.core.text_safety import one_line, strip_unsafe
 from agentfsm.core.tier_choice import KEPT
 from agentfsm.core.value import Value

@@ -39,8 +39,3 @@ class Parent(Value):
 
     takeover: bool = False
     """Whether child runs are taken over from other workers."""
-
-
-def child_run_id(run_id: str, call_id: str) -> str:
-    """Return the id of the child run of a call; equal for repeated calls."""
-    return f"{run_id}.{call_id}"

@@ -58,7 +58,9 @@ class RunAgentBody(_DialectBody):
     """Id of the conversation: the caller's session of this name."""
 
     runId: _Id  # noqa: N815  the protocol's name
-    """Id of the run. A request that is repeated with it has no further effect."""
+    """Id that the client gives to the run; the caller's own, and not the id in the store. A request that is repeated
+    with it has no further effect.
+    """
 
     messages: list[dict[str, Any]] = Field(default_factory=list)
     """The conversation. Only the last message is read, if it is the user's: the store has the others."""
@@ -76,7 +78,8 @@ async def run_agent(gateway: Gateway, request: Request, caller: Caller, body: Ru
         return await gateway.open_stream(run_id, versions, encoder)
     prompt = _read_prompt(body.messages)
     if prompt is None:  # the client connects to a run
-        header = await gateway.open_run(body.runId, caller)
+        run_id, known = await gateway.find_keyed_run(caller, body.runId)
+        header = await gateway.open_run(body.runId if known is None else run_id, caller)
         return await gateway.open_stream(header.id, {}, encoder)
     turn = await say(
         gateway,
