@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agentfsm.core.errors import MisuseError, RunNotFoundError
+from agentfsm.core.errors import RunNotFoundError
 from agentfsm.core.run_ids import DerivedId, build_key_id, former_key_id
 from agentfsm.engine.execution.journal import read_header
 
@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from agentfsm.ports.store import Store
 
 MAX_KEY_CHARS: Final = 200
+
+
+def is_key(text: str) -> bool:
+    """Return whether a text can be a key: 1 to 200 printable characters."""
+    return 1 <= len(text) <= MAX_KEY_CHARS and text.isprintable()
 
 
 async def find_keyed_run(
@@ -26,18 +31,13 @@ async def find_keyed_run(
 
     Args:
         store: Store of the runs.
-        key: The key: 1 to 200 printable characters.
+        key: The key.
         tenant: Tenant of the client; None if it has none.
         user: User of the client; None if it has none.
         hook: Name of the webhook whose delivery has the key; empty for the key of a client.
-
-    Raises:
-        MisuseError: when the key of a client is empty, too long, or has characters that cannot be printed.
     """
-    if not hook and not (1 <= len(key) <= MAX_KEY_CHARS and key.isprintable()):
-        raise MisuseError(f"a key (`Idempotency-Key`) must have 1 to {MAX_KEY_CHARS} printable characters")
     run_id = build_key_id(key, tenant=tenant, user=user, hook=hook)
-    former = former_key_id(key, hook=hook)
+    former = former_key_id(key, hook=hook) if hook or is_key(key) else None
     for each in (run_id, *(() if former is None else (DerivedId(former),))):
         try:
             header = await read_header(store, each)

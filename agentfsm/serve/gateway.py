@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import anyio
 import attrs
@@ -22,7 +23,7 @@ from agentfsm.core.errors import (
     RunNotFoundError,
 )
 from agentfsm.core.messages import as_parts
-from agentfsm.engine.keyed_runs import find_keyed_run
+from agentfsm.engine.keyed_runs import MAX_KEY_CHARS, find_keyed_run, is_key
 from agentfsm.ports.store import Filter
 from agentfsm.serve.caller_limits import Admission
 from agentfsm.serve.delta_hub import DeltaHub
@@ -257,6 +258,8 @@ class Gateway:
         chosen = self.find_agent(agent)
         run_id, known = new_id(), None
         if key is not None:
+            if not (hook or is_key(key)):
+                raise MisuseError(f"a key (`Idempotency-Key`) must have 1 to {MAX_KEY_CHARS} printable characters")
             run_id, known = await self.find_keyed_run(caller, key, hook=hook)
         if known is None:
             await self.admission.admit_run(caller, chosen.name)
@@ -290,11 +293,7 @@ class Gateway:
         return run.id, stored.nonce == run.header.nonce  # of racing requests, the store has the header of one
 
     async def find_keyed_run(self, caller: Caller, key: str, *, hook: str = "") -> tuple[str, Header | None]:
-        """Return the id of the run for a key of a caller, and its header; None if there is no such run.
-
-        Raises:
-            MisuseError: when the key is empty, too long or not printable.
-        """
+        """Return the id of the run for a key of a caller, and its header; None if there is no such run."""
         return await find_keyed_run(self.runs.store, key, tenant=caller.tenant, user=caller.user, hook=hook)
 
     async def resolve_deps(self, run: Run) -> Any:
@@ -316,6 +315,7 @@ class Gateway:
             encoder=encoder,
             hub=self.hub,
             scopes=self.streams,
+            headers=((b"location", f"/v1/runs/{quote(run_id)}".encode()),),
         )
         await stream.check()
         return stream

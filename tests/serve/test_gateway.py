@@ -376,9 +376,9 @@ async def test_wrong_requests():
             response = await client.request(method, path)
             assert response.status_code == status, path
             assert response.json()["error"]["message"], path
-        for key in ("x" * 201, "a/b", "..", "a b", "é".encode(), "a?b"):
+        for key, status in (("x" * 201, 400), ("", 400), ("é\u0080".encode("latin-1"), 400), ("a/b ..?", 201)):
             keyed = await client.post("/v1/runs", json={"prompt": "x"}, headers={"idempotency-key": key})
-            assert keyed.status_code == 400, key
+            assert keyed.status_code == status, key
         nobody = await client.get("/v1/runs", headers={"x-caller": ""})
         assert nobody.status_code == 401
         assert nobody.headers["www-authenticate"].startswith("Bearer")

@@ -22,9 +22,8 @@ from pydantic import Field
 from agentfsm._run_status import describe_progress, describe_run
 from agentfsm._runnable_agent import RunnableAgent
 from agentfsm.core.codec import message_to_json
-from agentfsm.core.errors import AgentError, ConflictError, MisuseError, RunNotFoundError
+from agentfsm.core.errors import AgentError, MisuseError, RunNotFoundError
 from agentfsm.core.messages import JSON, ErrorType, Outcome
-from agentfsm.engine.keyed_runs import find_keyed_run
 from agentfsm.mcp.server.event_bus import EventBus
 from agentfsm.mcp.server.resources import Resource
 from agentfsm.ports.store import Filter, RunSummary
@@ -280,7 +279,7 @@ class ServedRuns:
         prompt: Annotated[str, Field(min_length=1)],
         wait_s: _Wait = START_WAIT_S,
         session: _RunId | None = None,
-        key: _RunId | None = None,
+        run_id: _RunId | None = None,
     ) -> dict[str, Any]:
         """Give the agent a task, and wait a short time for its result.
 
@@ -291,16 +290,11 @@ class ServedRuns:
             prompt: The task, with everything that the agent needs to know.
             wait_s: Seconds to wait for the result.
             session: Name of a conversation; the run continues it.
-            key: A key of your choice; a second call with the same key and prompt returns the same run.
+            run_id: An id of your choice; a second call with the same id and prompt returns the same run.
         """
         self.agent.driver.check_price()
         if self.agent.driver.config.registry.sources:
             await self.agent.driver.config.registry.refresh()
-        run_id = None
-        if key is not None:
-            run_id, known = await find_keyed_run(self.agent.store, key, tenant=None, user=None)
-            if known is not None and known.agent != self.agent.name:
-                raise ConflictError(f"the key {key!r} is that of a run of {known.agent!r}: choose another one")
         run = await self.agent.submit(prompt, id=run_id, session=session)
         self.bus.announce(ResourcesListChanged())
         self._wake_workers()

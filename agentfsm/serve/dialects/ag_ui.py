@@ -12,6 +12,7 @@ from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Part, TextPart
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.value import Value
+from agentfsm.engine.keyed_runs import MAX_KEY_CHARS
 from agentfsm.serve.access import read_session_name
 from agentfsm.serve.bodies import RequestBody
 from agentfsm.serve.dialects.ag_ui_encoder import AGUIEncoder
@@ -24,6 +25,7 @@ from agentfsm.serve.queries import read_traceparent
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from agentfsm.core.header import Header
     from agentfsm.core.pending import Pending
     from agentfsm.serve.access import Caller
     from agentfsm.serve.event_stream import RunEventStream
@@ -78,8 +80,7 @@ async def run_agent(gateway: Gateway, request: Request, caller: Caller, body: Ru
         return await gateway.open_stream(run_id, versions, encoder)
     prompt = _read_prompt(body.messages)
     if prompt is None:  # the client connects to a run
-        run_id, known = await gateway.find_keyed_run(caller, body.runId)
-        header = await gateway.open_run(body.runId if known is None else run_id, caller)
+        header = await _open_named_run(gateway, caller, body.runId)
         return await gateway.open_stream(header.id, {}, encoder)
     turn = await say(
         gateway,
@@ -95,11 +96,25 @@ async def run_agent(gateway: Gateway, request: Request, caller: Caller, body: Ru
 
 async def follow_run(gateway: Gateway, request: Request, caller: Caller, _body: object) -> RunEventStream:
     """Stream a run as AG-UI events after `Last-Event-ID` or `after`, whichever protocol started it."""
-    header = await gateway.open_run(request.path_params["run_id"], caller)
+    header = await _open_named_run(gateway, caller, request.path_params["run_id"])
     position = request.headers.get("last-event-id") or request.query_params.get("after", "")
     thread_id = read_session_name(header.session) or header.id
     encoder = AGUIEncoder(thread_id=thread_id, run_id=header.id)
     return await gateway.open_stream(header.id, parse_position(position, header.id), encoder)
+
+
+async def _open_named_run(gateway: Gateway, caller: Caller, name: str) -> Header:
+    """Return the header of a run by the `runId` that its client gave it, or by its id in the store.
+
+    Raises:
+        RunNotFoundError: when there is no such run, or the caller may not see it.
+    """
+    known = (
+        (await gateway.find_keyed_run(caller, name))[1]
+        if 0 < len(name) <= MAX_KEY_CHARS and name.isprintable()
+        else None
+    )
+    return await gateway.open_run(name if known is None else known.id, caller)
 
 
 # The user's message.
