@@ -8,8 +8,8 @@
 | `NAME:2026-11-26T02:00Z` | of a time of a schedule |
 | `key~HASH`, `hook~HASH` | for a key that a client chose, or a delivery of a webhook |
 
-So the same start finds the same run however often it is repeated, and no caller can take that id before. A key is hashed with its
-tenant and user: two users may choose the same one, and neither learns of the other's.
+So the same start finds the same run however often it is repeated, and no caller can take that id before. A key is
+hashed with its tenant and user: two users may choose the same one, and neither learns of the other's.
 """
 
 from __future__ import annotations

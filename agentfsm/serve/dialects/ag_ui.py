@@ -12,7 +12,6 @@ from agentfsm.core.errors import ConflictError, MisuseError, RunNotFoundError
 from agentfsm.core.messages import AudioPart, FilePart, ImagePart, Part, TextPart
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.value import Value
-from agentfsm.engine.keyed_runs import MAX_KEY_CHARS
 from agentfsm.serve.access import read_session_name
 from agentfsm.serve.bodies import RequestBody
 from agentfsm.serve.dialects.ag_ui_encoder import AGUIEncoder
@@ -109,11 +108,7 @@ async def _open_named_run(gateway: Gateway, caller: Caller, name: str) -> Header
     Raises:
         RunNotFoundError: when there is no such run, or the caller may not see it.
     """
-    known = (
-        (await gateway.find_keyed_run(caller, name))[1]
-        if 0 < len(name) <= MAX_KEY_CHARS and name.isprintable()
-        else None
-    )
+    known = (await gateway.find_keyed_run(caller, name))[1]
     return await gateway.open_run(name if known is None else known.id, caller)
 
 
