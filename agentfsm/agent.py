@@ -28,6 +28,7 @@ from agentfsm._validation import (
     as_roles,
     as_spending_limits,
     as_states,
+    as_text,
     check_agent,
     check_identity,
     check_new_id,
@@ -790,6 +791,7 @@ class Agent(Generic[A_co]):
         prompt: Prompt | None = None,
         id: str | None = None,  # noqa: A002  the contract's name
         withhold: bool = False,
+        by: str = "",
     ) -> Run[A_co]:
         """Create a run in the store whose journal begins with the first events of another run.
 
@@ -808,6 +810,7 @@ class Agent(Generic[A_co]):
             id: Id of the fork; by default a new one.
             withhold: Whether calls of tools that are not read-only are refused, each with a result that shows the call.
                 Sub-agents run, and their calls are refused in the same way. Questions to people remain.
+            by: Name of the person who makes the fork.
 
         Raises:
             RunNotFoundError: when the store has no such run.
@@ -845,6 +848,7 @@ class Agent(Generic[A_co]):
             arms=stored.header.arms if release == stored.header.release else {},
             forked_from=run_id,
             forked_at=at,
+            forked_by=as_text(by, "by"),
         )
         events = build_fork_events(header, before, prefix, edit or {}, self.tools)
         found, lease = await self.store.create(header, events=events, durability=self.durability)
@@ -1011,10 +1015,11 @@ class Agent(Generic[A_co]):
         at: datetime | float | None = None,
         key: str | None = None,
         labels: Iterable[str] = (),
+        by: str = "",
     ) -> PostedItem:
         """Send a run more input that the model can take. The run reads it at its next OBSERVE. See `Runs.send`."""
         parts = self._check_prompt(content)
-        return await self.runs.send(run_id, parts, kind=kind, priority=priority, at=at, key=key, labels=labels)
+        return await self.runs.send(run_id, parts, kind=kind, priority=priority, at=at, key=key, labels=labels, by=by)
 
     async def pause(self, run_id: str, *, by: str = "", message: str = "") -> None:
         """Pause a run at its next boundary between two steps, until it is resumed. See `Runs.pause`."""

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
+
 from agentfsm._validation import as_text, to_plain_json
 from agentfsm.core.audit_records import build_audit
 from agentfsm.core.calls import Phase
@@ -28,6 +30,7 @@ from agentfsm.core.pending import Answer, Elicit, Pending, PendingKind
 from agentfsm.core.plans import PLAN_TOOL, Plan
 from agentfsm.core.run import Run
 from agentfsm.engine.execution.journal import load_run, read_header
+from agentfsm.engine.influence import check_four_eyes
 from agentfsm.engine.tool_calls.plan_tools import find_tool_flaws
 from agentfsm.stores.rules import decided_already_error
 from agentfsm.tools.attendance import Attendant
@@ -145,6 +148,18 @@ def build_approval(item: Pending, arguments: Mapping[str, Any] | None, *, by: st
     """
     edited = None if arguments is None else json.dumps(to_plain_json(arguments, "arguments"), ensure_ascii=False)
     return Approve(call_id=item.call_id, by=by, arguments=edited, digest=item.digest)
+
+
+async def apply_four_eyes(store: Store, item: Pending, approval: Approve) -> Approve:
+    """Return an approval as four eyes allow it: one that edits the arguments only edits them, for a second approver.
+
+    Raises:
+        FourEyesError: when the person has shaped the call that he approves as it is, or gives no name.
+    """
+    if approval.arguments is not None and json.loads(approval.arguments) != item.arguments and approval.by:
+        return attrs.evolve(approval, edit_only=True)
+    await check_four_eyes(store, item.run_id, item.call_id, approval.by)
+    return attrs.evolve(approval, arguments=None)
 
 
 def read_edited_plan(item: Pending, plan: Plan, arguments: object, tools: ToolRegistry) -> dict[str, Any]:

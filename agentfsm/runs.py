@@ -29,8 +29,9 @@ from agentfsm.core.messages import Part, as_parts
 from agentfsm.core.pending import PendingKind
 from agentfsm.core.plans import Plan
 from agentfsm.core.run import Run
-from agentfsm.core.validation import COUNT, COUNT_OR_ZERO, NAME, SECONDS, STRING
+from agentfsm.core.validation import BOOL, COUNT, COUNT_OR_ZERO, NAME, SECONDS, STRING
 from agentfsm.decisions import (
+    apply_four_eyes,
     build_answer,
     build_approval,
     build_settlement,
@@ -43,6 +44,7 @@ from agentfsm.decisions import (
 from agentfsm.engine.audit import AuditTrail, audit_run_tree
 from agentfsm.engine.execution.journal import EndedRuns, load_run, read_header
 from agentfsm.engine.follow import JournalFollower, wait_until_blocked
+from agentfsm.engine.influence import Influence, check_four_eyes, influence
 from agentfsm.engine.run_list import RunIterator
 from agentfsm.engine.stranded import STRANDED_S, StrandedRun, find_stranded
 from agentfsm.engine.unattended import NO_TOOLS, apply_stop_requests
@@ -102,6 +104,12 @@ class Runs:
 
     durability: Durability = attrs.field(default="full", kw_only=True, validator=DURABILITY)
     """Durability of the client's appends to a journal, as in `Agent.durability`. Default: "full"."""
+
+    four_eyes: bool = attrs.field(default=False, kw_only=True, validator=BOOL)
+    """Whether a person who has shaped a call may neither approve nor settle it: by the prompt, an input, an answer, the
+    reason of a rejection, an edit, a recorded outcome or a fork, as `influence` lists them. An edit then needs a second
+    person, who approves the edited call. Default False.
+    """
 
     ended_runs: EndedRuns = attrs.field(factory=dict, kw_only=True)
     """Cache of runs that are over, by id, so that a conversation need not be read from its beginning each time."""
@@ -263,6 +271,14 @@ class Runs:
         check_run_id(run_id)
         return await audit_run_tree(self.store, run_id)
 
+    async def influence(self, run_id: str, call_id: str) -> tuple[Influence, ...]:
+        """Return the deeds by which persons have shaped a call of a run: they may not decide on it under four eyes.
+
+        They are read from the journals of the run and of those that it continues, calls or was called by.
+        """
+        check_call_id(run_id, call_id)
+        return await influence(self.store, run_id, call_id)
+
     def audits(self, where: Filter = ALL_RUNS, *, since: float = -inf) -> AsyncIterator[AuditRecord]:
         """Return the calls of all runs that match a filter, each once: `async for record in runs.audits(): ...`.
 
@@ -310,6 +326,7 @@ class Runs:
         Raises:
             MisuseError: when the run has no such call, or the arguments are not JSON or do not fit the tool.
             ConflictError: when the call was decided already, its time is up, or the digest differs.
+            FourEyesError: when `four_eyes` is set, and the person has shaped the call, or gives no name.
         """
         check_call_id(run_id, call_id)
         run, item = await find_pending(self.store, run_id, call_id, PendingKind.APPROVAL, digest=digest)
@@ -318,6 +335,8 @@ class Runs:
             arguments = read_edited_plan(item, plan, arguments, tools)
         approval = build_approval(item, arguments, by=by)
         check_edited_arguments(approval, tools.get(item.tool))
+        if self.four_eyes:
+            approval = await apply_four_eyes(self.store, item, approval)
         await post_decision(self.store, run, item, approval)
 
     async def reject(self, run_id: str, call_id: str, *, message: str = "", by: str = "") -> None:
@@ -398,10 +417,13 @@ class Runs:
         Raises:
             MisuseError: when not exactly one of `result`, `failed` and `rerun` is given, or the run has no such call.
             ConflictError: when the outcome was recorded already.
+            FourEyesError: when `four_eyes` is set, and the person has shaped the call, or gives no name.
         """
         check_call_id(run_id, call_id)
         decision = build_settlement(call_id, result, failed, rerun=rerun, by=by)
         run, item = await find_pending(self.store, run_id, call_id, PendingKind.OUTCOME)
+        if self.four_eyes:
+            await check_four_eyes(self.store, run_id, call_id, by)
         await post_decision(self.store, run, item, decision)
 
     # Send input, pause and cancel.
@@ -416,6 +438,7 @@ class Runs:
         at: datetime | float | None = None,
         key: str | None = None,
         labels: Iterable[str] = (),
+        by: str = "",
     ) -> PostedItem:
         """Send a run more input. The run reads it at its next OBSERVE.
 
@@ -429,6 +452,7 @@ class Runs:
                 not keep a run from ending.
             key: Key of the input, unique in the run: a second input with the same key is ignored.
             labels: Labels of the content, such as "untrusted" for a mail. An event and a webhook are untrusted anyway.
+            by: Name of the person who sends it.
 
         Returns:
             The row of the inbox; if the key was used before, the earlier row.
@@ -441,7 +465,7 @@ class Runs:
         """
         check_run_id(run_id)
         STRING.or_none().check("send", "key", key)
-        item = Input(kind=kind, parts=as_parts(content), priority=priority, due_at=at, labels=as_labels(labels))
+        item = Input(kind=kind, parts=as_parts(content), priority=priority, due_at=at, labels=as_labels(labels), by=by)
         key, parent = key or secrets.token_hex(8), (await self.header(run_id)).parent
         posted = await self.store.post(run_id, f"input:{key}", item)
         again = f"repeat the call with key={key!r}, which posts nothing twice"

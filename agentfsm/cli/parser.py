@@ -372,6 +372,10 @@ def _add_decide(add: AddParser) -> None:
         help="run the call with these arguments instead of the model's",
     )
     approve.add_argument("--digest", default="", help="digest of the call as shown; fails if it has changed since")
+    for checked in (approve, settle):
+        checked.add_argument(
+            "--four-eyes", action="store_true", help="refuse it if the person has shaped the call, as its prompt does"
+        )
     reject.add_argument("--message", default="", help="the reason, which the model reads")
     outcome = settle.add_mutually_exclusive_group(required=True)
     outcome.add_argument("--result", metavar="TEXT", help="the call succeeded and returned this")
@@ -412,6 +416,7 @@ def _add_send(add: AddParser) -> None:
     send.add_argument("--priority", choices=priorities, default="normal", help="reading order (default: %(default)s)")
     send.add_argument("--at", metavar="TIME", type=parse_time, help="not before: +90s, +15m, +2h, +3d, or a date")
     send.add_argument("--key", help="idempotency key: the run accepts one input for each key")
+    send.add_argument("--by", metavar="NAME", help="person who sends it (default: your user name)")
 
 
 def _add_timetravel(add: AddParser) -> None:
@@ -730,7 +735,7 @@ def _add_serve(add: AddParser) -> None:
         help="origin of pages that may call the server from a browser, for example https://app.example.org",
     )
     serve.add_argument(
-        "--four-eyes", action="store_true", help="no user may approve or settle the calls of its own runs"
+        "--four-eyes", action="store_true", help="no user may approve or settle a call that it has shaped"
     )
     serve.add_argument(
         "--max-queue",

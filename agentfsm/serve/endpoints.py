@@ -14,7 +14,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from agentfsm.core.errors import AgentError, ClosedError, ConflictError, MisuseError, RunNotFoundError, StoreError
+from agentfsm.core.errors import (
+    AgentError,
+    ClosedError,
+    ConflictError,
+    FourEyesError,
+    MisuseError,
+    RunNotFoundError,
+    StoreError,
+)
 from agentfsm.core.value import Value
 from agentfsm.serve.bodies import RequestBody
 from agentfsm.serve.caller_limits import LimitExceededError, OverloadedError
@@ -190,6 +198,7 @@ SERVER_FAILED: Final = "the server failed; its log has the details"
 _STATUSES: Final = (
     (RunNotFoundError, 404, "not_found"),
     (ForbiddenError, 403, "forbidden"),
+    (FourEyesError, 403, "forbidden"),
     (ConflictError, 409, "conflict"),
     (ClosedError, 503, "unavailable"),
     (StoreError, 503, "unavailable"),

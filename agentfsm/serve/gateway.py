@@ -80,7 +80,7 @@ class Gateway:
     """Admits requests and new runs."""
 
     four_eyes: bool = False
-    """Whether no user may approve or settle the calls of its own runs."""
+    """Whether no user may approve or settle a call that it has shaped, and an edit needs a second approver."""
 
     hub: DeltaHub = attrs.field(factory=DeltaHub)
     """Passes on the text that models are writing."""
@@ -415,23 +415,9 @@ class Gateway:
             if (why := agent.model.unsupported_part(part)) is not None:
                 raise MisuseError(f"{agent.model.name} cannot take this: {why}")
 
-    def check_decider(self, header: Header, caller: Caller) -> None:
-        """Check that a caller may decide on the calls of a run, where four eyes are asked for.
-
-        Raises:
-            ForbiddenError: when it is the caller's own run.
-        """
-        if (self.four_eyes or caller.four_eyes) and header.user == caller.user:
-            raise ForbiddenError("this is your own run: another person has to decide on its calls")
-
-    def check_controller(self, caller: Caller) -> None:
-        """Check that a caller may begin or change the work of another user's run, whose calls it may approve.
-
-        Raises:
-            ForbiddenError: when four eyes are asked for.
-        """
-        if self.four_eyes or caller.four_eyes:
-            raise ForbiddenError("this is another user's run, whose calls you may approve: its own user may do this")
+    def decide_as(self, caller: Caller) -> Runs:
+        """Return the client by which a caller approves and settles calls, under four eyes if they are asked for."""
+        return attrs.evolve(self.runs, four_eyes=True) if self.four_eyes or caller.four_eyes else self.runs
 
     async def find_waiting_run(self, header: Header, call_id: str) -> str:
         """Return the id of the run that waits for a decision on a call: the run, or that of a sub-agent."""

@@ -38,15 +38,15 @@ async def approve_call(
 
     Raises:
         RunNotFoundError: when there is no such run, or the caller may not see it.
-        ForbiddenError: when the caller lacks the scope "approve", or another person has to decide.
+        ForbiddenError: when the caller lacks the scope "approve".
+        FourEyesError: when four eyes are asked for, and the caller has shaped the call.
         ConflictError: when the call was decided already, its time is up, or the digest differs.
         MisuseError: when the run does not wait for this, or the arguments do not fit.
     """
     header = await gateway.open_run(run_id, caller)
     check_scope(caller, "approve")
-    gateway.check_decider(header, caller)
     waiting = await gateway.find_waiting_run(header, call_id)
-    await gateway.runs.approve(waiting, call_id, by=caller.user, arguments=arguments, digest=digest)
+    await gateway.decide_as(caller).approve(waiting, call_id, by=caller.user, arguments=arguments, digest=digest)
 
 
 async def reject_call(gateway: Gateway, caller: Caller, run_id: str, call_id: str, *, message: str = "") -> None:
@@ -108,10 +108,8 @@ async def send_text(
     """
     check_scope(caller, "run")
     header = await gateway.open_run(run_id, caller, is_control=True)
-    if header.user != caller.user:
-        gateway.check_controller(caller)
     gateway.check_parts(header, prompt)
-    await gateway.runs.send(header.id, prompt, key=key, priority=priority)
+    await gateway.runs.send(header.id, prompt, key=key, priority=priority, by=caller.user)
 
 
 async def cancel_run(gateway: Gateway, caller: Caller, run_id: str, *, message: str = "") -> None:

@@ -130,9 +130,8 @@ async def answer(gateway: Gateway, request: Request, caller: Caller, body: bodie
 async def settle(gateway: Gateway, request: Request, caller: Caller, body: bodies.SettleBody) -> Response:
     """Record the outcome of a call that was in flight when its worker died."""
     header = await gateway.open_run(request.path_params["run_id"], caller)
-    gateway.check_decider(header, caller)
     tool_run = await gateway.find_waiting_run(header, body.call_id)
-    await gateway.runs.settle(
+    await gateway.decide_as(caller).settle(
         tool_run, body.call_id, result=body.result, failed=body.failed, rerun=body.rerun, by=caller.user
     )
     return await _accept(gateway, header.id)
@@ -163,14 +162,12 @@ async def fork(gateway: Gateway, request: Request, caller: Caller, body: bodies.
     """Start a run from the first events of another."""
     header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
     agent = gateway.find_agent(header.agent)
-    if header.user != caller.user:
-        gateway.check_controller(caller)
-    elif lost := set(header.roles) - set(caller.roles):
+    if header.user == caller.user and (lost := set(header.roles) - set(caller.roles)):
         raise ForbiddenError(f"the run has roles that you no longer have ({', '.join(sorted(lost))}): start a new one")
     await gateway.admission.admit_run(caller, agent.name)
     prompt = None if body.prompt is None else read_prompt(body.prompt)
     edit = parse_edits(body.edit, header, await gateway.runs.history(header.id), caller) if body.edit else {}
-    run = await agent.fork(header.id, at=body.at, prompt=prompt, edit=edit, withhold=body.withhold)
+    run = await agent.fork(header.id, at=body.at, prompt=prompt, edit=edit, withhold=body.withhold, by=caller.user)
     return JSONDocument(build_run_document(run), 201, {"location": f"/v1/runs/{run.id}"})
 
 

@@ -206,6 +206,8 @@ def decided_already_error(run_id: str, winner: PostedItem) -> ConflictError:
 
 def decision_word(item: InboxItem) -> str:
     """Return the effect of a decision on its call, for example "approved"."""
+    if isinstance(item, Approve) and item.edit_only:
+        return "edited"
     return _DECISION_WORDS.get(type(item), "decided")
 
 
@@ -308,7 +310,7 @@ def _comparison_key(item: InboxItem) -> tuple[object, ...]:
         case Settle():
             return Settle, item.outcome, item.content
         case Approve():
-            return Approve, item.arguments
+            return Approve, item.arguments, item.edit_only
         case GiveInput():
             return GiveInput, json.dumps(item.answers, sort_keys=True), item.digest
     return (type(item),)

@@ -127,7 +127,9 @@ def send(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
     async def act(runs: Runs) -> dict[str, Any]:
         at = None if args.at is None else args.at(await runs.store.now())
-        posted = await runs.send(args.id, args.text, kind=kind, priority=priority, at=at, key=args.key)
+        posted = await runs.send(
+            args.id, args.text, kind=kind, priority=priority, at=at, key=args.key, by=_resolve_author(args)
+        )
         first = posted.item
         if not isinstance(first, Input) or (first.kind, first.parts) != (kind, as_parts(args.text)):
             raise ConflictError(f"run {args.id} has another input with the key {args.key!r}: this one was not sent")
@@ -192,7 +194,7 @@ def _send_request(
     store = open_existing_store(location)
 
     async def act_and_load() -> tuple[dict[str, Any], Run, Header]:
-        report = await act(Runs(store, tools=tools or {}))
+        report = await act(Runs(store, tools=tools or {}, four_eyes=getattr(args, "four_eyes", False)))
         return report, *await load_with_root(store, args.id)
 
     report, found, root = run_in_store(store, act_and_load)

@@ -14,6 +14,7 @@ from agentfsm.cli.render.json_documents import build_run_json
 from agentfsm.cli.resolve.run_lookup import resolve_run, run_in_store
 from agentfsm.cli.resolve.store_location import open_existing_store
 from agentfsm.cli.session.attended_run import build_hint
+from agentfsm.cli.session.prompts import user_name
 from agentfsm.core.codec import message_to_json
 from agentfsm.core.diff import difference
 from agentfsm.core.errors import MisuseError
@@ -45,7 +46,9 @@ def fork(args: argparse.Namespace, terminal: Terminal) -> ExitCode:
 
     async def act() -> Run:
         async with found.agent as agent:
-            return await agent.fork(args.id, at=args.at, prompt=args.prompt, id=args.new_id, withhold=args.withhold)
+            return await agent.fork(
+                args.id, at=args.at, prompt=args.prompt, id=args.new_id, withhold=args.withhold, by=user_name()
+            )
 
     new = anyio.run(act)
     hint = build_hint(new, found.agent, found.store_location)

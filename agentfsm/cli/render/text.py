@@ -24,6 +24,7 @@ from agentfsm.core.calls import parse_arguments
 from agentfsm.core.events import (
     AnswerDrafted,
     AnswerGiven,
+    ApprovalAsked,
     ApprovalGiven,
     ModelFaltered,
     Paused,
@@ -513,7 +514,7 @@ def _event_fields(event: Event) -> dict[str, Any]:
             return {"how": how, **facts}
         case ToolPaused(pending=pending):
             return facts | {"pending": [format_wait(item) for item in pending]}
-        case ApprovalGiven(arguments=str(text)):
+        case ApprovalGiven(arguments=str(text)) | ApprovalAsked(arguments=str(text)):
             return facts | {"arguments": json.loads(text)}
     return facts
 

@@ -212,13 +212,10 @@ async def _decide(gateway: Gateway, caller: Caller, asked: _InterruptId, answer:
     elif item.kind is PendingKind.OUTCOME and isinstance(payload, dict) and not is_cancelled:
         texts = {name: payload[name] for name in ("result", "failed") if isinstance(payload.get(name), str)}
         rerun = payload.get("rerun") is True
-        gateway.check_decider(await gateway.open_run(item.run_id, caller), caller)
-        await gateway.runs.settle(item.run_id, item.call_id, **texts, rerun=rerun, by=caller.user)
+        await gateway.decide_as(caller).settle(item.run_id, item.call_id, **texts, rerun=rerun, by=caller.user)
     elif item.kind is PendingKind.INPUT and isinstance(payload, str) and not is_cancelled:
-        header = await gateway.open_run(item.run_id, caller, is_control=True)
-        if header.user != caller.user:
-            gateway.check_controller(caller)
-        await gateway.runs.send(item.run_id, payload, key=f"resume:{asked.position}")
+        await gateway.open_run(item.run_id, caller, is_control=True)
+        await gateway.runs.send(item.run_id, payload, key=f"resume:{asked.position}", by=caller.user)
     else:
         raise MisuseError(f"this does not answer the {item.kind} of {item.tool or 'the run'}: see its responseSchema")
 
@@ -231,8 +228,9 @@ async def _decide_approval(gateway: Gateway, caller: Caller, item: Pending, payl
         arguments = given.get("arguments")
         if not isinstance(arguments, dict | None):
             raise MisuseError("the arguments of an approval must be an object")
-        gateway.check_decider(await gateway.open_run(item.run_id, caller), caller)
-        await gateway.runs.approve(item.run_id, item.call_id, by=caller.user, arguments=arguments, digest=item.digest)
+        await gateway.decide_as(caller).approve(
+            item.run_id, item.call_id, by=caller.user, arguments=arguments, digest=item.digest
+        )
     else:
         message = given.get("message", "")
         if not isinstance(message, str):

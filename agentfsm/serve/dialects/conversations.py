@@ -95,7 +95,7 @@ async def say(
     if blocking := [item for item in run.pending if item.kind is not PendingKind.INPUT]:
         waits = ", ".join(f"{each.kind} of {each.tool or 'the run'} ({HOW_TO_RESOLVE[each.kind]})" for each in blocking)
         raise ConflictError(f"run {run.id!r} of this conversation waits for: {waits}; decide that first, or cancel it")
-    await gateway.runs.send(run.id, prompt, key=message_key)
+    await gateway.runs.send(run.id, prompt, key=message_key, by=caller.user)
     return Turn(run_id=run.id, versions=versions)
 
 

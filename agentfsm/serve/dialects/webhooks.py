@@ -211,7 +211,7 @@ class _IncomingHooks:
         header = await gateway.open_run(request.path_params["run_id"], caller, is_control=True)
         text = request.state.content.decode("utf-8", "replace")
         key = f"hook:{request.path_params['name']}:{request.headers['webhook-id']}"
-        await gateway.runs.send(header.id, text, kind=InputKind.WEBHOOK, key=key)
+        await gateway.runs.send(header.id, text, kind=InputKind.WEBHOOK, key=key, by=caller.user)
         return JSONResponse({"run_id": header.id}, 202)
 
     def build_routes(self, gateway: Gateway, _auth: Authenticate) -> Sequence[BaseRoute]:
