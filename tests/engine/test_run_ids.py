@@ -63,7 +63,7 @@ def test_other_ids_are_free(run_id):
 
 
 def test_keys_are_scoped():
-    """Equal keys of two tenants, of two users, of a client and a webhook have different ids; parts cannot be shifted."""
+    """Equal keys of two tenants, two users, a client and a webhook have different ids; parts cannot be shifted."""
     owners = [("acme", "ann", ""), ("zeta", "ann", ""), ("acme", "bob", ""), ("acme", "ann", "crm"), (None, "ann", "")]
     assert len({build_key_id("k", tenant=tenant, user=user, hook=hook) for tenant, user, hook in owners}) == len(owners)
     assert build_key_id('k", "b', tenant="a", user="u") != build_key_id("b", tenant="a", user='u", "k')

@@ -1,4 +1,4 @@
-"""Each way in which a person can shape a call: runs that wait for the approval of a payment that the person has shaped."""
+"""Each way in which a person can shape a call: runs that wait for the approval of a payment."""
 
 from __future__ import annotations
 
