@@ -503,6 +503,7 @@ class Agent(Generic[A_co]):
         Args:
             prompt: The task: text, or parts.
             id: Id of the run, unique in the store. If the store has a run with this id and prompt, that run is resumed.
+                The forms of ids that agentfsm derives, such as those of sub-agents and schedules, are refused.
                 By default a new id; in the function of a tool, an id made of its call, so that the call resumes the run
                 when it is repeated.
             after: A run that is over; this run continues its history.

@@ -77,16 +77,18 @@ async def influence(store: Store, run_id: str, call_id: str) -> tuple[Influence,
         found |= dict.fromkeys(deeds)
         if header.after is not None:
             todo.append((header.after, None))
-        if header.parent is not None:
-            todo.append((header.parent, header.id.removeprefix(f"{header.parent}.")))
-        if header.caller is not None:
-            caller, _, call = header.caller.rpartition("/")
-            todo.append((caller, call))
-        for origin in await _list_origins(store, header) if before else ():
-            children = {row.id for row in await store.runs(Filter(parent=origin), limit=_MAX_CHILDREN)}
-            todo += [(each, None) for call in before if (each := child_run_id(origin, call.id)) in children]
-            for call in before:
-                todo += [(each, None) for each in await _list_inner_runs(store, origin, call)]
+        for origin in await _list_origins(store, header):
+            if origin.parent is not None:
+                todo.append((origin.parent, origin.id.removeprefix(f"{origin.parent}.")))
+            if origin.caller is not None:
+                caller, _, its_call = origin.caller.rpartition("/")
+                todo.append((caller, its_call))
+            if not before:
+                continue
+            children = {row.id for row in await store.runs(Filter(parent=origin.id), limit=_MAX_CHILDREN)}
+            for made in before:
+                below = [child] if (child := child_run_id(origin.id, made.id)) in children else []
+                todo += [(each, None) for each in (*below, *await _list_inner_runs(store, origin.id, made))]
     return tuple(found)
 
 
@@ -145,13 +147,12 @@ def _list_deeds(
     return found, closed
 
 
-async def _list_origins(store: Store, header: Header) -> list[str]:
-    """Return the ids of the run and of the runs that it was forked from: runs below them may have given its results."""
-    found = [header.id]
-    while header.forked_from is not None:
-        found.append(header.forked_from)
+async def _list_origins(store: Store, header: Header) -> list[Header]:
+    """Return the headers of a run and of the runs that it was forked from: it has their prompt and their results."""
+    found = [header]
+    while (origin := found[-1].forked_from) is not None:
         try:
-            header = await read_header(store, header.forked_from)
+            found.append(await read_header(store, origin))
         except RunNotFoundError:
             break
     return found

@@ -12,8 +12,8 @@ from agentfsm.core.plans import Plan
 from agentfsm.planning import Planner
 from agentfsm.runs import Runs
 from agentfsm.stores import MemoryStore
-from agentfsm.testing import ScriptedModel, say
-from tests.support.shaped_calls import ASK, PAYMENT, WAYS, look, pay, shop
+from agentfsm.testing import ScriptedModel, call, say
+from tests.support.shaped_calls import ASK, PAYMENT, WAYS, build_clerk, look, pay, shop
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -73,6 +73,23 @@ async def test_an_edit_that_does_not_fit_changes_nothing():
     assert "cents" in item.error
     assert item.arguments == {"iban": "DE1", "cents": 5}
     await runs.approve(run.id, "t1.0", by="eve")
+
+
+async def test_an_edit_in_the_run_of_a_sub_agent():
+    """The run above waits for the edited call, and goes on once another person has approved it."""
+    store = MemoryStore()
+    agent = shop(store, call("clerk", query="Pay DE1"), tools=[build_clerk(PAYMENT).as_tool(timeout_s=600)])
+    runs = Runs(store, four_eyes=True)
+    run = await agent.run("pay", user="ann")
+    [first] = run.pending
+    await runs.approve(first.run_id, first.call_id, by="eve", arguments={"iban": "FE1", "cents": 9})
+    [item] = (await agent.resume(run.id)).pending
+    assert (item.run_id, item.arguments) == (first.run_id, {"iban": "FE1", "cents": 9})
+    with pytest.raises(FourEyesError):
+        await runs.approve(item.run_id, item.call_id, by="eve")
+    await runs.approve(item.run_id, item.call_id, by="bob", digest=item.digest)
+    run = await agent.resume(run.id)
+    assert [record.result for record in await agent.audit(run.id) if record.run_id == item.run_id] == ["paid 9 to FE1"]
 
 
 async def test_an_edited_plan_needs_a_second_approver():

@@ -140,6 +140,21 @@ async def by_answer_above(store, person):
     return await agent.resume(run.id)
 
 
+async def by_answer_above_the_forked_run(store, person):
+    run = await by_answer_above(store, person)
+    clerk = build_clerk(PAYMENT).with_(store=store, name="shop")
+    fork = await clerk.fork(run.pending[0].run_id, at=1)
+    return await clerk.resume(fork.id)
+
+
+async def by_answer_below_the_forked_run(store, person):
+    run = await by_answer_below(store, person)
+    history = await Runs(store).history(run.id)
+    at = next(number for number, event in enumerate(history, 1) if isinstance(event, e.Continued))
+    fork = await shop(store).fork(run.id, at=at)
+    return await shop(store).resume(fork.id)
+
+
 async def by_answer_in_a_run_of_a_tool(store, person):
     clerk = build_clerk(ASK).with_(store=store)
 
@@ -169,5 +184,7 @@ WAYS = (
     by_earlier_run_of_the_session,
     by_answer_below,
     by_answer_above,
+    by_answer_above_the_forked_run,
+    by_answer_below_the_forked_run,
     by_answer_in_a_run_of_a_tool,
 )
