@@ -32,7 +32,7 @@ HASHES = {
     2: "c703d6abe2ecc954",
     3: "34af94d19d7d12b1",
     4: "3d7effc3e500cbed",
-    5: "48ef207101d90200",
+    5: "9cb203ce7472ddca",
 }
 
 
