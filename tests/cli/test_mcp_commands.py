@@ -139,7 +139,7 @@ def test_the_tools_and_what_is_declared_of_them(approved):
     """What is refused has its reason; a program gets the whole, schemas included."""
     hidden = NOTE | {"name": "hide", "description": "Do\u200bthis"}
     reading = NOTE | {"name": "look", "annotations": {"readOnlyHint": True}}
-    configure(approved, notes=entry(trusted=True))
+    configure(approved, notes=entry(trusted=True, hints=True))
     offer(approved, reading, hidden)
     standing, refused = approved("mcp", "approve", "servers.json", "--yes").splitlines()
     assert standing == "notes: 1 tool can be used; approved"
